@@ -1,0 +1,133 @@
+"""Every error this project raises on purpose.
+
+    DraError
+    ├── ConfigurationError          the person who configured or wrote it can fix it
+    │   └── InvalidParametersError  opaque claim or class parameters are wrong (names the field's path)
+    ├── ClaimError                  this claim cannot be prepared as it stands
+    │   ├── ClaimReplacedError      the claim of that name is a different object (UID differs) or is gone
+    │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
+    │   ├── UnknownDeviceError      an allocated device does not exist on this node
+    │   └── DeviceInUseError        the device is prepared for another claim
+    ├── HardwareError               a GPU or its driver does not do what it should
+    │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used at all
+    │   └── DeviceLostError         one GPU does not answer any more
+    ├── RetryableError              nothing is wrong with the request; the same call may succeed later
+    │   └── StorageError            a file or the journal cannot be written or read (disk full, read-only)
+    └── KubernetesApiError          the API server refused or could not be reached
+        ├── ApiUnreachableError     no answer: connection refused, reset, timed out, TLS
+        ├── UnauthorizedError       401: credentials are wrong or expired
+        ├── ForbiddenError          403: RBAC or an admission policy refuses
+        ├── NotFoundError           404
+        ├── AlreadyExistsError      409 with reason AlreadyExists
+        ├── ConflictError           409 otherwise: somebody else wrote first
+        ├── GoneError               410: the watch's resourceVersion is too old
+        ├── InvalidObjectError      400 and 422: the object breaks a validation rule
+        └── ServerBusyError         429 and 5xx
+
+A message says what failed, on which object, what was seen, what was expected and what to do next, because it ends up in
+``kubectl describe pod``. Foreign exceptions are translated where they enter (``raise ... from``), nowhere else.
+"""
+
+
+class DraError(Exception):
+    """Base of all errors raised on purpose; ``str(error)`` is a sentence for a person."""
+
+
+class ConfigurationError(DraError):
+    """Wrong flag, environment, file or object field. At start a process ends with exit status 2 on it."""
+
+
+class InvalidParametersError(ConfigurationError):
+    """Opaque parameters of a claim or class are wrong; the message names the path of each wrong field."""
+
+
+class ClaimError(DraError):
+    """The claim cannot be prepared as it stands; repeating the call does not help until the claim changes."""
+
+
+class ClaimReplacedError(ClaimError):
+    """The claim is gone, or an object of the same name with another UID took its place."""
+
+
+class ClaimNotAllocatedError(ClaimError):
+    """``status.allocation`` is missing, or holds nothing for this driver."""
+
+
+class UnknownDeviceError(ClaimError):
+    """An allocated device is not in this node's inventory, or the pool is another node's."""
+
+
+class DeviceInUseError(ClaimError):
+    """An allocated device is already prepared for another claim (which the message names)."""
+
+
+class HardwareError(DraError):
+    """A GPU or its driver failed; other GPUs are not affected."""
+
+
+class DriverUnavailableError(HardwareError):
+    """The NVIDIA driver library is missing, not loadable or does not match the kernel module; retried with backoff."""
+
+
+class DeviceLostError(HardwareError):
+    """One GPU stopped answering."""
+
+
+class RetryableError(DraError):
+    """A passing condition; the same call may succeed later."""
+
+
+class StorageError(RetryableError):
+    """A file could not be written or read: disk full, read-only file system, permission."""
+
+
+class KubernetesApiError(DraError):
+    """The API server answered with an error; ``status`` is the HTTP status, 0 when there was no answer.
+
+    ``reason`` is the machine-readable reason of the Status object (``AlreadyExists``, ``Expired``), possibly empty.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class ApiUnreachableError(KubernetesApiError):
+    """No answer at all. Callers keep their state and retry with backoff."""
+
+
+class UnauthorizedError(KubernetesApiError):
+    """401. Tokens rotate, so one retry with fresh credentials is sensible; then it is a configuration problem."""
+
+
+class ForbiddenError(KubernetesApiError):
+    """403. Not retried quickly: an administrator has to change RBAC or a policy."""
+
+
+class NotFoundError(KubernetesApiError):
+    """404. The object does not exist."""
+
+
+class AlreadyExistsError(KubernetesApiError):
+    """409 AlreadyExists."""
+
+
+class ConflictError(KubernetesApiError):
+    """409 Conflict. Read again, then decide again."""
+
+
+class GoneError(KubernetesApiError):
+    """410. List again, then watch from the new resourceVersion."""
+
+
+class InvalidObjectError(KubernetesApiError):
+    """400 or 422. Retrying the same object is pointless."""
+
+
+class ServerBusyError(KubernetesApiError):
+    """429 or 5xx. Retried with backoff; ``retry_after_s`` is what the server asked for, 0 when it did not say."""
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message, status=status, reason=reason)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,65 @@
+"""What a node has: GPUs as plain values, without handles, without Kubernetes.
+
+Owns the shape of an inventory. Refuses to know how it was read (``gpu/``) and how it is published (``slices/``).
+A field is ``None`` when the hardware or driver does not tell it: absent, never guessed.
+"""
+
+from dataclasses import dataclass
+
+from dra_driver.model.ids import DeviceName, GpuUuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One physical GPU.
+
+    ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs form,
+    ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total, ``None`` on
+    unified-memory parts. ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
+    ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
+    """
+
+    uuid: GpuUuid
+    minor: int
+    product_name: str | None = None
+    brand: str | None = None
+    architecture: str | None = None
+    cuda_compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    pci_bus_id: str | None = None
+    pcie_root: str | None = None
+    numa_node: int | None = None
+    addressing_mode: str | None = None
+    mig_capable: bool = False
+    mig_enabled: bool = False
+
+    @property
+    def device_name(self) -> DeviceName:
+        """``gpu-<minor>``, the name NVIDIA's driver uses (reference: device names by minor, not index)."""
+        return DeviceName(f"gpu-{self.minor}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutGpu:
+    """A GPU that is on the node but not usable. ``label`` is the best name known: UUID, PCI address or NVML index."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An immutable inventory of one node, GPUs in order of ``minor``.
+
+    ``driver_version`` is as NVML prints it (``580.65.06``); ``cuda_driver_version`` is ``(13, 0)``.
+    Two snapshots are equal when nothing changed.
+    """
+
+    driver_version: str | None = None
+    cuda_driver_version: tuple[int, int] | None = None
+    gpus: tuple[Gpu, ...] = ()
+    left_out: tuple[LeftOutGpu, ...] = ()
+
+    def gpu(self, name: DeviceName) -> Gpu | None:
+        """The GPU published under ``name``, or None."""
+        return next((g for g in self.gpus if g.device_name == name), None)

@@ -1,0 +1,15 @@
+"""Names that must not be mixed up, as types."""
+
+from typing import NewType
+
+ClaimUid = NewType("ClaimUid", str)
+"""``metadata.uid`` of a ResourceClaim: 36 characters, lower-case hex and dashes."""
+
+DeviceName = NewType("DeviceName", str)
+"""A device's name in its pool: a DNS label, e.g. ``gpu-0``."""
+
+PoolName = NewType("PoolName", str)
+"""``<node>/<driver>``."""
+
+GpuUuid = NewType("GpuUuid", str)
+"""NVML's UUID of a full GPU: ``GPU-`` and 36 characters."""
