@@ -1,0 +1,36 @@
+# Every target sets up what it needs: a virtual environment in .venv from requirements/dev.txt (versions and hashes locked).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow check bench gen lock clean
+
+$(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
+	$(PYTHON) scripts/bootstrap.py $(VENV)
+	@touch $@
+
+demo: $(VENV)/.ready          ## The main job on the embedded cluster: publish, schedule, prepare, inject
+	$(BIN)/dra-driver sim demo
+
+test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minutes
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(VENV)/.ready     ## Soak and long scenario tests
+	$(BIN)/pytest -m slow -n 0 --timeout 1200
+
+check: $(VENV)/.ready         ## Format, lint, types, layers, file sizes, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_tree.py
+	$(BIN)/python scripts/gen.py --check
+
+bench: $(VENV)/.ready         ## Prepare, start-up, memory and idle cost against the budgets
+	$(BIN)/python -m tests.bench
+
+gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
+	$(BIN)/python scripts/gen.py
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
