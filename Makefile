@@ -1,5 +1,5 @@
 # Every target sets up what it needs: a virtual environment in .venv from requirements/dev.txt (versions and hashes locked).
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
