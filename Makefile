@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
 .PHONY: demo test test-slow check bench gen lock clean
 
@@ -31,6 +32,10 @@ bench: $(VENV)/.ready         ## Prepare, start-up, memory and idle cost against
 
 gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 	$(BIN)/python scripts/gen.py
+
+lock:                         ## Renew requirements/*.txt from pyproject.toml; needs uv on PATH
+	uv pip compile pyproject.toml --all-extras --group dev $(LOCK) -o requirements/dev.txt
+	uv pip compile pyproject.toml --extra cli --group build -c requirements/dev.txt $(LOCK) -o requirements/runtime.txt
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
