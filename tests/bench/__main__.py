@@ -1,0 +1,142 @@
+"""`make bench`: the node process against its budgets, one line per figure, exit status 1 on a breach.
+
+Against the cluster in KUBECONFIG (whose API server is then a real one) or, without it, against the embedded API
+server; the output says which. Figures depend on the machine's disk (each prepare makes journal writes durable) and on
+what else runs.
+
+usage: python -m tests.bench [--claims 200] [--idle-s 20] [--spec 8xh100-sxm5-80gb]
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_driver.errors import NotFoundError
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.bench.node_process import Kubelet, NodeProcess
+
+NODE = "bench-node"
+DRIVER = "gpu.nvidia.com"
+WARM_UP = 5
+
+
+class Report:
+    """Prints figures beside their budgets and remembers breaches."""
+
+    def __init__(self) -> None:
+        self.breached = False
+
+    def line(self, what: str, value: float, unit: str, budget: float | None = None, extra: str = "") -> None:
+        verdict = ""
+        if budget is not None:
+            over = value > budget
+            self.breached |= over
+            verdict = f"budget {budget:g} {unit}: {'OVER' if over else 'ok'}"
+        print(f"{what:<52} {value:8.2f} {unit:<4} {verdict:<24} {extra}".rstrip(), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", type=int, default=200, help="prepare/unprepare rounds for each figure")
+    parser.add_argument("--idle-s", type=float, default=20.0, help="seconds over which idle CPU is measured")
+    parser.add_argument("--spec", default="8xh100-sxm5-80gb", help="simulated GPUs")
+    args = parser.parse_args()
+    report = Report()
+    with api_server() as (kubeconfig, described):
+        print(f"API server: {described}\nGPUs: {args.spec} (simulated)\n")
+        rest = RestClient(Connection.load(kubeconfig))
+        with node_object(rest):
+            measure(report, rest, kubeconfig, args)
+    return 1 if report.breached else 0
+
+
+@contextlib.contextmanager
+def api_server() -> Iterator[tuple[str, str]]:
+    if os.environ.get("KUBECONFIG"):
+        kubeconfig = os.environ["KUBECONFIG"]
+        version = RestClient(Connection.load(kubeconfig)).get("/version")["gitVersion"]
+        yield kubeconfig, f"the cluster in KUBECONFIG, {version}"
+        return
+    from dra_driver.sim.apiserver import ApiServer
+
+    server = ApiServer(port=0)
+    server.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kubeconfig"
+            server.kubeconfig(path)
+            yield str(path), "embedded"
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def node_object(rest: RestClient) -> Iterator[None]:
+    with contextlib.suppress(NotFoundError):
+        rest.delete(f"/api/v1/nodes/{NODE}")
+    rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    try:
+        yield
+    finally:
+        rest.delete(f"/api/v1/nodes/{NODE}")
+
+
+def measure(report: Report, rest: RestClient, kubeconfig: str, args: argparse.Namespace) -> None:
+    ensure_namespace(rest)
+
+    def published() -> bool:
+        return bool(ClaimMaker(rest, node=NODE, driver=DRIVER).gpus)
+
+    with NodeProcess(kubeconfig=kubeconfig, node=NODE, spec=args.spec) as process:
+        report.line("process start to slices published", process.wait_for(published, 30.0), "s", 1.0)
+        process.wait_for(process.socket.exists, 30.0)
+        report.line("memory after start, RSS", process.rss_mib(), "MiB", 60.0)
+        report.line("idle CPU", idle_percent(process, args.idle_s), "%", 0.2, f"over {args.idle_s:g} s")
+        maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+        kubelet = Kubelet(process.socket)
+        rounds(report, maker, kubelet, args.claims, "none prepared before")
+        kept = [maker.make(index, admin=True) for index in range(128)]
+        for claim in kept:
+            kubelet.prepare(claim)
+        rounds(report, maker, kubelet, args.claims, "128 prepared before")
+        report.line("memory with 128 claims prepared, RSS", process.rss_mib(), "MiB", 60.0)
+        for claim in kept:
+            kubelet.unprepare(claim)
+            maker.drop(claim)
+
+
+def idle_percent(process: NodeProcess, seconds: float) -> float:
+    time.sleep(2.0)  # what start-up left over is not idle
+    before = process.cpu_s()
+    time.sleep(seconds)
+    return (process.cpu_s() - before) / seconds * 100
+
+
+def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, label: str) -> None:
+    prepared, repeated, unprepared = [], [], []
+    for index in range(count + WARM_UP):
+        claim = maker.make(index)
+        times = (kubelet.prepare(claim), kubelet.prepare(claim), kubelet.unprepare(claim))
+        maker.drop(claim)
+        if index >= WARM_UP:
+            for figures, elapsed in zip((prepared, repeated, unprepared), times, strict=True):
+                figures.append(elapsed * 1000)
+    for what, figures, budget in (
+        ("prepare one GPU", prepared, 3.0),
+        ("prepare again (repeat)", repeated, None),
+        ("unprepare", unprepared, 2.0),
+    ):
+        figures.sort()
+        p99 = figures[min(len(figures) - 1, int(len(figures) * 0.99))]
+        report.line(f"{what}, {label}, p50", figures[len(figures) // 2], "ms", budget, f"p99 {p99:.2f} ms, n={count}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

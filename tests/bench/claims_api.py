@@ -1,0 +1,73 @@
+"""Allocated claims for measuring, made through the API as a scheduler would leave them."""
+
+import uuid
+from typing import Any
+
+from dra_driver.kube.rest import RestClient
+
+NAMESPACE = "dra-bench"
+CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+ADMIN_LABEL = "resource.kubernetes.io/admin-access"
+
+
+class ClaimMaker:
+    """Creates and removes claims that are allocated to the full GPUs of one node."""
+
+    def __init__(self, rest: RestClient, *, node: str, driver: str) -> None:
+        self._rest = rest
+        self._node = node
+        self._driver = driver
+        self.gpus = self._full_gpus()
+
+    def _full_gpus(self) -> list[tuple[str, str]]:
+        listed = self._rest.get(
+            SLICES, query={"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
+        )
+        return [
+            (item["spec"]["pool"]["name"], device["name"])
+            for item in listed["items"]
+            for device in item["spec"].get("devices", [])
+            if device["attributes"]["type"] == {"string": "gpu"}
+        ]
+
+    def make(self, index: int, *, admin: bool = False) -> dict[str, str]:
+        """One claim for GPU number ``index`` (modulo their number); returns namespace, name and uid."""
+        pool, device = self.gpus[index % len(self.gpus)]
+        exactly: dict[str, Any] = {"deviceClassName": "gpu.nvidia.com"} | ({"adminAccess": True} if admin else {})
+        claim = self._rest.create(
+            CLAIMS,
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": f"bench-{uuid.uuid4().hex[:12]}"},
+                "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+            },
+        )
+        result = {"request": "gpu", "driver": self._driver, "pool": pool, "device": device}
+        claim["status"] = self._status(result | ({"adminAccess": True} if admin else {}))
+        name = claim["metadata"]["name"]
+        self._rest.update(f"{CLAIMS}/{name}/status", claim)
+        return {"namespace": NAMESPACE, "name": name, "uid": claim["metadata"]["uid"]}
+
+    def _status(self, result: dict[str, Any]) -> dict[str, Any]:
+        here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self._node]}]}
+        return {
+            "allocation": {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [here]}},
+            "reservedFor": [{"resource": "pods", "name": "bench", "uid": str(uuid.uuid4())}],
+        }
+
+    def drop(self, claim: dict[str, str]) -> None:
+        path = f"{CLAIMS}/{claim['name']}"
+        current = self._rest.get(path)
+        current["status"] = {}
+        self._rest.update(f"{path}/status", current)
+        self._rest.delete(path)
+
+
+def ensure_namespace(rest: RestClient) -> None:
+    """The namespace carries the admin-access label, which the API server demands for claims that overlap."""
+    existing = {item["metadata"]["name"] for item in rest.get("/api/v1/namespaces")["items"]}
+    if NAMESPACE not in existing:
+        metadata = {"name": NAMESPACE, "labels": {ADMIN_LABEL: "true"}}
+        rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
