@@ -1,0 +1,166 @@
+"""The boards that can be simulated, as values read from ``models.yaml``.
+
+Owns the file's format and its checks. Refuses to know nodes and counts (``simulated.py``). Nothing about a real GPU is
+ever taken from here: NVML tells names, sizes and MIG profiles itself, and they drift between driver releases.
+The file and the YAML library are loaded on the first call, so a node with real GPUs pays for neither.
+"""
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from dra_driver.errors import ConfigurationError
+
+MODELS_FILE = Path(__file__).with_name("models.yaml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """Hardware engines of a MIG instance; None where the count is not known."""
+
+    copy: int | None
+    decoder: int | None
+    encoder: int | None
+    jpeg: int | None
+    ofa: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """One way to cut an instance out of a GPU.
+
+    ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo and ``profile_id`` the id that it returns.
+    ``starts`` are the first memory slices at which an instance may begin; it covers ``memory_slices`` of them.
+    ``compute_instance_enum`` names the compute instance profile that spans the whole GPU instance.
+    """
+
+    name: str
+    profile_id: int
+    enum: int
+    compute_slices: int
+    memory_slices: int
+    max_instances: int
+    starts: tuple[int, ...]
+    memory_mib: int | None
+    multiprocessors: int | None
+    engines: Engines
+    compute_instance_enum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigTable:
+    """How a board divides. ``resetless``: MIG mode can be switched without resetting the GPU."""
+
+    compute_slices: int
+    memory_slices: int
+    max_devices: int
+    resetless: bool
+    profiles: tuple[MigProfile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """One board. ``pci_device_id`` is the 16-bit device half; None means not known, never zero."""
+
+    key: str
+    product_name: str
+    brand: str
+    architecture: str
+    cuda_compute_capability: tuple[int, int]
+    memory_mib: int | None
+    multiprocessors: int | None
+    pci_device_id: int
+    addressing_mode: str | None
+    mig: MigTable | None
+
+
+@functools.cache
+def models() -> Mapping[str, GpuModel]:
+    """All boards by key, in the order of the file. Read once per process; immutable, so any thread may hold it."""
+    raw = _read(MODELS_FILE)
+    tables = {name: _table(entry, raw["geometries"]) for name, entry in raw["migTables"].items()}
+    return MappingProxyType({key: _model(key, entry, tables) for key, entry in raw["models"].items()})
+
+
+def model(key: str) -> GpuModel:
+    """The board called ``key``. Raises ConfigurationError that names the nearest keys."""
+    found = models().get(key)
+    if found is None:
+        raise ConfigurationError(f"unknown GPU model {key!r}: {suggest(key, models())}")
+    return found
+
+
+def suggest(wrong: str, known: Iterable[str], limit: int = 4) -> str:
+    """A sentence that offers the names nearest to ``wrong``, or all of them when none is near."""
+    names = sorted(known)
+    near = [name for name in names if wrong and name.startswith(wrong.lower())][:limit]
+    near = near or difflib.get_close_matches(wrong.lower(), names, n=limit, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"known are {', '.join(names)}"
+
+
+def load_yaml(text: str) -> object:
+    """Parse one YAML document, with libyaml where it is built in (five times faster). Raises ConfigurationError."""
+    import yaml  # noqa: PLC0415 - a node with real GPUs never needs YAML
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    raw = load_yaml(path.read_text(encoding="utf-8"))
+    if not isinstance(raw, dict) or raw.get("schema") != 1:
+        raise ConfigurationError(f"{path}: expected a catalogue of GPU models with schema 1; reinstall the package")
+    return raw
+
+
+def _table(entry: Mapping[str, Any], geometries: Mapping[str, Any]) -> MigTable:
+    geometry = geometries[entry["geometry"]]
+    return MigTable(
+        compute_slices=geometry["computeSlices"],
+        memory_slices=geometry["memorySlices"],
+        max_devices=geometry["maxDevices"],
+        resetless=entry["resetless"],
+        profiles=tuple(_profile(pid, geometry["profiles"][pid], body) for pid, body in entry["profiles"].items()),
+    )
+
+
+def _profile(profile_id: int, cut: Mapping[str, Any], body: Mapping[str, Any]) -> MigProfile:
+    copy, decoder, encoder, jpeg, ofa = body["engines"]
+    return MigProfile(
+        name=body["name"],
+        profile_id=profile_id,
+        enum=cut["enum"],
+        compute_slices=cut["compute"],
+        memory_slices=cut["memory"],
+        max_instances=cut["max"],
+        starts=tuple(cut["starts"]),
+        memory_mib=body["memoryMiB"],
+        multiprocessors=body["multiprocessors"],
+        engines=Engines(copy=copy, decoder=decoder, encoder=encoder, jpeg=jpeg, ofa=ofa),
+        compute_instance_enum=body["computeInstance"],
+    )
+
+
+def _model(key: str, entry: Mapping[str, Any], tables: Mapping[str, MigTable]) -> GpuModel:
+    major, minor = entry["computeCapability"].split(".")
+    return GpuModel(
+        key=key,
+        product_name=entry["name"],
+        brand=entry["brand"],
+        architecture=entry["architecture"],
+        cuda_compute_capability=(int(major), int(minor)),
+        memory_mib=entry["memoryMiB"],
+        multiprocessors=entry["multiprocessors"],
+        pci_device_id=entry["pciDeviceId"],
+        addressing_mode=entry["addressingMode"],
+        mig=tables[entry["mig"]] if "mig" in entry else None,
+    )
