@@ -28,6 +28,8 @@ A message says what failed, on which object, what was seen, what was expected an
 ``kubectl describe pod``. Foreign exceptions are translated where they enter (``raise ... from``), nowhere else.
 """
 
+from typing import Any
+
 
 class DraError(Exception):
     """Base of all errors raised on purpose; ``str(error)`` is a sentence for a person."""
@@ -85,12 +87,14 @@ class KubernetesApiError(DraError):
     """The API server answered with an error; ``status`` is the HTTP status, 0 when there was no answer.
 
     ``reason`` is the machine-readable reason of the Status object (``AlreadyExists``, ``Expired``), possibly empty.
+    ``details`` are the Status object's details (name, kind, causes) where the raiser knows them.
     """
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.details: dict[str, Any] | None = None
 
 
 class ApiUnreachableError(KubernetesApiError):
