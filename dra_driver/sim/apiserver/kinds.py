@@ -1,0 +1,270 @@
+"""The registry: every kind that the embedded API server serves, with its names, subresources, rules and columns.
+
+In-process users name kinds by the constants here (`PODS`, `RESOURCE_CLAIMS`, ...). Names, short names and scopes are
+those of Kubernetes 1.36's discovery documents; generation, unconditional updates and create-on-update follow its
+registry strategies.
+"""
+
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdomain, path_segment
+
+NAMESPACES = Kind(
+    group="",
+    version="v1",
+    kind="Namespace",
+    plural="namespaces",
+    short_names=("ns",),
+    namespaced=False,
+    subresources=("status", "finalize"),
+    name_rule=dns_label,
+    selectable=("status.phase",),
+)
+NODES = Kind(
+    group="",
+    version="v1",
+    kind="Node",
+    plural="nodes",
+    short_names=("no",),
+    namespaced=False,
+    subresources=("status",),
+    name_rule=dns_subdomain,
+    keeps_status_on_create=True,
+    selectable=("spec.unschedulable",),
+)
+PODS = Kind(
+    group="",
+    version="v1",
+    kind="Pod",
+    plural="pods",
+    short_names=("po",),
+    categories=("all",),
+    subresources=("status", "log", "binding"),
+    name_rule=dns_subdomain,
+    generation=True,
+    selectable=(
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "spec.hostNetwork",
+        "status.phase",
+        "status.podIP",
+        "status.nominatedNodeName",
+    ),
+)
+EVENTS = Kind(
+    group="",
+    version="v1",
+    kind="Event",
+    plural="events",
+    short_names=("ev",),
+    name_rule=dns_subdomain,
+    create_on_update=True,
+    served_also_as=(("events.k8s.io", "v1"),),
+    selectable=(
+        "involvedObject.kind",
+        "involvedObject.namespace",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+    ),
+)
+SERVICE_ACCOUNTS = Kind(
+    group="",
+    version="v1",
+    kind="ServiceAccount",
+    plural="serviceaccounts",
+    short_names=("sa",),
+    name_rule=dns_subdomain,
+)
+SECRETS = Kind(group="", version="v1", kind="Secret", plural="secrets", name_rule=dns_subdomain, selectable=("type",))
+CONFIG_MAPS = Kind(
+    group="", version="v1", kind="ConfigMap", plural="configmaps", short_names=("cm",), name_rule=dns_subdomain
+)
+SERVICES = Kind(
+    group="",
+    version="v1",
+    kind="Service",
+    plural="services",
+    short_names=("svc",),
+    categories=("all",),
+    subresources=("status",),
+    name_rule=dns_1035_label,
+    create_on_update=True,
+    selectable=("spec.clusterIP", "spec.type"),
+)
+DEPLOYMENTS = Kind(
+    group="apps",
+    version="v1",
+    kind="Deployment",
+    plural="deployments",
+    short_names=("deploy",),
+    categories=("all",),
+    subresources=("status", "scale"),
+    name_rule=dns_subdomain,
+    generation=True,
+)
+REPLICA_SETS = Kind(
+    group="apps",
+    version="v1",
+    kind="ReplicaSet",
+    plural="replicasets",
+    short_names=("rs",),
+    categories=("all",),
+    subresources=("status", "scale"),
+    name_rule=dns_subdomain,
+    generation=True,
+    selectable=("status.replicas",),
+)
+DAEMON_SETS = Kind(
+    group="apps",
+    version="v1",
+    kind="DaemonSet",
+    plural="daemonsets",
+    short_names=("ds",),
+    categories=("all",),
+    subresources=("status",),
+    name_rule=dns_subdomain,
+    generation=True,
+)
+JOBS = Kind(
+    group="batch",
+    version="v1",
+    kind="Job",
+    plural="jobs",
+    categories=("all",),
+    subresources=("status",),
+    name_rule=dns_subdomain,
+    generation=True,
+    selectable=("status.successful",),
+    default_propagation="Orphan",
+)
+RESOURCE_SLICES = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    kind="ResourceSlice",
+    plural="resourceslices",
+    namespaced=False,
+    name_rule=dns_subdomain,
+    generation=True,
+    selectable=("spec.nodeName", "spec.driver"),
+)
+RESOURCE_CLAIMS = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    kind="ResourceClaim",
+    plural="resourceclaims",
+    subresources=("status",),
+    name_rule=dns_subdomain,
+)
+RESOURCE_CLAIM_TEMPLATES = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    kind="ResourceClaimTemplate",
+    plural="resourceclaimtemplates",
+    name_rule=dns_subdomain,
+)
+DEVICE_CLASSES = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    kind="DeviceClass",
+    plural="deviceclasses",
+    namespaced=False,
+    name_rule=dns_subdomain,
+    generation=True,
+)
+LEASES = Kind(
+    group="coordination.k8s.io",
+    version="v1",
+    kind="Lease",
+    plural="leases",
+    name_rule=dns_subdomain,
+    needs_resource_version=True,
+    create_on_update=True,
+)
+
+
+def _rbac(kind: str, plural: str, *, namespaced: bool) -> Kind:
+    return Kind(
+        group="rbac.authorization.k8s.io",
+        version="v1",
+        kind=kind,
+        plural=plural,
+        namespaced=namespaced,
+        name_rule=path_segment,
+        create_on_update=True,
+    )
+
+
+ROLES = _rbac("Role", "roles", namespaced=True)
+ROLE_BINDINGS = _rbac("RoleBinding", "rolebindings", namespaced=True)
+CLUSTER_ROLES = _rbac("ClusterRole", "clusterroles", namespaced=False)
+CLUSTER_ROLE_BINDINGS = _rbac("ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+
+
+def _admission(kind: str, plural: str, *, subresources: tuple[str, ...] = ()) -> Kind:
+    return Kind(
+        group="admissionregistration.k8s.io",
+        version="v1",
+        kind=kind,
+        plural=plural,
+        namespaced=False,
+        subresources=subresources,
+        name_rule=dns_subdomain,
+        generation=True,
+        needs_resource_version=True,
+    )
+
+
+VALIDATING_ADMISSION_POLICIES = _admission(
+    "ValidatingAdmissionPolicy", "validatingadmissionpolicies", subresources=("status",)
+)
+VALIDATING_ADMISSION_POLICY_BINDINGS = _admission(
+    "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"
+)
+CUSTOM_RESOURCE_DEFINITIONS = Kind(
+    group="apiextensions.k8s.io",
+    version="v1",
+    kind="CustomResourceDefinition",
+    plural="customresourcedefinitions",
+    short_names=("crd", "crds"),
+    categories=("api-extensions",),
+    namespaced=False,
+    subresources=("status",),
+    name_rule=dns_subdomain,
+    generation=True,
+    needs_resource_version=True,
+)
+
+ALL_KINDS: tuple[Kind, ...] = (
+    CONFIG_MAPS,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    REPLICA_SETS,
+    JOBS,
+    LEASES,
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    ROLE_BINDINGS,
+    ROLES,
+    VALIDATING_ADMISSION_POLICIES,
+    VALIDATING_ADMISSION_POLICY_BINDINGS,
+    CUSTOM_RESOURCE_DEFINITIONS,
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_SLICES,
+)

@@ -1,0 +1,129 @@
+"""Name formats of Kubernetes: labels, subdomains, qualified names; each checker answers the list of broken rules, as
+sentences.
+
+Owns no field paths and no kinds. Formats and texts follow k8s.io/apimachinery pkg/util/validation and
+pkg/api/validate/content.
+"""
+
+import re
+import secrets
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_PART = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
+_LABEL_RE = re.compile(_LABEL)
+_SUBDOMAIN_RE = re.compile(_SUBDOMAIN)
+_PART_RE = re.compile(_PART)
+_C_IDENTIFIER_RE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_DNS_1035 = "[a-z]([-a-z0-9]*[a-z0-9])?"
+_DNS_1035_RE = re.compile(_DNS_1035)
+
+_LABEL_TEXT = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must "
+    f"start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for "
+    f"validation is '{_LABEL}')"
+)
+_SUBDOMAIN_TEXT = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
+    f"and must start and end with an alphanumeric character (e.g. 'example.com', regex used for "
+    f"validation is '{_SUBDOMAIN}')"
+)
+_CASELESS_TEXT = (
+    "an RFC 1123 subdomain must consist of alphanumeric characters, '-' or '.', and must start and "
+    f"end with an alphanumeric character (e.g. 'example.com', regex used for validation is '(?i){_SUBDOMAIN}')"
+)
+_PART_TEXT = (
+    "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character "
+    f"(e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{_PART}')"
+)
+_LABEL_VALUE_TEXT = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "
+    f"and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or "
+    f"'12345', regex used for validation is '({_PART})?')"
+)
+_DNS_1035_TEXT = (
+    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an "
+    f"alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', "
+    f"regex used for validation is '{_DNS_1035}')"
+)
+
+# Bases of generated names are cut so that base and suffix fit 63 characters (k8s.io/apiserver
+# pkg/storage/names/generate.go).
+GENERATED_BASE_LENGTH = 58
+# No vowels and no 0, 1, 3: generated names never spell words (k8s.io/apimachinery pkg/util/rand).
+_SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+
+
+def generated_name(base: str) -> str:
+    """``base`` cut to 58 characters plus five random ones."""
+    return base[:GENERATED_BASE_LENGTH] + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
+
+
+def dns_label(name: str) -> list[str]:
+    """At most 63 characters of [a-z0-9-]."""
+    problems = [] if len(name) <= 63 else ["must be no more than 63 bytes"]
+    return problems if _LABEL_RE.fullmatch(name) else [*problems, _LABEL_TEXT]
+
+
+def dns_1035_label(name: str) -> list[str]:
+    """A DNS label that starts with a letter: names of services."""
+    problems = [] if len(name) <= 63 else ["must be no more than 63 bytes"]
+    return problems if _DNS_1035_RE.fullmatch(name) else [*problems, _DNS_1035_TEXT]
+
+
+def dns_subdomain(name: str) -> list[str]:
+    """At most 253 characters, labels separated by dots."""
+    problems = [] if len(name) <= 253 else ["must be no more than 253 bytes"]
+    return problems if _SUBDOMAIN_RE.fullmatch(name) else [*problems, _SUBDOMAIN_TEXT]
+
+
+def dns_subdomain_caseless(name: str) -> list[str]:
+    """A subdomain in which capitals are tolerated: names of drivers."""
+    problems = [] if len(name) <= 253 else ["must be no more than 253 bytes"]
+    return problems if _SUBDOMAIN_RE.fullmatch(name.lower()) else [*problems, _CASELESS_TEXT]
+
+
+def path_segment(name: str) -> list[str]:
+    """Anything that can stand alone in a URL path: names of RBAC objects."""
+    if name in {".", ".."}:
+        return [f"may not be '{name}'"]
+    return [f"may not contain '{mark}'" for mark in "/%" if mark in name]
+
+
+def c_identifier(name: str) -> list[str]:
+    """Letters, digits and underscores, at most 32 (resource.k8s.io's DeviceMaxIDLength)."""
+    if len(name) > 32:
+        return ["must be no more than 32 bytes"]
+    text = (
+        "a valid C identifier must start with alphabetic character or '_', followed by a string of "
+        "alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for "
+        "validation is '[A-Za-z_][A-Za-z0-9_]*')"
+    )
+    return [] if _C_IDENTIFIER_RE.fullmatch(name) else [text]
+
+
+def label_key(key: str) -> list[str]:
+    """``[subdomain/]name``: keys of labels, annotations, taints, finalizers and conditions."""
+    prefix, slash, part = key.rpartition("/")
+    if "/" in prefix:
+        return [
+            f"a valid label key {_PART_TEXT} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+        ]
+    problems = []
+    if slash:
+        problems = (
+            ["prefix part must be non-empty"]
+            if not prefix
+            else [f"prefix part {text}" for text in dns_subdomain(prefix)]
+        )
+    if not part:
+        return [*problems, "name part must be non-empty", f"name part {_PART_TEXT}"]
+    if len(part) > 63:
+        problems.append("name part must be no more than 63 bytes")
+    return problems if _PART_RE.fullmatch(part) else [*problems, f"name part {_PART_TEXT}"]
+
+
+def label_value(value: str) -> list[str]:
+    """Empty, or at most 63 characters of [A-Za-z0-9-_.]."""
+    problems = [] if len(value) <= 63 else ["must be no more than 63 bytes"]
+    return problems if not value or _PART_RE.fullmatch(value) else [*problems, _LABEL_VALUE_TEXT]

@@ -1,0 +1,208 @@
+"""Deletion: preconditions, grace of pods, finalizers, dependents and namespaces.
+
+Does at once, under the store's lock, what the real cluster's garbage collector and namespace controller do a moment
+later, so that nothing depends on timing. Rules: k8s.io/apiserver pkg/registry/rest/delete.go and
+pkg/registry/generic/registry/store.go, pkg/controller/garbagecollector of kubernetes/kubernetes. Pods that run stay
+until their kubelet deletes them with grace 0.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dra_driver.errors import NotFoundError
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, rfc3339
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
+from dra_driver.sim.apiserver.problems import conflict, forbidden, not_found
+from dra_driver.sim.apiserver.state import Key, Record, State
+
+FOREGROUND = "foregroundDeletion"
+UNDELETABLE_NAMESPACES = frozenset({"default", "kube-system", "kube-public"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOptions:
+    """metav1.DeleteOptions. ``propagation`` is Background, Foreground, Orphan or "" for the kind's own default."""
+
+    uid: str = ""
+    resource_version: str = ""
+    propagation: str = ""
+    grace_period_s: int | None = None
+    dry_run: bool = False
+
+
+class Removal:
+    """Deletes objects of a `State` and finishes deletions that were waiting. Not thread-safe; the store locks."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def delete(self, kind: Kind, key: Key, options: DeleteOptions) -> Record:
+        """Remove the object, or mark it when grace, finalizers or dependents hold it; the last version either way."""
+        record = self._state.get(kind, key)
+        if record is None:
+            raise not_found(kind, key[1])
+        self._check(kind, record, options)
+        if options.dry_run:
+            return record
+        policy = options.propagation or kind.default_propagation
+        if policy == "Orphan":
+            self._orphan_dependents(record)
+        if kind is NAMESPACES:
+            return self._delete_namespace(key, record)
+        grace_s = self._grace_s(kind, record, options)
+        waits_for = self._blocking_dependents(record) if policy == "Foreground" else []
+        if grace_s or waits_for or entries(record.obj, "metadata", "finalizers"):
+            record = self._mark(kind, record, grace_s, foreground=bool(waits_for))
+            if waits_for:
+                self._delete_dependents(record, options.propagation)
+            return self._state.get(kind, key) or record
+        return self.remove(kind, key)
+
+    def remove(self, kind: Kind, key: Key) -> Record:
+        """Take the object out now, then whatever hung on it."""
+        record = self._state.remove(kind, key)
+        self._collect_dependents(record)
+        self._release_owners(record)
+        if kind.namespaced:
+            self._finish_namespace(key[0])
+        return record
+
+    def finish(self, kind: Kind, key: Key) -> None:
+        """Remove the object if it is marked as deleted and nothing holds it any more. Call it after each update."""
+        record = self._state.get(kind, key)
+        if record is None or not dig(record.obj, "metadata", "deletionTimestamp"):
+            return
+        held = entries(record.obj, "metadata", "finalizers") or dig(
+            record.obj, "metadata", "deletionGracePeriodSeconds"
+        )
+        if kind is NAMESPACES:
+            self._finish_namespace(key[1])
+        elif not held:
+            self.remove(kind, key)
+
+    def collect_if_orphaned(self, kind: Kind, key: Key) -> None:
+        """Delete the object when it names owners and none of them exists."""
+        record = self._state.get(kind, key)
+        owners = entries(record.obj, "metadata", "ownerReferences") if record else []
+        if owners and not any(self._state.by_uid(owner.get("uid", "")) for owner in owners):
+            self.delete(kind, key, DeleteOptions(propagation="Background"))
+
+    def _check(self, kind: Kind, record: Record, options: DeleteOptions) -> None:
+        metadata = record.obj["metadata"]
+        if kind is NAMESPACES and metadata["name"] in UNDELETABLE_NAMESPACES:
+            raise forbidden(kind, metadata["name"], "this namespace may not be deleted")
+        if options.uid and options.uid != metadata["uid"]:
+            why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {metadata['uid']}"
+            raise conflict(kind, metadata["name"], why)
+        if options.resource_version and options.resource_version != metadata["resourceVersion"]:
+            why = (
+                f"Precondition failed: ResourceVersion in precondition: {options.resource_version}, "
+                f"ResourceVersion in object meta: {metadata['resourceVersion']}"
+            )
+            raise conflict(kind, metadata["name"], why)
+
+    def _grace_s(self, kind: Kind, record: Record, options: DeleteOptions) -> int:
+        """Seconds that a kubelet has to stop the pod; 0 removes at once (pod strategy's CheckGracefulDelete)."""
+        obj = record.obj
+        if kind is not PODS or not dig(obj, "spec", "nodeName"):
+            return 0
+        if dig(obj, "status", "phase") in {"Succeeded", "Failed"}:
+            return 0
+        asked = options.grace_period_s
+        before = dig(obj, "metadata", "deletionGracePeriodSeconds")
+        if asked is None:
+            asked = before if before is not None else dig(obj, "spec", "terminationGracePeriodSeconds", default=30)
+        if asked < 0:
+            asked = 1
+        # A second delete may shorten the grace, never lengthen it.
+        return int(asked if before is None else min(asked, before))
+
+    def _mark(self, kind: Kind, record: Record, grace_s: int, *, foreground: bool) -> Record:
+        obj: Obj = copy_json(record.obj)
+        metadata = obj["metadata"]
+        if foreground and FOREGROUND not in entries(metadata, "finalizers"):
+            metadata["finalizers"] = [*entries(metadata, "finalizers"), FOREGROUND]
+        first = "deletionTimestamp" not in metadata
+        if first or metadata.get("deletionGracePeriodSeconds", 0) > grace_s:
+            metadata["deletionTimestamp"] = rfc3339(self._clock() + timedelta(seconds=grace_s))
+            metadata["deletionGracePeriodSeconds"] = grace_s
+        if first and kind.generation:
+            metadata["generation"] = metadata.get("generation", 0) + 1
+        return record if obj == record.obj else self._state.put(kind, obj)
+
+    def _blocking_dependents(self, record: Record) -> list[tuple[Kind, Record]]:
+        uid = record.obj["metadata"]["uid"]
+        return [
+            (kind, dependent)
+            for kind, dependent in self._state.owned_by(uid)
+            for owner in entries(dependent.obj, "metadata", "ownerReferences")
+            if owner.get("uid") == uid and owner.get("blockOwnerDeletion")
+        ]
+
+    def _delete_dependents(self, record: Record, propagation: str) -> None:
+        for kind, dependent in self._state.owned_by(record.obj["metadata"]["uid"]):
+            self._delete_quietly(kind, dependent, propagation)
+
+    def _delete_quietly(self, kind: Kind, record: Record, propagation: str) -> None:
+        metadata = record.obj["metadata"]
+        key = (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+        try:
+            self.delete(kind, key, DeleteOptions(uid=metadata["uid"], propagation=propagation))
+        except NotFoundError:
+            return  # went with another dependent a moment ago
+
+    def _orphan_dependents(self, record: Record) -> None:
+        uid = record.obj["metadata"]["uid"]
+        for kind, dependent in self._state.owned_by(uid):
+            self._drop_owners(kind, dependent, {uid})
+
+    def _drop_owners(self, kind: Kind, record: Record, uids: set[str]) -> None:
+        obj: Obj = copy_json(record.obj)
+        kept = [owner for owner in obj["metadata"]["ownerReferences"] if owner.get("uid") not in uids]
+        obj["metadata"]["ownerReferences"] = kept
+        if not kept:
+            del obj["metadata"]["ownerReferences"]
+        self._state.put(kind, obj)
+
+    def _collect_dependents(self, record: Record) -> None:
+        for kind, dependent in self._state.owned_by(record.obj["metadata"]["uid"]):
+            owners = {owner.get("uid", "") for owner in entries(dependent.obj, "metadata", "ownerReferences")}
+            gone = {uid for uid in owners if self._state.by_uid(uid) is None}
+            if gone == owners:
+                self._delete_quietly(kind, dependent, "Background")
+            else:
+                self._drop_owners(kind, dependent, gone)
+
+    def _release_owners(self, record: Record) -> None:
+        """Let owners go that were waiting for their last blocking dependent."""
+        for reference in entries(record.obj, "metadata", "ownerReferences"):
+            found = self._state.by_uid(reference.get("uid", ""))
+            owner = self._state.get(*found) if found else None
+            if found is None or owner is None or FOREGROUND not in entries(owner.obj, "metadata", "finalizers"):
+                continue
+            if not self._blocking_dependents(owner):
+                obj: Obj = copy_json(owner.obj)
+                obj["metadata"]["finalizers"].remove(FOREGROUND)
+                self._state.put(found[0], obj)
+                self.finish(*found)
+
+    def _delete_namespace(self, key: Key, record: Record) -> Record:
+        obj: Obj = copy_json(record.obj)
+        obj["metadata"].setdefault("deletionTimestamp", rfc3339(self._clock()))
+        obj.setdefault("status", {})["phase"] = "Terminating"
+        marked = record if obj == record.obj else self._state.put(NAMESPACES, obj)
+        for kind in self._state.kinds():
+            for inside in self._state.records(kind, key[1]) if kind.namespaced else ():
+                self._delete_quietly(kind, inside, "Background")
+        self._finish_namespace(key[1])
+        return marked
+
+    def _finish_namespace(self, name: str) -> None:
+        record = self._state.get(NAMESPACES, ("", name))
+        if record is None or not dig(record.obj, "metadata", "deletionTimestamp"):
+            return
+        occupied = any(kind.namespaced and self._state.records(kind, name) for kind in self._state.kinds())
+        if not occupied and not entries(record.obj, "metadata", "finalizers"):
+            self._state.remove(NAMESPACES, ("", name))

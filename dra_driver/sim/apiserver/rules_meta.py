@@ -1,0 +1,111 @@
+"""Validation of metadata, the same for every kind (k8s.io/apimachinery pkg/api/validation/objectmeta.go)."""
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.names import label_key, label_value
+from dra_driver.sim.apiserver.problems import Problem, forbidden_field, invalid, required, too_long, wrong_type
+
+MAX_ANNOTATION_BYTES = 256 * 1024
+_IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+
+
+def meta_problems(kind: Kind, obj: Obj, path: str = "metadata") -> list[Problem]:
+    """Everything wrong with the metadata of an object about to be created."""
+    metadata = mapping(obj, "metadata")
+    problems: list[Problem] = []
+    base = metadata.get("generateName")
+    if isinstance(base, str) and base:
+        # A base may end in "-": the random suffix follows.
+        tried = base.removesuffix("-") or "-"
+        problems += [invalid(f"{path}.generateName", base, text) for text in kind.name_rule(tried)]
+    name = metadata.get("name")
+    if not name:
+        problems.append(required(f"{path}.name", "name or generateName is required"))
+    else:
+        problems += [invalid(f"{path}.name", name, text) for text in kind.name_rule(name)]
+    return problems + common_problems(metadata, path)
+
+
+def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[Problem]:
+    """Everything wrong with the metadata of a changed object."""
+    new, before = mapping(obj, "metadata"), mapping(old, "metadata")
+    problems = [
+        invalid(f"{path}.{field}", new.get(field), "field is immutable")
+        for field in _IMMUTABLE
+        if new.get(field) != before.get(field)
+    ]
+    added = [name for name in entries(new, "finalizers") if name not in entries(before, "finalizers")]
+    if before.get("deletionTimestamp") and added:
+        text = f"no new finalizers can be added if the object is being deleted, found new finalizers {_go_list(added)}"
+        problems.append(forbidden_field(f"{path}.finalizers", text))
+    return problems + common_problems(new, path)
+
+
+def _go_list(items: list[str]) -> str:
+    quoted = ", ".join(f'"{item}"' for item in items)
+    return f"[]string{{{quoted}}}"
+
+
+def common_problems(metadata: Obj, path: str) -> list[Problem]:
+    """Labels, annotations, finalizers and owners: the parts that creates and updates check alike."""
+    return [
+        *label_problems(metadata.get("labels"), f"{path}.labels"),
+        *_annotation_problems(metadata.get("annotations"), f"{path}.annotations"),
+        *_finalizer_problems(metadata, f"{path}.finalizers"),
+        *_owner_problems(metadata, f"{path}.ownerReferences"),
+    ]
+
+
+def label_problems(labels: object, path: str) -> list[Problem]:
+    """Keys and values of a label map."""
+    problems: list[Problem] = []
+    for key, value in labels.items() if isinstance(labels, dict) else ():
+        problems += [invalid(path, key, text) for text in label_key(key)]
+        if not isinstance(value, str):
+            problems.append(wrong_type(f"{path}.{key}", value, "a string"))
+        else:
+            problems += [invalid(path, value, text) for text in label_value(value)]
+    return problems
+
+
+def _annotation_problems(annotations: object, path: str) -> list[Problem]:
+    problems: list[Problem] = []
+    size = 0
+    for key, value in annotations.items() if isinstance(annotations, dict) else ():
+        problems += [invalid(path, key, text) for text in label_key(key.lower())]
+        if not isinstance(value, str):
+            problems.append(wrong_type(f"{path}.{key}", value, "a string"))
+        else:
+            size += len(key.encode()) + len(value.encode())
+    if size > MAX_ANNOTATION_BYTES:
+        problems.append(too_long(path, MAX_ANNOTATION_BYTES))
+    return problems
+
+
+def _finalizer_problems(metadata: Obj, path: str) -> list[Problem]:
+    problems = []
+    for name in entries(metadata, "finalizers"):
+        problems += [invalid(path, name, text) for text in label_key(str(name))]
+        if "/" not in str(name) and name not in {"orphan", "foregroundDeletion", "kubernetes"}:
+            text = "name is neither a standard finalizer name nor is it fully qualified"
+            problems.append(invalid(path, name, text))
+    return problems
+
+
+def _owner_problems(metadata: Obj, path: str) -> list[Problem]:
+    problems: list[Problem] = []
+    controllers: list[str] = []
+    for reference in entries(metadata, "ownerReferences"):
+        for field in ("apiVersion", "kind", "name", "uid"):
+            if not reference.get(field):
+                text = "version must not be empty" if field == "apiVersion" else "must not be empty"
+                problems.append(invalid(f"{path}.{field}", reference.get(field, ""), text))
+        if reference.get("controller"):
+            controllers.append(f"{reference.get('kind')}/{reference.get('name')}")
+    if len(controllers) > 1:
+        text = (
+            'Only one reference can have Controller set to true. Found "true" in references for '
+            f"{controllers[0]} and {controllers[1]}"
+        )
+        problems.append(invalid(path, entries(metadata, "ownerReferences"), text))
+    return problems

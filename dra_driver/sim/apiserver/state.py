@@ -1,0 +1,140 @@
+"""The objects themselves: current versions, the history that watches replay, the index of owners.
+
+Owns the revision counter and nothing of what kinds mean. Not thread-safe: `dra_driver.sim.store.Store` calls it
+under its lock. Stored objects are never changed in place, so a reader may keep one without copying as long as it
+does not write to it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.problems import expired
+
+Key = tuple[str, str]  # namespace ("" for cluster-scoped), name
+
+# How many writes a watch may be behind before it has to list again. etcd keeps five minutes; an embedded cluster
+# with 500 slices and some hundred pods makes fewer writes than this in that time.
+HISTORY_LENGTH = 10_000
+
+
+class Record:
+    """One version of one object, with its JSON text made once for all readers."""
+
+    __slots__ = ("_json", "obj", "revision")
+
+    def __init__(self, obj: Obj, revision: int) -> None:
+        self.obj = obj
+        self.revision = revision
+        self._json: bytes | None = None
+
+    @property
+    def json(self) -> bytes:
+        """The object as compact JSON."""
+        if self._json is None:
+            self._json = dump(self.obj)
+        return self._json
+
+
+class Change:
+    """One write: ``type`` is ADDED, MODIFIED or DELETED; ``previous`` the version before it, None for ADDED."""
+
+    __slots__ = ("key", "kind", "previous", "record", "type")
+
+    def __init__(self, change_type: str, kind: Kind, key: Key, record: Record, previous: Record | None) -> None:
+        self.type = change_type
+        self.kind = kind
+        self.key = key
+        self.record = record
+        self.previous = previous
+
+
+def object_key(kind: Kind, obj: Obj) -> Key:
+    """Where ``obj`` is stored."""
+    metadata = obj["metadata"]
+    return (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+
+
+class State:
+    """Current objects, history and indexes. Every write goes to every listener in order."""
+
+    def __init__(self, history_length: int = HISTORY_LENGTH) -> None:
+        self.revision = 1
+        self.listeners: list[Callable[[Change], None]] = []
+        self._objects: dict[Kind, dict[Key, Record]] = {}
+        self._by_uid: dict[str, tuple[Kind, Key]] = {}
+        self._owned: dict[str, set[tuple[Kind, Key]]] = {}
+        self._history: deque[Change] = deque(maxlen=history_length)
+
+    def get(self, kind: Kind, key: Key) -> Record | None:
+        """The current version, None where there is none."""
+        return self._objects.get(kind, {}).get(key)
+
+    def records(self, kind: Kind, namespace: str = "") -> list[Record]:
+        """Current versions in key order (the order etcd lists in); ``namespace`` "" means all."""
+        found = self._objects.get(kind, {})
+        return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
+
+    def kinds(self) -> Iterable[Kind]:
+        """Kinds that have had objects."""
+        return tuple(self._objects)
+
+    def put(self, kind: Kind, obj: Obj) -> Record:
+        """Store ``obj`` as a new version; stamps metadata.resourceVersion into it."""
+        key = object_key(kind, obj)
+        previous = self.get(kind, key)
+        record = self._stamp(obj)
+        self._objects.setdefault(kind, {})[key] = record
+        self._by_uid[obj["metadata"]["uid"]] = (kind, key)
+        if previous is not None:
+            self._forget_owners(kind, key, previous.obj)
+        for reference in entries(obj, "metadata", "ownerReferences"):
+            self._owned.setdefault(reference.get("uid", ""), set()).add((kind, key))
+        self._announce(Change("ADDED" if previous is None else "MODIFIED", kind, key, record, previous))
+        return record
+
+    def remove(self, kind: Kind, key: Key) -> Record:
+        """Take the object out; the returned last version carries the removal's revision. KeyError when absent."""
+        previous = self._objects[kind].pop(key)
+        self._by_uid.pop(previous.obj["metadata"]["uid"], None)
+        self._forget_owners(kind, key, previous.obj)
+        record = self._stamp(previous.obj | {"metadata": dict(previous.obj["metadata"])})
+        self._announce(Change("DELETED", kind, key, record, previous))
+        return record
+
+    def by_uid(self, uid: str) -> tuple[Kind, Key] | None:
+        """Where the object with this UID is; None when it does not exist."""
+        return self._by_uid.get(uid)
+
+    def owned_by(self, uid: str) -> list[tuple[Kind, Record]]:
+        """Objects that name ``uid`` as an owner, in key order."""
+        found = [(kind, key, self.get(kind, key)) for kind, key in self._owned.get(uid, ())]
+        found.sort(key=lambda item: (item[0].plural, item[1]))
+        return [(kind, record) for kind, _, record in found if record is not None]
+
+    def changes_since(self, revision: int) -> Iterator[Change]:
+        """Writes after ``revision``, oldest first. Raises GoneError when the history does not reach back so far."""
+        missing = self.revision - revision
+        if missing > len(self._history):
+            raise expired(revision, self.revision - len(self._history))
+        return islice(self._history, len(self._history) - max(missing, 0), None)
+
+    def _stamp(self, obj: Obj) -> Record:
+        self.revision += 1
+        obj["metadata"]["resourceVersion"] = str(self.revision)
+        return Record(obj, self.revision)
+
+    def _forget_owners(self, kind: Kind, key: Key, obj: Obj) -> None:
+        for reference in entries(obj, "metadata", "ownerReferences"):
+            uid = reference.get("uid", "")
+            if uid in self._owned:
+                self._owned[uid].discard((kind, key))
+                if not self._owned[uid]:
+                    del self._owned[uid]
+
+    def _announce(self, change: Change) -> None:
+        self._history.append(change)
+        for listener in tuple(self.listeners):
+            listener(change)

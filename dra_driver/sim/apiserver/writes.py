@@ -1,0 +1,236 @@
+"""Creating and changing objects: what the API server fills in, keeps, refuses and bumps.
+
+Owns the order of steps of a write (decode defaults, prepare, validate, store) and the metadata that only the server
+may set; what a kind adds comes from its `Rules`. Order and rules follow k8s.io/apiserver
+pkg/registry/rest/{create,update}.go.
+"""
+
+import uuid
+from collections.abc import Callable
+
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
+from dra_driver.sim.apiserver.kind import Kind, Review
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
+from dra_driver.sim.apiserver.names import generated_name
+from dra_driver.sim.apiserver.problems import (
+    already_exists,
+    bad_request,
+    conflict,
+    forbidden,
+    invalid,
+    invalid_object,
+    not_found,
+)
+from dra_driver.sim.apiserver.removal import Removal
+from dra_driver.sim.apiserver.rules_meta import meta_problems, meta_update_problems
+from dra_driver.sim.apiserver.state import Key, Record, State, object_key
+
+_SERVER_OWNED = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "selfLink",
+)
+# Two objects could draw the same five letters; the real server tries again as often (k8s.io/apiserver,
+# maxNameGenerationCreateAttempts).
+_NAME_ATTEMPTS = 8
+
+
+class Writes:
+    """Creates and updates in a `State`. Takes ownership of the objects handed in. Not thread-safe; the store locks."""
+
+    def __init__(
+        self, state: State, removal: Removal, clock: Clock, check_cel: Callable[[str], str | None] | None = None
+    ) -> None:
+        self._state = state
+        self._removal = removal
+        self._clock = clock
+        self._check_cel = check_cel or (lambda _expression: None)
+
+    def create(self, kind: Kind, obj: Obj, namespace: str, *, dry_run: bool = False) -> Record:
+        """Store a new object. ``namespace`` is the request's, "" when the object names its own."""
+        self._check_type(kind, obj)
+        self._place(kind, obj, namespace)
+        self._fill_new(kind, obj)
+        kind.rules.default(obj)
+        if kind.has_status and not kind.keeps_status_on_create:
+            obj.pop("status", None)
+        kind.rules.prepare_create(obj)
+        self._check_namespace(kind, obj)
+        self._name(kind, obj)
+        problems = meta_problems(kind, obj) + kind.rules.validate(obj, self._review(obj, None, ""))
+        if problems:
+            raise invalid_object(kind, dig(obj, "metadata", "name", default=""), problems)
+        key = object_key(kind, obj)
+        if self._state.get(kind, key) is not None:
+            raise already_exists(kind, key[1])
+        if dry_run:
+            return Record(obj, self._state.revision)
+        record = self._state.put(kind, obj)
+        self._removal.collect_if_orphaned(kind, key)
+        return record
+
+    def update(self, kind: Kind, obj: Obj, key: Key, *, subresource: str = "", dry_run: bool = False) -> Record:
+        """Replace the stored object (or its status) by ``obj``; the version returned is the stored one."""
+        self._check_type(kind, obj)
+        old = self._state.get(kind, key)
+        if old is None:
+            if kind.create_on_update and not subresource:
+                return self.create(kind, obj, key[0], dry_run=dry_run)
+            raise not_found(kind, key[1])
+        self._check_preconditions(kind, obj, old, subresource)
+        kind.rules.default(obj)
+        new = self._merge_owned(kind, obj, old.obj, subresource)
+        kind.rules.prepare_update(new, old.obj, subresource)
+        problems = meta_update_problems(new, old.obj)
+        problems += kind.rules.validate(new, self._review(new, old.obj, subresource))
+        if problems:
+            raise invalid_object(kind, key[1], problems)
+        if new == old.obj:
+            return old  # writes without a change are not stored and wake no watch
+        if self._bumps(kind, new, old.obj, subresource):
+            new["metadata"]["generation"] = old.obj["metadata"].get("generation", 0) + 1
+        if dry_run:
+            return Record(new, old.revision)
+        record = self._state.put(kind, new)
+        self._removal.finish(kind, key)
+        self._removal.collect_if_orphaned(kind, key)
+        return record
+
+    def bind(self, namespace: str, pod: str, node: str) -> Record:
+        """Assign a pod to a node once and for all, and say so in its conditions (pods/binding)."""
+        old = self._state.get(PODS, (namespace, pod))
+        if old is None:
+            raise not_found(PODS, pod)
+        why = ""
+        if dig(old.obj, "metadata", "deletionTimestamp"):
+            why = f"pod {pod} is being deleted, cannot be assigned to a host"
+        elif taken := dig(old.obj, "spec", "nodeName"):
+            why = f'pod {pod} is already assigned to node "{taken}"'
+        if why:
+            raise conflict(PODS, pod, why, subresource="binding")
+        new: Obj = copy_json(old.obj)
+        new["spec"]["nodeName"] = node
+        conditions = child(new, "status").setdefault("conditions", [])
+        conditions[:] = [item for item in conditions if item.get("type") != "PodScheduled"]
+        now = rfc3339(self._clock())
+        conditions.append({"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now})
+        return self._state.put(PODS, new)
+
+    def _check_type(self, kind: Kind, obj: Obj) -> None:
+        if not isinstance(obj.get("metadata", {}), dict):
+            raise bad_request(f"{kind.kind}: metadata must be an object, got {type(obj['metadata']).__name__}")
+        said = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
+        served = {kind.api_version, *("/".join(also) for also in kind.served_also_as)}
+        if said[0] not in served or said[1] != kind.kind:
+            raise bad_request(
+                f"{said[1]} in version {said[0]!r} cannot be handled as a {kind.kind}: expected {kind.api_version}"
+            )
+        obj["apiVersion"], obj["kind"] = kind.api_version, kind.kind
+
+    def _place(self, kind: Kind, obj: Obj, namespace: str) -> None:
+        metadata = obj.setdefault("metadata", {})
+        if not kind.namespaced:
+            metadata.pop("namespace", None)
+            return
+        said = metadata.get("namespace", "")
+        if namespace and said and said != namespace:
+            raise bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request: {said} is not "
+                f"{namespace}"
+            )
+        metadata["namespace"] = namespace or said or "default"
+
+    def _fill_new(self, kind: Kind, obj: Obj) -> None:
+        metadata = obj["metadata"]
+        if metadata.get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
+        for field in _SERVER_OWNED:
+            metadata.pop(field, None)
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["creationTimestamp"] = rfc3339(self._clock())
+        if kind.generation:
+            metadata["generation"] = 1
+
+    def _name(self, kind: Kind, obj: Obj) -> None:
+        metadata = obj["metadata"]
+        if metadata.get("name") or not metadata.get("generateName"):
+            return
+        for _ in range(_NAME_ATTEMPTS):
+            metadata["name"] = generated_name(metadata["generateName"])
+            if self._state.get(kind, object_key(kind, obj)) is None:
+                return
+
+    def _check_namespace(self, kind: Kind, obj: Obj) -> None:
+        if not kind.namespaced:
+            return
+        name = obj["metadata"]["namespace"]
+        record = self._state.get(NAMESPACES, ("", name))
+        if record is None:
+            raise not_found(NAMESPACES, name)
+        if dig(record.obj, "metadata", "deletionTimestamp"):
+            why = f"unable to create new content in namespace {name} because it is being terminated"
+            cause = {
+                "reason": "NamespaceTerminating",
+                "message": f"namespace {name} is being terminated",
+                "field": "metadata.namespace",
+            }
+            raise forbidden(kind, dig(obj, "metadata", "name", default=""), why, [cause])
+
+    def _check_preconditions(self, kind: Kind, obj: Obj, old: Record, subresource: str) -> None:
+        metadata, before = obj.setdefault("metadata", {}), old.obj["metadata"]
+        sent = metadata.get("resourceVersion", "")
+        if not sent and kind.needs_resource_version and not subresource:
+            problem = invalid("metadata.resourceVersion", 0, "must be specified for an update")
+            raise invalid_object(kind, before["name"], [problem])
+        if metadata.get("uid") and metadata["uid"] != before["uid"]:
+            why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {before['uid']}"
+            raise conflict(kind, before["name"], why)
+        if sent and sent != before["resourceVersion"]:
+            raise conflict(kind, before["name"])
+
+    def _merge_owned(self, kind: Kind, obj: Obj, old: Obj, subresource: str) -> Obj:
+        """``obj`` with everything that this kind of write may not change taken from the stored version."""
+        if subresource == "status":
+            new: Obj = copy_json(old)
+            if "status" in obj:
+                new["status"] = obj["status"]
+            else:
+                new.pop("status", None)
+            if "managedFields" in obj["metadata"]:
+                new["metadata"]["managedFields"] = obj["metadata"]["managedFields"]
+            return new
+        for field in _SERVER_OWNED:
+            obj["metadata"].pop(field, None)
+            if field in old["metadata"]:
+                obj["metadata"][field] = old["metadata"][field]
+        obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
+        if kind.namespaced:
+            obj["metadata"].setdefault("namespace", old["metadata"]["namespace"])
+        obj["metadata"].setdefault("name", old["metadata"]["name"])
+        if kind.has_status:
+            obj.pop("status", None)
+            if "status" in old:
+                obj["status"] = copy_json(old["status"])
+        return obj
+
+    def _bumps(self, kind: Kind, new: Obj, old: Obj, subresource: str) -> bool:
+        """Whether the write changes what is asked for, as opposed to metadata or status."""
+        if not kind.generation or subresource == "status":
+            return False
+        ignored = {"metadata", "status"}
+        return any(new.get(part) != old.get(part) for part in (new.keys() | old.keys()) - ignored)
+
+    def _review(self, obj: Obj, old: Obj | None, subresource: str) -> Review:
+        return Review(
+            old=old,
+            subresource=subresource,
+            check_cel=self._check_cel,
+            namespace_labels=lambda: self._namespace_labels(dig(obj, "metadata", "namespace", default="")),
+        )
+
+    def _namespace_labels(self, name: str) -> dict[str, str]:
+        record = self._state.get(NAMESPACES, ("", name))
+        return mapping(record.obj, "metadata", "labels") if record else {}

@@ -1,0 +1,186 @@
+"""The embedded cluster's objects for in-process users: scheduler, controllers and simulated kubelets.
+
+Same objects and same rules as over HTTP (validation, defaulting, resourceVersion conflicts, finalizers, garbage
+collection); errors are those of `dra_driver.errors`. Knows nothing of HTTP. Semantics follow the Kubernetes API
+conventions.
+
+    store.create(PODS, {"metadata": {"name": "p", "namespace": "default"}, "spec": {...}})
+    with store.watch([PODS, RESOURCE_CLAIMS]) as events:      # existing objects first, as ADDED
+        while event := events.next(timeout_s=1.0): ...
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, utc_now
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kinds import NAMESPACES
+from dra_driver.sim.apiserver.patching import Patch, apply_patch
+from dra_driver.sim.apiserver.pod_logs import PodLogs
+from dra_driver.sim.apiserver.problems import not_found
+from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
+from dra_driver.sim.apiserver.selectors import field_match, label_match
+from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Change, Key, Record, State
+from dra_driver.sim.apiserver.subscription import Event, Subscription
+from dra_driver.sim.apiserver.writes import Writes
+
+__all__ = ["DeleteOptions", "Event", "Listing", "Patch", "Store", "Subscription"]
+
+INITIAL_NAMESPACES = ("default", "kube-public", "kube-system")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Objects in key order and the revision they were read at: where a watch continues."""
+
+    items: list[Obj]
+    resource_version: int
+
+
+class Store:
+    """Every object of the embedded cluster. Thread-safe; every object in or out is a copy that the caller may change.
+
+    ``check_cel`` is asked about every CEL expression of a selector: None means that it compiles, a text says why not.
+    ``namespace`` is "" for cluster-scoped kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale
+    resourceVersion, failed precondition), InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
+    """
+
+    def __init__(
+        self,
+        *,
+        check_cel: Callable[[str], str | None] | None = None,
+        clock: Clock = utc_now,
+        history_length: int = HISTORY_LENGTH,
+    ) -> None:
+        self.logs = PodLogs()
+        self._lock = threading.RLock()  # guards the state, its history and the list of subscriptions
+        self._state = State(history_length)
+        self._removal = Removal(self._state, clock)
+        self._writes = Writes(self._state, self._removal, clock, check_cel)
+        self._state.listeners.append(self.logs.forget_removed)
+        for name in INITIAL_NAMESPACES:
+            self.create(NAMESPACES, {"metadata": {"name": name}})
+
+    @property
+    def revision(self) -> int:
+        """The resourceVersion of the newest write."""
+        with self._lock:
+            return self._state.revision
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Obj:
+        """The object. Raises NotFoundError."""
+        return self._copied(self.read(kind, name, namespace))
+
+    def find(self, kind: Kind, name: str, namespace: str = "") -> Obj | None:
+        """The object, None where there is none."""
+        with self._lock:
+            record = self._state.get(kind, (namespace, name))
+        return self._copied(record) if record else None
+
+    def list(self, kind: Kind, namespace: str = "", *, labels: str = "", fields: str = "") -> Listing:
+        """Objects of a kind; ``namespace`` "" means all. ``fields`` may name any dotted path."""
+        records, revision = self.read_all(kind, namespace)
+        matches = [match for match in (label_match(labels), field_match(fields)) if match]
+        kept = [record for record in records if all(match(record.obj) for match in matches)]
+        return Listing([copy_json(record.obj) for record in kept], revision)
+
+    def create(self, kind: Kind, obj: Obj, *, namespace: str = "", dry_run: bool = False) -> Obj:
+        """Store a new object and return it as stored. Fills name (from generateName), uid, defaults; drops status."""
+        with self._lock:
+            return self._copied(self._writes.create(kind, copy_json(obj), namespace, dry_run=dry_run))
+
+    def update(self, kind: Kind, obj: Obj, *, subresource: str = "", dry_run: bool = False) -> Obj:
+        """Replace the object. With metadata.resourceVersion set, only if that is still the version (ConflictError)."""
+        metadata = obj.get("metadata", {})
+        key = (metadata.get("namespace", "default") if kind.namespaced else "", metadata.get("name", ""))
+        with self._lock:
+            written = self._writes.update(kind, copy_json(obj), key, subresource=subresource, dry_run=dry_run)
+            return self._copied(written)
+
+    def update_status(self, kind: Kind, obj: Obj, *, dry_run: bool = False) -> Obj:
+        """Replace status only; everything else of ``obj`` but name and resourceVersion is ignored."""
+        return self.update(kind, obj, subresource="status", dry_run=dry_run)
+
+    def patch(
+        self, kind: Kind, name: str, patch: Patch, *, namespace: str = "", subresource: str = "", dry_run: bool = False
+    ) -> Obj:
+        """Change the object by a JSON, merge, strategic merge or apply patch; never conflicts unless the patch says so.
+
+        An apply patch creates the object when it does not exist.
+        """
+        with self._lock:
+            record = self._state.get(kind, (namespace, name))
+            if record is None and not (patch.is_apply and not subresource):
+                raise not_found(kind, name)
+            changed = apply_patch(kind, record.obj if record else None, patch)
+            if record is None:
+                return self._copied(self._writes.create(kind, changed, namespace, dry_run=dry_run))
+            key = (namespace, name)
+            written = self._writes.update(kind, changed, key, subresource=subresource, dry_run=dry_run)
+            return self._copied(written)
+
+    def delete(self, kind: Kind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
+        """Delete or mark as being deleted; the last version. Raises NotFoundError, ConflictError on preconditions."""
+        with self._lock:
+            return self._copied(self._removal.delete(kind, (namespace, name), options or DeleteOptions()))
+
+    def bind(self, namespace: str, pod: str, node: str) -> Obj:
+        """Assign a pod to a node, as a POST to pods/binding does. Raises ConflictError when it is already assigned."""
+        with self._lock:
+            return self._copied(self._writes.bind(namespace, pod, node))
+
+    def watch(
+        self,
+        kinds: Iterable[Kind],
+        *,
+        since: int | None = None,
+        namespace: str = "",
+        wake: Callable[[], None] | None = None,
+    ) -> Subscription:
+        """Changes of ``kinds`` from now on. ``since`` None sends existing objects first, as ADDED; else changes
+        after it.
+
+        Raises GoneError when ``since`` is older than the history: list again. ``wake`` is called after each arrival
+        under the store's lock and must only signal.
+        """
+        chosen = tuple(kinds)
+        subscription = Subscription(chosen, namespace, wake, self._detach)
+        with self._lock:
+            if since is None:
+                backlog = [self._added(kind, record) for kind in chosen for record in self._state.records(kind)]
+            else:
+                backlog = list(self._state.changes_since(since))
+            for change in backlog:
+                subscription.offer(change)
+            self._state.listeners.append(subscription.offer)
+        return subscription
+
+    def read(self, kind: Kind, name: str, namespace: str = "") -> Record:
+        """The stored version itself, not a copy: for readers that do not change it. Raises NotFoundError."""
+        with self._lock:
+            record = self._state.get(kind, (namespace, name))
+        if record is None:
+            raise not_found(kind, name)
+        return record
+
+    def read_all(self, kind: Kind, namespace: str = "") -> tuple[Sequence[Record], int]:
+        """Stored versions themselves, in key order, and the revision they were read at."""
+        with self._lock:
+            return self._state.records(kind, namespace), self._state.revision
+
+    def _detach(self, subscription: Subscription) -> None:
+        with self._lock:
+            if subscription.offer in self._state.listeners:
+                self._state.listeners.remove(subscription.offer)
+
+    @staticmethod
+    def _added(kind: Kind, record: Record) -> Change:
+        metadata = record.obj["metadata"]
+        key: Key = (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+        return Change("ADDED", kind, key, record, None)
+
+    @staticmethod
+    def _copied(record: Record) -> Obj:
+        copied: Obj = copy_json(record.obj)
+        return copied
