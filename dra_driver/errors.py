@@ -8,6 +8,7 @@
     │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
     │   ├── UnknownDeviceError      an allocated device does not exist on this node
     │   └── DeviceInUseError        the device is prepared for another claim
+    ├── InvalidSpecError            a CDI document breaks the specification and is neither written nor believed
     ├── HardwareError               a GPU or its driver does not do what it should
     │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used at all
     │   └── DeviceLostError         one GPU does not answer any more
@@ -61,6 +62,10 @@ class UnknownDeviceError(ClaimError):
 
 class DeviceInUseError(ClaimError):
     """An allocated device is already prepared for another claim (which the message names)."""
+
+
+class InvalidSpecError(DraError):
+    """A CDI document breaks a rule; the message names the file, the device and the field. Nothing was written."""
 
 
 class HardwareError(DraError):
