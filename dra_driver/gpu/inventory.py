@@ -1,0 +1,165 @@
+"""The node's inventory over time: looks at the hardware now and then and tells who wants to know.
+
+Owns the polling thread, the last good snapshot and the callbacks. Refuses to know what the hardware is (``Backend``)
+and what is done with a snapshot.
+
+Polling, not NVML events: events tell neither of a GPU that was removed nor of one that came back, and looking at eight
+GPUs takes a few milliseconds.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.backend import Backend
+from dra_driver.model.gpu import Snapshot
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME = "gpu-inventory"
+STOP_TIMEOUT_S = 5.0
+
+Callback = Callable[[Snapshot], None]
+
+
+class Inventory:
+    """Keeps the newest snapshot of ``backend``. All methods may be called from any thread.
+
+    Callbacks run on the inventory's thread, one after another, each seeing every change once and in order; one that
+    raises is logged and harms neither the others nor the polling. A callback must not block for long.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        poll_interval_s: float,
+        *,
+        retry_min_s: float = 1.0,
+        retry_max_s: float = 30.0,
+    ) -> None:
+        """``retry_*``: first and longest pause, doubling in between, while the driver cannot be used."""
+        self._backend = backend
+        self._poll_interval_s = poll_interval_s
+        self._retry_min_s = retry_min_s
+        self._retry_max_s = retry_max_s
+        self._lock = threading.Lock()  # guards the five fields below
+        self._snapshot: Snapshot | None = None
+        self._problem: str | None = "the GPUs have not been looked at yet"
+        self._subscribers: list[tuple[Callback, list[Snapshot]]] = []
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._first = threading.Event()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begin to poll, the first time at once. Idempotent; raises RuntimeError after ``stop``."""
+        with self._lock:
+            if self._stopping.is_set():
+                raise RuntimeError("an inventory cannot be started again after stop()")
+            if self._thread is None:
+                # Daemon: a call into a wedged GPU cannot be cancelled and must not keep the process from ending.
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the polling and close the backend. Idempotent; waits at most 5 s for a hardware call to come back."""
+        with self._lock:
+            self._stopping.set()
+            thread = self._thread
+        self._wake.set()
+        if thread is None:
+            self._backend.close()
+            return
+        if thread is threading.current_thread():
+            return  # called from a callback: the thread closes the backend when it gets out of it
+        thread.join(STOP_TIMEOUT_S)
+        if thread.is_alive():
+            log.warning("a hardware call does not return; the GPU inventory is abandoned")
+
+    def current(self) -> Snapshot:
+        """The last good snapshot, an empty one before the first. Never waits."""
+        with self._lock:
+            return self._snapshot or Snapshot()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the snapshot is missing or old, None while the newest look at the hardware succeeded."""
+        with self._lock:
+            return self._problem
+
+    def wait_first(self, timeout_s: float) -> bool:
+        """Whether a first good snapshot is there, waiting for it up to ``timeout_s``."""
+        return self._first.wait(timeout_s)
+
+    def refresh(self) -> None:
+        """Look again now instead of at the next interval. Returns at once."""
+        self._wake.set()
+
+    def subscribe(self, callback: Callback) -> None:
+        """Call ``callback`` with the first snapshot (soon, when there is one already) and with every changed one."""
+        with self._lock:
+            self._subscribers.append((callback, []))
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._wake.clear()
+                pause_s = self._poll()
+                self._tell()
+                self._wake.wait(pause_s)
+        finally:
+            self._backend.close()
+
+    def _poll(self) -> float:
+        """Look once; returns the pause until the next look in seconds."""
+        try:
+            snapshot = self._backend.snapshot()
+        except DriverUnavailableError as error:
+            return self._failed(str(error))
+        except Exception as error:
+            log.exception("looking at the GPUs failed in an unexpected way")
+            return self._failed(f"looking at the GPUs failed: {type(error).__name__}: {error}")
+        self._succeeded(snapshot)
+        return self._poll_interval_s
+
+    def _failed(self, problem: str) -> float:
+        with self._lock:
+            news = problem != self._problem
+            self._problem = problem
+            pause_s = min(self._retry_max_s, self._retry_min_s * 2.0 ** min(self._failures, 16))
+            self._failures += 1
+        if news:
+            log.warning("the GPU driver cannot be used", extra={"reason": problem})
+        return pause_s
+
+    def _succeeded(self, snapshot: Snapshot) -> None:
+        with self._lock:
+            changed = snapshot != self._snapshot
+            before = self._snapshot.left_out if self._snapshot is not None else ()
+            self._snapshot = snapshot
+            self._problem = None
+            self._failures = 0
+        self._first.set()
+        if changed:
+            log.info("GPU inventory changed", extra={"gpus": len(snapshot.gpus), "left_out": len(snapshot.left_out)})
+        for gpu in snapshot.left_out:
+            if gpu not in before:
+                log.warning("a GPU is left out", extra={"gpu": gpu.label, "reason": gpu.reason})
+
+    def _tell(self) -> None:
+        with self._lock:
+            snapshot = self._snapshot
+            due = [
+                (callback, seen) for callback, seen in self._subscribers if snapshot is not None and seen != [snapshot]
+            ]
+        for callback, seen in due:
+            if snapshot is None or self._stopping.is_set():
+                return
+            seen[:] = [snapshot]  # only this thread reads and writes what a subscriber has seen
+            try:
+                callback(snapshot)
+            except Exception:
+                log.exception("a subscriber of the GPU inventory failed", extra={"subscriber": repr(callback)})
