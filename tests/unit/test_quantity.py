@@ -1,0 +1,117 @@
+"""Quantities: the texts that Kubernetes accepts, the values they mean, the texts it prints."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.quantity import NANO, Format, Quantity
+
+QUANTITIES = st.builds(Quantity, st.integers(-(10**30), 10**30), st.sampled_from(list(Format)))
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("0", "0"),
+        ("-0.0Gi", "0"),
+        ("1024Mi", "1Gi"),
+        ("81559Mi", "81559Mi"),
+        ("80Gi", "80Gi"),
+        ("0.5Gi", "512Mi"),
+        ("1.5Ki", "1536"),
+        ("1000m", "1"),
+        ("1500m", "1500m"),
+        (".5", "500m"),
+        ("5.", "5"),
+        ("+5k", "5k"),
+        ("-1024Ki", "-1Mi"),
+        ("0.1Ki", "102400m"),
+        ("1025", "1025"),
+        ("1023Ki", "1023Ki"),
+        ("12e6", "12e6"),
+        ("1E3", "1e3"),
+        ("100e0", "100"),
+        ("1E", "1E"),
+        ("1000E", "1000E"),
+        ("10000E", "10000E"),
+        ("0.0000000001", "1n"),
+        ("-0.0000000001", "-1n"),
+        ("0.3n", "1n"),
+        ("1e-20", "1e-9"),
+        ("100Ei", "9223372036854775807"),
+        ("0.001Ki", "1024m"),
+        ("0.0005Ki", "512m"),
+    ],
+)
+def test_prints_as_kubernetes_prints(text: str, canonical: str) -> None:
+    """A value read from one object and written to another must be the text that the API server would store."""
+    assert str(Quantity.parse(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    "text", ["", " 1", "1 ", ".", "+", "Ki", "1ki", "1Mb", "1KiB", "1e", "1e3k", "--1", "1.2.3", "0x10", "1_0", "٣"]
+)
+def test_refuses_what_kubernetes_refuses(text: str) -> None:
+    """A wrong text is an error that quotes it, never a guess."""
+    with pytest.raises(ValueError, match="not a quantity"):
+        Quantity.parse(text)
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1e-999999999", "9" * 5000])
+def test_hostile_texts_cost_nothing(text: str) -> None:
+    """An exponent or a length beyond reason is refused before any arithmetic."""
+    with pytest.raises(ValueError, match="not a quantity"):
+        Quantity.parse(text)
+
+
+@given(QUANTITIES)
+def test_text_round_trips(quantity: Quantity) -> None:
+    """Printing and reading again gives the same number, and printing is stable."""
+    again = Quantity.parse(str(quantity))
+    assert again == quantity
+    assert str(again) == str(quantity)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_bytes_are_exact(count: int) -> None:
+    """Bytes keep every digit, whatever suffix the text uses."""
+    quantity = Quantity.from_bytes(count)
+    assert quantity.as_int() == count
+    assert Quantity.parse(str(quantity)).as_int() == count
+
+
+@given(st.decimals(-(10**9), 10**9, allow_nan=False, places=12))
+def test_fractions_round_away_from_zero(number: object) -> None:
+    """Anything finer than a billionth becomes a billionth: asking for something never turns into nothing."""
+    exact = Fraction(str(number)) * NANO
+    nano = Quantity.parse(f"{number:f}").nano
+    assert abs(nano) - abs(exact) < 1
+    assert abs(nano) >= abs(exact)
+
+
+@given(QUANTITIES, QUANTITIES)
+def test_order_and_sums_follow_the_numbers(left: Quantity, right: Quantity) -> None:
+    """Comparison, equality, hash, sum and difference see the number and never the suffix."""
+    assert (left < right) == (left.nano < right.nano)
+    assert (left == right) == (left.nano == right.nano)
+    assert hash(left) == hash(Quantity(left.nano, Format.BINARY_SI))
+    assert (left + right).nano == left.nano + right.nano
+    assert (left - right).nano == left.nano - right.nano
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "integer"), [("1500m", 2, False), ("-1500m", -2, False), ("2Ki", 2048, True)]
+)
+def test_whole_units(text: str, whole: int, integer: bool) -> None:
+    """Rounding to whole units goes away from zero, as the scheduler's does."""
+    assert Quantity.parse(text).as_int() == whole
+    assert Quantity.parse(text).is_integer() is integer
+
+
+def test_does_not_change() -> None:
+    """A quantity may be shared and used as a key."""
+    with pytest.raises(AttributeError):
+        Quantity(1).nano = 2  # type: ignore[misc]
+    assert Quantity(1) != 1
