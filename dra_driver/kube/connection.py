@@ -1,0 +1,153 @@
+"""Where the API server is, how to trust it, and which credentials to show.
+
+Owns the choice between the pod's service account and a kubeconfig, and the renewal of credentials. Refuses to know
+requests and objects (``rest.py``). Reading kubeconfig, TLS settings, proxies, exec plugins and the service account's
+token stays the ``kubernetes`` client's job; the token file is re-read once a minute there, because the kubelet
+rotates projected tokens (BoundServiceAccountTokenVolume; a token lives about an hour).
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube.transport import ClientParts, client_parts
+
+log = logging.getLogger(__name__)
+
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+# Dead peers are found after 15 + 3 x 5 s, not only at the end of a watch's read timeout.
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
+
+# One reflector, four workers of the plugin, the publisher and the event recorder; more are opened and closed as needed.
+_POOL_CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One reading of the configuration, and the connections made with it."""
+
+    configuration: Any
+    pool: Any  # urllib3.PoolManager
+
+
+class Connection:
+    """The API server's address, a connection pool and fresh credentials. Thread-safe."""
+
+    def __init__(self, source: str, make_configuration: Callable[[], Any], parts: ClientParts) -> None:
+        self.source = source
+        self._make_configuration = make_configuration
+        self._parts = parts
+        self._lock = threading.Lock()  # guards _session, and lets one thread at a time read credentials
+        self._session = self._new_session()
+
+    @classmethod
+    def load(
+        cls,
+        kubeconfig: str | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        service_account_dir: Path = SERVICE_ACCOUNT_DIR,
+    ) -> "Connection":
+        """The connection described by ``kubeconfig``; else the pod's service account; else KUBECONFIG or
+        ``~/.kube/config``.
+
+        Opens no connection yet. Raises ConfigurationError with a sentence when there is nothing to use or it is
+        unreadable.
+        """
+        if kubeconfig is None and _in_cluster(environ, service_account_dir):
+            return cls._in_cluster(environ, service_account_dir)
+        path = (
+            kubeconfig or environ.get("KUBECONFIG") or str(Path(environ.get("HOME", "~"), ".kube/config").expanduser())
+        )
+        if not any(Path(part).is_file() for part in path.split(os.pathsep) if part):
+            raise ConfigurationError(
+                f"no way to reach the API server: the kubeconfig {path} does not exist and no service account is "
+                f"mounted at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
+            )
+        return cls._from_kubeconfig(path)
+
+    @classmethod
+    def _in_cluster(cls, environ: Mapping[str, str], directory: Path) -> "Connection":
+        parts = client_parts("in-cluster")
+
+        def make() -> Any:
+            configuration = parts.configuration()
+            loader = parts.load_config(str(directory / "token"), str(directory / "ca.crt"), environ=environ)
+            loader.load_and_set(configuration)
+            return configuration
+
+        return cls(f"the service account in {directory}", make, parts)
+
+    @classmethod
+    def _from_kubeconfig(cls, path: str) -> "Connection":
+        parts = client_parts("kubeconfig")
+
+        def make() -> Any:
+            configuration = parts.configuration()
+            parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
+            return configuration
+
+        return cls(f"kubeconfig {path}", make, parts)
+
+    @property
+    def base_url(self) -> str:
+        """``https://host:port``, without a slash at the end."""
+        return str(self._session.configuration.host).rstrip("/")
+
+    @property
+    def pool(self) -> Any:
+        """The ``urllib3.PoolManager`` that knows the TLS and proxy settings; thread-safe."""
+        return self._session.pool
+
+    def auth_headers(self) -> dict[str, str]:
+        """The headers that prove who we are, read anew when they are about to expire; empty with a client certificate.
+
+        Raises ConfigurationError when the token file has become unreadable.
+        """
+        with self._lock:
+            settings = self._guarded(self._session.configuration.auth_settings)
+        return {s["key"]: s["value"].strip() for s in settings.values() if s["in"] == "header" and s["value"]}
+
+    def renew(self) -> None:
+        """Reads everything again (token, CA, exec plugin) after a 401; requests in flight finish on the old
+        connections.
+
+        Raises ConfigurationError when that fails; the old credentials then stay in use.
+        """
+        session = self._new_session()
+        with self._lock:
+            self._session = session
+        log.info("credentials read again", extra={"source": self.source})
+
+    def close(self) -> None:
+        """Closes idle connections. Idempotent; the connection can be used again."""
+        self._session.pool.clear()
+
+    def _new_session(self) -> _Session:
+        configuration = self._guarded(self._make_configuration)
+        configuration.socket_options = self._parts.keepalive_options(
+            idle=_KEEPALIVE_IDLE_S, interval=_KEEPALIVE_INTERVAL_S, count=_KEEPALIVE_PROBES
+        )
+        configuration.connection_pool_maxsize = _POOL_CONNECTIONS
+        return _Session(configuration, self._guarded(lambda: self._parts.rest_client(configuration).pool_manager))
+
+    def _guarded(self, read: Callable[[], Any]) -> Any:
+        """Runs code of the client that reads configuration; whatever it raises becomes a sentence.
+
+        The client lets YAML errors, KeyError, TypeError and binascii errors of a damaged file through as they are.
+        """
+        try:
+            return read()
+        except Exception as error:  # a fence: translated, with the cause kept
+            what = str(error) or type(error).__name__
+            raise ConfigurationError(f"cannot use {self.source} to reach the API server: {what}") from error
+
+
+def _in_cluster(environ: Mapping[str, str], directory: Path) -> bool:
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (directory / "token").is_file()

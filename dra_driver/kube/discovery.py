@@ -1,0 +1,51 @@
+"""What the API server is: its version, and whether it serves the API that this project speaks.
+
+Owns two reads. Refuses to know feature gates, which no endpoint tells (``slices/features.py`` probes for their
+effects).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.kube.claims import Getter
+from dra_driver.kube.paths import RESOURCE_API, version
+
+_LEADING_NUMBER = re.compile(r"\d{1,4}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerVersion:
+    """``git_version`` as the server prints it (``v1.36.2+k3s1``); ``minor`` of ``36+`` is 36."""
+
+    git_version: str
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return self.git_version
+
+
+def server_version(rest: Getter) -> ServerVersion:
+    """Reads ``/version``. Raises KubernetesApiError when it cannot be read or understood."""
+    answer = rest.get(version())
+    git_version = answer.get("gitVersion")
+    major, minor = _number(answer.get("major")), _number(answer.get("minor"))
+    if not isinstance(git_version, str) or major is None or minor is None:
+        raise KubernetesApiError(f"GET /version: expected gitVersion, major and minor, got {str(answer)[:120]}")
+    return ServerVersion(git_version=git_version[:64], major=major, minor=minor)
+
+
+def serves_resource_v1(rest: Getter) -> bool:
+    """Whether resource.k8s.io/v1 with ResourceSlices is there: Kubernetes 1.34 or later with the API not turned off."""
+    try:
+        found = rest.get(RESOURCE_API).get("resources")
+    except NotFoundError:
+        return False
+    return isinstance(found, list) and any(isinstance(r, dict) and r.get("name") == "resourceslices" for r in found)
+
+
+def _number(value: Any) -> int | None:
+    match = _LEADING_NUMBER.match(value) if isinstance(value, str) else None
+    return int(match.group()) if match else None

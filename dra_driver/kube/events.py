@@ -1,0 +1,197 @@
+"""Records Kubernetes events, as ``kubectl describe`` shows them, without ever holding up who reports.
+
+Owns a bounded queue, one writer thread and the joining of repeats into one event with a count. Best effort by design:
+an event that cannot be written is dropped and counted. Refuses to know what events mean. Source: core/v1 Event; the
+fields are those of client-go's tools/record.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.kube.types import ObjectReference
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 64
+# How many written events are remembered, to raise their count instead of writing a new one.
+MAX_REMEMBERED = 128
+# A repeat within this time is counted on the old event; kubectl and the API server forget events after an hour.
+REMEMBER_S = 600.0
+# At most one write per event in this time, however often it is reported.
+REPEAT_S = 10.0
+MAX_MESSAGE = 1024  # the API server's limit
+
+EventType = Literal["Normal", "Warning"]
+Key = tuple[str, str, str, str, str, str]
+
+
+class Writer(Protocol):
+    """The part of ``rest.RestClient`` that recording needs."""
+
+    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]: ...
+    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    about: ObjectReference
+    kind: EventType
+    reason: str
+    message: str
+    seen_at: datetime
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Written:
+    namespace: str
+    name: str
+    count: int
+    written_s: float = field(default=0.0)
+
+
+class EventRecorder:
+    """``record`` from any thread; ``start`` and ``stop`` once, by one owner."""
+
+    def __init__(
+        self,
+        rest: Writer,
+        component: str,
+        host: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._rest, self._component, self._host = rest, component, host
+        self._clock, self._now = clock, now
+        self._changed = threading.Condition()  # guards the next three
+        self._pending: OrderedDict[Key, _Pending] = OrderedDict()
+        self._dropped = 0
+        self._stopping = False
+        self._written: OrderedDict[Key, _Written] = OrderedDict()  # of the writer thread alone
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        """How many reports were lost: the queue was full or the API server refused."""
+        with self._changed:
+            return self._dropped
+
+    def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None:
+        """Queues an event about an object; returns at once. ``reason`` is one word in CamelCase."""
+        text = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+        key = (
+            about.get("kind", ""),
+            about.get("namespace", ""),
+            about.get("name", ""),
+            about.get("uid", ""),
+            reason,
+            text,
+        )
+        with self._changed:
+            if (waiting := self._pending.get(key)) is not None:
+                waiting.count += 1
+                waiting.seen_at = self._now()
+            elif len(self._pending) >= MAX_PENDING:
+                self._dropped += 1
+            else:
+                self._pending[key] = _Pending(about, kind, reason, text, self._now())
+                self._changed.notify()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Writes what is still queued, as far as ``timeout_s`` allows. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work, timeout=REPEAT_S)
+                if self._stopping and not self._pending:
+                    return
+            self.flush()
+
+    def _has_work(self) -> bool:
+        return self._stopping or any(self._is_due(key) for key in self._pending)
+
+    def _is_due(self, key: Key) -> bool:
+        written = self._written.get(key)
+        return self._stopping or written is None or self._clock() - written.written_s >= REPEAT_S
+
+    def flush(self) -> None:
+        """Writes all events that are due. The writer thread's step; tests call it instead of starting the thread."""
+        with self._changed:
+            due = [key for key in self._pending if self._is_due(key)]
+            events = [(key, self._pending.pop(key)) for key in due]
+        for key, event in events:
+            try:
+                self._write(key, event)
+            except KubernetesApiError as error:
+                with self._changed:
+                    self._dropped += event.count
+                log.warning("event not written", extra={"reason": event.reason, "error": str(error)})
+
+    def _write(self, key: Key, event: _Pending) -> None:
+        known = self._written.get(key)
+        if known is not None and self._clock() - known.written_s < REMEMBER_S and self._repeat(known, event):
+            return
+        namespace = event.about.get("namespace") or "default"  # where events about cluster-scoped objects live
+        name = f"{event.about.get('name', 'unknown')[:200]}.{os.urandom(8).hex()}"
+        self._rest.create(paths.events(namespace), self._body(namespace, name, event))
+        self._remember(key, _Written(namespace, name, event.count, self._clock()))
+
+    def _repeat(self, known: _Written, event: _Pending) -> bool:
+        """Raises the count of an event written before; False when that one is gone."""
+        count = known.count + event.count
+        try:
+            self._rest.merge_patch(
+                paths.events(known.namespace, known.name), {"count": count, "lastTimestamp": _stamp(event.seen_at)}
+            )
+        except NotFoundError:
+            return False
+        known.count, known.written_s = count, self._clock()
+        return True
+
+    def _remember(self, key: Key, written: _Written) -> None:
+        self._written[key] = written
+        self._written.move_to_end(key)
+        if len(self._written) > MAX_REMEMBERED:
+            self._written.popitem(last=False)
+
+    def _body(self, namespace: str, name: str, event: _Pending) -> dict[str, Any]:
+        at = _stamp(event.seen_at)
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": dict(event.about),
+            "type": event.kind,
+            "reason": event.reason,
+            "message": event.message,
+            "source": {"component": self._component, "host": self._host},
+            "reportingComponent": self._component,
+            "reportingInstance": self._host,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": event.count,
+        }
+
+
+def _stamp(at: datetime) -> str:
+    """RFC 3339 in seconds: metav1.Time takes no fractions."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,50 @@
+"""Paths of the few API resources that this project touches; names from objects are quoted, so none can leave its place.
+
+Source: kubernetes/kubernetes staging/src/k8s.io/api (core/v1, resource/v1) and the API's URL conventions.
+"""
+
+from urllib.parse import quote
+
+RESOURCE_API = "/apis/resource.k8s.io/v1"
+CORE_API = "/api/v1"
+
+
+def resource_slices(name: str | None = None) -> str:
+    return _named(f"{RESOURCE_API}/resourceslices", name)
+
+
+def resource_claim(namespace: str, name: str) -> str:
+    return f"{resource_claims(namespace)}/{_segment(name)}"
+
+
+def resource_claims(namespace: str | None = None) -> str:
+    """All claims of one namespace, or of all."""
+    inside = f"/namespaces/{_segment(namespace)}" if namespace is not None else ""
+    return f"{RESOURCE_API}{inside}/resourceclaims"
+
+
+def device_classes(name: str | None = None) -> str:
+    return _named(f"{RESOURCE_API}/deviceclasses", name)
+
+
+def node(name: str) -> str:
+    return f"{CORE_API}/nodes/{_segment(name)}"
+
+
+def events(namespace: str, name: str | None = None) -> str:
+    return _named(f"{CORE_API}/namespaces/{_segment(namespace)}/events", name)
+
+
+def version() -> str:
+    return "/version"
+
+
+def _named(collection: str, name: str | None) -> str:
+    return collection if name is None else f"{collection}/{_segment(name)}"
+
+
+def _segment(text: str) -> str:
+    """One path segment. Empty, ``.`` and ``..`` would address something else, and no object can be called that."""
+    if text in {"", ".", ".."}:
+        raise ValueError(f"{text!r} is not the name of a Kubernetes object")
+    return quote(text, safe="")

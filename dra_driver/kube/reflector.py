@@ -1,0 +1,255 @@
+"""Keeps a copy of a collection and says what changed: list, then watch, for as long as the process lives.
+
+Owns resuming, listing again, waiting after failures. Refuses to know what the objects mean. Three nested generators,
+each dealing with one kind of ending, so that the endless loop is the smallest of them:
+
+    _forever     the API server fails       -> wait (backoff with jitter), then go on where the watch stopped
+    _generation  the version has expired    -> ends; the collection is listed again
+    _one_watch   the server ends a request  -> ends; the next request resumes from the last version seen
+
+The client's own informer is not used: it has no backoff, no read timeout and no bookmarks (kubernetes 37.0.2).
+Source: Kubernetes API concepts, "Efficient detection of changes"; bookmarks are KEP-956.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from dra_driver.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
+from dra_driver.kube.backoff import Backoff
+from dra_driver.kube.types import WatchEvent
+
+log = logging.getLogger(__name__)
+
+# The server ends each watch after a time drawn from this range, so that clients spread again after an API server's
+# restart.
+WATCH_S = (120, 180)
+# Silence beyond the server's own limit means that the connection is dead.
+_GRACE_S = 10.0
+# A watch that ends at once without an event is a failure, however politely it ended.
+_TOO_SHORT_S = 1.0
+
+
+class Stream(Protocol):
+    """One open watch."""
+
+    def __iter__(self) -> Iterator[WatchEvent]: ...
+    def close(self) -> None: ...
+
+
+class ListWatch(Protocol):
+    """The part of ``rest.RestClient`` that a reflector needs."""
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the copy. ``listed`` stands for any number of changes: the collection was read anew."""
+
+    kind: Literal["listed", "added", "modified", "deleted"]
+    name: str = ""
+    item: Mapping[str, Any] | None = None
+
+
+class Reflector:
+    """A copy of the objects at ``path`` that match ``field_selector``, by name (of one namespace or cluster-scoped).
+
+    ``on_event`` runs in the reflector's thread and must return soon; what it raises is logged and ends nothing.
+    ``start`` and ``stop`` are called once, by one owner; everything else from any thread.
+    """
+
+    def __init__(
+        self,
+        rest: ListWatch,
+        path: str,
+        field_selector: str,
+        on_event: Callable[[Change], None],
+        *,
+        backoff: Backoff | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rest, self._path, self._selector = rest, path, field_selector
+        self._on_event = on_event
+        self._backoff = backoff or Backoff()
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # guards the four fields below
+        self._items: dict[str, Any] = {}
+        self._synced = False
+        self._problem: str | None = None
+        self._open: Stream | None = None
+        self._version = ""  # of the reflector's thread alone; empty means that a list is due
+        self._progress = False  # whether a watch has worked since the last list; same thread
+        self._thread = threading.Thread(target=self._run, name="reflector", daemon=True)
+
+    @property
+    def synced(self) -> bool:
+        """Whether the collection was listed at least once."""
+        with self._lock:
+            return self._synced
+
+    @property
+    def problem(self) -> str | None:
+        """Why the copy may be old just now; None while all is well."""
+        with self._lock:
+            return self._problem
+
+    def items(self) -> dict[str, Any]:
+        """The copy as of now, by name; the objects are shared and must not be changed."""
+        with self._lock:
+            return dict(self._items)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends the open request and waits for the thread. Idempotent."""
+        self._stopping.set()
+        with self._lock:
+            stream = self._open
+        if stream is not None:
+            stream.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        for change in self._forever():
+            try:
+                self._on_event(change)
+            except Exception:
+                log.exception("a listener failed", extra={"path": self._path})
+
+    def _forever(self) -> Iterator[Change]:
+        while not self._stopping.is_set():
+            try:
+                yield from self._generation()
+            except KubernetesApiError as error:
+                self._wait_after(error)
+
+    def _generation(self) -> Iterator[Change]:
+        """One list, unless a version to resume from is known, and the watches that follow it."""
+        try:
+            if not self._version:
+                yield self._list()
+            while not self._stopping.is_set():
+                yield from self._one_watch()
+        except GoneError:
+            self._version = ""  # an ordinary event: the copy was away for longer than the server remembers
+            if not self._progress:
+                raise  # but not right after a list: without a wait that would be a busy loop
+        except ApiUnreachableError:
+            raise
+        except KubernetesApiError:
+            self._version = (
+                ""  # the server may not know the version at all, e.g. when its store was restored from a backup
+            )
+            raise
+
+    def _list(self) -> Change:
+        """Without a resourceVersion the answer is current, not from a cache that may lag behind our own writes."""
+        document = self._rest.list(self._path, {"fieldSelector": self._selector})
+        items = {name: _slim(item) for item in document["items"] if (name := _name(item))}
+        with self._lock:
+            self._items, self._synced = items, True
+        self._progress = False
+        self._version = _version(document)
+        if not self._version:
+            raise ApiUnreachableError(f"list {self._path}: the answer has no metadata.resourceVersion")
+        return Change("listed")
+
+    def _one_watch(self) -> Iterator[Change]:
+        limit_s = random.randint(*WATCH_S)  # noqa: S311 - spreads load, keeps no secret
+        query = {
+            "fieldSelector": self._selector,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(limit_s),
+        }
+        began = self._clock()
+        stream = self._rest.watch(self._path, query, limit_s + _GRACE_S)
+        self._opened(stream)
+        heard = False
+        try:
+            for event in stream:
+                heard = True
+                self._made_progress()
+                yield from self._apply(event)
+        finally:
+            self._opened(None)
+            stream.close()
+            if self._clock() - began >= _TOO_SHORT_S:
+                self._made_progress()
+        if not heard and not self._stopping.is_set() and self._clock() - began < _TOO_SHORT_S:
+            raise ApiUnreachableError(f"watch {self._path}: the server ended the request at once")
+
+    def _opened(self, stream: Stream | None) -> None:
+        with self._lock:
+            self._open = stream
+            recovered = stream is not None and self._problem is not None
+            if recovered:
+                self._problem = None
+        if recovered:
+            log.info("watching again", extra={"path": self._path})
+        if stream is not None and self._stopping.is_set():
+            stream.close()  # stop() came while the request was being opened
+
+    def _apply(self, event: WatchEvent) -> Iterator[Change]:
+        item, kind = event["object"], event["type"]
+        version = _version(item)
+        if kind == "BOOKMARK":
+            self._version = version or self._version
+            return
+        name = _name(item)
+        if not name or not version or kind not in {"ADDED", "MODIFIED", "DELETED"}:
+            raise ApiUnreachableError(f"watch {self._path}: a {kind} event for an object without name or version")
+        slim = _slim(item)
+        with self._lock:
+            if kind == "DELETED":
+                self._items.pop(name, None)
+            else:
+                self._items[name] = slim
+        self._version = version
+        lowered: Any = kind.lower()
+        yield Change(lowered, name, slim)
+
+    def _made_progress(self) -> None:
+        self._progress = True
+        self._backoff.reset()
+
+    def _wait_after(self, error: KubernetesApiError) -> None:
+        wait_s = self._backoff.next_s()
+        if isinstance(error, ServerBusyError):
+            wait_s = max(wait_s, error.retry_after_s)
+        if self._stopping.is_set():
+            return
+        with self._lock:
+            self._problem = str(error)
+        # One line for the first failures, then one per doubling: the longest wait bounds the rest to two a minute.
+        log.warning("watch failed", extra={"path": self._path, "error": str(error), "wait_s": round(wait_s, 1)})
+        self._stopping.wait(wait_s)
+
+
+def _slim(item: dict[str, Any]) -> dict[str, Any]:
+    """Drops managedFields, about half of a small object; changes the item, which nobody else has yet."""
+    metadata = item.get("metadata")
+    if isinstance(metadata, dict):
+        metadata.pop("managedFields", None)
+    return item
+
+
+def _name(item: Any) -> str:
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _version(item: Mapping[str, Any]) -> str:
+    metadata = item.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    return version if isinstance(version, str) else ""

@@ -1,0 +1,237 @@
+"""Requests to the API server over raw dicts.
+
+Owns verbs, timeouts, body limits, the one retry after a 401 and the translation of transport failures into errors.
+Refuses to know objects: what comes back is the JSON as it is, so fields newer than this program survive a read and a
+write (the client's typed models drop them). Source: Kubernetes API concepts ("Resource operations", "Efficient
+detection of changes").
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+from urllib3.exceptions import HTTPError, ProtocolError, SSLError
+
+from dra_driver import __version__
+from dra_driver.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.status import error_from_response
+from dra_driver.kube.watch import WatchStream
+
+Query = Mapping[str, str]
+
+# etcd takes objects of at most 1.5 MiB; a page of a list is bounded by PAGE_SIZE of them, in practice far smaller.
+MAX_BODY_BYTES = 64 * 2**20
+PAGE_SIZE = 500
+_CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds. ``total_s`` bounds the whole answer, so a server that drips bytes cannot hold a caller."""
+
+    connect_s: float = 5.0
+    read_s: float = 10.0
+    total_s: float = 30.0
+
+
+class RestClient:
+    """Talks to one API server. Thread-safe. Every failure is one of ``errors.KubernetesApiError``'s subclasses."""
+
+    def __init__(self, connection: Connection, *, timeouts: Timeouts | None = None) -> None:
+        self._connection = connection
+        self._timeouts = timeouts or Timeouts()
+        # The API server takes the part before the slash as the field manager of our writes.
+        self._headers = {"Accept": "application/json", "User-Agent": f"dra-driver/{__version__}"}
+
+    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        """One object. Repeated once on a connection that broke, as reading twice does no harm."""
+        return self._exchange(_Request("GET", path, query))
+
+    def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
+
+        Raises GoneError when the list took so long that its version was compacted: list again.
+        """
+        asked = {**(query or {}), "limit": str(PAGE_SIZE)}
+        items: list[Any] = []
+        while True:
+            page = self._exchange(_Request("GET", path, asked))
+            items.extend(_items(path, page))
+            token = _metadata(page).get("continue")
+            if not isinstance(token, str) or not token:
+                return {**page, "items": items}
+            asked["continue"] = token
+
+    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """What the API server stored (or, with ``dry_run``, would store).
+
+        Not repeated on a lost answer, which may have been a success.
+        """
+        return self._exchange(_Request("POST", path, _dry_run(dry_run), body))
+
+    def update(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Replaces an object; ConflictError when ``metadata.resourceVersion`` is not the current one."""
+        return self._exchange(_Request("PUT", path, _dry_run(dry_run), body))
+
+    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes single fields (RFC 7386)."""
+        return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
+
+    def delete(self, path: str, uid: str | None = None, resource_version: str | None = None) -> None:
+        """Deletes, if the object still has that UID and version; else ConflictError. NotFoundError when it is gone."""
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {key: value for key, value in wanted.items() if value is not None}
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if preconditions:
+            body["preconditions"] = preconditions
+        self._exchange(_Request("DELETE", path, None, body))
+
+    def watch(self, path: str, query: Query, read_timeout_s: float) -> WatchStream:
+        """Opens a watch; iterate over it for events, ``close()`` it from any thread.
+
+        ``read_timeout_s`` of silence raises ApiUnreachableError from the iterator.
+        """
+        request = _Request("GET", path, {**query, "watch": "true"}, read_timeout_s=read_timeout_s)
+        return WatchStream(self._send(request), f"watch {path}")
+
+    def _exchange(self, request: "_Request") -> dict[str, Any]:
+        deadline = time.monotonic() + self._timeouts.total_s
+        try:
+            data = self._read(request, self._send(request), deadline)
+        except ApiUnreachableError as error:
+            # A kept-alive connection may be closed by the server just as it is used: no fault, but only GET may be
+            # repeated.
+            if request.verb != "GET" or not isinstance(error.__cause__, ProtocolError):
+                raise
+            data = self._read(request, self._send(request), deadline)
+        return _decoded(request, data)
+
+    def _send(self, request: "_Request") -> Any:
+        """A response with a good status, its body unread. A 401 is tried once more with credentials read anew."""
+        try:
+            return self._send_once(request)
+        except UnauthorizedError as refused:
+            try:
+                self._connection.renew()
+            except ConfigurationError as unreadable:
+                raise UnauthorizedError(
+                    f"{refused}; and {unreadable}", status=401, reason=refused.reason
+                ) from unreadable
+            return self._send_once(request)
+
+    def _send_once(self, request: "_Request") -> Any:
+        headers = {**self._headers, **self._credentials()}
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        try:
+            response = self._connection.pool.request(
+                request.verb,
+                self._connection.base_url + request.path_and_query,
+                body=request.encoded_body(),
+                headers=headers,
+                timeout=urllib3.Timeout(
+                    connect=self._timeouts.connect_s, read=request.read_timeout_s or self._timeouts.read_s
+                ),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            raise _unreachable(request, self._connection, error) from error
+        if response.status >= 300:
+            body = self._read(request, response, time.monotonic() + self._timeouts.total_s)
+            raise error_from_response(str(request), response.status, body, response.headers)
+        return response
+
+    def _credentials(self) -> dict[str, str]:
+        try:
+            return self._connection.auth_headers()
+        except ConfigurationError as error:
+            raise UnauthorizedError(str(error)) from error
+
+    def _read(self, request: "_Request", response: Any, deadline: float) -> bytes:
+        """The whole body, within the deadline and the size limit; only then the connection goes back to the pool."""
+        body = bytearray()
+        try:
+            while chunk := response.read1(_CHUNK_BYTES):
+                body += chunk
+                _check_bounds(request, len(body), deadline)
+        except (HTTPError, OSError) as error:
+            response.close()
+            raise _unreachable(request, self._connection, error) from error
+        except KubernetesApiError:
+            response.close()
+            raise
+        response.release_conn()
+        return bytes(body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is asked; ``str()`` is how errors name it."""
+
+    verb: str
+    path: str
+    query: Query | None = None
+    body: Mapping[str, Any] | None = None
+    content_type: str = "application/json"
+    read_timeout_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
+
+    @property
+    def path_and_query(self) -> str:
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+
+    def encoded_body(self) -> bytes | None:
+        return None if self.body is None else json.dumps(self.body, separators=(",", ":")).encode()
+
+
+def _check_bounds(request: _Request, size: int, deadline: float) -> None:
+    if size > MAX_BODY_BYTES:
+        raise KubernetesApiError(f"{request}: the answer is larger than {MAX_BODY_BYTES >> 20} MiB; refused")
+    if time.monotonic() > deadline:
+        raise ApiUnreachableError(f"{request}: the answer did not end in time; the API server or the network is slow")
+
+
+def _unreachable(request: _Request, connection: Connection, error: Exception) -> ApiUnreachableError:
+    """A transport failure as a sentence that names the server and where its address came from."""
+    hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
+    what = str(error) or type(error).__name__
+    return ApiUnreachableError(
+        f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
+    )
+
+
+def _decoded(request: _Request, data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        start = data[:80].decode("utf-8", "replace")
+        raise ApiUnreachableError(f"{request}: the answer is not JSON that can be read ({error}): {start!r}") from error
+    if not isinstance(document, dict):
+        raise ApiUnreachableError(f"{request}: the answer is {type(document).__name__}, expected a JSON object")
+    return document
+
+
+def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = document.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def _items(path: str, page: Mapping[str, Any]) -> list[Any]:
+    """``items: null`` is how Go writes an empty list."""
+    items = page.get("items") or []
+    if not isinstance(items, list):
+        raise ApiUnreachableError(f"GET {path}: the answer's items are {type(items).__name__}, expected a list")
+    return items
+
+
+def _dry_run(asked: bool) -> Query | None:
+    return {"dryRun": "All"} if asked else None

@@ -1,0 +1,130 @@
+"""Shapes of wire objects, as far as this project reads or writes them.
+
+Owns names and types of fields, nothing at run time: objects are the plain dicts that JSON gives, so fields that are
+not listed here survive a read and a write. What comes from the API server is hostile until checked; a TypedDict
+checks nothing. Source: kubernetes/kubernetes staging/src/k8s.io/api/resource/v1/types.go and core/v1/types.go.
+"""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class OwnerReference(TypedDict):
+    apiVersion: str
+    kind: str
+    name: str
+    uid: str
+    controller: NotRequired[bool]
+
+
+class ObjectMeta(TypedDict, total=False):
+    name: str
+    generateName: str
+    namespace: str
+    uid: str
+    resourceVersion: str
+    creationTimestamp: str | None
+    deletionTimestamp: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    ownerReferences: list[OwnerReference]
+    managedFields: list[dict[str, Any]]
+
+
+class DeviceAttribute(TypedDict, total=False):
+    """Exactly one of them (or, behind a gate, a list of one of them)."""
+
+    int: int
+    bool: bool
+    string: str
+    version: str
+
+
+class DeviceCapacity(TypedDict):
+    value: str
+    requestPolicy: NotRequired[dict[str, Any]]
+
+
+class Device(TypedDict):
+    name: str
+    attributes: NotRequired[dict[str, DeviceAttribute]]
+    capacity: NotRequired[dict[str, DeviceCapacity]]
+    consumesCounters: NotRequired[list[dict[str, Any]]]
+    taints: NotRequired[list[dict[str, Any]]]
+    allowMultipleAllocations: NotRequired[bool]
+
+
+class ResourcePool(TypedDict):
+    name: str
+    generation: int
+    resourceSliceCount: int
+
+
+class ResourceSliceSpec(TypedDict):
+    driver: str
+    pool: ResourcePool
+    nodeName: NotRequired[str]
+    devices: NotRequired[list[Device]]
+    sharedCounters: NotRequired[list[dict[str, Any]]]
+
+
+class ResourceSlice(TypedDict):
+    apiVersion: Literal["resource.k8s.io/v1"]
+    kind: Literal["ResourceSlice"]
+    metadata: ObjectMeta
+    spec: ResourceSliceSpec
+
+
+class DeviceRequestAllocationResult(TypedDict):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    adminAccess: NotRequired[bool]
+    shareID: NotRequired[str]
+    consumedCapacity: NotRequired[dict[str, str]]
+
+
+class DeviceAllocation(TypedDict, total=False):
+    results: list[DeviceRequestAllocationResult]
+    config: list[dict[str, Any]]
+
+
+class AllocationResult(TypedDict, total=False):
+    devices: DeviceAllocation
+    nodeSelector: dict[str, Any]
+
+
+class ResourceClaimStatus(TypedDict, total=False):
+    allocation: AllocationResult
+    reservedFor: list[dict[str, str]]
+    devices: list[dict[str, Any]]
+
+
+class ResourceClaim(TypedDict):
+    apiVersion: str
+    kind: str
+    metadata: ObjectMeta
+    spec: dict[str, Any]
+    status: NotRequired[ResourceClaimStatus]
+
+
+class DeviceClass(TypedDict):
+    apiVersion: str
+    kind: str
+    metadata: ObjectMeta
+    spec: dict[str, Any]
+
+
+class ObjectReference(TypedDict, total=False):
+    """What an event is about."""
+
+    apiVersion: str
+    kind: str
+    name: str
+    namespace: str
+    uid: str
+
+
+class WatchEvent(TypedDict):
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: dict[str, Any]

@@ -1,0 +1,86 @@
+"""One open watch request as an iterator of events.
+
+Owns cutting the byte stream into lines and lines into events. Refuses to know resuming, listing and backoff
+(``reflector.py``). Source: Kubernetes API concepts, "Efficient detection of changes": one JSON object per line.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+from urllib3.exceptions import HTTPError
+
+from dra_driver.errors import ApiUnreachableError
+from dra_driver.kube.status import error_from_status
+from dra_driver.kube.types import WatchEvent
+
+# An event carries one object, of at most 1.5 MiB in etcd; JSON on the wire can be larger than the stored form.
+MAX_LINE_BYTES = 16 * 2**20
+_CHUNK_BYTES = 64 * 1024
+
+
+class WatchStream:
+    """Iterate once, in one thread; ``close()`` from any thread ends the iteration."""
+
+    def __init__(self, response: Any, request: str) -> None:
+        self._response = response
+        self._request = request
+        self._closed = False
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        """Events until the server ends the request or ``close()`` is called.
+
+        Raises ApiUnreachableError on a broken or silent connection and on garbage, and the matching error (GoneError
+        for an expired version) when the server sends an ERROR event.
+        """
+        try:
+            for line in self._lines():
+                if self._closed:
+                    return
+                yield self._event(line)
+        finally:
+            self._response.close()
+
+    def close(self) -> None:
+        """Wakes the reading thread by shutting the socket down for reading. Idempotent."""
+        self._closed = True
+        # ValueError, RuntimeError: the response has ended already and gave its socket back; OSError: the peer was
+        # faster.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._response.shutdown()
+
+    def _lines(self) -> Iterator[bytes]:
+        pending = b""
+        while chunk := self._chunk():
+            *lines, pending = (pending + chunk).split(b"\n")
+            yield from (line for line in lines if line.strip())
+            if len(pending) > MAX_LINE_BYTES:
+                raise ApiUnreachableError(
+                    f"{self._request}: one event is larger than {MAX_LINE_BYTES >> 20} MiB; refused"
+                )
+        # A last line without its end is an event that broke off: the next watch brings it whole.
+
+    def _chunk(self) -> bytes:
+        try:
+            return cast(bytes, self._response.read1(_CHUNK_BYTES))
+        except (HTTPError, OSError, AttributeError) as error:
+            # AttributeError: the socket was taken away by close() in the middle of a read.
+            if self._closed:
+                return b""
+            raise ApiUnreachableError(f"{self._request} broke off: {error or type(error).__name__}") from error
+
+    def _event(self, line: bytes) -> WatchEvent:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ApiUnreachableError(f"{self._request}: not JSON that can be read ({error}): {line[:80]!r}") from error
+        if (
+            not isinstance(event, dict)
+            or not isinstance(event.get("object"), dict)
+            or not isinstance(event.get("type"), str)
+        ):
+            raise ApiUnreachableError(f"{self._request}: not a watch event: {line[:80]!r}")
+        if event["type"] == "ERROR":
+            raise error_from_status(self._request, event["object"])
+        return cast(WatchEvent, event)

@@ -1,0 +1,239 @@
+"""The reflector over real sockets, against a server that ends, breaks, hangs and talks nonsense."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dra_driver.kube.backoff import Backoff
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.reflector import Change, Reflector
+from dra_driver.kube.rest import RestClient, Timeouts
+from dra_driver.kube.watch import WatchStream
+from tests.fakes.scripted_http import Exchange, ScriptedServer
+
+PATH = "/apis/resource.k8s.io/v1/resourceslices"
+EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+
+
+def item(name: str, version: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": version, "managedFields": [{"manager": "m"}]}}
+
+
+def event(kind: str, name: str, version: str) -> dict[str, Any]:
+    return {"type": kind, "object": item(name, version)}
+
+
+class ShortWatches(RestClient):
+    """Cuts the read timeout, which is minutes in earnest, to a fraction of a second."""
+
+    def watch(self, path: str, query: Any, read_timeout_s: float) -> WatchStream:
+        return super().watch(path, query, 0.2)
+
+
+class Heard:
+    """Collects changes and lets a test wait for one."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, str]] = []
+        self._arrived = threading.Condition()
+
+    def __call__(self, change: Change) -> None:
+        with self._arrived:
+            self.changes.append((change.kind, change.name))
+            self._arrived.notify_all()
+
+    def wait_for(self, *wanted: tuple[str, str], timeout_s: float = 5.0) -> None:
+        with self._arrived:
+            found = self._arrived.wait_for(lambda: set(wanted) <= set(self.changes), timeout_s)
+            assert found, f"{wanted} not in {self.changes}"
+
+
+@contextmanager
+def reflecting(
+    script: Callable[[Exchange], None], tmp_path: Path, longest_s: float = 0.05
+) -> Iterator[tuple[ScriptedServer, Reflector, Heard]]:
+    with ScriptedServer(script) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        rest = ShortWatches(Connection.load(str(path)), timeouts=Timeouts(connect_s=1, read_s=0.5, total_s=1))
+        heard = Heard()
+        reflector = Reflector(rest, PATH, "spec.driver=d", heard, backoff=Backoff(first_s=0.02, longest_s=longest_s))
+        reflector.start()
+        try:
+            yield server, reflector, heard
+        finally:
+            reflector.stop()
+
+
+def scripted(first_list: dict[str, Any], *watches: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
+    """Lists answer ``first_list``; the n-th watch runs the n-th function, later ones stay silent."""
+    rest = iter(watches)
+
+    def script(x: Exchange) -> None:
+        if "watch" not in x.seen.query:
+            x.json(first_list)
+        else:
+            next(rest, lambda y: y.stream([], end="hang"))(x)
+
+    return script
+
+
+LIST_7 = {"metadata": {"resourceVersion": "7"}, "items": [item("a", "3")]}
+
+
+def watches(server: ScriptedServer) -> list[str]:
+    return [seen.query["resourceVersion"] for seen in server.requests if "watch" in seen.query]
+
+
+def lists(server: ScriptedServer) -> int:
+    return sum("watch" not in seen.query for seen in server.requests)
+
+
+def test_lists_then_follows_and_keeps_no_managed_fields(tmp_path: Path) -> None:
+    """The copy is what the server has, without the half of each object that nobody reads."""
+    script = scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8"), event("DELETED", "a", "9")], end="hang"))
+    with reflecting(script, tmp_path) as (server, reflector, heard):
+        heard.wait_for(("listed", ""), ("added", "b"), ("deleted", "a"))
+        assert reflector.synced
+        assert reflector.items() == {"b": {"metadata": {"name": "b", "resourceVersion": "8"}}}
+        assert server.requests[0].query["fieldSelector"] == "spec.driver=d"
+        assert server.requests[1].query["allowWatchBookmarks"] == "true"
+
+
+def test_resumes_from_the_last_bookmark_without_listing(tmp_path: Path) -> None:
+    """After the server ends a watch, nothing is read twice."""
+    script = scripted(
+        LIST_7,
+        lambda x: x.stream([event("BOOKMARK", "", "40")]),
+        lambda x: x.stream([event("ADDED", "b", "41")], end="hang"),
+    )
+    with reflecting(script, tmp_path) as (server, _, heard):
+        heard.wait_for(("added", "b"))
+        assert watches(server)[:2] == ["7", "40"]
+        assert lists(server) == 1
+
+
+def test_resumes_after_a_connection_that_broke_or_fell_silent(tmp_path: Path) -> None:
+    """A cut and a half-open connection cost a wait, not a list, and lose nothing."""
+    script = scripted(
+        LIST_7,
+        lambda x: x.stream([event("ADDED", "b", "8")], end="abort"),
+        lambda x: x.stream([event("ADDED", "c", "9")], end="hang"),
+        lambda x: x.stream([event("ADDED", "d", "10")], end="hang"),
+    )
+    with reflecting(script, tmp_path) as (server, reflector, heard):
+        heard.wait_for(("added", "b"), ("added", "c"), ("added", "d"))
+        assert watches(server)[:3] == ["7", "8", "9"]
+        assert lists(server) == 1
+        assert sorted(reflector.items()) == ["a", "b", "c", "d"]
+
+
+def test_an_expired_version_means_list_again(tmp_path: Path) -> None:
+    """410 as an event and as a status: what happened in between is found by listing."""
+    lists_left = [LIST_7, {"metadata": {"resourceVersion": "90"}, "items": [item("z", "80")]}]
+    watches_left = iter([[event("BOOKMARK", "", "8"), EXPIRED]])
+
+    def script(x: Exchange) -> None:
+        if "watch" not in x.seen.query:
+            x.json(lists_left.pop(0) if len(lists_left) > 1 else lists_left[0])
+        elif (lines := next(watches_left, None)) is not None:
+            x.stream(lines)
+        else:
+            x.stream([event("ADDED", "y", "91")], end="hang")
+
+    with reflecting(script, tmp_path) as (server, reflector, heard):
+        heard.wait_for(("added", "y"))
+        assert heard.changes.count(("listed", "")) == 2
+        assert sorted(reflector.items()) == ["y", "z"]
+        assert watches(server)[:2] == ["7", "90"]
+
+
+def test_a_failing_server_is_asked_ever_more_rarely(tmp_path: Path) -> None:
+    """A dead or broken API server must not be hammered: 0.02, 0.04, 0.08 s and so on, not thousands of requests."""
+    with reflecting(lambda x: x.json({}, status=500), tmp_path, longest_s=10) as (server, reflector, _):
+        time.sleep(0.6)
+        assert 2 <= len(server.requests) <= 9
+        assert not reflector.synced
+        assert "500" in (reflector.problem or "")
+
+
+def test_watches_that_end_at_once_count_as_failures(tmp_path: Path) -> None:
+    """A proxy that closes each watch politely would otherwise cause a busy loop."""
+
+    def script(x: Exchange) -> None:
+        x.stream([]) if "watch" in x.seen.query else x.json(LIST_7)
+
+    with reflecting(script, tmp_path, longest_s=10) as (server, _, __):
+        time.sleep(0.6)
+        assert 2 <= len(server.requests) <= 9
+
+
+def test_a_version_that_expires_right_after_each_list_is_no_busy_loop(tmp_path: Path) -> None:
+    """List, 410, list, 410: each round waits longer."""
+
+    def script(x: Exchange) -> None:
+        x.stream([EXPIRED]) if "watch" in x.seen.query else x.json(LIST_7)
+
+    with reflecting(script, tmp_path, longest_s=10) as (server, _, __):
+        time.sleep(0.6)
+        assert 2 <= len(server.requests) <= 16
+
+
+def test_garbage_is_survived(tmp_path: Path) -> None:
+    """Lines that are no events, and events about nothing, end the watch but not the reflector."""
+    script = scripted(
+        LIST_7,
+        lambda x: x.stream([b"not json\n"]),
+        lambda x: x.stream([b"[1,2]\n"]),
+        lambda x: x.stream([{"type": "ADDED", "object": {"metadata": None}}]),
+        lambda x: x.stream([{"type": "NEW", "object": item("n", "8")}]),
+        lambda x: x.stream([event("ADDED", "b", "9")], end="hang"),
+    )
+    with reflecting(script, tmp_path) as (_, reflector, heard):
+        heard.wait_for(("added", "b"))
+        assert sorted(reflector.items()) == ["a", "b"]
+
+
+def test_events_split_over_packets_arrive_whole(tmp_path: Path) -> None:
+    """Chunks of the transport have nothing to do with lines."""
+    halves = [b'{"type":"ADDED","object":{"metadata":{"na', b'me":"b","resourceVersion":"8"}}}\n']
+    with reflecting(scripted(LIST_7, lambda x: x.stream(halves, end="hang")), tmp_path) as (_, __, heard):
+        heard.wait_for(("added", "b"))
+
+
+def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
+    """One bad callback must not leave the node blind."""
+    with ScriptedServer(scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8")], end="hang"))) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        heard = Heard()
+
+        def listener(change: Change) -> None:
+            heard(change)
+            raise RuntimeError("a bug")
+
+        reflector = Reflector(RestClient(Connection.load(str(path))), PATH, "", listener)
+        reflector.start()
+        heard.wait_for(("listed", ""), ("added", "b"))
+        reflector.stop()
+
+
+def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
+    """A node process has five seconds to stop; a watch is open for minutes."""
+    with ScriptedServer(scripted(LIST_7)) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        heard = Heard()
+        reflector = Reflector(RestClient(Connection.load(str(path))), PATH, "", heard)
+        reflector.start()
+        heard.wait_for(("listed", ""))
+        deadline = time.monotonic() + 5
+        while not watches(server) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        began = time.monotonic()
+        reflector.stop()
+        assert time.monotonic() - began < 1.0
+        assert not any(thread.name == "reflector" for thread in threading.enumerate())

@@ -1,0 +1,238 @@
+"""The REST client over real sockets, against a server that misbehaves on purpose."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import (
+    AlreadyExistsError,
+    ApiUnreachableError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient, Timeouts
+from tests.fakes.scripted_http import Exchange, ScriptedServer
+
+FAST = Timeouts(connect_s=1.0, read_s=0.3, total_s=0.6)
+
+
+def status(code: int, reason: str, message: str = "no") -> dict[str, object]:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+    }
+
+
+def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
+    path = tmp_path / "kubeconfig"
+    path.write_text(server.kubeconfig())
+    return RestClient(Connection.load(str(path)), timeouts=FAST)
+
+
+def in_cluster(server: ScriptedServer, tmp_path: Path, token: str) -> tuple[RestClient, Path]:
+    """A connection as in a pod, but over HTTP: the service account's address is always https."""
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "ca.crt").write_text("unused")
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    connection = Connection.load(environ=environ, service_account_dir=tmp_path)
+    return RestClient(PlainHttp(connection, server.url), timeouts=FAST), tmp_path / "token"
+
+
+class PlainHttp(Connection):
+    """Another address for the same credentials, as the test server speaks no TLS."""
+
+    def __init__(self, real: Connection, url: str) -> None:
+        self._real, self._url = real, url
+
+    @property
+    def base_url(self) -> str:
+        return self._url
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return self._real.source
+
+    @property
+    def pool(self) -> object:
+        return self._real.pool
+
+    def auth_headers(self) -> dict[str, str]:
+        return self._real.auth_headers()
+
+    def renew(self) -> None:
+        self._real.renew()
+
+
+def test_requests_carry_the_token_of_the_kubeconfig(tmp_path: Path) -> None:
+    """Without this header every request would silently be made as system:anonymous."""
+    with ScriptedServer(lambda x: x.json({"ok": True})) as server:
+        assert client(server, tmp_path).get("/version") == {"ok": True}
+    assert server.requests[0].headers["authorization"] == "Bearer secret"
+    assert server.requests[0].headers["User-Agent"].startswith("dra-driver/")
+
+
+def test_a_rotated_service_account_token_is_used_after_a_401(tmp_path: Path) -> None:
+    """The kubelet replaces the token file; a 401 makes the client read it again, once."""
+    new = "bearer new"
+
+    def script(x: Exchange) -> None:
+        good = x.seen.headers["authorization"] == new
+        x.json({"ok": True}) if good else x.json(status(401, "Unauthorized"), 401)
+
+    with ScriptedServer(script) as server:
+        rest, token = in_cluster(server, tmp_path, "old")
+        token.write_text("new\n")
+        assert rest.get("/version") == {"ok": True}
+    assert [seen.headers["authorization"] for seen in server.requests] == ["bearer old", new]
+
+
+def test_a_401_that_stays_is_reported_after_one_repetition(tmp_path: Path) -> None:
+    """Wrong credentials must not become a loop of requests."""
+    with ScriptedServer(lambda x: x.json(status(401, "Unauthorized"), 401)) as server:
+        with pytest.raises(UnauthorizedError, match="check the service account's token"):
+            client(server, tmp_path).create("/x", {"a": 1})
+        assert len(server.requests) == 2
+
+
+def test_a_token_file_that_vanished_is_an_error_of_the_api_not_a_crash(tmp_path: Path) -> None:
+    """Threads that talk to the API server only have to expect one family of errors."""
+
+    def script(x: Exchange) -> None:
+        x.json(status(401, "Unauthorized"), 401)
+
+    with ScriptedServer(script) as server:
+        rest, token = in_cluster(server, tmp_path, "old")
+        token.unlink()
+        with pytest.raises(UnauthorizedError):
+            rest.get("/version")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [(403, "Forbidden", ForbiddenError), (404, "NotFound", NotFoundError), (409, "AlreadyExists", AlreadyExistsError),
+     (409, "Conflict", ConflictError), (503, "ServiceUnavailable", ServerBusyError)],
+)  # fmt: skip
+def test_status_objects_become_errors_with_message_and_reason(
+    tmp_path: Path, code: int, reason: str, expected: type[Exception]
+) -> None:
+    """Callers decide by class; people read the server's own words."""
+    with (
+        ScriptedServer(lambda x: x.json(status(code, reason, "because of that"), code)) as server,
+        pytest.raises(expected, match=r"PUT /x failed: .* because of that") as caught,
+    ):
+        client(server, tmp_path).update("/x", {})
+    assert caught.value.reason == reason  # type: ignore[attr-defined]
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """The reader must learn which address was tried and where it came from."""
+    with ScriptedServer(lambda x: x.json({})) as server:
+        url = server.url
+    with pytest.raises(ApiUnreachableError) as caught:
+        client(server, tmp_path).get("/version")
+    assert url in str(caught.value)
+    assert "kubeconfig" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        lambda x: x.hang(),
+        lambda x: x.raw(b"<html>gateway</html>"),
+        lambda x: x.raw(b"[" * 100_000),
+        lambda x: x.json([1]),
+    ],
+    ids=["silent", "not JSON", "nested too deeply", "not an object"],
+)
+def test_answers_that_cannot_be_read_are_no_answer(tmp_path: Path, script: Callable[[Exchange], None]) -> None:
+    """A silent server, a proxy's web page and garbage all mean: try again later."""
+    with ScriptedServer(script) as server, pytest.raises(ApiUnreachableError, match="GET /version"):
+        client(server, tmp_path).get("/version")
+
+
+def test_a_dripping_server_cannot_hold_a_caller(tmp_path: Path) -> None:
+    """Each byte comes in time, the whole answer never does: the kubelet's call must not wait for it."""
+
+    def script(x: Exchange) -> None:
+        def drip() -> object:
+            for _ in range(40):
+                time.sleep(0.05)
+                yield b" "
+
+        x.stream(drip())
+
+    with ScriptedServer(script) as server:
+        began = time.monotonic()
+        with pytest.raises(ApiUnreachableError, match="did not end in time"):
+            client(server, tmp_path).get("/version")
+        assert time.monotonic() - began < 1.5
+
+
+def test_a_read_is_repeated_on_a_connection_that_broke_and_a_write_is_not(tmp_path: Path) -> None:
+    """A kept-alive connection may die just as it is used; a write may have happened all the same."""
+
+    def script(x: Exchange) -> None:
+        x.drop() if x.number in {1, 3} else x.json({"ok": True})
+
+    with ScriptedServer(script) as server:
+        rest = client(server, tmp_path)
+        assert rest.get("/version") == {"ok": True}
+        with pytest.raises(ApiUnreachableError):
+            rest.create("/x", {})
+        assert [seen.method for seen in server.requests] == ["GET", "GET", "POST"]
+
+
+def test_connections_are_reused(tmp_path: Path) -> None:
+    """A claim is read in the kubelet's call: a TLS handshake each time would triple its cost."""
+    ports = set()
+
+    def script(x: Exchange) -> None:
+        ports.add(x._handler.client_address[1])
+        x.json({})
+
+    with ScriptedServer(script) as server:
+        rest = client(server, tmp_path)
+        for _ in range(5):
+            rest.get("/version")
+    assert len(ports) == 1
+
+
+def test_lists_are_read_page_by_page(tmp_path: Path) -> None:
+    """A list in several pages comes back whole, with the version of its last page."""
+
+    def script(x: Exchange) -> None:
+        if "continue" in x.seen.query:
+            x.json({"metadata": {"resourceVersion": "7"}, "items": [{"n": 2}]})
+        else:
+            x.json({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"n": 1}]})
+
+    with ScriptedServer(script) as server:
+        answer = client(server, tmp_path).list("/x", {"fieldSelector": "a=b"})
+    assert answer["items"] == [{"n": 1}, {"n": 2}]
+    assert [seen.query["fieldSelector"] for seen in server.requests] == ["a=b", "a=b"]
+
+
+def test_a_null_list_is_an_empty_one(tmp_path: Path) -> None:
+    """Go writes a list without items as null."""
+    with ScriptedServer(lambda x: x.json({"metadata": {"resourceVersion": "7"}, "items": None})) as server:
+        assert client(server, tmp_path).list("/x")["items"] == []
+
+
+def test_deletes_carry_their_preconditions_and_dry_runs_say_so(tmp_path: Path) -> None:
+    """Nothing is deleted that changed since it was looked at; a dry run stores nothing."""
+    with ScriptedServer(lambda x: x.json({})) as server:
+        rest = client(server, tmp_path)
+        rest.delete("/x/a", uid="u", resource_version="5")
+        rest.create("/x", {}, dry_run=True)
+    assert server.requests[0].body["preconditions"] == {"uid": "u", "resourceVersion": "5"}
+    assert server.requests[1].query == {"dryRun": "All"}
