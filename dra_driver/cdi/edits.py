@@ -1,0 +1,191 @@
+"""What a container gets, as CDI documents: pure functions from what was found to what is written.
+
+Owns the content of the base document (libraries, programs, control nodes: the same for every claim) and of a claim's
+document (the granted devices alone). Refuses to look at the file system.
+
+Two documents instead of NVIDIA's one per claim with everything in it: a claim's file stays below 2 kB and is
+written in the prepare call; the libraries are listed in one place, and hooks run once per container however many
+claims it has (CDI applies a document's own edits once per file).
+
+Device nodes always carry type, major and minor, so that a runtime need not find them on the host: MIG capability
+nodes and ``nvidia-uvm`` are often missing there until something opens them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dra_driver.cdi import host
+from dra_driver.cdi.hook import create_symlinks, update_ldcache
+from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
+from dra_driver.cdi.layout import ALIASES
+from dra_driver.cdi.libraries import DriverFiles, Library
+from dra_driver.cdi.names import COMMON, CdiNames
+from dra_driver.cdi.root import DriverRoot
+from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Mount
+from dra_driver.errors import DriverUnavailableError
+
+_READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+_SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
+
+# 0666 whatever the host's node says: an administrator who restricts /dev/nvidia* (NVreg_DeviceFileMode) keeps host
+# users out, while the container's user was granted this device, and the cgroup lets in no other.
+_NODE_MODE = 0o666
+
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Nodes that every user of any GPU needs; each is given when its module is loaded."""
+
+
+def base_spec(
+    names: CdiNames,
+    files: DriverFiles,
+    majors: Majors,
+    hook: str | None,
+    found: Mapping[str, NodeNumbers] | None = None,
+) -> CdiSpec:
+    """The base document: the driver's files and control nodes, and one device whose only purpose is to be asked for.
+
+    ``hook`` is the host path of NVIDIA's hook, None for soname mode. ``found`` are real nodes seen in the dev root,
+    by path in containers. Raises `DriverUnavailableError` when the kernel module is not loaded.
+    """
+    edits = ContainerEdits(
+        # An image's NVIDIA_VISIBLE_DEVICES=all would make the older NVIDIA runtime add every GPU of the node.
+        env=("NVIDIA_VISIBLE_DEVICES=void",),
+        device_nodes=tuple(_control_nodes(files.root, majors, found or {})),
+        mounts=tuple(_mounts(files, hook)),
+        hooks=(create_symlinks(hook, _links(files)), update_ldcache(hook, files.library_folders)) if hook else (),
+    )
+    # A device with empty edits makes consumers refuse the file, and this variable is of use to whoever debugs a pod.
+    common = CdiDevice(name=COMMON, container_edits=ContainerEdits(env=(f"DRA_GPU_DRIVER_VERSION={files.version}",)))
+    return CdiSpec(kind=names.device_kind, devices=(common,), container_edits=edits)
+
+
+def gpu_edits(
+    minor: int,
+    majors: Majors,
+    root: DriverRoot,
+    *,
+    found: NodeNumbers | None = None,
+    uuid: str | None = None,
+) -> ContainerEdits:
+    """What one whole GPU adds: its node, and ``DRA_GPU_<minor>_UUID``.
+
+    The minor is in the variable's name because CDI replaces variables of the same name: a pod with two claims keeps
+    both. ``found`` are the numbers of a real node in the dev root. Raises `DriverUnavailableError` when no module
+    is loaded.
+    """
+    # A node on the host is what programs there open, so it is right where the kernel's list says otherwise (a
+    # module that registered under a name not known here).
+    numbers = found or _numbers(majors.nvidia, minor, f"/dev/nvidia{minor}")
+    node = device_node(root, f"/dev/nvidia{minor}", numbers)
+    return ContainerEdits(env=(f"DRA_GPU_{minor}_UUID={uuid}",) if uuid else (), device_nodes=(node,))
+
+
+def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: str | None) -> ContainerEdits:
+    """A GPU's ``/dev/dri`` nodes, and with a hook the ``by-path`` links by which some programs choose among them."""
+    links = [
+        (f"../{node.name}", f"/dev/dri/by-path/pci-{pci_bus_id}-{'card' if node.name.startswith('card') else 'render'}")
+        for node in nodes
+    ]
+    return ContainerEdits(
+        device_nodes=tuple(device_node(root, f"/dev/dri/{node.name}", node.numbers) for node in nodes),
+        hooks=(create_symlinks(hook, links),) if hook and links else (),
+    )
+
+
+def device_node(root: DriverRoot, path: str, numbers: NodeNumbers, *, file_mode: int = _NODE_MODE) -> DeviceNode:
+    """A character device at ``path``, read, write and mknod allowed; ``hostPath`` only where the host's differs."""
+    host_path = root.dev_host(path)
+    return DeviceNode(
+        path=path,
+        host_path="" if host_path == path else host_path,
+        type="c",
+        major=numbers.major,
+        minor=numbers.minor,
+        file_mode=file_mode,
+        permissions="rwm",
+    )
+
+
+def claim_spec(names: CdiNames, devices: Sequence[tuple[str, ContainerEdits]]) -> CdiSpec:
+    """A claim's document from ``(device name, edits)`` pairs, names as `CdiNames.claim_device` makes them.
+
+    A pair given twice is written once (two requests of a claim may get the same GPU with admin access); one name
+    with two different edits is left for validation to refuse.
+    """
+    unique: list[tuple[str, ContainerEdits]] = []
+    for pair in devices:
+        if pair not in unique:
+            unique.append(pair)
+    return CdiSpec(
+        kind=names.claim_kind,
+        devices=tuple(CdiDevice(name=name, container_edits=edits) for name, edits in unique),
+    )
+
+
+def _numbers(major: int | None, minor: int, path: str) -> NodeNumbers:
+    if major is None:
+        raise DriverUnavailableError(
+            f"no device numbers for {path}: /proc/devices lists neither 'nvidia' nor 'nvidia-frontend' "
+            "and no such node exists; load the NVIDIA kernel module (nvidia-modprobe, or start the driver container)"
+        )
+    return NodeNumbers(major=major, minor=minor)
+
+
+def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNumbers]) -> Iterator[DeviceNode]:
+    numbers = {
+        "/dev/nvidiactl": (majors.nvidia, host.CONTROL_MINOR),
+        "/dev/nvidia-uvm": (majors.uvm, host.UVM_MINOR),
+        "/dev/nvidia-uvm-tools": (majors.uvm, host.UVM_TOOLS_MINOR),
+        "/dev/nvidia-modeset": (majors.modeset, host.MODESET_MINOR),
+    }
+    for path in CONTROL_NODES:
+        major, minor = numbers[path]
+        # Without nvidiactl nothing works, so its absence is an error; the others belong to modules that may be absent.
+        if path in found or major is not None or path == "/dev/nvidiactl":
+            yield device_node(root, path, found.get(path) or _numbers(major, minor, path))
+
+
+def _mounts(files: DriverFiles, hook: str | None) -> Iterator[Mount]:
+    """One mount per container path; of two files for one path the first found wins."""
+    targets: set[str] = set()
+    for source, target, options in _targets(files, hook):
+        if target not in targets:
+            targets.add(target)
+            yield Mount(host_path=files.root.host(source), container_path=target, options=options)
+
+
+def _targets(files: DriverFiles, hook: str | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for library in files.libraries:
+        yield library.path, library.path, _READ_ONLY
+    for file in files.files:
+        yield file.path, file.container_path, _READ_ONLY
+    for socket in files.sockets:
+        yield socket.path, socket.container_path, _SOCKET
+    if hook is None:
+        for library in files.libraries:
+            yield from ((library.path, target, _READ_ONLY) for target in _soname_targets(library, files.multiarch))
+
+
+def _soname_targets(library: Library, multiarch: str) -> Iterator[str]:
+    """Every path by which the loader could look for the library: its own folder, Debian's default and everybody else's.
+
+    The loader searches its default folders after the cache, so no cache, no link and no variable is needed.
+    """
+    subfolder = "/vdpau" if library.folder.endswith("/vdpau") else ""  # libvdpau looks for its drivers there
+    folders = (library.folder, f"/usr/lib/{multiarch}{subfolder}", f"/usr/lib64{subfolder}")
+    names = (library.file_name, library.soname or library.file_name, *ALIASES.get(library.stem, ()))
+    for folder in dict.fromkeys(folders):
+        yield from (f"{folder}/{name}" for name in dict.fromkeys(names))
+
+
+def _links(files: DriverFiles) -> Iterator[tuple[str, str]]:
+    """``(target, link)`` for the hook: what a package's own links are on the host."""
+    made: set[str] = set()
+    for library in files.libraries:
+        soname = library.soname or library.file_name
+        pairs = [(library.file_name, soname)] if soname != library.file_name else []
+        pairs += [("../" * alias.count("/") + soname, alias) for alias in ALIASES.get(library.stem, ())]
+        for target, name in pairs:
+            link = f"{library.folder}/{name}"
+            if link not in made:
+                made.add(link)
+                yield target, link

@@ -1,0 +1,121 @@
+"""Device numbers: what the kernel registered, and what the nodes in a ``/dev`` say.
+
+Owns reading ``/proc/devices``, device nodes and a GPU's DRM nodes in sysfs. Refuses to know which of them a
+container gets.
+
+Sources: Linux ``fs/char_dev.c`` (the "Character devices" block); NVIDIA's kernel modules register 195 as ``nvidia``
+or, before series 550, ``nvidia-frontend``, and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which
+therefore change when a module is loaded again; ``nv.h`` for the fixed minors 255 (nvidiactl) and 254
+(nvidia-modeset).
+"""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.errors import DriverUnavailableError
+
+CONTROL_MINOR = 255
+MODESET_MINOR = 254
+UVM_MINOR = 0
+UVM_TOOLS_MINOR = 1
+
+_LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
+_PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DRM_NAME = re.compile(r"card\d{1,4}|renderD\d{1,4}")
+_DEV_FILE = re.compile(r"(\d{1,10}):(\d{1,10})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Majors:
+    """Majors of NVIDIA's character devices; None for a module that is not loaded.
+
+    ``modeset`` is 195 as well, and listed by recent modules only; with older ones its node in ``/dev`` tells.
+    """
+
+    nvidia: int | None = None
+    modeset: int | None = None
+    uvm: int | None = None
+    caps: int | None = None
+
+    @classmethod
+    def read(cls, proc_devices: Path | str = "/proc/devices") -> "Majors":
+        """Majors in a ``/proc/devices``. Raises `DriverUnavailableError` when the file cannot be read."""
+        try:
+            with open(proc_devices, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - twice as fast as Path
+                text = file.read(65536)
+        except OSError as error:
+            raise DriverUnavailableError(
+                f"cannot read the kernel's device numbers from {proc_devices}: {error.strerror}; "
+                "the node process needs /proc of the node (or ALT_PROC_DEVICES_PATH for simulated hardware)"
+            ) from error
+        return cls.parse(text)
+
+    @classmethod
+    def parse(cls, text: str) -> "Majors":
+        """Majors in the text of ``/proc/devices``; lines that make no sense are skipped."""
+        characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
+        found: dict[str, int] = {}
+        for line in characters.splitlines():
+            if match := _LINE.fullmatch(line.rstrip()):
+                found.setdefault(match[2], int(match[1]))
+        return cls(
+            nvidia=found.get("nvidia", found.get("nvidia-frontend")),
+            modeset=found.get("nvidia-modeset"),
+            uvm=found.get("nvidia-uvm"),
+            caps=found.get("nvidia-caps"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNumbers:
+    """Major and minor of a character device."""
+
+    major: int
+    minor: int
+
+
+def node_numbers(path: str) -> NodeNumbers | None:
+    """Numbers of the character device at ``path``; None when it is missing or anything else, a symbolic link included.
+
+    ``lstat`` as the CDI library does: a link in the host's ``/dev`` is not a device node to a runtime. A folder
+    that may not be read counts as missing, because the kernel's list is there to fall back on.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    return NodeNumbers(major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrmNode:
+    """One node below ``/dev/dri``: ``card1`` or ``renderD129``."""
+
+    name: str
+    numbers: NodeNumbers
+
+
+def drm_nodes(pci_bus_id: str | None, sysfs_root: str = "/sys") -> tuple[DrmNode, ...]:
+    """DRM nodes of the GPU at ``pci_bus_id`` (sysfs form, ``0000:65:00.0``) in order of name; () when it has none.
+
+    Numbers come from sysfs's ``dev`` files, so ``/dev/dri`` need not be visible here.
+    """
+    if not pci_bus_id or not _PCI_BUS_ID.fullmatch(pci_bus_id.lower()):
+        return ()
+    folder = Path(sysfs_root, "bus/pci/devices", pci_bus_id.lower(), "drm")
+    try:
+        names = sorted(name for name in os.listdir(folder) if _DRM_NAME.fullmatch(name))  # noqa: PTH208 - names, not paths
+        texts = [(name, (folder / name / "dev").read_text("ascii")) for name in names]
+    except (OSError, UnicodeDecodeError):
+        return ()
+    matches = [(name, _DEV_FILE.fullmatch(text.strip())) for name, text in texts]
+    return tuple(
+        DrmNode(name=name, numbers=NodeNumbers(major=int(match[1]), minor=int(match[2])))
+        for name, match in matches
+        if match
+    )

@@ -1,0 +1,82 @@
+"""Where NVIDIA's drivers put their files, and under which names programs look for them: data, no code.
+
+Owns the lists. Sources: NVIDIA's driver README ("Installed components") and Container Toolkit documentation for the
+files; ``ld.so(8)`` for the loader's default folders; the FHS and Debian's multiarch layout for the rest.
+
+Left out on purpose: 32-bit libraries and the X server's modules (nobody runs an X server in a container that asks
+for a GPU through a claim), and generic glvnd libraries (the image's own are the right ones).
+"""
+
+from dra_driver.cdi.elf import EM_AARCH64, EM_X86_64
+
+MULTIARCH = {EM_X86_64: "x86_64-linux-gnu", EM_AARCH64: "aarch64-linux-gnu"}
+"""Debian's folder name of each machine that NVIDIA has Linux drivers for."""
+
+LIBRARY_FOLDERS = (
+    "/usr/lib64",
+    *(f"/usr/lib/{triplet}{sub}" for triplet in MULTIARCH.values() for sub in ("", "/nvidia/current")),
+    "/lib64",
+    *(f"/lib/{triplet}{sub}" for triplet in MULTIARCH.values() for sub in ("", "/nvidia/current")),
+    "/usr/lib",
+)
+"""Where ``libcuda.so.<version>`` is looked for, in order; the linker's cache is asked after them."""
+
+VERSIONED_EXTRAS = (
+    "libnvidia-egl-gbm.so.",
+    "libnvidia-egl-wayland.so.",
+    "libnvidia-egl-wayland2.so.",
+    "libnvidia-egl-xcb.so.",
+    "libnvidia-egl-xlib.so.",
+    "libnvidia-nvvm70.so.",
+)
+"""Starts of libraries that come with the driver under a version of their own."""
+
+DEVELOPMENT_NAMES = {
+    stem: (f"{stem}.so",)
+    for stem in ("libcuda", "libnvidia-ml", "libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow")
+}
+"""Libraries that programs also open by their plain ``.so`` name."""
+
+ALIASES = {
+    **DEVELOPMENT_NAMES,
+    "libGLX_nvidia": ("libGLX_indirect.so.0",),
+    "libnvidia-allocator": ("gbm/nvidia-drm_gbm.so",),
+}
+"""Further names of a library, relative to its folder."""
+
+BINARIES = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+)
+BINARY_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+SOCKETS = ("nvidia-persistenced/socket", "nvidia-fabricmanager/socket")
+SOCKET_FOLDERS = ("/run", "/var/run")
+
+CONFIG_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
+CONFIGS = {
+    "/usr/share": (
+        "glvnd/egl_vendor.d/10_nvidia.json",
+        "egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "egl/egl_external_platform.d/10_nvidia_wayland.json",
+        "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+        "egl/egl_external_platform.d/20_nvidia_xcb.json",
+        "egl/egl_external_platform.d/20_nvidia_xlib.json",
+        "nvidia/nvoptix.bin",
+    ),
+    "/etc": (
+        "OpenCL/vendors/nvidia.icd",
+        "vulkan/icd.d/nvidia_icd.json",
+        "vulkan/icd.d/nvidia_layers.json",
+        "vulkan/implicit_layer.d/nvidia_layers.json",
+    ),
+}
+"""Configuration files by the container folder that they go to; each is looked for in `CONFIG_FOLDERS`."""
+
+FIRMWARE_FOLDERS = ("/lib/firmware/updates", "/lib/firmware")
+"""Each is searched with and without the running kernel's release below it, as the kernel itself does."""

@@ -1,0 +1,188 @@
+"""CDI files on disk: written whole or not at all, rewritten when they differ, removed when they are ours.
+
+Owns the directory's part that belongs to this driver. Refuses to know what a document says beyond its validity.
+
+A file appears by renaming within its own directory, because that is the one way that every consumer notices at
+once: containerd's CDI library watches for renames, removals and writes, and never sees a file that was linked or
+moved in from elsewhere (``pkg/cdi/cache.go``, the watch's event mask). The same rename makes the change atomic.
+"""
+
+import errno
+import json
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi.spec import CdiSpec
+from dra_driver.cdi.storage import Files
+from dra_driver.cdi.validation import validate
+from dra_driver.errors import InvalidSpecError, StorageError
+from dra_driver.model.ids import ClaimUid
+
+log = logging.getLogger(__name__)
+
+STALE_AFTER_S = 600.0
+"""An unfinished file older than this belongs to a process that died: writing one takes milliseconds."""
+
+_ADVICE = {
+    errno.ENOSPC: "the file system is full: free space there",
+    errno.EDQUOT: "the quota is used up: raise it or free space there",
+    errno.EROFS: "the file system is read-only: mount the CDI directory writable into the node process",
+    errno.EACCES: "permission is denied: the node process must run as root, or own the CDI directory",
+    errno.EPERM: "the operation is not permitted: the node process must run as root, or own the CDI directory",
+    errno.ENOTDIR: "a part of the path is not a directory: check the CDI directory's path",
+    errno.EISDIR: "a directory stands in the file's place: remove it",
+}
+
+
+def render(spec: CdiSpec, source: str) -> bytes:
+    """The file's bytes: indented JSON with a final newline. Raises `InvalidSpecError` naming ``source``."""
+    validate(spec, source)
+    return json.dumps(spec.to_wire(), indent=1).encode() + b"\n"
+
+
+class CdiWriter:
+    """Writes and removes this driver's files in one CDI directory.
+
+    Thread-safe without a lock, between processes too: every write goes to a file of its own and is renamed into
+    place, so of two writers of one claim the later wins and a reader sees either whole document. All methods raise
+    `StorageError` with a sentence when the file system refuses, and may be called again.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        names: CdiNames,
+        *,
+        files: Files | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = str(directory).rstrip("/") or "/"
+        self._names = names
+        self._files = files or Files()
+        self._now = now
+        # The base document is compared in every prepare and changes once a month: its bytes are kept. A tuple, so that
+        # threads see a matching pair.
+        self._rendered_base: tuple[CdiSpec, bytes] | None = None
+
+    @property
+    def directory(self) -> str:
+        """The CDI directory."""
+        return self._directory
+
+    def write_base(self, spec: CdiSpec) -> bool:
+        """Make the base file say ``spec``; False when it already did, byte for byte."""
+        name, kept = self._names.base_file_name, self._rendered_base
+        if kept is None or kept[0] is not spec:
+            kept = (spec, self._render(spec, name, self._names.device_kind))
+            self._rendered_base = kept
+        return self._put(name, kept[1])
+
+    def write_claim(self, uid: str, spec: CdiSpec) -> bool:
+        """Make the claim's file say ``spec``; False when it already did, byte for byte.
+
+        For repeated prepares too: the directory is usually in memory and empty after a reboot. When the process
+        dies inside, the old file (or none) stands and at most a temporary file is left, which `remove_orphans`
+        clears later. Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would not
+        load; then nothing is touched.
+        """
+        name = self._names.claim_file_name(uid)
+        return self._put(name, self._render(spec, name, self._names.claim_kind))
+
+    def remove_claim(self, uid: str) -> bool:
+        """Remove the claim's file; False when there was none. Raises `ClaimError` when ``uid`` is no UID.
+
+        Not synced to disk: a file that a power cut brings back is an orphan, removed at the next start.
+        """
+        return self._remove(self._names.claim_file_name(uid))
+
+    def claim_uids(self) -> frozenset[ClaimUid]:
+        """Claims that have a file."""
+        return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
+
+    def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
+        """Remove claims' files of this driver whose claim is not in ``keep``; the removed, in order.
+
+        Also removes this driver's own unfinished files that are older than `STALE_AFTER_S`. Other files are never
+        touched, whatever their age: the directory belongs to every CDI writer of the node.
+        """
+        kept = frozenset(keep)
+        orphans = sorted(uid for uid in self.claim_uids() if uid not in kept)
+        removed = tuple(uid for uid in orphans if self.remove_claim(uid))
+        if removed:
+            log.info("orphaned CDI files removed", extra={"count": len(removed), "directory": self._directory})
+        self._remove_stale_temporaries()
+        return removed
+
+    def _remove_stale_temporaries(self) -> None:
+        for name in self._list():
+            if not self._names.is_temporary(name):
+                continue
+            try:
+                age = self._files.age(self._path(name))
+            except OSError as error:
+                raise self._storage_error("look at", name, error) from error
+            if age is not None and self._now() - age.modified_s > STALE_AFTER_S:
+                self._remove(name)
+
+    def _render(self, spec: CdiSpec, name: str, kind: str) -> bytes:
+        if spec.kind != kind:
+            raise InvalidSpecError(f"CDI document {self._path(name)} would be of kind {spec.kind!r}, expected {kind!r}")
+        return render(spec, self._path(name))
+
+    def _put(self, name: str, data: bytes) -> bool:
+        if self._files.read(self._path(name), len(data) + 1) == data:
+            return False
+        try:
+            self._replace(name, data)
+        except OSError as error:
+            raise self._storage_error("write", name, error) from error
+        return True
+
+    def _replace(self, name: str, data: bytes) -> None:
+        files = self._files
+        try:
+            fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
+        except FileNotFoundError:  # made on demand: /var/run is empty after a reboot
+            files.make_folder(self._directory)
+            fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
+        try:
+            try:
+                files.write(fd, data)
+                files.set_mode(fd, 0o644)  # readable for whoever debugs; there is no secret in it
+                files.sync(fd)
+            finally:
+                files.close(fd)
+            files.replace(temporary, self._path(name))
+        except OSError:
+            with suppress(OSError):  # the first failure is the one to report; the leftover is removed when it is old
+                files.remove(temporary)
+            raise
+        files.sync_folder(self._directory)
+
+    def _remove(self, name: str) -> bool:
+        try:
+            return self._files.remove(self._path(name))
+        except OSError as error:
+            raise self._storage_error("remove", name, error) from error
+
+    def _list(self) -> list[str]:
+        try:
+            return self._files.list(self._directory)
+        except OSError as error:
+            raise StorageError(
+                f"cannot list the CDI directory {self._directory}: {self._advice(error)}; it is tried again"
+            ) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    def _storage_error(self, verb: str, name: str, error: OSError) -> StorageError:
+        return StorageError(f"cannot {verb} CDI file {self._path(name)}: {self._advice(error)}; it is tried again")
+
+    @staticmethod
+    def _advice(error: OSError) -> str:
+        reason = errno.errorcode.get(error.errno or 0, "unknown")
+        return _ADVICE.get(error.errno or 0, (error.strerror or str(error)).lower()) + f" ({reason})"
