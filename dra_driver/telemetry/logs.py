@@ -1,0 +1,101 @@
+"""How log lines look: one line per event, ``key=value`` for people or JSON on request, on stderr.
+
+Owns formats, levels and the removal of credentials. Refuses to know what is logged: rooms use ``logging.getLogger`` and
+put facts into ``extra``; every extra is printed. An extra is a string, a number or a short list, never a whole object.
+
+    2026-11-21T09:30:00.123Z INFO  kubelet.service claim prepared claim=default/train devices=gpu-0
+
+A token in an error text of a foreign library must not reach a log that many may read, so bearer tokens and JSON web
+tokens are cut out of every line, whoever wrote it.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Any, Literal, TextIO
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+# What every LogRecord carries anyway; anything else came through ``extra``.
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
+_CREDENTIALS = re.compile(r"(?i)(bearer\s+)[\w.~+/=-]+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
+_NEEDS_QUOTES = re.compile(r'[\s="\\\x00-\x1f\x7f]')
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_MAX_VALUE = 4096
+
+
+def configure(log_format: LogFormat = "text", level: LogLevel = "info", *, stream: TextIO | None = None) -> None:
+    """Sends all logging of this process to ``stream`` (stderr) in one format; a repeat replaces the former setting."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    for former in root.handlers[:]:
+        root.removeHandler(former)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # The HTTP pool reports each retried connection at warning level; the callers here report the failure itself, once.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+class TextFormatter(logging.Formatter):
+    """``time LEVEL logger message key=value ...``; a traceback follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [_timestamp(record), f"{record.levelname:<5}", _short_name(record), _one_line(record.getMessage())]
+        parts += [f"{key}={_text_value(value)}" for key, value in extras(record).items()]
+        line = " ".join(parts)
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return redact(line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``time``, ``level``, ``logger``, ``message``, the extras, perhaps ``traceback``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _timestamp(record),
+            "level": record.levelname.lower(),
+            "logger": _short_name(record),
+            "message": record.getMessage(),
+        }
+        fields |= {key: value for key, value in extras(record).items() if key not in fields}
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return redact(json.dumps(fields, default=_bounded, ensure_ascii=False))
+
+
+def extras(record: logging.LogRecord) -> dict[str, Any]:
+    """What the caller passed as ``extra``, in the order given."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def redact(text: str) -> str:
+    """``text`` without bearer tokens and JSON web tokens."""
+    return _CREDENTIALS.sub(lambda match: f"{match.group(1) or ''}[redacted]", text)
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+def _short_name(record: logging.LogRecord) -> str:
+    return record.name.removeprefix("dra_driver.")
+
+
+def _one_line(text: str) -> str:
+    return _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
+
+
+def _text_value(value: Any) -> str:
+    text = _bounded(value) if not isinstance(value, list | tuple) else ",".join(map(_bounded, value))
+    return json.dumps(text, ensure_ascii=False) if not text or _NEEDS_QUOTES.search(text) else text
+
+
+def _bounded(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}...({len(text)} characters)"

@@ -1,0 +1,143 @@
+"""Every metric of this project, in one registry of our own.
+
+Owns names, label sets and the text format. Refuses to know when something is counted. Label values come from closed
+sets in this file (and from the driver and node name, which a process has once), and every series exists at zero from
+``initialise`` on, so that a rate over the first error is right and an alert on absence means the process is gone.
+
+Names under ``nvidia_dra_`` mean what they mean in NVIDIA's DRA driver (its ``pkg/metrics``), so that dashboards for it
+keep working: requests are counted there only when every claim of the call succeeded. ``dra_driver_`` names are ours;
+they do not clash with the kubelet's own ``dra_`` metrics.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series for a time that nobody asks for
+REGISTRY: Final = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+Operation = Literal["prepare", "unprepare"]
+OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
+# A claim's outcome: a branch of the project's error tree, or "internal" for a defect of ours.
+Result = Literal["ok", "configuration", "claim", "hardware", "retryable", "kubernetes-api", "internal"]
+RESULTS: Final[tuple[Result, ...]] = get_args(Result)
+Place = Literal["grpc", "http", "inventory", "publisher", "registration", "maintenance"]
+PLACES: Final[tuple[Place, ...]] = get_args(Place)
+Socket = Literal["dra", "registration"]
+SOCKETS: Final[tuple[Socket, ...]] = get_args(Socket)
+# From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
+_CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
+_NVIDIA_BUCKETS: Final = tuple(0.05 * 2**k for k in range(9))
+# What whole calls fail with, in the words of NVIDIA's driver that apply here.
+_NVIDIA_ERROR: Final[dict[Operation, str]] = {"prepare": "prepare_devices", "unprepare": "unprepare_devices"}
+
+build_info = Gauge("dra_driver_build_info", "1; the version is a label", ["version"], registry=REGISTRY)
+claims_total = Counter(
+    "dra_driver_claims", "Claims answered to the kubelet, by result", ["operation", "result"], registry=REGISTRY
+)
+call_seconds = Histogram(
+    "dra_driver_call_duration_seconds",
+    "Calls of the kubelet from arrival in a worker to the answer, failures included",
+    ["operation"],
+    buckets=_CALL_BUCKETS,
+    registry=REGISTRY,
+)
+prepared_claims = Gauge("dra_driver_prepared_claims", "Claims in the journal", registry=REGISTRY)
+gpus = Gauge("dra_driver_gpus", "GPUs of this node by state", ["state"], registry=REGISTRY)
+published = Gauge("dra_driver_published", "1 while the API server has what this node should publish", registry=REGISTRY)
+registered = Gauge("dra_driver_registered", "1 while the kubelet has accepted the registration", registry=REGISTRY)
+registrations_total = Counter(
+    "dra_driver_registrations", "Answers of the kubelet to the registration", ["result"], registry=REGISTRY
+)
+sockets_recreated_total = Counter(
+    "dra_driver_sockets_recreated", "Sockets made again because their file was gone", ["socket"], registry=REGISTRY
+)
+health_streams = Gauge("dra_driver_health_streams", "Device health streams which the kubelet holds", registry=REGISTRY)
+internal_errors_total = Counter(
+    "dra_driver_internal_errors", "Unexpected exceptions: each is a defect, with a traceback in the log", ["place"],
+    registry=REGISTRY,
+)  # fmt: skip
+# The rest are NVIDIA's names and labels.
+nvidia_requests_total = Counter(
+    "nvidia_dra_requests", "Calls in which every claim succeeded", ["driver", "operation"], registry=REGISTRY
+)
+nvidia_request_seconds = Histogram(
+    "nvidia_dra_request_duration_seconds",
+    "Duration of calls in which every claim succeeded",
+    ["driver", "operation"],
+    buckets=_NVIDIA_BUCKETS,
+    registry=REGISTRY,
+)
+nvidia_inflight = Gauge("nvidia_dra_requests_inflight", "Calls in work", ["driver", "operation"], registry=REGISTRY)
+nvidia_prepared_devices = Gauge(
+    "nvidia_dra_prepared_devices", "Devices of prepared claims", ["node", "driver", "device_type"], registry=REGISTRY
+)
+nvidia_prepare_errors_total = Counter(
+    "nvidia_dra_node_prepare_errors", "Claims that failed to prepare", ["driver", "error_type"], registry=REGISTRY
+)
+nvidia_unprepare_errors_total = Counter(
+    "nvidia_dra_node_unprepare_errors", "Claims that failed to unprepare", ["driver", "error_type"], registry=REGISTRY
+)
+
+
+def initialise(*, driver: str, node: str, version: str) -> None:
+    """Brings every series into being at zero; call it once before serving."""
+    build_info.labels(version).set(1)
+    for operation in OPERATIONS:
+        call_seconds.labels(operation)
+        nvidia_requests_total.labels(driver, operation)
+        nvidia_request_seconds.labels(driver, operation)
+        nvidia_inflight.labels(driver, operation)
+        for result in RESULTS:
+            claims_total.labels(operation, result)
+    for state in ("usable", "left-out"):
+        gpus.labels(state)
+    for answer in ("registered", "refused"):
+        registrations_total.labels(answer)
+    for socket in SOCKETS:
+        sockets_recreated_total.labels(socket)
+    for place in PLACES:
+        internal_errors_total.labels(place)
+    nvidia_prepared_devices.labels(node, driver, "gpu")
+    nvidia_prepare_errors_total.labels(driver, _NVIDIA_ERROR["prepare"])
+    nvidia_unprepare_errors_total.labels(driver, _NVIDIA_ERROR["unprepare"])
+
+
+def render() -> tuple[str, bytes]:
+    """Content type and body of a scrape."""
+    return CONTENT_TYPE_LATEST, generate_latest(REGISTRY)
+
+
+def internal_error(place: Place) -> None:
+    """Counts an exception nobody expected; the caller logs its traceback."""
+    internal_errors_total.labels(place).inc()
+
+
+class CallTimer:
+    """Times and counts one call of the kubelet, under our names and NVIDIA's.
+
+    Use: ``started`` at arrival, ``finished`` with one outcome per claim. Thread-safe; keeps no state of its own.
+    """
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+
+    def started(self, operation: Operation) -> None:
+        nvidia_inflight.labels(self._driver, operation).inc()
+
+    def finished(self, operation: Operation, seconds: float, results: Sequence[Result]) -> None:
+        nvidia_inflight.labels(self._driver, operation).dec()
+        call_seconds.labels(operation).observe(seconds)
+        for result in results:
+            claims_total.labels(operation, result).inc()
+        failed = sum(result != "ok" for result in results)
+        if failed:
+            counter = nvidia_prepare_errors_total if operation == "prepare" else nvidia_unprepare_errors_total
+            counter.labels(self._driver, _NVIDIA_ERROR[operation]).inc(failed)
+        else:
+            nvidia_requests_total.labels(self._driver, operation).inc()
+            nvidia_request_seconds.labels(self._driver, operation).observe(seconds)
