@@ -2,7 +2,9 @@
 
     DraError
     ├── ConfigurationError          the person who configured or wrote it can fix it
-    │   └── InvalidParametersError  opaque claim or class parameters are wrong (names the field's path)
+    │   ├── InvalidParametersError  opaque claim or class parameters are wrong (names the field's path)
+    │   ├── CelSyntaxError          an expression cannot be used, whatever the device (names line and column)
+    │   └── CelEvaluationError      an expression failed on one device; ends the pod's scheduling attempt on all nodes
     ├── ClaimError                  this claim cannot be prepared as it stands
     │   ├── ClaimReplacedError      the claim of that name is a different object (UID differs) or is gone
     │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
@@ -42,6 +44,14 @@ class ConfigurationError(DraError):
 
 class InvalidParametersError(ConfigurationError):
     """Opaque parameters of a claim or class are wrong; the message names the path of each wrong field."""
+
+
+class CelSyntaxError(ConfigurationError):
+    """A CEL expression does not compile: syntax, an unknown name, too long. The message points at the place."""
+
+
+class CelEvaluationError(ConfigurationError):
+    """A CEL expression failed on a device or gave no bool. The scheduler gives the pod up for now, on all nodes."""
 
 
 class ClaimError(DraError):
