@@ -1,0 +1,243 @@
+"""The real pynvml against our own library: errors, other processes, threads, and a driver that goes and comes."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.gpu.simulated_spec import SimulatedNode
+from dra_driver.model.gpu import Snapshot
+from tests.fakes.nvml import state as codes
+from tests.fakes.nvml.state import State
+
+OTHER_PROCESS = """
+import sys
+from dra_driver.gpu.nvml import NvmlBackend
+backend = NvmlBackend(sys.argv[1], sys.argv[2])
+print(backend.snapshot())
+"""
+MANIPULATOR = """
+import sys
+from pathlib import Path
+from tests.fakes.nvml.state import State
+state = State(Path(sys.argv[1]))
+state.inject("nvmlDeviceGetName", int(sys.argv[2]), device=1)
+state.close()
+"""
+
+
+def python(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_another_process_sees_the_same_node(nvml: NvmlBackend, nvml_library: Path, tmp_path: Path) -> None:
+    """Two plugin processes live side by side during a rolling update."""
+    assert python(OTHER_PROCESS, str(nvml_library), str(tmp_path / "sys")).strip() == str(nvml.snapshot())
+
+
+def test_a_fault_set_by_another_process_shows_at_the_next_snapshot(nvml: NvmlBackend, state: State) -> None:
+    """The fake is one node for all processes of a test."""
+    assert nvml.snapshot().left_out == ()
+    python(MANIPULATOR, str(state.path), str(codes.RESET_REQUIRED))
+    (left_out,) = nvml.snapshot().left_out
+    assert "nvmlDeviceGetName failed" in left_out.reason
+    assert "nvidia-smi --gpu-reset" in left_out.reason
+
+
+@pytest.mark.parametrize("code", [codes.NOT_SUPPORTED, codes.FUNCTION_NOT_FOUND, codes.NO_PERMISSION])
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetName", "product_name"),
+        ("nvmlDeviceGetBrand", "brand"),
+        ("nvmlDeviceGetArchitecture", "architecture"),
+        ("nvmlDeviceGetCudaComputeCapability", "cuda_compute_capability"),
+        ("nvmlDeviceGetMemoryInfo", "memory_bytes"),
+        ("nvmlDeviceGetPciInfo_v3", "pci_bus_id"),
+        ("nvmlDeviceGetAddressingMode", "addressing_mode"),
+    ],
+)
+def test_a_property_that_nvml_does_not_offer_is_absent_and_the_gpu_stays(
+    nvml: NvmlBackend, state: State, function: str, field: str, code: int
+) -> None:
+    """An older driver, a unified-memory board or missing rights cost one attribute, not the GPU."""
+    state.inject(function, code, device=0)
+    snapshot = nvml.snapshot()
+    assert getattr(snapshot.gpus[0], field) is None
+    assert getattr(snapshot.gpus[1], field) is not None
+    assert snapshot.left_out == ()
+
+
+def test_a_driver_without_mig_calls_gives_gpus_that_cannot_do_mig(nvml: NvmlBackend, state: State) -> None:
+    """Drivers before 450 lack nvmlDeviceGetMigMode."""
+    state.inject("nvmlDeviceGetMigMode", codes.FUNCTION_NOT_FOUND)
+    assert {(gpu.mig_capable, gpu.mig_enabled) for gpu in nvml.snapshot().gpus} == {(False, False)}
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        ("nvmlDeviceGetHandleByIndex_v2", codes.NO_PERMISSION),
+        ("nvmlDeviceGetHandleByIndex_v2", codes.GPU_IS_LOST),
+        ("nvmlDeviceGetUUID", codes.UNKNOWN),
+        ("nvmlDeviceGetMinorNumber", codes.NOT_SUPPORTED),
+        ("nvmlDeviceGetMemoryInfo", codes.GPU_IS_LOST),
+        ("nvmlDeviceGetMigMode", codes.UNKNOWN),
+        ("nvmlDeviceGetBrand", 1234),
+    ],
+)
+def test_a_gpu_whose_call_fails_is_left_out_with_the_call_and_the_code(
+    nvml: NvmlBackend, state: State, function: str, code: int
+) -> None:
+    """The reason has to help the person who looks for the broken GPU."""
+    state.inject(function, code, device=3)
+    snapshot = nvml.snapshot()
+    assert [gpu.minor for gpu in snapshot.gpus] == [0, 1, 2, 4, 5, 6]
+    (left_out,) = snapshot.left_out
+    assert left_out.reason.startswith(f"{function} failed: ")
+    assert f"(NVML code {code})" in left_out.reason
+
+
+def test_a_gpu_lost_before_anybody_saw_it_is_named_by_its_index(nvml: NvmlBackend, state: State) -> None:
+    """No better name is known then."""
+    state.lose(0)
+    assert nvml.snapshot().left_out[0].label == "NVML index 0"
+
+
+def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
+    nvml: NvmlBackend, state: State, tmp_path: Path
+) -> None:
+    """A wrong UUID beside a reason would send somebody to pull the wrong board."""
+    whole = nvml.snapshot()
+    state.set_node(Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0), gpus=whole.gpus[1:]))
+    state.lose(0)
+    assert nvml.snapshot().left_out[0].label == "NVML index 0"
+
+
+def test_a_missing_driver_is_reported_and_found_once_it_is_there(nvml: NvmlBackend, state: State) -> None:
+    """The driver container often starts after us."""
+    state.inject("nvmlInitWithFlags", codes.DRIVER_NOT_LOADED)
+    with pytest.raises(DriverUnavailableError, match=r"Driver Not Loaded.*load the NVIDIA kernel module"):
+        nvml.open()
+    state.clear_faults()
+    assert len(nvml.snapshot().gpus) == 7
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        ("nvmlDeviceGetCount_v2", codes.UNKNOWN),
+        ("nvmlDeviceGetUUID", codes.LIB_RM_VERSION_MISMATCH),
+        ("nvmlSystemGetDriverVersion", codes.DRIVER_NOT_LOADED),
+    ],
+)
+def test_driver_trouble_in_the_middle_ends_the_session_and_the_next_look_starts_a_new_one(
+    nvml: NvmlBackend, state: State, function: str, code: int
+) -> None:
+    """After a driver upgrade the old session would answer with errors for ever."""
+    before = nvml.snapshot()
+    state.inject(function, code, times=1)
+    with pytest.raises(DriverUnavailableError, match=function):
+        nvml.snapshot()
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()
+    assert nvml.snapshot() == before
+
+
+def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
+    nvml_library: Path, state: State, tmp_path: Path
+) -> None:
+    """pynvml caches symbols of the first library; the linker caches the path that was a link."""
+    folder = tmp_path / "root/usr/lib64"
+    folder.mkdir(parents=True)
+    link = folder / "libnvidia-ml.so.1"
+    backend = NvmlBackend(driver_root=str(tmp_path / "root"), sysfs_root=str(tmp_path / "sys"))
+    with pytest.raises(DriverUnavailableError, match="below the driver root"):
+        backend.open()
+    used = []
+    for version in ("580.65.06", "610.43.02"):
+        (folder / f"libnvidia-ml.so.{version}").write_bytes(nvml_library.read_bytes())
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"libnvidia-ml.so.{version}")
+        assert len(backend.snapshot().gpus) == 7
+        used.append(pynvml.nvmlLib._name)
+        backend.close()
+    assert [Path(path).name for path in used] == ["libnvidia-ml.so.580.65.06", "libnvidia-ml.so.610.43.02"]
+
+
+def test_a_file_that_is_no_library_is_a_driver_problem(tmp_path: Path) -> None:
+    """A half-installed driver must lead to a retry, not to a crash."""
+    (tmp_path / "libnvidia-ml.so.1").write_text("not ELF")
+    with pytest.raises(DriverUnavailableError, match="cannot load the NVML library"):
+        NvmlBackend(str(tmp_path / "libnvidia-ml.so.1")).open()
+
+
+def test_gpus_come_in_order_of_minor_whatever_the_numbering_of_the_driver(
+    nvml: NvmlBackend, state: State, node: SimulatedNode
+) -> None:
+    """NVML's index order changes over reboots, device names must not."""
+    before = nvml.snapshot()
+    state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
+    assert nvml.snapshot() == before
+    assert [gpu.minor for gpu in before.gpus] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_handles_of_an_ended_session_are_refused_by_the_library(nvml: NvmlBackend, nvml_library: Path) -> None:
+    """The fake must catch a gateway that keeps handles over a restart of the session."""
+    nvml.open()
+    old = pynvml.nvmlDeviceGetHandleByIndex(0)
+    nvml.close()
+    nvml.open()
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetUUID(old)
+
+
+def test_eight_threads_get_equal_snapshots_while_one_opens_and_closes(nvml: NvmlBackend) -> None:
+    """Publishing, preparing and the health endpoint ask at the same time."""
+    expected = nvml.snapshot()
+    wrong: list[object] = []
+
+    def look() -> None:
+        try:
+            wrong.extend(seen for seen in (nvml.snapshot() for _ in range(25)) if seen != expected)
+        except Exception as error:  # noqa: BLE001 - told to the main thread, which fails on it
+            wrong.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        nvml.close()
+        nvml.open()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_a_slow_gpu_delays_the_look_but_nothing_is_lost(nvml: NvmlBackend, state: State) -> None:
+    """The first handle of a GPU without persistence mode takes seconds."""
+    state.inject("nvmlDeviceGetHandleByIndex_v2", 0, device=1, latency_ms=30, times=1)
+    begin = time.monotonic()
+    assert len(nvml.snapshot().gpus) == 7
+    assert time.monotonic() - begin >= 0.03
+
+
+def test_looking_at_the_simulated_node_does_not_load_nvml() -> None:
+    """And a node with real GPUs does not load YAML: each is memory that the node process has not got."""
+    script = """
+import json, sys
+import dra_driver.gpu.inventory, dra_driver.gpu.simulated
+loaded = {"pynvml": "pynvml" in sys.modules, "yaml": "yaml" in sys.modules}
+import dra_driver.gpu.nvml
+print(json.dumps(loaded | {"yaml_with_nvml": "yaml" in sys.modules}))
+"""
+    assert json.loads(python(script)) == {"pynvml": False, "yaml": False, "yaml_with_nvml": False}
