@@ -2,7 +2,7 @@
 
 Owns parsing, exact arithmetic, order and the canonical text. Refuses to know what a quantity measures. Follows
 k8s.io/apimachinery pkg/api/resource (quantity.go, suffix.go): a value is a whole number of nano units, finer fractions
-are rounded away from zero, and a value written with a binary suffix never exceeds 2**63-1.
+are rounded away from zero, a value written with a binary suffix never exceeds 2**63-1, and a suffix alone is zero.
 """
 
 import re
@@ -55,7 +55,7 @@ class Quantity:
     def parse(cls, text: str) -> "Quantity":
         """The quantity that ``text`` denotes. Raises ValueError with a sentence that quotes the text."""
         shape = _SHAPE.match(text) if len(text) <= _MAX_TEXT else None
-        if shape is None or not (shape[2] or shape[3]):
+        if shape is None or not text:
             raise ValueError(f"{_quoted(text)} is not a quantity: expected a number and a suffix, such as 80Gi or 500m")
         number_format, exponent = _suffix(shape[4], text)
         nano = _scaled(int((shape[2] + (shape[3] or "")) or "0"), len(shape[3] or ""), number_format, exponent)

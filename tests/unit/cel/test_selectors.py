@@ -1,0 +1,176 @@
+"""Device selectors: what they answer about a GPU, and how they fail."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from dra_driver.cel import MAX_LENGTH, DeviceView, compile_selector
+from dra_driver.errors import CelEvaluationError, CelSyntaxError
+
+GPU: dict[str, Any] = {
+    "name": "gpu-0",
+    "attributes": {
+        "type": {"string": "gpu"},
+        "productName": {"string": "NVIDIA H100 80GB HBM3"},
+        "architecture": {"string": "Hopper"},
+        "cudaComputeCapability": {"version": "9.0.0"},
+        "driverVersion": {"version": "580.65.6"},
+        "index": {"int": 0},
+        "healthy": {"bool": True},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:64"},
+    },
+    "capacity": {"memory": {"value": "81559Mi"}},
+}
+VIEW = DeviceView("gpu.nvidia.com", GPU)
+A = 'device.attributes["gpu.nvidia.com"]'
+M = 'device.capacity["gpu.nvidia.com"].memory'
+
+
+def selects(expression: str) -> bool:
+    return compile_selector(expression).evaluate(VIEW)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'device.driver == "gpu.nvidia.com"',
+        f'{A}.type == "gpu" && {A}.architecture == "Hopper"',
+        f'{A}.productName.lowerAscii().matches("^.*h100.*$")',
+        f"{M}.compareTo(quantity('60Gi')) >= 0",
+        f"{M}.isGreaterThan(quantity('79Gi')) && {M}.isLessThan(quantity('80Gi'))",
+        f"{M}.asInteger() == 81559 * 1048576",
+        f"{M}.add(quantity('1Gi')).sub(quantity('1Gi')).compareTo({M}) == 0",
+        "isQuantity('1Gi') && !isQuantity('1Gb') && sign(quantity('-1')) == -1",
+        f'{A}.driverVersion.compareTo(semver("550.0.0")) >= 0',
+        f"{A}.cudaComputeCapability.major() == 9 && {A}.driverVersion.minor() == 65 && {A}.driverVersion.patch() == 6",
+        f'{A}.driverVersion == semver("580.65.06", true)',
+        f"{A}.healthy && {A}.index < 4 && {A}.index == 0.0",
+        f'{A}.architecture in ["Ampere", "Hopper"]',
+        f'["H100", "A100"].exists(name, {A}.productName.contains(name))',
+        f'{A}.productName.split(" ")[1] == "H100" && {A}.productName.substring(0, 6) == "NVIDIA"',
+        f'{A}.productName.replace("NVIDIA ", "").startsWith("H100")',
+        f'{A}.type + "!" == "gpu!"',
+        'device.attributes["resource.kubernetes.io"].pcieRoot == "pci0000:64"',
+        "!device.allowMultipleAllocations",
+    ],
+)
+def test_selects_the_gpu_it_describes(expression: str) -> None:
+    """The expressions that people write in classes and claims select the GPU that they describe."""
+    assert selects(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f'{A}.architecture == "Ampere"',
+        f"{M}.compareTo(quantity('80Gi')) >= 0",
+        f'{A}.type == "mig" && {A}.profile == "1g.10gb"',
+        f'{A}.index == "0"',
+        'has(device.attributes["gpu.nvidia.com"].profile)',
+        'has(device.attributes["nic.example.com"].speed)',
+        '"nic.example.com" in device.attributes',
+        'device.driver == "nic.example.com" && device.attributes["nic.example.com"].speed > 100',
+    ],
+)
+def test_leaves_other_devices_alone(expression: str) -> None:
+    """A GPU that does not fit is passed over; a driver check in front keeps attributes of others from being read."""
+    assert not selects(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "what"),
+    [
+        (f'{A}.profile == "1g.10gb"', "no such key"),
+        ('device.attributes["nic.example.com"].speed > 100', "no such key"),
+        (f"{A}.architecture > 1", "no such overload"),
+        (f'{A}.driverVersion == "580.65.6"', "no such overload"),
+        (f"{A}.architecture", "expected a bool"),
+        (f"quantity({A}.productName).isInteger()", "not a quantity"),
+        (f"semver({A}.productName).major() == 1", "not a semantic version"),
+        (f'{A}.productName.matches("(")', "match error"),
+        (f"[1, 2][{A}.index + 7] == 1", "index out of bounds"),
+    ],
+)
+def test_failure_on_a_device_is_an_error(expression: str, what: str) -> None:
+    """A selector that fails is never a silent "no": the scheduler gives up on the pod and says why."""
+    with pytest.raises(CelEvaluationError, match=what):
+        selects(expression)
+
+
+@pytest.mark.parametrize(
+    "expression", [f'{A}.profile == "x" || true', f'true || {A}.profile == "x"', f'!({A}.profile == "x" && false)']
+)
+def test_logic_absorbs_an_error_that_does_not_matter(expression: str) -> None:
+    """Where one side decides, an error on the other side is not one."""
+    assert selects(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "what"),
+    [
+        ("", "syntax error"),
+        ("device.driver ==", "syntax error"),
+        ("driver == 'x'", "1:1: undeclared reference to 'driver'"),
+        ("device.attribute['x'].y", "a device has no field 'attribute'"),
+        (f"{A}.architecture.lower() == 'hopper'", "undeclared reference to method 'lower'"),
+        ("quantities('1') == 1", "undeclared reference to function 'quantities'"),
+        ("[1].all(x, y > 0)", "undeclared reference to 'y'"),
+        (f"{A}.?profile.orValue('') == ''", r"optional access \.\? is not supported"),
+        ("device.attributes[?'x'].hasValue()", r"optional access \[\? is not supported"),
+        ("cel.bind(a, 1, a == 1)", r"cel.bind\(\) is not supported"),
+        ("sets.contains([1], [1])", r"sets.contains\(\) is not supported"),
+        ("Foo{a: 1} == 1", "message construction"),
+        ("'" + "x" * MAX_LENGTH + "' == ''", "too long"),
+        ("(" * 400 + "true" + ")" * 400, "nested too deeply"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_device(expression: str, what: str) -> None:
+    """Mistakes are found when the object is written, with the place where they are."""
+    with pytest.raises(CelSyntaxError, match=what):
+        compile_selector(expression)
+
+
+def test_question_marks_in_texts_are_texts() -> None:
+    """Only optional access is refused, not a string or pattern that looks like it."""
+    assert selects(f"{A}.productName.matches('.?100') && '[?' != \"\\\".?\"")
+
+
+def test_long_conditions_work() -> None:
+    """A hundred alternatives are unusual, and Kubernetes accepts them."""
+    assert selects(" || ".join([f'{A}.architecture == "x"'] * 100 + ["true"]))
+
+
+def test_hostile_loops_end() -> None:
+    """Nested macros would run for hours; they end with an error after a bounded number of steps."""
+    numbers = "[" + ",".join("1" * 60) + "]"
+    bomb = "true"
+    for name in "abcdef":
+        bomb = f"{numbers}.all({name}, {bomb})"
+    with pytest.raises(CelEvaluationError, match="too many steps"):
+        selects(bomb)
+
+
+def test_programs_are_shared_between_threads() -> None:
+    """One program on different devices in several threads at once never mixes them up."""
+    program = compile_selector(f"{A}.index == 3")
+    views = [DeviceView("gpu.nvidia.com", {"attributes": {"index": {"int": index}}}) for index in range(4)]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        wrong.extend(index for _ in range(25) if program.evaluate(views[index]) != (index == 3))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not wrong
+
+
+def test_malformed_devices_are_refused() -> None:
+    """A value that the API server would refuse is named, not skipped."""
+    with pytest.raises(ValueError, match="attribute a has none of the known types"):
+        DeviceView("x", {"attributes": {"a": {"float": 1.0}}})
+    with pytest.raises(ValueError, match="not a quantity"):
+        DeviceView("x", {"capacity": {"a": {"value": "much"}}})
