@@ -1,21 +1,21 @@
 """Opaque parameters of claims and device classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Owns the schema, strict decoding, and the answer to "does this ask for more than the hardware does by itself". Refuses to
-know which device a config applies to (``claims.plan``) and how anything of it is applied.
+Owns the schema, strict decoding, and the answer to "does this ask for more than the hardware does by itself". Refuses
+to know which device a config applies to (``claims.configs``) and how anything of it is applied.
 
-Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``), so that claims written for
-it decode here. Differences: everything that NVIDIA finds only while preparing (an MPS section under TimeSlicing, a memory
-limit below 1 MiB) is found while decoding, so that admission can refuse it; and JSON null means absent everywhere, as
-Kubernetes reads it, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
+Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``), so that claims written
+for it decode here. Differences: what NVIDIA's driver finds only while preparing (an MPS section under TimeSlicing, a
+memory limit below 1 MiB) is found while decoding, so that admission can refuse it; and JSON null means absent
+everywhere, as Kubernetes reads it, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
 
-Parameters are written by whoever may create a claim, so their size is bounded before anything looks at them, and an error
-shows at most a few short pieces of them.
+Parameters are written by whoever may create a claim, so their size is bounded before anything looks at them, and an
+error shows at most a few short pieces of them.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from dra_driver.errors import InvalidParametersError
@@ -33,17 +33,17 @@ Interval = Literal["Default", "Short", "Medium", "Long"]
 Strategy = Literal["TimeSlicing", "MPS"]
 
 
-def _memory_limit(value: str | int) -> str:
-    try:
-        amount = Quantity.parse(str(value))
-    except ValueError as error:
-        raise ValueError(str(error)) from error
+def _memory_limit(value: object) -> str:
+    """Canonical text of a quantity, which JSON may hold as a string or as a whole number."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ValueError(f"expected a quantity such as 10Gi, got {_shown(value)}")  # noqa: TRY004 - pydantic's protocol
+    amount = Quantity.parse(str(value))
     if amount.as_int() < _MIB:
-        raise ValueError("MPS takes limits of at least 1Mi")  # the daemon is told whole mebibytes
+        raise ValueError(f"expected at least 1Mi, got {_shown(value)}")  # the daemon is told whole mebibytes
     return str(amount)
 
 
-MemoryLimit = Annotated[str | int, AfterValidator(_memory_limit)]
+MemoryLimit = Annotated[str, BeforeValidator(_memory_limit)]
 
 
 class _Strict(BaseModel):
@@ -220,14 +220,16 @@ def _problem(problem: Mapping[str, Any]) -> str:
             return f"{path}: expected {problem['ctx']['expected']}, got {_shown(problem['input'])}"
         case "value_error":
             return f"{path}: {problem['ctx']['error']}"
+        case "model_type" | "dict_type":
+            return f"{path}: expected an object, got {_shown(problem['input'])}"
         case _:
             text = str(problem["msg"])
             return f"{path}: {text[:1].lower()}{text[1:]}, got {_shown(problem['input'])}"
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    """``sharing.mpsConfig.x``; steps that pydantic adds for the members of a union are left out."""
-    steps = [str(step) for step in location if step not in ("str", "int", "function-after[_memory_limit(), str]")]
+    """``sharing.mpsConfig.defaultActiveThreadPercentage``; keys that people chose are cut to a readable length."""
+    steps = map(str, location)
     shown = ".".join(step if len(step) <= 60 else f"{step[:59]}…" for step in steps)
     return shown or "parameters"
 
