@@ -50,7 +50,7 @@ def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
         if root.shows_host and not _is_program(root, wanted):
             raise ConfigurationError(
                 f"CDI hook {wanted} is not an executable file on the host (looked at {root.here(wanted)}), and every "
-                "container would fail to start with it: install the NVIDIA Container Toolkit, correct the path, or set 'none'"
+                "container would fail to start: install the NVIDIA Container Toolkit, correct the path, or set 'none'"
             )
         return wanted
     if not root.shows_host:  # a driver container's root tells nothing about programs on the host
