@@ -1,0 +1,188 @@
+"""The inventory's thread: what it tells, what it survives, how it ends."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.inventory import THREAD_NAME, Inventory
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.model.gpu import Snapshot
+
+WAIT_S = 10.0
+NEVER_S = 3600.0
+
+Start = Callable[..., Inventory]
+
+
+class ScriptedBackend:
+    """Answers each look with the next item: a snapshot, or an error to raise; the last one for ever."""
+
+    def __init__(self, *answers: Snapshot | Exception) -> None:
+        self.answers = list(answers)
+        self.looks = 0
+        self.closed = threading.Event()
+
+    def open(self) -> None:
+        pass
+
+    def snapshot(self) -> Snapshot:
+        answer = self.answers[min(self.looks, len(self.answers) - 1)]
+        self.looks += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def looks(*specs: str) -> list[Snapshot]:
+    return [SimulatedBackend.from_spec(spec, "n").snapshot() for spec in specs]
+
+
+ONE, TWO = looks("1xl4-24gb", "2xl4-24gb")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[Inventory] = []
+
+    def make(
+        backend: ScriptedBackend | SimulatedBackend, poll_interval_s: float = NEVER_S, **retry: float
+    ) -> Inventory:
+        inventory = Inventory(backend, poll_interval_s, **retry)
+        started.append(inventory)
+        inventory.start()
+        return inventory
+
+    yield make
+    for inventory in started:
+        inventory.stop()
+
+
+def told(inventory: Inventory) -> "queue.Queue[Snapshot]":
+    heard: queue.Queue[Snapshot] = queue.Queue()
+    inventory.subscribe(heard.put)
+    return heard
+
+
+def test_before_the_first_look_it_is_empty_and_says_why() -> None:
+    """Whoever asks too early gets no GPUs, not an error."""
+    inventory = Inventory(ScriptedBackend(ONE), NEVER_S)
+    assert inventory.current() == Snapshot()
+    assert inventory.problem == "the GPUs have not been looked at yet"
+    assert not inventory.wait_first(0)
+
+
+def test_the_first_snapshot_is_told_at_once_and_to_late_subscribers_too(start: Start) -> None:
+    """Nobody has to wait for a change to learn what there is."""
+    inventory = start(ScriptedBackend(ONE))
+    assert told(inventory).get(timeout=WAIT_S) == ONE
+    assert inventory.wait_first(WAIT_S)
+    assert told(inventory).get(timeout=WAIT_S) == ONE
+    assert inventory.current() == ONE
+    assert inventory.problem is None
+
+
+def test_every_change_is_told_once_and_sameness_never(start: Start) -> None:
+    """Publishing costs API calls."""
+    inventory = start(ScriptedBackend(ONE, ONE, ONE, TWO), poll_interval_s=0.001)
+    heard = told(inventory)
+    assert [heard.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)] == [ONE, TWO]
+    inventory.stop()
+    assert heard.empty()
+
+
+def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
+    """After somebody changed the hardware on purpose."""
+    backend = SimulatedBackend.from_spec("2xl4-24gb", "n")
+    inventory = start(backend)
+    heard = told(inventory)
+    assert len(heard.get(timeout=WAIT_S).gpus) == 2
+    backend.mark_lost(0, "gone")
+    inventory.refresh()
+    assert [gpu.minor for gpu in heard.get(timeout=WAIT_S).gpus] == [1]
+
+
+def test_a_driver_that_goes_away_leaves_the_last_good_snapshot_and_a_problem() -> None:
+    """Running pods must not lose their devices because of a driver upgrade."""
+    inventory = Inventory(ScriptedBackend(ONE, DriverUnavailableError("kernel module not loaded")), NEVER_S)
+    inventory._poll()
+    inventory._poll()
+    assert inventory.problem == "kernel module not loaded"
+    assert inventory.current() == ONE
+
+
+def test_a_missing_driver_is_retried_until_it_is_there(start: Start) -> None:
+    """An unexpected exception is retried the same way; neither ends the thread."""
+    backend = ScriptedBackend(DriverUnavailableError("no"), ValueError("a defect"), DriverUnavailableError("no"), TWO)
+    inventory = start(backend, retry_min_s=0.001, retry_max_s=0.002)
+    assert told(inventory).get(timeout=WAIT_S) == TWO
+    assert inventory.problem is None
+    assert backend.looks >= 4
+
+
+def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> None:
+    """A node without a driver must not burn a core, a node that gets one must not wait for minutes."""
+    trouble = DriverUnavailableError("no")
+    inventory = Inventory(ScriptedBackend(*[trouble] * 7, ONE, trouble), 10.0, retry_min_s=1.0, retry_max_s=30.0)
+    pauses = [inventory._poll() for _ in range(9)]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 10.0, 1.0]
+
+
+def test_a_subscriber_that_fails_harms_nobody_else(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """And its failure is in the log with the traceback."""
+    inventory = start(ScriptedBackend(ONE, TWO))
+    failed = threading.Event()
+
+    def fail(_: Snapshot) -> None:
+        failed.set()
+        raise RuntimeError("a defect in the subscriber")
+
+    inventory.subscribe(fail)
+    heard = told(inventory)
+    assert heard.get(timeout=WAIT_S) in (ONE, TWO)
+    assert failed.wait(WAIT_S)
+    inventory.stop()
+    assert "a defect in the subscriber" in caplog.text
+
+
+def test_a_left_out_gpu_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at every look."""
+    backend = SimulatedBackend.from_spec("2xl4-24gb", "n")
+    backend.mark_lost(1, "XID 79")
+    inventory = Inventory(backend, NEVER_S)
+    with caplog.at_level(logging.WARNING):
+        inventory._poll()
+        inventory._poll()
+    records = [record for record in caplog.records if record.getMessage() == "a GPU is left out"]
+    assert [record.__dict__["reason"] for record in records] == ["XID 79"]
+
+
+def test_stop_ends_the_thread_and_closes_the_backend(start: Start) -> None:
+    """Also when it is called twice, from a callback, or before the start."""
+    backend = ScriptedBackend(ONE)
+    inventory = start(backend)
+    assert inventory.wait_first(WAIT_S)
+    assert THREAD_NAME in {thread.name for thread in threading.enumerate()}
+    inventory.stop()
+    inventory.stop()
+    assert backend.closed.is_set()
+    assert THREAD_NAME not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(RuntimeError):
+        inventory.start()
+    never_started = ScriptedBackend(ONE)
+    Inventory(never_started, NEVER_S).stop()
+    assert never_started.closed.is_set()
+
+
+def test_stop_may_be_called_from_a_callback(start: Start) -> None:
+    """A subscriber that gives up must not wait for its own thread."""
+    backend = ScriptedBackend(ONE)
+    inventory = start(backend)
+    inventory.subscribe(lambda _: inventory.stop())
+    assert backend.closed.wait(WAIT_S)
