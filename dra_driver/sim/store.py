@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, utc_now
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.apiserver.patching import Patch, apply_patch
@@ -23,7 +23,7 @@ from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
 from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Change, Key, Record, State
 from dra_driver.sim.apiserver.subscription import Event, Subscription
-from dra_driver.sim.apiserver.writes import Writes
+from dra_driver.sim.apiserver.writes import OnUnknown, Writes, ignore_unknown
 
 __all__ = ["DeleteOptions", "Event", "Listing", "Patch", "Store", "Subscription"]
 
@@ -54,6 +54,7 @@ class Store:
         history_length: int = HISTORY_LENGTH,
     ) -> None:
         self.logs = PodLogs()
+        self._clock = clock
         self._lock = threading.RLock()  # guards the state, its history and the list of subscriptions
         self._state = State(history_length)
         self._removal = Removal(self._state, clock)
@@ -85,17 +86,37 @@ class Store:
         kept = [record for record in records if all(match(record.obj) for match in matches)]
         return Listing([copy_json(record.obj) for record in kept], revision)
 
-    def create(self, kind: Kind, obj: Obj, *, namespace: str = "", dry_run: bool = False) -> Obj:
+    def create(
+        self,
+        kind: Kind,
+        obj: Obj,
+        *,
+        namespace: str = "",
+        dry_run: bool = False,
+        on_unknown: OnUnknown = ignore_unknown,
+    ) -> Obj:
         """Store a new object and return it as stored. Fills name (from generateName), uid, defaults; drops status."""
         with self._lock:
-            return self._copied(self._writes.create(kind, copy_json(obj), namespace, dry_run=dry_run))
+            return self._copied(
+                self._writes.create(kind, copy_json(obj), namespace, dry_run=dry_run, on_unknown=on_unknown)
+            )
 
-    def update(self, kind: Kind, obj: Obj, *, subresource: str = "", dry_run: bool = False) -> Obj:
+    def update(
+        self,
+        kind: Kind,
+        obj: Obj,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+        on_unknown: OnUnknown = ignore_unknown,
+    ) -> Obj:
         """Replace the object. With metadata.resourceVersion set, only if that is still the version (ConflictError)."""
         metadata = obj.get("metadata", {})
         key = (metadata.get("namespace", "default") if kind.namespaced else "", metadata.get("name", ""))
         with self._lock:
-            written = self._writes.update(kind, copy_json(obj), key, subresource=subresource, dry_run=dry_run)
+            written = self._writes.update(
+                kind, copy_json(obj), key, subresource=subresource, dry_run=dry_run, on_unknown=on_unknown
+            )
             return self._copied(written)
 
     def update_status(self, kind: Kind, obj: Obj, *, dry_run: bool = False) -> Obj:
@@ -103,7 +124,15 @@ class Store:
         return self.update(kind, obj, subresource="status", dry_run=dry_run)
 
     def patch(
-        self, kind: Kind, name: str, patch: Patch, *, namespace: str = "", subresource: str = "", dry_run: bool = False
+        self,
+        kind: Kind,
+        name: str,
+        patch: Patch,
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+        on_unknown: OnUnknown = ignore_unknown,
     ) -> Obj:
         """Change the object by a JSON, merge, strategic merge or apply patch; never conflicts unless the patch says so.
 
@@ -111,19 +140,30 @@ class Store:
         """
         with self._lock:
             record = self._state.get(kind, (namespace, name))
-            if record is None and not (patch.is_apply and not subresource):
+            if record is None and (subresource or not patch.is_apply):
                 raise not_found(kind, name)
-            changed = apply_patch(kind, record.obj if record else None, patch)
+            old = record.obj if record else None
+            new = apply_patch(kind, old, patch, now=rfc3339(self._clock()), subresource=subresource)
             if record is None:
-                return self._copied(self._writes.create(kind, changed, namespace, dry_run=dry_run))
+                new.setdefault("metadata", {}).setdefault("name", name)
+                return self._copied(self._writes.create(kind, new, namespace, dry_run=dry_run, on_unknown=on_unknown))
             key = (namespace, name)
-            written = self._writes.update(kind, changed, key, subresource=subresource, dry_run=dry_run)
+            written = self._writes.update(
+                kind, new, key, subresource=subresource, dry_run=dry_run, on_unknown=on_unknown
+            )
             return self._copied(written)
 
     def delete(self, kind: Kind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
         """Delete or mark as being deleted; the last version. Raises NotFoundError, ConflictError on preconditions."""
+        return self.remove(kind, name, namespace, options)[1]
+
+    def remove(
+        self, kind: Kind, name: str, namespace: str = "", options: DeleteOptions | None = None
+    ) -> tuple[bool, Obj]:
+        """Like `delete`, and whether the object is gone now (False: grace, finalizers or dependents hold it)."""
         with self._lock:
-            return self._copied(self._removal.delete(kind, (namespace, name), options or DeleteOptions()))
+            last = self._copied(self._removal.delete(kind, (namespace, name), options or DeleteOptions()))
+            return self._state.by_uid(last["metadata"]["uid"]) is None, last
 
     def bind(self, namespace: str, pod: str, node: str) -> Obj:
         """Assign a pod to a node, as a POST to pods/binding does. Raises ConflictError when it is already assigned."""
@@ -153,6 +193,7 @@ class Store:
                 backlog = list(self._state.changes_since(since))
             for change in backlog:
                 subscription.offer(change)
+            subscription.started_at = self._state.revision
             self._state.listeners.append(subscription.offer)
         return subscription
 

@@ -67,8 +67,8 @@ class Kind:
 
     ``name_rule`` validates metadata.name and answers the rule's text for each breach. ``selectable`` are the dotted
     paths that field selectors may use besides metadata.name and metadata.namespace. ``default_propagation`` is what
-    a delete without a propagation policy does. ``keeps_status_on_create`` is for kinds whose writer sends status
-    along (nodes).
+    a delete without a propagation policy does. ``returns_deleted`` says that a finished delete answers with the
+    object, not a Status. ``keeps_status_on_create`` is for kinds whose writer sends status along (nodes).
     """
 
     group: str
@@ -82,6 +82,7 @@ class Kind:
     subresources: tuple[str, ...] = ()
     generation: bool = False
     keeps_status_on_create: bool = False
+    returns_deleted: bool = False
     needs_resource_version: bool = False
     create_on_update: bool = False
     selectable: tuple[str, ...] = ()

@@ -5,8 +5,30 @@ those of Kubernetes 1.36's discovery documents; generation, unconditional update
 registry strategies.
 """
 
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import Kind, Printer
 from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdomain, path_segment
+from dra_driver.sim.apiserver.print_common import NAME_AND_AGE
+from dra_driver.sim.apiserver.print_objects import (
+    BINDINGS_PRINTER,
+    CLAIMS_PRINTER,
+    CONFIG_MAPS_PRINTER,
+    EVENTS_PRINTER,
+    LEASES_PRINTER,
+    NAMESPACES_PRINTER,
+    NODES_PRINTER,
+    POLICIES_PRINTER,
+    POLICY_BINDINGS_PRINTER,
+    SECRETS_PRINTER,
+    SERVICES_PRINTER,
+    SLICES_PRINTER,
+)
+from dra_driver.sim.apiserver.print_pods import PODS_PRINTER
+from dra_driver.sim.apiserver.print_workloads import (
+    DAEMON_SETS_PRINTER,
+    DEPLOYMENTS_PRINTER,
+    JOBS_PRINTER,
+    REPLICA_SETS_PRINTER,
+)
 
 NAMESPACES = Kind(
     group="",
@@ -18,6 +40,7 @@ NAMESPACES = Kind(
     subresources=("status", "finalize"),
     name_rule=dns_label,
     selectable=("status.phase",),
+    printer=NAMESPACES_PRINTER,
 )
 NODES = Kind(
     group="",
@@ -30,6 +53,7 @@ NODES = Kind(
     name_rule=dns_subdomain,
     keeps_status_on_create=True,
     selectable=("spec.unschedulable",),
+    printer=NODES_PRINTER,
 )
 PODS = Kind(
     group="",
@@ -51,6 +75,8 @@ PODS = Kind(
         "status.podIP",
         "status.nominatedNodeName",
     ),
+    printer=PODS_PRINTER,
+    returns_deleted=True,
 )
 EVENTS = Kind(
     group="",
@@ -74,6 +100,7 @@ EVENTS = Kind(
         "source",
         "type",
     ),
+    printer=EVENTS_PRINTER,
 )
 SERVICE_ACCOUNTS = Kind(
     group="",
@@ -82,10 +109,26 @@ SERVICE_ACCOUNTS = Kind(
     plural="serviceaccounts",
     short_names=("sa",),
     name_rule=dns_subdomain,
+    printer=NAME_AND_AGE,
+    returns_deleted=True,
 )
-SECRETS = Kind(group="", version="v1", kind="Secret", plural="secrets", name_rule=dns_subdomain, selectable=("type",))
+SECRETS = Kind(
+    group="",
+    version="v1",
+    kind="Secret",
+    plural="secrets",
+    name_rule=dns_subdomain,
+    selectable=("type",),
+    printer=SECRETS_PRINTER,
+)
 CONFIG_MAPS = Kind(
-    group="", version="v1", kind="ConfigMap", plural="configmaps", short_names=("cm",), name_rule=dns_subdomain
+    group="",
+    version="v1",
+    kind="ConfigMap",
+    plural="configmaps",
+    short_names=("cm",),
+    name_rule=dns_subdomain,
+    printer=CONFIG_MAPS_PRINTER,
 )
 SERVICES = Kind(
     group="",
@@ -98,6 +141,8 @@ SERVICES = Kind(
     name_rule=dns_1035_label,
     create_on_update=True,
     selectable=("spec.clusterIP", "spec.type"),
+    printer=SERVICES_PRINTER,
+    returns_deleted=True,
 )
 DEPLOYMENTS = Kind(
     group="apps",
@@ -109,6 +154,7 @@ DEPLOYMENTS = Kind(
     subresources=("status", "scale"),
     name_rule=dns_subdomain,
     generation=True,
+    printer=DEPLOYMENTS_PRINTER,
 )
 REPLICA_SETS = Kind(
     group="apps",
@@ -121,6 +167,7 @@ REPLICA_SETS = Kind(
     name_rule=dns_subdomain,
     generation=True,
     selectable=("status.replicas",),
+    printer=REPLICA_SETS_PRINTER,
 )
 DAEMON_SETS = Kind(
     group="apps",
@@ -132,6 +179,7 @@ DAEMON_SETS = Kind(
     subresources=("status",),
     name_rule=dns_subdomain,
     generation=True,
+    printer=DAEMON_SETS_PRINTER,
 )
 JOBS = Kind(
     group="batch",
@@ -144,6 +192,7 @@ JOBS = Kind(
     generation=True,
     selectable=("status.successful",),
     default_propagation="Orphan",
+    printer=JOBS_PRINTER,
 )
 RESOURCE_SLICES = Kind(
     group="resource.k8s.io",
@@ -154,6 +203,8 @@ RESOURCE_SLICES = Kind(
     name_rule=dns_subdomain,
     generation=True,
     selectable=("spec.nodeName", "spec.driver"),
+    printer=SLICES_PRINTER,
+    returns_deleted=True,
 )
 RESOURCE_CLAIMS = Kind(
     group="resource.k8s.io",
@@ -162,6 +213,8 @@ RESOURCE_CLAIMS = Kind(
     plural="resourceclaims",
     subresources=("status",),
     name_rule=dns_subdomain,
+    printer=CLAIMS_PRINTER,
+    returns_deleted=True,
 )
 RESOURCE_CLAIM_TEMPLATES = Kind(
     group="resource.k8s.io",
@@ -169,6 +222,8 @@ RESOURCE_CLAIM_TEMPLATES = Kind(
     kind="ResourceClaimTemplate",
     plural="resourceclaimtemplates",
     name_rule=dns_subdomain,
+    printer=NAME_AND_AGE,
+    returns_deleted=True,
 )
 DEVICE_CLASSES = Kind(
     group="resource.k8s.io",
@@ -178,6 +233,8 @@ DEVICE_CLASSES = Kind(
     namespaced=False,
     name_rule=dns_subdomain,
     generation=True,
+    printer=NAME_AND_AGE,
+    returns_deleted=True,
 )
 LEASES = Kind(
     group="coordination.k8s.io",
@@ -187,10 +244,11 @@ LEASES = Kind(
     name_rule=dns_subdomain,
     needs_resource_version=True,
     create_on_update=True,
+    printer=LEASES_PRINTER,
 )
 
 
-def _rbac(kind: str, plural: str, *, namespaced: bool) -> Kind:
+def _rbac(kind: str, plural: str, *, namespaced: bool, printer: Printer | None = None) -> Kind:
     return Kind(
         group="rbac.authorization.k8s.io",
         version="v1",
@@ -199,16 +257,17 @@ def _rbac(kind: str, plural: str, *, namespaced: bool) -> Kind:
         namespaced=namespaced,
         name_rule=path_segment,
         create_on_update=True,
+        printer=printer,
     )
 
 
 ROLES = _rbac("Role", "roles", namespaced=True)
-ROLE_BINDINGS = _rbac("RoleBinding", "rolebindings", namespaced=True)
+ROLE_BINDINGS = _rbac("RoleBinding", "rolebindings", namespaced=True, printer=BINDINGS_PRINTER)
 CLUSTER_ROLES = _rbac("ClusterRole", "clusterroles", namespaced=False)
-CLUSTER_ROLE_BINDINGS = _rbac("ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+CLUSTER_ROLE_BINDINGS = _rbac("ClusterRoleBinding", "clusterrolebindings", namespaced=False, printer=BINDINGS_PRINTER)
 
 
-def _admission(kind: str, plural: str, *, subresources: tuple[str, ...] = ()) -> Kind:
+def _admission(kind: str, plural: str, printer: Printer, *, subresources: tuple[str, ...] = ()) -> Kind:
     return Kind(
         group="admissionregistration.k8s.io",
         version="v1",
@@ -219,14 +278,15 @@ def _admission(kind: str, plural: str, *, subresources: tuple[str, ...] = ()) ->
         name_rule=dns_subdomain,
         generation=True,
         needs_resource_version=True,
+        printer=printer,
     )
 
 
 VALIDATING_ADMISSION_POLICIES = _admission(
-    "ValidatingAdmissionPolicy", "validatingadmissionpolicies", subresources=("status",)
+    "ValidatingAdmissionPolicy", "validatingadmissionpolicies", POLICIES_PRINTER, subresources=("status",)
 )
 VALIDATING_ADMISSION_POLICY_BINDINGS = _admission(
-    "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"
+    "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", POLICY_BINDINGS_PRINTER
 )
 CUSTOM_RESOURCE_DEFINITIONS = Kind(
     group="apiextensions.k8s.io",

@@ -11,6 +11,9 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.mergepatch import merge
 from dra_driver.sim.apiserver.problems import bad_request
+from dra_driver.sim.apiserver.schema import decode, type_of
+from dra_driver.sim.apiserver.serverapply import apply
+from dra_driver.sim.apiserver.strategicpatch import strategic_merge
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -37,13 +40,19 @@ class Patch:
         return self.type == APPLY_PATCH
 
 
-def apply_patch(kind: Kind, old: Obj | None, patch: Patch) -> Obj:
+def apply_patch(kind: Kind, old: Obj | None, patch: Patch, *, now: str, subresource: str = "") -> Obj:
     """A new object: ``old`` with ``patch`` applied. Raises InvalidObjectError (400, 422) or ConflictError (apply)."""
     if patch.type == JSON_PATCH:
         changed = apply_json_patch(copy_json(old), patch.body)
+    elif not isinstance(patch.body, dict):
+        raise bad_request(f"a patch of type {patch.type} must be an object, got {type(patch.body).__name__}")
+    elif patch.is_apply:
+        config = copy_json(patch.body)
+        decode(kind, config)
+        changed = apply(kind, old, config, patch.manager, now, force=patch.force, subresource=subresource)
+    elif patch.type == STRATEGIC_PATCH:
+        changed = strategic_merge(copy_json(old), patch.body, type_of(kind))
     else:
-        if not isinstance(patch.body, dict):
-            raise bad_request(f"a patch of type {patch.type} must be an object, got {type(patch.body).__name__}")
         changed = merge(copy_json(old), patch.body)
     if not isinstance(changed, dict):
         raise bad_request(f"the patch would turn the {kind.kind} into a {type(changed).__name__}")

@@ -37,6 +37,11 @@ class Record:
             self._json = dump(self.obj)
         return self._json
 
+    @property
+    def list_item(self) -> bytes:
+        """The object as lists carry it: without kind and apiVersion, which the list says once for all."""
+        return b"{" + self.json.split(b",", 2)[2]
+
 
 class Change:
     """One write: ``type`` is ADDED, MODIFIED or DELETED; ``previous`` the version before it, None for ADDED."""
@@ -124,7 +129,8 @@ class State:
     def _stamp(self, obj: Obj) -> Record:
         self.revision += 1
         obj["metadata"]["resourceVersion"] = str(self.revision)
-        return Record(obj, self.revision)
+        # First, so that `Record.list_item` can cut them off.
+        return Record({"kind": obj["kind"], "apiVersion": obj["apiVersion"], **obj}, self.revision)
 
     def _forget_owners(self, kind: Kind, key: Key, obj: Obj) -> None:
         for reference in entries(obj, "metadata", "ownerReferences"):

@@ -49,6 +49,7 @@ class Subscription:
         wake: Callable[[], None] | None,
         detach: Callable[["Subscription"], None],
     ) -> None:
+        self.started_at = 0  # the store's revision when the watch began; set by the store
         self._kinds = frozenset(kinds)
         self._namespace = namespace
         self._wake = wake

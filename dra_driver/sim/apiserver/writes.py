@@ -23,6 +23,7 @@ from dra_driver.sim.apiserver.problems import (
 )
 from dra_driver.sim.apiserver.removal import Removal
 from dra_driver.sim.apiserver.rules_meta import meta_problems, meta_update_problems
+from dra_driver.sim.apiserver.schema import decode
 from dra_driver.sim.apiserver.state import Key, Record, State, object_key
 
 _SERVER_OWNED = (
@@ -37,6 +38,14 @@ _SERVER_OWNED = (
 # maxNameGenerationCreateAttempts).
 _NAME_ATTEMPTS = 8
 
+# Told the paths of fields that the schema does not know, before they are dropped for good; it may raise to refuse
+# the write.
+OnUnknown = Callable[[list[str]], None]
+
+
+def ignore_unknown(_paths: list[str]) -> None:
+    """Unknown fields are dropped without a word (fieldValidation=Ignore)."""
+
 
 class Writes:
     """Creates and updates in a `State`. Takes ownership of the objects handed in. Not thread-safe; the store locks."""
@@ -49,9 +58,12 @@ class Writes:
         self._clock = clock
         self._check_cel = check_cel or (lambda _expression: None)
 
-    def create(self, kind: Kind, obj: Obj, namespace: str, *, dry_run: bool = False) -> Record:
+    def create(
+        self, kind: Kind, obj: Obj, namespace: str, *, dry_run: bool = False, on_unknown: OnUnknown = ignore_unknown
+    ) -> Record:
         """Store a new object. ``namespace`` is the request's, "" when the object names its own."""
         self._check_type(kind, obj)
+        on_unknown(decode(kind, obj))
         self._place(kind, obj, namespace)
         self._fill_new(kind, obj)
         kind.rules.default(obj)
@@ -72,9 +84,19 @@ class Writes:
         self._removal.collect_if_orphaned(kind, key)
         return record
 
-    def update(self, kind: Kind, obj: Obj, key: Key, *, subresource: str = "", dry_run: bool = False) -> Record:
+    def update(
+        self,
+        kind: Kind,
+        obj: Obj,
+        key: Key,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+        on_unknown: OnUnknown = ignore_unknown,
+    ) -> Record:
         """Replace the stored object (or its status) by ``obj``; the version returned is the stored one."""
         self._check_type(kind, obj)
+        on_unknown(decode(kind, obj))
         old = self._state.get(kind, key)
         if old is None:
             if kind.create_on_update and not subresource:

@@ -1,0 +1,94 @@
+"""Requests and replies as values: what the verbs work on, without a web server in sight."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dump
+from dra_driver.sim.apiserver.problems import bad_request, plain
+
+JSON = "application/json"
+# Typed Go clients may prefer protobuf but accept JSON; every answer is JSON.
+_ANSWERED = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/*", "*/*")
+_YAML_TYPES = ("application/yaml", "application/apply-patch+yaml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRequest:
+    """One request. Header names are lower case; a query parameter given twice keeps its first value."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def accept(self) -> str:
+        """The Accept header; empty means anything."""
+        return self.headers.get("accept", "")
+
+    @property
+    def content_type(self) -> str:
+        """The body's media type without parameters."""
+        return self.headers.get("content-type", JSON).partition(";")[0].strip() or JSON
+
+    def wants(self, shape: str) -> bool:
+        """Whether the first acceptable form is ``shape`` (Table, PartialObjectMetadata, PartialObjectMetadataList)."""
+        for choice in self.accept.split(","):
+            options = [option.strip() for option in choice.split(";")]
+            if options[0] == JSON:
+                shapes = [option.removeprefix("as=") for option in options if option.startswith("as=")]
+                known = shapes and shapes[0] in {"Table", "PartialObjectMetadata", "PartialObjectMetadataList"}
+                if not shapes or known:
+                    return bool(shapes) and shapes[0] == shape
+        return False
+
+    def check_accept(self) -> None:
+        """Raise 406 when nothing that this server writes is acceptable."""
+        choices = [choice.partition(";")[0].strip() for choice in self.accept.split(",")]
+        if self.accept and not any(choice in _ANSWERED for choice in choices):
+            listed = ", ".join(_ANSWERED[:3])
+            text = f"only the following media types are accepted: {listed}"
+            raise plain(406, "NotAcceptable", text)
+
+    def flag(self, name: str) -> bool:
+        """A boolean query parameter: ``watch``, ``watch=1`` and ``watch=true`` are true."""
+        return name in self.query and self.query[name].lower() not in {"0", "false"}
+
+    def document(self) -> Any:
+        """The body as a value. Raises InvalidObjectError (400) when it cannot be read, 415 for other media types."""
+        kind = self.content_type
+        if kind not in {*_YAML_TYPES, JSON} and not kind.endswith("+json"):
+            accepted = f"{JSON}, application/yaml"
+            text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
+            raise plain(415, "UnsupportedMediaType", text)
+        try:
+            return yaml.safe_load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
+        except (ValueError, yaml.YAMLError) as error:
+            raise bad_request(f"couldn't parse the request's body as {kind}: {error}") from error
+
+    def object(self) -> Obj:
+        """The body as a JSON object."""
+        found = self.document()
+        if not isinstance(found, dict):
+            raise bad_request(f"the body must be a JSON object, got {type(found).__name__}")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    media_type: str = JSON
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, value: Any, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
+        """A JSON answer."""
+        return cls(body=dump(value), status=status, warnings=warnings)

@@ -1,0 +1,58 @@
+"""URL paths of the Kubernetes API: which kind, namespace, name and subresource a path names.
+
+Owns the two lookups by group, version and plural. Grammar: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
+"""
+
+from dataclasses import dataclass
+
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES
+
+_KINDS: dict[tuple[str, str, str], Kind] = {
+    (group, version, kind.plural): kind
+    for kind in ALL_KINDS
+    for group, version in ((kind.group, kind.version), *kind.served_also_as)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a path names. ``name`` "" is the collection; ``group_version`` is the one in the path."""
+
+    kind: Kind
+    group_version: str
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def is_other_view(self) -> bool:
+        """Whether the kind is asked for under a group that it is only also served as."""
+        return self.group_version != self.kind.api_version
+
+
+def target_of(path: str) -> Target | None:
+    """The object or collection that ``path`` names; None when the API has no such path."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:1] == ["api"]:
+        group, rest = "", parts[1:]
+    elif parts[:1] == ["apis"] and len(parts) > 1:
+        group, rest = parts[1], parts[2:]
+    else:
+        return None
+    if not rest:
+        return None
+    version, rest = rest[0], rest[1:]
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in NAMESPACES.subresources:
+        namespace, rest = rest[1], rest[2:]
+    kind = _KINDS.get((group, version, rest[0])) if rest else None
+    if kind is None or len(rest) > 3 or (namespace and not kind.namespaced):
+        return None
+    if kind.namespaced and not namespace and len(rest) > 1:
+        return None
+    if len(rest) > 2 and rest[2] not in kind.subresources:
+        return None
+    group_version = f"{group}/{version}" if group else version
+    name, subresource = (*rest[1:], "", "")[:2]
+    return Target(kind=kind, group_version=group_version, namespace=namespace, name=name, subresource=subresource)

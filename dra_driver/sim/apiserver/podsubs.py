@@ -1,0 +1,130 @@
+"""Subresources that are not objects: logs and bindings of pods, the scale of deployments and replica sets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, entries, mapping
+from dra_driver.sim.apiserver.kinds import PODS
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply
+from dra_driver.sim.apiserver.paths import Target
+from dra_driver.sim.apiserver.pod_logs import Line
+from dra_driver.sim.apiserver.print_common import selector_text
+from dra_driver.sim.apiserver.problems import bad_request
+from dra_driver.sim.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlan:
+    """What a log request asks for; ``tail`` None means all lines."""
+
+    target: Target
+    container: str
+    follow: bool
+    timestamps: bool
+    tail: int | None
+    since_s: int | None
+    limit_bytes: int | None
+
+
+def _number(request: ApiRequest, name: str) -> int | None:
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise bad_request(f"{name} must be a number of at least 0, got {text!r}")
+    return int(text)
+
+
+def plan_log(store: Store, request: ApiRequest, target: Target) -> LogPlan:
+    """Read the options and pick the container. Raises NotFoundError, InvalidObjectError (400)."""
+    pod = store.get(PODS, target.name, target.namespace)
+    names = [item["name"] for part in ("initContainers", "containers") for item in entries(pod, "spec", part)]
+    main = [item["name"] for item in entries(pod, "spec", "containers")]
+    container = request.query.get("container", "") or (main[0] if len(names) == 1 else "")
+    if not container:
+        listed = " ".join(main)
+        text = f"a container name must be specified for pod {target.name}, choose one of: [{listed}]"
+        raise bad_request(text)
+    if container not in names:
+        raise bad_request(f"container {container} is not valid for pod {target.name}")
+    _check_started(pod, container, target.name)
+    return LogPlan(
+        target=target,
+        container=container,
+        follow=request.flag("follow"),
+        timestamps=request.flag("timestamps"),
+        tail=_number(request, "tailLines"),
+        since_s=_number(request, "sinceSeconds"),
+        limit_bytes=_number(request, "limitBytes"),
+    )
+
+
+def _check_started(pod: Obj, container: str, name: str) -> None:
+    statuses = entries(pod, "status", "containerStatuses") + entries(pod, "status", "initContainerStatuses")
+    state: Obj = next((item.get("state", {}) for item in statuses if item.get("name") == container), {})
+    if "waiting" in state:
+        reason = dig(state, "waiting", "reason", default="ContainerCreating")
+        raise bad_request(f'container "{container}" in pod "{name}" is waiting to start: {reason}')
+
+
+def log_text(lines: Sequence[Line], plan: LogPlan, clock: Clock) -> bytes:
+    """The chosen lines as bytes."""
+    if plan.since_s is not None:
+        oldest = clock() - timedelta(seconds=plan.since_s)
+        lines = [line for line in lines if line[0] >= oldest]
+    if plan.tail is not None:
+        lines = lines[len(lines) - plan.tail :] if plan.tail < len(lines) else lines
+    shown = (f"{at:%Y-%m-%dT%H:%M:%S.%f}000Z {text}\n" if plan.timestamps else f"{text}\n" for at, text in lines)
+    encoded = "".join(shown).encode()
+    return encoded if plan.limit_bytes is None else encoded[: plan.limit_bytes]
+
+
+def is_over(store: Store, plan: LogPlan) -> bool:
+    """Whether nothing more will be written: the pod is gone or has ended, or the container has."""
+    pod = store.find(PODS, plan.target.name, plan.target.namespace)
+    if pod is None or dig(pod, "status", "phase") in {"Succeeded", "Failed"}:
+        return True
+    statuses = entries(pod, "status", "containerStatuses") + entries(pod, "status", "initContainerStatuses")
+    return any(item.get("name") == plan.container and dig(item, "state", "terminated") for item in statuses)
+
+
+def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
+    """POST pods/binding: what a scheduler writes."""
+    node = dig(request.object(), "target", "name", default="")
+    if not node:
+        raise bad_request("Binding: target.name: Required value: the node to run the pod on")
+    store.bind(target.namespace, target.name, node)
+    success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    return Reply.of(success | {"code": 201}, status=201)
+
+
+def read_scale(store: Store, target: Target) -> Obj:
+    """The scale of a deployment or replica set as autoscaling/v1 shows it."""
+    obj = store.get(target.kind, target.name, target.namespace)
+    metadata = {
+        key: obj["metadata"][key]
+        for key in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+        if key in obj["metadata"]
+    }
+    selector = selector_text(mapping(obj, "spec", "selector"))
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": dig(obj, "spec", "replicas", default=0)},
+        "status": {"replicas": dig(obj, "status", "replicas", default=0), "selector": selector},
+    }
+
+
+def write_scale(store: Store, scale: Obj, target: Target) -> Reply:
+    """Take replicas from ``scale`` over into the object. Raises ConflictError on a stale resourceVersion."""
+    replicas = dig(scale, "spec", "replicas", default=0)
+    if not isinstance(replicas, int) or replicas < 0:
+        raise bad_request(f"Scale: spec.replicas: Invalid value: {replicas!r}: must be greater than or equal to 0")
+    obj = store.get(target.kind, target.name, target.namespace)
+    child(obj, "spec")["replicas"] = replicas
+    if sent := dig(scale, "metadata", "resourceVersion"):
+        obj["metadata"]["resourceVersion"] = sent
+    store.update(target.kind, obj)
+    return Reply.of(read_scale(store, target))

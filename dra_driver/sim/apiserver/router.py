@@ -1,0 +1,117 @@
+"""From a request to what answers it: a whole reply, a watch or a log.
+
+Owns the paths that are not objects (health, version, discovery, OpenAPI, access reviews). Knows no web server; every
+refusal is an exception of `dra_driver.errors`.
+"""
+
+from collections.abc import Callable
+
+from dra_driver.sim.apiserver import openapi, podsubs
+from dra_driver.sim.apiserver.discovery import discovery
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
+from dra_driver.sim.apiserver.mergepatch import merge
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply
+from dra_driver.sim.apiserver.patching import JSON_PATCH
+from dra_driver.sim.apiserver.paths import Target, target_of
+from dra_driver.sim.apiserver.podsubs import LogPlan
+from dra_driver.sim.apiserver.problems import bad_request, plain
+from dra_driver.sim.apiserver.verbs import Verbs
+from dra_driver.sim.apiserver.watching import WatchPlan, plan_watch
+from dra_driver.sim.store import Store
+
+VERSION: Obj = {
+    "major": "1",
+    "minor": "36",
+    "gitVersion": "v1.36.2-embedded",
+    "gitCommit": "",
+    "gitTreeState": "clean",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "none",
+    "compiler": "python",
+    "platform": "linux/amd64",
+}
+_HEALTH_PATHS = ("/healthz", "/livez", "/readyz")
+_REVIEWS_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+Outcome = Reply | WatchPlan | LogPlan
+
+
+class Router:
+    """Answers requests from one store."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._verbs = Verbs(store, clock)
+
+    def answer(self, request: ApiRequest) -> Outcome:
+        """What the request gets. Raises KubernetesApiError for every refusal."""
+        if (target := target_of(request.path)) is not None:
+            request.check_accept()
+            return self._object(request, target)
+        reply = self._other(request)
+        if reply is None:
+            raise plain(404, "NotFound", "the server could not find the requested resource", {})
+        return reply
+
+    def _other(self, request: ApiRequest) -> Reply | None:
+        path = request.path.rstrip("/")
+        if path in _HEALTH_PATHS:
+            return Reply(body=b"ok", media_type="text/plain; charset=utf-8")
+        if path == "/version":
+            return Reply.of(VERSION)
+        if path == "/openapi/v3":
+            return Reply(body=openapi.index())
+        if path.startswith("/openapi/v3/"):
+            body = openapi.document(path.removeprefix("/openapi/v3/"))
+            return None if body is None else Reply(body=body)
+        if path == _REVIEWS_PATH and request.method == "POST":
+            return self._review(request)
+        return discovery(request)
+
+    def _review(self, request: ApiRequest) -> Reply:
+        """Everybody who holds the token may do everything."""
+        return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
+
+    def _object(self, request: ApiRequest, target: Target) -> Outcome:
+        if target.subresource in {"log", "binding", "scale"}:
+            return self._special(request, target)
+        if request.method == "GET" and request.flag("watch"):
+            return plan_watch(request, target)
+        on_object: dict[str, Callable[[ApiRequest, Target], Reply]] = {
+            "GET": self._verbs.get,
+            "PUT": self._verbs.update,
+            "PATCH": self._verbs.patch,
+        }
+        if not target.subresource:
+            on_object["DELETE"] = self._verbs.delete
+        on_collection: dict[str, Callable[[ApiRequest, Target], Reply]] = {
+            "GET": self._verbs.list,
+            "POST": self._verbs.create,
+            "DELETE": self._verbs.delete_collection,
+        }
+        verb = (on_object if target.name else on_collection).get(request.method)
+        if verb is None:
+            raise _not_allowed()
+        if request.method == "POST" and target.kind.namespaced and not target.namespace:
+            raise _not_allowed()
+        return verb(request, target)
+
+    def _special(self, request: ApiRequest, target: Target) -> Outcome:
+        if (target.subresource, request.method) == ("log", "GET"):
+            return podsubs.plan_log(self._store, request, target)
+        if (target.subresource, request.method) == ("binding", "POST"):
+            return podsubs.bind(self._store, request, target)
+        if target.subresource == "scale" and request.method == "GET":
+            return Reply.of(podsubs.read_scale(self._store, target))
+        if target.subresource == "scale" and request.method == "PUT":
+            return podsubs.write_scale(self._store, request.object(), target)
+        if target.subresource == "scale" and request.method == "PATCH":
+            if request.content_type == JSON_PATCH:
+                raise bad_request("a scale is patched with a merge patch: JSON patches of scales are not served")
+            current = podsubs.read_scale(self._store, target)
+            return podsubs.write_scale(self._store, merge(copy_json(current), request.object()), target)
+        raise _not_allowed()
+
+
+def _not_allowed() -> Exception:
+    return plain(405, "MethodNotAllowed", "the server does not allow this method on the requested resource", {})

@@ -1,0 +1,151 @@
+"""Which fields objects have, and how their lists and maps merge: the table behind decoding, strategic merge and apply.
+
+Owns reading `schema.json` (distilled from Kubernetes 1.36.2's OpenAPI document by ``scripts/distill_openapi.py``)
+and decoding: unknown fields are dropped and named, nulls vanish, wrong JSON types are refused, as Go's decoder does
+in the real server.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.problems import bad_request
+
+ANY = "any"
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "Quantity": (str, int, float),
+    "Time": (str,),
+    "MicroTime": (str,),
+    "IntOrString": (int, str),
+}
+_NAMES = {dict: "object", list: "array", str: "string", bool: "bool", int: "number", float: "number"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldType:
+    """The type of a field. ``wraps`` are its containers from the outside in, ``[]`` or ``{}``; ``name`` what they hold.
+
+    ``list_type`` is atomic, set, map or ""; ``keys`` identify items of a map list; ``atomic`` marks values that apply
+    patches replace whole; ``patch`` and ``patch_key`` steer strategic merge patches.
+    """
+
+    name: str
+    wraps: tuple[str, ...] = ()
+    list_type: str = ""
+    keys: tuple[str, ...] = ()
+    atomic: bool = False
+    patch: tuple[str, ...] = ()
+    patch_key: str = ""
+
+    @property
+    def inner(self) -> "FieldType":
+        """The type of an item of this list or map."""
+        return FieldType(name=self.name, wraps=self.wraps[1:])
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the outermost container is a list."""
+        return self.wraps[:1] == ("[]",)
+
+    @property
+    def is_map(self) -> bool:
+        """Whether the outermost container is a map with free keys."""
+        return self.wraps[:1] == ("{}",)
+
+
+def _parse(text: str) -> FieldType:
+    type_text, *options = text.split()
+    wraps = []
+    while type_text[:2] in {"[]", "{}"}:
+        wraps.append(type_text[:2])
+        type_text = type_text[2:]
+    found = dict(option.split("=", 1) for option in options)
+    keys = tuple(found["keys"].split(",")) if "keys" in found else ()
+    return FieldType(
+        name=type_text,
+        wraps=tuple(wraps),
+        list_type=found.get("list", ""),
+        keys=keys,
+        atomic=found.get("map") == "atomic" or found.get("list") == "atomic",
+        patch=tuple(found.get("patch", "").split(",")),
+        patch_key=found.get("patchKey", ""),
+    )
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The distilled table as it is in the file: ``kinds`` and ``types``."""
+    text = files("dra_driver.sim.apiserver").joinpath("schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@cache
+def fields_of(type_name: str) -> dict[str, FieldType]:
+    """Fields of a type; empty for scalars and free-form values."""
+    return {field: _parse(text) for field, text in table()["types"].get(type_name, {}).items()}
+
+
+def type_of(kind: Kind) -> FieldType:
+    """The type of a whole object."""
+    return FieldType(name=table()["kinds"].get(f"{kind.api_version}/{kind.kind}", ANY))
+
+
+def decode(kind: Kind, obj: Obj) -> list[str]:
+    """Drop nulls and unknown fields in place; the unknown ones' paths. Raises InvalidObjectError (400) on types."""
+    unknown: list[str] = []
+    try:
+        _decode_fields(obj, type_of(kind).name, "", unknown)
+    except TypeError as error:
+        version = kind.version
+        text = f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: json: cannot unmarshal {error}'
+        raise bad_request(text) from error
+    return unknown
+
+
+def _decode_fields(obj: Obj, type_name: str, path: str, unknown: list[str]) -> None:
+    fields = fields_of(type_name)
+    for key in list(obj):
+        here = f"{path}.{key}" if path else key
+        field = fields.get(key)
+        if field is None:
+            unknown.append(here)
+            del obj[key]
+        elif obj[key] is None:
+            del obj[key]
+        else:
+            _decode_value(obj[key], field, here, unknown)
+
+
+def _decode_value(value: Any, field: FieldType, path: str, unknown: list[str]) -> None:
+    if field.wraps:
+        if not isinstance(value, list if field.is_list else dict):
+            raise _mismatch(value, path, field)
+        pairs: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else value.items()
+        for key, item in pairs:
+            here = f"{path}[{key}]" if field.is_list else f"{path}.{key}"
+            if item is not None:
+                _decode_value(item, field.inner, here, unknown)
+    elif field.name in _JSON_TYPES:
+        allowed = _JSON_TYPES[field.name]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise _mismatch(value, path, field)
+    elif field.name != ANY:
+        if not isinstance(value, dict):
+            raise _mismatch(value, path, field)
+        _decode_fields(value, field.name, path, unknown)
+
+
+def _mismatch(value: Any, path: str, field: FieldType) -> TypeError:
+    seen = _NAMES.get(type(value), "value")
+    wanted = "".join("[]" if wrap == "[]" else "map[string]" for wrap in field.wraps) + field.name
+    return TypeError(f"{seen} into field {path} of type {wanted}")

@@ -1,0 +1,162 @@
+"""The API server as a thing to start and stop: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
+
+Start: 1. bind the socket, 2. make certificate and token, 3. run the event loop in a thread, 4. wait until it accepts.
+Stop: 1. end every watch, 2. let requests in flight finish (2 s), 3. join the thread (5 s).
+"""
+
+import asyncio
+import base64
+import json
+import os
+import secrets
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from dra_driver.errors import RetryableError
+from dra_driver.sim.apiserver.certificate import Certificate, self_signed
+from dra_driver.sim.apiserver.door import Door
+from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
+from dra_driver.sim.store import Store
+
+ADDRESS = "127.0.0.1"
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+
+
+class ApiServer:
+    """The embedded cluster's API server. Start it once, stop it once; ``store`` outlives it.
+
+    ``port`` 0 picks a free one. ``check_cel`` is asked whether a CEL expression compiles (None, or what is wrong).
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        check_cel: Callable[[str], str | None] | None = None,
+        clock: Clock = utc_now,
+        store: Store | None = None,
+    ) -> None:
+        self.store = store or Store(check_cel=check_cel, clock=clock)
+        self._clock = clock
+        self._port = port
+        self._token = secrets.token_urlsafe(32)
+        self._certificate: Certificate = self_signed(ADDRESS, clock())
+        self._server: uvicorn.Server | None = None
+        self._door: Door | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it has been started."""
+        return f"https://{ADDRESS}:{self._port}"
+
+    @property
+    def token(self) -> str:
+        """The bearer token that every request has to carry."""
+        return self._token
+
+    @property
+    def certificate(self) -> str:
+        """The PEM certificate that clients verify the server by."""
+        return self._certificate.certificate
+
+    def start(self) -> str:
+        """Listen and serve; the base URL. Raises RetryableError when the port is taken or nothing comes up."""
+        listener = self._bind()
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="embedded-api-server", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(START_TIMEOUT_S):
+            raise RetryableError(f"the embedded API server did not accept connections within {START_TIMEOUT_S:.0f} s")
+        return self.url
+
+    def stop(self) -> None:
+        """End watches and requests and release the port. Idempotent; safe to call without a start."""
+        if self._server is None or self._loop is None or self._door is None or self._thread is None:
+            return
+        self._server.should_exit = True
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._door.close)
+        self._thread.join(STOP_TIMEOUT_S)
+        self._server = None
+
+    def kubeconfig(self, path: str | os.PathLike[str]) -> Path:
+        """Write a kubeconfig that only its owner may read, replacing what is there in one step."""
+        target = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # mkstemp makes it 0600
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(self._kubeconfig(), file, indent=1)
+        Path(temporary).replace(target)
+        return target
+
+    def _kubeconfig(self) -> dict[str, object]:
+        authority = base64.b64encode(self.certificate.encode()).decode()
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "embedded", "cluster": {"server": self.url, "certificate-authority-data": authority}}
+            ],
+            "users": [{"name": "embedded-admin", "user": {"token": self._token}}],
+            "contexts": [{"name": "embedded", "context": {"cluster": "embedded", "user": "embedded-admin"}}],
+            "current-context": "embedded",
+        }
+
+    def _bind(self) -> socket.socket:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((ADDRESS, self._port))
+        except OSError as error:
+            listener.close()
+            raise RetryableError(
+                f"the embedded API server cannot listen on {ADDRESS}:{self._port}: {error.strerror}; "
+                f"choose another port"
+            ) from error
+        self._port = listener.getsockname()[1]
+        return listener
+
+    def _run(self, listener: socket.socket) -> None:
+        asyncio.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._door = Door(self.store, self._token, self._clock)
+        config = uvicorn.Config(
+            self._door,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=75,
+        )
+        config.load()
+        config.ssl = self._tls()
+        self._server = uvicorn.Server(config)
+        announce = asyncio.create_task(self._announce(self._server))
+        await self._server.serve(sockets=[listener])
+        await announce
+
+    async def _announce(self, server: uvicorn.Server) -> None:
+        while not server.started and not server.should_exit:
+            await asyncio.sleep(0.005)
+        self._ready.set()
+
+    def _tls(self) -> ssl.SSLContext:
+        """A context with the certificate; OpenSSL reads keys from files only, so one exists for a moment."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+            file.write(self._certificate.certificate + self._certificate.key)
+            file.flush()
+            context.load_cert_chain(file.name)
+        return context

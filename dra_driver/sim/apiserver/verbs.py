@@ -1,0 +1,226 @@
+"""The verbs of the API on one target: get, list, create, update, patch, delete, deletecollection.
+
+Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, calls the store, and shapes the answer.
+Every function raises `dra_driver.errors` on refusal; watching and subresources of pods are elsewhere.
+"""
+
+from datetime import datetime
+
+from dra_driver.errors import NotFoundError
+from dra_driver.sim.apiserver import views
+from dra_driver.sim.apiserver.event_view import read_as_old
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply
+from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
+from dra_driver.sim.apiserver.paths import Target
+from dra_driver.sim.apiserver.problems import Problem, bad_request, expired, plain, unsupported
+from dra_driver.sim.apiserver.removal import DeleteOptions
+from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
+from dra_driver.sim.apiserver.state import Record
+from dra_driver.sim.store import Store
+
+_META_FIELDS = ("metadata.name", "metadata.namespace")
+_PROPAGATIONS = ("Background", "Foreground", "Orphan")
+
+
+def selection(request: ApiRequest, target: Target) -> list[Match]:
+    """Predicates of a request's label and field selectors. Raises InvalidObjectError (400)."""
+    matches = [
+        label_match(request.query.get("labelSelector", "")),
+        field_match(request.query.get("fieldSelector", ""), (*_META_FIELDS, *target.kind.selectable)),
+    ]
+    if target.name:
+        matches.append(field_match(f"metadata.name={target.name}"))
+    return [match for match in matches if match]
+
+
+def _options_invalid(options: str, problem: Problem) -> Exception:
+    text = f'{options}.meta.k8s.io "" is invalid: {problem}'
+    cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
+    return plain(422, "Invalid", text, {"group": "meta.k8s.io", "kind": options, "causes": [cause]})
+
+
+class Verbs:
+    """The verbs over one store. Thread-safe as the store is."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    @property
+    def now(self) -> datetime:
+        """For ages in tables."""
+        return self._clock()
+
+    def get(self, request: ApiRequest, target: Target) -> Reply:
+        """One object."""
+        self._check_revision(request)
+        return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self.now)
+
+    def list(self, request: ApiRequest, target: Target) -> Reply:
+        """The objects of a collection; ``limit`` is accepted and not needed, lists are always whole."""
+        self._check_revision(request)
+        if request.query.get("continue"):
+            raise expired(0, self._store.revision)
+        matches = selection(request, target)
+        records, revision = self._store.read_all(target.kind, target.namespace)
+        chosen = [record for record in records if all(match(record.obj) for match in matches)]
+        return views.many(request, target, chosen, revision, self.now)
+
+    def create(self, request: ApiRequest, target: Target) -> Reply:
+        """A new object; 201."""
+        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        dry_run = self._dry_run(request, "CreateOptions")
+        made = self._store.create(
+            target.kind, obj, namespace=target.namespace, dry_run=dry_run, on_unknown=checks.on_unknown
+        )
+        warnings = (*checks.warnings, *target.kind.rules.warn(made))
+        return views.one(request, target, Record(made, 0), self.now, status=201, warnings=warnings)
+
+    def update(self, request: ApiRequest, target: Target) -> Reply:
+        """The object, or one of its subresources, replaced."""
+        obj, checks = self._body(request, target), _FieldValidation(request, target)
+        metadata = obj.setdefault("metadata", {})
+        for field, wanted in (("name", target.name), ("namespace", target.namespace)):
+            if metadata.setdefault(field, wanted) != wanted:
+                raise bad_request(
+                    f"the {field} of the object ({metadata[field]}) does not match the {field} on the URL ({wanted})"
+                )
+        known = self._known(target)
+        dry_run = self._dry_run(request, "UpdateOptions")
+        made = self._store.update(
+            target.kind, obj, subresource=target.subresource, dry_run=dry_run, on_unknown=checks.on_unknown
+        )
+        warnings = (*checks.warnings, *target.kind.rules.warn(made))
+        return views.one(request, target, Record(made, 0), self.now, status=200 if known else 201, warnings=warnings)
+
+    def patch(self, request: ApiRequest, target: Target) -> Reply:
+        """The object changed by a patch; 201 when an apply patch made it."""
+        if request.content_type not in PATCH_TYPES:
+            accepted = ", ".join(PATCH_TYPES)
+            text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
+            raise plain(415, "UnsupportedMediaType", text)
+        checks, is_apply = _FieldValidation(request, target), request.content_type == APPLY_PATCH
+        manager, force = request.query.get("fieldManager", ""), request.query.get("force")
+        if is_apply and not manager:
+            problem = Problem("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
+            raise _options_invalid("PatchOptions", problem)
+        if force is not None and not is_apply:
+            problem = Problem("force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch")
+            raise _options_invalid("PatchOptions", problem)
+        known = self._known(target)
+        made = self._store.patch(
+            target.kind,
+            target.name,
+            Patch(body=request.document(), type=request.content_type, manager=manager, force=force == "true"),
+            namespace=target.namespace,
+            subresource=target.subresource,
+            dry_run=self._dry_run(request, "PatchOptions"),
+            on_unknown=checks.on_unknown,
+        )
+        warnings = (*checks.warnings, *target.kind.rules.warn(made))
+        return views.one(request, target, Record(made, 0), self.now, status=200 if known else 201, warnings=warnings)
+
+    def delete(self, request: ApiRequest, target: Target) -> Reply:
+        """The object deleted, or marked when something holds it."""
+        options = self._delete_options(request)
+        gone, last = self._store.remove(target.kind, target.name, target.namespace, options)
+        if not gone or target.kind.returns_deleted:
+            return views.one(request, target, Record(last, 0), self.now)
+        details = {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
+        details["uid"] = last["metadata"]["uid"]
+        success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        return Reply.of(success | {"details": {key: value for key, value in details.items() if value}})
+
+    def delete_collection(self, request: ApiRequest, target: Target) -> Reply:
+        """Every selected object deleted; the list of them."""
+        options, matches = self._delete_options(request), selection(request, target)
+        records, revision = self._store.read_all(target.kind, target.namespace)
+        chosen = [record for record in records if all(match(record.obj) for match in matches)]
+        for record in chosen:
+            metadata = record.obj["metadata"]
+            try:
+                self._store.delete(target.kind, metadata["name"], metadata.get("namespace", ""), options)
+            except NotFoundError:
+                continue  # went as a dependent of one before
+        return views.many(request, target, chosen, revision, self.now)
+
+    def _known(self, target: Target) -> bool:
+        return self._store.find(target.kind, target.name, target.namespace) is not None
+
+    def _body(self, request: ApiRequest, target: Target) -> Obj:
+        obj = request.object()
+        return read_as_old(obj) if target.is_other_view else obj
+
+    def _check_revision(self, request: ApiRequest) -> None:
+        """Answers are always the newest: that satisfies all but a revision of the future or an exact one."""
+        sent, match = request.query.get("resourceVersion", ""), request.query.get("resourceVersionMatch", "")
+        if not sent:
+            if match and not request.flag("sendInitialEvents"):
+                text = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
+                problem = Problem("resourceVersionMatch", "FieldValueForbidden", text)
+                raise _options_invalid("ListOptions", problem)
+            return
+        revision, current = revision_number(sent), self._store.revision
+        if revision > current:
+            raise too_large(revision, current)
+        if match == "Exact" and revision != current:
+            raise expired(revision, current)
+
+    def _dry_run(self, request: ApiRequest, options: str) -> bool:
+        value = request.query.get("dryRun", "")
+        if value not in {"", "All"}:
+            raise _options_invalid(options, unsupported("dryRun", [value], ["All"]))
+        return value == "All"
+
+    def _delete_options(self, request: ApiRequest) -> DeleteOptions:
+        body = request.object() if request.body.strip() else {}
+        grace = body.get("gracePeriodSeconds", request.query.get("gracePeriodSeconds"))
+        propagation = body.get("propagationPolicy") or request.query.get("propagationPolicy", "")
+        if propagation and propagation not in _PROPAGATIONS:
+            problem = unsupported("propagationPolicy", propagation, [*_PROPAGATIONS, "nil"])
+            raise _options_invalid("DeleteOptions", problem)
+        return DeleteOptions(
+            uid=dig(body, "preconditions", "uid", default=""),
+            resource_version=dig(body, "preconditions", "resourceVersion", default=""),
+            propagation=propagation,
+            grace_period_s=None if grace is None else int(grace),
+            dry_run="All" in (body.get("dryRun") or ()) or self._dry_run(request, "DeleteOptions"),
+        )
+
+
+class _FieldValidation:
+    """What to do about unknown fields: ignore, warn (the default) or refuse."""
+
+    def __init__(self, request: ApiRequest, target: Target) -> None:
+        self._policy = request.query.get("fieldValidation", "") or "Warn"
+        self._kind = target.kind
+        self.warnings: tuple[str, ...] = ()
+        if self._policy not in {"Ignore", "Warn", "Strict"}:
+            problem = unsupported("fieldValidation", self._policy, ["Ignore", "Strict", "Warn"])
+            raise _options_invalid("CreateOptions", problem)
+
+    def on_unknown(self, paths: list[str]) -> None:
+        """The store's hook: paths of fields that it is about to drop."""
+        texts = tuple(f'unknown field "{path}"' for path in paths)
+        if texts and self._policy == "Strict":
+            name, version = self._kind.kind, self._kind.version
+            why = f"strict decoding error: {', '.join(texts)}"
+            raise bad_request(f'{name} in version "{version}" cannot be handled as a {name}: {why}')
+        self.warnings = texts if self._policy == "Warn" else ()
+
+
+def revision_number(text: str) -> int:
+    """A resourceVersion as a number. Raises 400 when it is none."""
+    if not text.isdigit():
+        raise bad_request(
+            f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        )
+    return int(text)
+
+
+def too_large(asked: int, current: int) -> Exception:
+    """504: the client has seen a revision that this server has not reached."""
+    cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+    text = f"Too large resource version: {asked}, current: {current}"
+    return plain(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})

@@ -1,0 +1,137 @@
+"""A watch over HTTP: which events a client sees, and the bytes of each.
+
+Owns the change of event types at the border of a selection (an object that starts to match is ADDED, one that stops is
+DELETED), bookmarks and the initial events of streaming lists. Sources: k8s.io/apiserver pkg/storage/cacher,
+KEP-3157, KEP-956.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dra_driver.errors import GoneError
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
+from dra_driver.sim.apiserver.messages import ApiRequest
+from dra_driver.sim.apiserver.paths import Target
+from dra_driver.sim.apiserver.problems import Problem, plain, status_body
+from dra_driver.sim.apiserver.selectors import Match
+from dra_driver.sim.apiserver.state import Change, Record
+from dra_driver.sim.apiserver.tables import partial, table
+from dra_driver.sim.apiserver.verbs import revision_number, selection
+from dra_driver.sim.apiserver.views import include_option, view_of
+
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+DEFAULT_TIMEOUT_S = 1800
+BOOKMARK_INTERVAL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPlan:
+    """What a watch request asks for. ``since`` None means everything that exists first."""
+
+    request: ApiRequest
+    target: Target
+    matches: Sequence[Match]
+    since: int | None
+    send_initial_events: bool
+    bookmarks: bool
+    timeout_s: float
+
+
+def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
+    """Read the options of a watch. Raises InvalidObjectError (400) and 422 as the real server does."""
+    sent, initial = request.query.get("resourceVersion", ""), request.query.get("sendInitialEvents")
+    match = request.query.get("resourceVersionMatch", "")
+    if match and initial is None:
+        text = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+        raise _list_options(Problem("resourceVersionMatch", "FieldValueForbidden", text))
+    if initial is not None and match != "NotOlderThan":
+        text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        raise _list_options(Problem("resourceVersionMatch", "FieldValueForbidden", text))
+    streams = request.flag("sendInitialEvents")
+    from_start = streams or (not sent and initial is None) or (sent == "0" and initial is None)
+    timeout = request.query.get("timeoutSeconds", "")
+    return WatchPlan(
+        request=request,
+        target=target,
+        matches=selection(request, target),
+        since=None if from_start else revision_number(sent) if sent else 0,
+        send_initial_events=streams,
+        bookmarks=request.flag("allowWatchBookmarks"),
+        timeout_s=float(timeout) if timeout.isdigit() and int(timeout) else DEFAULT_TIMEOUT_S,
+    )
+
+
+def _list_options(problem: Problem) -> Exception:
+    cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
+    details = {"group": "meta.k8s.io", "kind": "ListOptions", "causes": [cause]}
+    return plain(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {problem}', details)
+
+
+class Frames:
+    """Turns changes into the lines of one watch's answer. Not thread-safe: one per connection."""
+
+    def __init__(self, plan: WatchPlan, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._as_table = plan.request.wants("Table")
+        self._as_partial = plan.request.wants("PartialObjectMetadata")
+        self._include = include_option(plan.request)
+        self._headers = True
+
+    def of(self, changes: Sequence[Change]) -> bytes:
+        """Lines for those changes that the client is to see; empty when there are none."""
+        return b"".join(line for change in changes if (line := self._line(change)))
+
+    def bookmark(self, revision: int, *, initial_end: bool = False) -> bytes:
+        """A line that only says how far the client has come."""
+        kind = self._plan.target.kind
+        metadata: Obj = {"resourceVersion": str(revision), "creationTimestamp": None}
+        if initial_end:
+            metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
+        obj = {"kind": kind.kind, "apiVersion": self._plan.target.group_version, "metadata": metadata}
+        if self._as_table:
+            obj = self._table(obj)
+        elif self._as_partial:
+            obj = partial(obj)
+        return _frame("BOOKMARK", dump(obj))
+
+    def gone(self, error: GoneError) -> bytes:
+        """The line that ends a watch whose history is lost."""
+        return _frame("ERROR", dump(status_body(error)))
+
+    def _line(self, change: Change) -> bytes | None:
+        is_in = change.type != "DELETED" and self._matches(change.record.obj)
+        was_in = change.previous is not None and self._matches(change.previous.obj)
+        if is_in:
+            return _frame("MODIFIED" if was_in else "ADDED", self._shape(change.record))
+        if not was_in or change.previous is None:
+            return None
+        if change.type == "DELETED":
+            return _frame("DELETED", self._shape(change.record))
+        # It left the selection: the last version that matched, at the revision of the change.
+        metadata = change.previous.obj["metadata"] | {"resourceVersion": str(change.record.revision)}
+        return _frame("DELETED", self._shape(Record(change.previous.obj | {"metadata": metadata}, 0)))
+
+    def _matches(self, obj: Obj) -> bool:
+        return all(match(obj) for match in self._plan.matches)
+
+    def _shape(self, record: Record) -> bytes:
+        if self._as_table:
+            return dump(self._table(record.obj))
+        if self._as_partial:
+            return dump(partial(record.obj))
+        if self._plan.target.is_other_view:
+            return dump(view_of(self._plan.target, record.obj))
+        return record.json
+
+    def _table(self, obj: Obj) -> Obj:
+        metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+        now: datetime = self._clock()
+        made = table(self._plan.target.kind, [obj], metadata, now, include=self._include, headers=self._headers)
+        self._headers = False  # columns are sent once per watch
+        return made
+
+
+def _frame(event_type: str, body: bytes) -> bytes:
+    return b'{"type":"' + event_type.encode() + b'","object":' + body + b"}\n"
