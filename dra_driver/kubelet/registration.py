@@ -1,0 +1,78 @@
+"""What the kubelet is told about this driver, and what it answered.
+
+Owns the registration service and the memory of the kubelet's last answer. Refuses to know sockets: the kubelet finds
+the registration socket in its directory, dials it, asks ``GetInfo`` and reports with ``NotifyRegistrationStatus``
+(kubernetes/kubernetes pkg/kubelet/pluginmanager). After a refusal it asks again by itself, with growing pauses of up to
+two minutes, so there is nothing to retry here: the refusal is logged, counted and a reason for not being ready.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dra_driver._pb.pluginregistration import api_pb2 as pb
+from dra_driver.kubelet.server import generic_handler
+from dra_driver.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+# The kubelet takes the first entry that it knows, so the newest stands first.
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+_NOT_YET = (
+    "the kubelet has not registered this driver yet: see whether it runs and looks in the directory of"
+    " --kubelet-registrar-dir"
+)
+
+
+class Registration:
+    """The registration service of one driver. Thread-safe."""
+
+    def __init__(self, *, driver: str, endpoint: Path) -> None:
+        """``endpoint`` is the DRA socket under the path that the kubelet sees."""
+        self._driver = driver
+        self._endpoint = endpoint
+        self._lock = threading.Lock()  # guards _problem
+        self._problem: str | None = _NOT_YET
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods = {"GetInfo": self.get_info, "NotifyRegistrationStatus": self.notify}
+        return generic_handler(pb.DESCRIPTOR.services_by_name["Registration"], methods)
+
+    def get_info(self, _request: Any, _context: grpc.ServicerContext) -> Any:
+        """Who we are and where the DRA service is."""
+        return pb.PluginInfo(
+            type="DRAPlugin",
+            name=self._driver,
+            endpoint=str(self._endpoint),
+            supported_versions=SUPPORTED_VERSIONS,
+        )
+
+    def notify(self, request: Any, _context: grpc.ServicerContext) -> Any:
+        """Remembers whether the kubelet took us."""
+        if request.plugin_registered:
+            self._answered(None)
+            log.info("registered with the kubelet", extra={"driver": self._driver, "endpoint": self._endpoint})
+        else:
+            reason = request.error or "it gave no reason"
+            self._answered(f"the kubelet refused to register driver {self._driver}: {reason}")
+            log.error("the kubelet refused the registration", extra={"driver": self._driver, "reason": reason})
+        metrics.registrations_total.labels("registered" if request.plugin_registered else "refused").inc()
+        return pb.RegistrationStatusResponse()
+
+    def forget(self) -> None:
+        """Back to not registered: the socket was made again, and the kubelet will ask again."""
+        self._answered(_NOT_YET)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the kubelet does not know this driver, None while it does."""
+        with self._lock:
+            return self._problem
+
+    def _answered(self, problem: str | None) -> None:
+        with self._lock:
+            self._problem = problem
+        metrics.registered.set(problem is None)

@@ -1,0 +1,214 @@
+"""The DRA service as the kubelet calls it, versions v1 and v1beta1.
+
+Owns the translation between messages and values, the check of what a message may hold, and the rule that a call answers
+every claim it was asked for: a failure is an entry with a sentence, never the end of the call, so that the pod's event
+names the claim at fault. Refuses to know how a claim is prepared (``ClaimPreparer``).
+
+Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. It
+gives up on a call after 45 s while the call runs on here, so a second one for the same claim may overlap the first;
+both arrive at the preparer, which has to cope.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from dra_driver._pb.dra_v1 import api_pb2 as v1
+from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver.errors import (
+    ClaimError,
+    ConfigurationError,
+    DraError,
+    HardwareError,
+    KubernetesApiError,
+    RetryableError,
+)
+from dra_driver.kubelet.server import generic_handler
+from dra_driver.model.claim import ClaimRef, PreparedDevice
+from dra_driver.model.ids import ClaimUid
+from dra_driver.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+# A pod lists at most a few dozen claims; more is no pod.
+MAX_CLAIMS = 256
+# What ends in an event of the pod; the API server takes 1024 characters of it, a log more.
+MAX_ERROR_LENGTH = 2000
+# The UID becomes part of file names. The API server makes RFC 4122 UIDs; this is what any of them stays within.
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+Prepared = tuple[PreparedDevice, ...]
+
+
+class ClaimPreparer(Protocol):
+    """What this room needs: answers per claim, for every claim asked. Both are called from several threads."""
+
+    def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, Prepared | DraError]: ...
+    def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, DraError | None]: ...
+
+
+def handlers(preparer: ClaimPreparer, driver: str) -> list[grpc.GenericRpcHandler]:
+    """The gRPC handlers of both versions over one preparer."""
+    services = DraService(preparer, driver, v1), DraService(preparer, driver, v1beta1)
+    return [service.handler() for service in services]
+
+
+class DraService:
+    """One version of the service. ``messages`` is its generated module; v1beta1 has no share ids. Thread-safe."""
+
+    def __init__(self, preparer: ClaimPreparer, driver: str, messages: Any) -> None:
+        self._preparer = preparer
+        self._messages = messages
+        self._timer = metrics.CallTimer(driver)
+        self._has_share_ids = "share_id" in messages.Device.DESCRIPTOR.fields_by_name
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods = {"NodePrepareResources": self.prepare, "NodeUnprepareResources": self.unprepare}
+        return generic_handler(self._messages.DESCRIPTOR.services_by_name["DRAPlugin"], methods)
+
+    def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Times and counts; ``_prepare`` does the work."""
+        _check_size(request, context)
+        return self._timed("prepare", lambda: self._prepare(request))
+
+    def unprepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Times and counts; ``_unprepare`` does the work."""
+        _check_size(request, context)
+        return self._timed("unprepare", lambda: self._unprepare(request))
+
+    def _timed(self, operation: metrics.Operation, work: Any) -> Any:
+        self._timer.started(operation)
+        begin = time.monotonic()
+        results: list[metrics.Result] = ["internal"]
+        try:
+            response, results = work()
+        finally:
+            self._timer.finished(operation, time.monotonic() - begin, results)
+        return response
+
+    def _prepare(self, request: Any) -> tuple[Any, list[metrics.Result]]:
+        refs, answers = _split(request)
+        answers |= _guarded("prepare", refs, self._preparer.prepare)
+        response = self._messages.NodePrepareResourcesResponse()
+        for uid, answer in answers.items():
+            entry = response.claims[uid]
+            if isinstance(answer, DraError):
+                entry.error = _text(answer)
+            else:
+                entry.devices.extend(self._device(device) for device in answer or ())
+        return response, _outcomes("prepare", refs, answers)
+
+    def _unprepare(self, request: Any) -> tuple[Any, list[metrics.Result]]:
+        refs, answers = _split(request)
+        answers |= _guarded("unprepare", refs, self._preparer.unprepare)
+        response = self._messages.NodeUnprepareResourcesResponse()
+        for uid, answer in answers.items():
+            response.claims[uid].error = _text(answer) if isinstance(answer, DraError) else ""
+        return response, _outcomes("unprepare", refs, answers)
+
+    def _device(self, device: PreparedDevice) -> Any:
+        message = self._messages.Device(
+            request_names=device.request_names,
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=device.cdi_device_ids,
+        )
+        if device.share_id is not None and self._has_share_ids:
+            message.share_id = device.share_id
+        return message
+
+
+class _InternalError(DraError):
+    """A defect of this driver, as the kubelet is told of it; the log has the traceback."""
+
+
+Answers = dict[str, Any]
+
+
+def _check_size(request: Any, context: grpc.ServicerContext) -> None:
+    if len(request.claims) > MAX_CLAIMS:
+        message = f"the call names {len(request.claims)} claims, at most {MAX_CLAIMS} are taken in one call"
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def _split(request: Any) -> tuple[list[ClaimRef], Answers]:
+    """The claims that may be worked on, each once, and errors for the others."""
+    refs: dict[str, ClaimRef] = {}
+    errors: Answers = {}
+    for claim in request.claims:
+        problem = _problem(claim)
+        if problem is None:
+            refs[claim.uid] = ClaimRef(namespace=claim.namespace, name=claim.name, uid=ClaimUid(claim.uid))
+        else:
+            errors[claim.uid] = ClaimError(f"the kubelet's call is malformed: {problem}; nothing was done")
+    return list(refs.values()), errors
+
+
+def _problem(claim: Any) -> str | None:
+    if not _UID.fullmatch(claim.uid):
+        return f"claim UID {claim.uid[:80]!r} is no UID"
+    for what, value in (("namespace", claim.namespace), ("name", claim.name)):
+        if not _NAME.fullmatch(value):
+            return f"{what} {value[:80]!r} of claim {claim.uid} is no Kubernetes name"
+    return None
+
+
+def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Any) -> Answers:
+    """The preparer's answers, with an error for each claim it raised over or left out."""
+    if not refs:
+        return {}
+    reason = "gave no answer"
+    answers: Mapping[ClaimUid, Any] = {}
+    try:
+        answers = work(refs)
+    except DraError as error:
+        return {ref.uid: error for ref in refs}
+    except Exception as error:  # RPC boundary: the kubelet gets a sentence, the log the traceback
+        log.exception("unexpected failure", extra={"operation": operation, "claims": [str(ref) for ref in refs]})
+        reason = f"failed unexpectedly ({type(error).__name__})"
+    complete: Answers = {}
+    for ref in refs:
+        if ref.uid not in answers:
+            metrics.internal_error("grpc")
+            message = f"cannot {operation} claim {ref}: the driver {reason}; its log says more, the call is repeated"
+        complete[ref.uid] = answers[ref.uid] if ref.uid in answers else _InternalError(message)
+    return complete
+
+
+def _outcomes(operation: metrics.Operation, refs: list[ClaimRef], answers: Answers) -> list[metrics.Result]:
+    """One metric label per claim; failures get a log line, successes have one from whoever did the work."""
+    names = {ref.uid: str(ref) for ref in refs}
+    for uid, answer in answers.items():
+        if isinstance(answer, DraError):
+            facts = {"claim": names.get(ClaimUid(uid), uid[:80]), "result": result_of(answer), "reason": _text(answer)}
+            log.warning(f"claim not {operation}d", extra=facts)
+    return [result_of(answer if isinstance(answer, DraError) else None) for answer in answers.values()]
+
+
+def result_of(error: DraError | None) -> metrics.Result:
+    """The ``result`` label for a claim's outcome: its branch of the error tree."""
+    match error:
+        case None:
+            return "ok"
+        case ConfigurationError():
+            return "configuration"
+        case ClaimError():
+            return "claim"
+        case HardwareError():
+            return "hardware"
+        case RetryableError():
+            return "retryable"
+        case KubernetesApiError():
+            return "kubernetes-api"
+        case _:
+            return "internal"
+
+
+def _text(error: DraError) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"

@@ -1,0 +1,174 @@
+"""Which unix sockets this driver uses, and putting them where the kubelet looks.
+
+Owns names, the length limit, and the life of a socket's file. Refuses to know what is served on one (``server.py``).
+
+Names (``kubernetes/dynamic-resource-allocation`` kubeletplugin/draplugin.go): ``<driver>-reg.sock`` and ``dra.sock``
+for one process per node; with a pod's UID ``<driver>-<uid>-reg.sock`` and ``dra-<uid>.sock``, so that two pods can
+overlap in a rolling update. The kubelet takes any socket in its registry and asks for the other one's path, so names
+that would be too long are replaced by hashes. The kernel takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
+
+A server binds under a private, hidden name (the kubelet skips names with a leading dot: pkg/kubelet/pluginmanager/
+pluginwatcher/plugin_watcher.go) and ``publish`` renames it into place once the server accepts calls. That is why: gRPC
+listens from the moment of binding, before handlers run; it silently takes over the path of a living process; and when
+it stops it removes whatever lies at the path it bound, even a successor's socket. Renamed, it finds nothing to remove,
+and ``withdraw`` removes the file only if it is still the very socket that was published.
+"""
+
+import base64
+import hashlib
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.errors import ConfigurationError
+
+MAX_PATH_BYTES = 107
+_CONNECT_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketPaths:
+    """The two public paths. ``registration`` lies in the kubelet's registry, ``dra`` in the driver's own directory."""
+
+    registration: Path
+    dra: Path
+
+    @classmethod
+    def choose(cls, *, driver: str, registrar_dir: Path, plugin_dir: Path, pod_uid: str | None = None) -> "SocketPaths":
+        """The most readable names that fit. Raises ConfigurationError when a directory's own path is too long."""
+        if pod_uid is None:
+            registration = [f"{driver}-reg.sock", f"dra-{_hashed(driver, size=16)}-reg.sock"]
+            dra = ["dra.sock"]
+        else:
+            short = _hashed(pod_uid, size=8)
+            registration = [
+                f"{driver}-{pod_uid}-reg.sock",
+                f"{driver}-{short}-reg.sock",
+                f"dra-{_hashed(driver, pod_uid, size=16)}-reg.sock",
+            ]
+            dra = [f"dra-{pod_uid}.sock", f"dra-{short}.sock"]
+        return cls(
+            registration=_first_that_fits(registrar_dir, registration, "--kubelet-registrar-dir"),
+            dra=_first_that_fits(plugin_dir, dra, "--kubelet-plugins-dir or --driver-name"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One socket's file in its public place, recognisable as ours."""
+
+    path: Path
+    device: int
+    inode: int
+
+    def is_in_place(self) -> bool:
+        """Whether the public path still leads to this socket."""
+        return self._found() == (self.device, self.inode)
+
+    def is_missing(self) -> bool:
+        """Whether nothing at all lies at the public path."""
+        return self._found() is None
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_dev, status.st_ino
+
+    def withdraw(self) -> bool:
+        """Removes the file if it is still ours; whether it was. Idempotent."""
+        if not self.is_in_place():
+            return False
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        return True
+
+
+def private_path(public: Path) -> Path:
+    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``.
+
+    The same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused.
+    """
+    return public.with_name("." + _hashed(public.name, size=4)[:6])
+
+
+def publish(private: Path, public: Path) -> Published:
+    """Renames a bound socket into its public place, over a dead process' socket if one is left there.
+
+    Raises ConfigurationError when something else lies there, or a living process answers.
+    """
+    check_free(public)
+    status = private.lstat()
+    private.rename(public)
+    return Published(public, status.st_dev, status.st_ino)
+
+
+def check_free(path: Path) -> None:
+    """Raises ConfigurationError unless ``path`` is missing or a socket on which nobody listens."""
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISSOCK(mode):
+            kind = "directory" if stat.S_ISDIR(mode) else "file that is no socket"
+            raise ConfigurationError(
+                f"cannot serve on {path}: a {kind} of that name is there, expected nothing or an old socket: remove it"
+            )
+        if is_served(path):
+            raise ConfigurationError(
+                f"another process already serves {path}: stop it first, or give each process its own --pod-uid (two"
+                " drivers of one name on a node would hand out the same devices)"
+            )
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process accepts connections on the socket ``path``."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return True  # somebody holds it, with a full backlog
+        except OSError:
+            return False
+    return True
+
+
+def remove_dead(directory: Path, pattern: str) -> list[Path]:
+    """Removes sockets matching ``pattern`` on which nobody listens, and returns them.
+
+    A pod that was killed leaves its sockets behind, and the kubelet would dial a dead registration socket for ever.
+    Sockets of living processes accept connections from the moment they are visible, so they are safe.
+    """
+    removed = []
+    for path in _sockets(directory, pattern):
+        if not is_served(path):
+            with suppress(FileNotFoundError):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def _sockets(directory: Path, pattern: str) -> Iterator[Path]:
+    for path in sorted(directory.glob(pattern)):
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                yield path
+
+
+def _hashed(*parts: str, size: int) -> str:
+    digest = hashlib.sha256("\0".join(parts).encode()).digest()[:size]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _first_that_fits(directory: Path, names: list[str], settings: str) -> Path:
+    for name in names:
+        path = directory / name
+        if len(str(path).encode()) <= MAX_PATH_BYTES:
+            return path
+    raise ConfigurationError(
+        f"socket path {directory / names[-1]} has {len(str(directory / names[-1]).encode())} bytes, a unix socket's may"
+        f" have {MAX_PATH_BYTES}: choose a shorter {settings}"
+    )
