@@ -1,6 +1,7 @@
 """The real pynvml against our own library: errors, other processes, threads, and a driver that goes and comes."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pynvml
 import pytest
 
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml import NvmlBackend
 from dra_driver.gpu.simulated_spec import SimulatedNode
 from dra_driver.model.gpu import Snapshot
@@ -34,9 +36,10 @@ state.close()
 """
 
 
-def python(script: str, *arguments: str) -> str:
+def python(script: str, *arguments: str, **environment: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables).stdout
 
 
 def test_another_process_sees_the_same_node(nvml: NvmlBackend, nvml_library: Path, tmp_path: Path) -> None:
@@ -172,6 +175,20 @@ def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
         used.append(pynvml.nvmlLib._name)
         backend.close()
     assert [Path(path).name for path in used] == ["libnvidia-ml.so.580.65.06", "libnvidia-ml.so.610.43.02"]
+
+
+def test_the_dynamic_linker_is_asked_when_our_own_root_has_the_library_elsewhere(
+    nvml_library: Path, state: State, tmp_path: Path
+) -> None:
+    """NixOS and containers with LD_LIBRARY_PATH keep it outside the usual folders; another root is not ours to ask."""
+    script = """
+import sys
+from dra_driver.gpu.nvml import NvmlBackend
+print(len(NvmlBackend(driver_root="/").snapshot().gpus))
+"""
+    if find_library("/") is not None:
+        pytest.skip("this machine has an NVIDIA driver of its own")
+    assert python(script, LD_LIBRARY_PATH=str(nvml_library.parent)).strip() == "7"
 
 
 def test_a_file_that_is_no_library_is_a_driver_problem(tmp_path: Path) -> None:
