@@ -67,8 +67,8 @@ class Connection:
         )
         if not any(Path(part).is_file() for part in path.split(os.pathsep) if part):
             raise ConfigurationError(
-                f"no way to reach the API server: the kubeconfig {path} does not exist and no service account is "
-                f"mounted at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
+                f"no way to reach the API server: kubeconfig {path} does not exist and no service account is mounted "
+                f"at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
             )
         return cls._from_kubeconfig(path)
 
