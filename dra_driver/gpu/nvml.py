@@ -223,18 +223,18 @@ def _use_library(path: str | None) -> None:
 
 def _required(function: str, call: Callable[[], T]) -> T:
     """The answer of one call that a GPU cannot do without. Raises DeviceLostError or DriverUnavailableError."""
+    answer = _optional(function, call, absent=frozenset())
+    if answer is None:
+        raise DeviceLostError(f"{function} failed: the driver's library is too old for it; upgrade the driver")
+    return answer
+
+
+def _optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
+    """As ``_required``, but None for a property that is not there: an NVML code in ``absent``."""
     try:
         return call()
     except pynvml.NVMLError as error:
-        _raise_translated(function, error)
-
-
-def _optional(function: str, call: Callable[[], T]) -> T | None:
-    """As ``_required``, but None for a property that is not there."""
-    try:
-        return call()
-    except pynvml.NVMLError as error:
-        if error.value in ABSENT:
+        if error.value in absent:
             return None
         _raise_translated(function, error)
     except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: a wrapper found only an older form of the symbol
