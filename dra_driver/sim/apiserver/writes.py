@@ -69,9 +69,11 @@ class Writes:
         kind.rules.default(obj)
         if kind.has_status and not kind.keeps_status_on_create:
             obj.pop("status", None)
-        kind.rules.prepare_create(obj)
         self._check_namespace(kind, obj)
         self._name(kind, obj)
+        kind.rules.prepare_create(obj)
+        if kind.has_status:
+            obj.setdefault("status", {})
         problems = meta_problems(kind, obj) + kind.rules.validate(obj, self._review(obj, None, ""))
         if problems:
             raise invalid_object(kind, dig(obj, "metadata", "name", default=""), problems)
@@ -138,7 +140,7 @@ class Writes:
         conditions = child(new, "status").setdefault("conditions", [])
         conditions[:] = [item for item in conditions if item.get("type") != "PodScheduled"]
         now = rfc3339(self._clock())
-        conditions.append({"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now})
+        conditions.append({"type": "PodScheduled", "status": "True", "lastTransitionTime": now})
         return self._state.put(PODS, new)
 
     def _check_type(self, kind: Kind, obj: Obj) -> None:
