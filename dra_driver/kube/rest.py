@@ -7,6 +7,7 @@ detection of changes").
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -203,7 +204,8 @@ def _check_bounds(request: _Request, size: int, deadline: float) -> None:
 def _unreachable(request: _Request, connection: Connection, error: Exception) -> ApiUnreachableError:
     """A transport failure as a sentence that names the server and where its address came from."""
     hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
-    what = str(error) or type(error).__name__
+    # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
+    what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
     return ApiUnreachableError(
         f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
     )

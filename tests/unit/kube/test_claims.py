@@ -1,5 +1,6 @@
 """Reading claims that people and controllers wrote, well or badly."""
 
+import contextlib
 import copy
 from typing import Any
 
@@ -185,10 +186,8 @@ _json = st.recursive(
 @given(st.sampled_from([RESULT, f"{RESULT}.device", CONFIG, "status", "status.allocation.devices", "metadata"]), _json)
 def test_no_value_anywhere_breaks_more_than_the_claim(path: str, value: Any) -> None:
     """Whatever stands in a claim, the answer is a claim or a ClaimError."""
-    try:
-        allocated_claim(changed(path, value), REF, DRIVER)
-    except ClaimError as error:
-        assert str(error)
+    with contextlib.suppress(ClaimError):
+        assert allocated_claim(changed(path, value), REF, DRIVER).results
 
 
 class Api:

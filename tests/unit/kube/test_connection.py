@@ -67,8 +67,17 @@ def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1, 2]", "{{{", "apiVersion: v1", '{"current-context": "x", "contexts": []}', "\x00", "current-context: c\ncontexts: 7"]
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "{{{",
+        "a: v1",
+        '{"current-context": "x", "contexts": []}',
+        "\x00",
+        "current-context: c\ncontexts: 7",
+    ],
+)
 def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str) -> None:
     """Never a traceback: exit status 2 and the file's name."""
     path = tmp_path / "broken"

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.errors import KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.backoff import Backoff
-from dra_driver.kube.discovery import serves_resource_v1, server_version
+from dra_driver.kube.discovery import server_version, serves_resource_v1
 from dra_driver.kube.names import is_label, is_pool_name, is_subdomain
 
 
@@ -32,12 +32,23 @@ def test_a_name_that_is_a_step_in_a_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "label", "subdomain", "pool"),
     [
-        ("a", True, True, True), ("a-b", True, True, True), ("a.b", False, True, True), ("a/b.c", False, False, True),
-        ("a" * 63, True, True, True), ("a" * 64, False, True, True), ("a" * 254, False, False, False),
-        ("A", False, False, False), ("-a", False, False, False), ("a-", False, False, False), ("a\n", False, False, False),
-        ("", False, False, False), ("a//b", False, False, False), ("a..b", False, False, False), ("/a", False, False, False),
+        ("a", True, True, True),
+        ("a-b", True, True, True),
+        ("a.b", False, True, True),
+        ("a/b.c", False, False, True),
+        ("a" * 63, True, True, True),
+        ("a" * 64, False, True, True),
+        ("a" * 254, False, False, False),
+        ("A", False, False, False),
+        ("-a", False, False, False),
+        ("a-", False, False, False),
+        ("a\n", False, False, False),
+        ("", False, False, False),
+        ("a//b", False, False, False),
+        ("a..b", False, False, False),
+        ("/a", False, False, False),
     ],
-)  # fmt: skip
+)
 def test_names(text: str, label: bool, subdomain: bool, pool: bool) -> None:
     """What the API server would refuse is known before it is asked."""
     assert (is_label(text), is_subdomain(text), is_pool_name(text)) == (label, subdomain, pool)

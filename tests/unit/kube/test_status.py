@@ -58,6 +58,13 @@ def test_the_servers_wish_for_a_pause_is_read_and_bounded(body: bytes, headers: 
     assert error.retry_after_s == seconds
 
 
+def test_the_details_come_along() -> None:
+    """Their causes name each field that the API server objects to."""
+    causes = {"causes": [{"field": "spec.devices[0].name", "message": "bad"}]}
+    assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=causes), {}).details == causes
+    assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=[1]), {}).details is None
+
+
 def test_an_unknown_path_hints_at_the_version() -> None:
     """Kubernetes before 1.34 has no resource.k8s.io/v1; the plain 404 says nothing about that."""
     error = error_from_response("GET /apis/resource.k8s.io/v1/x", 404, b"404 page not found\n", {})
