@@ -26,6 +26,13 @@ def test_64_bit_entries_are_read_in_both_layouts(old_entries: int | None) -> Non
     assert list(entries(linker_cache(ENTRIES, old_entries=old_entries))) == WANTED
 
 
+def test_only_as_many_entries_as_declared_are_read() -> None:
+    """Behind them lie the strings, which must not be taken for entries."""
+    data = linker_cache(ENTRIES)
+    one = data[:20] + struct.pack("<I", 1) + data[24:]
+    assert list(entries(one)) == WANTED[:1]
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -160,6 +160,22 @@ def test_changes_of_the_root_are_noticed(tmp_path: Path) -> None:
         assert not files.is_current()
 
 
+def test_a_switched_alternative_is_noticed(tmp_path: Path) -> None:
+    """The link on the way changes, neither the name nor the file that it led to."""
+    root = debian(tmp_path)
+    (tmp_path / "usr/bin/nvidia-smi").unlink()
+    root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia/smi")
+    alternative = root.link("/etc/alternatives/nvidia", "/opt/old")
+    root.put("/opt/old/smi", b"", 0o755)
+    root.put("/opt/new/smi", b"", 0o755)
+    time_passes(tmp_path)
+    files = found(root)
+    assert files.is_current()
+    alternative.unlink()
+    alternative.symlink_to("/opt/new")
+    assert not files.is_current()
+
+
 def time_passes(folder: Path) -> None:
     """Set every folder's time back: the kernel's clock for files ticks only every few milliseconds."""
     past = time.time() - 60
