@@ -1,8 +1,8 @@
-"""Small regular work of the node process, on one thread.
+"""Small regular work of the node process, on a thread of its own.
 
-Owns the thread and the rhythm. Refuses to know what the chores do; each is a callable that takes less than a second or
-bounds its own waits. A chore that fails is logged and counted, and tried again when it is next due: it never ends the
-thread nor keeps the other chores from running.
+Owns the thread and the rhythm. Refuses to know what the chores do. Chores on one thread wait for each other, so those
+that talk to the API server have another than those that look after sockets. A chore that fails is logged and counted,
+and tried again when it is next due: it never ends the thread nor keeps the other chores from running.
 """
 
 import logging
@@ -15,8 +15,6 @@ from dra_driver.errors import DraError
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
-
-THREAD_NAME = "maintenance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +29,12 @@ class Chore:
 class Maintenance:
     """``start`` and ``stop`` once, by one owner. The first round comes one interval after the start."""
 
-    def __init__(self, chores: Sequence[Chore], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, chores: Sequence[Chore], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._chores = chores
         self._due = {chore.name: clock() + chore.every_s for chore in chores}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()

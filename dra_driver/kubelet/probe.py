@@ -1,8 +1,8 @@
 """Asks this process' own sockets whether they answer, as the kubelet would: what liveness means here.
 
-Owns one short call and its timeout. ``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread. The
-DRA socket is only connected to: its workers may rightly be busy for as long as an API server is slow, and a restart
-would not make that one faster.
+Owns one short call and its timeout. ``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread.
+The DRA socket is only connected to: its workers may rightly be busy for as long as an API server is slow, and a
+restart would not make that one faster.
 """
 
 import grpc

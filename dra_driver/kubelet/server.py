@@ -115,6 +115,6 @@ class UnixServer:
         """
         if self._published is not None:
             self._published.withdraw()
-        ended = self._server.stop(grace_s).wait(grace_s + 1.0)
+        ended = self._server.stop(grace_s).wait(grace_s + 0.3)
         self._pool.shutdown(wait=False, cancel_futures=True)
         return ended
