@@ -21,12 +21,13 @@ from dra_driver.kube.discovery import server_version
 from dra_driver.kube.reflector import Change, Reflector
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.types import Device, ObjectReference
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.slices.build import build_devices, pool_name, unpublished
 from dra_driver.slices.features import Features, FeatureWatch
 from dra_driver.slices.reconcile import Pass, Reconciler
 from dra_driver.slices.schedule import QUICK_EDITS, Schedule
+from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Publisher:
         self._changed = threading.Condition()  # guards everything below
         self._schedule = schedule or Schedule()
         self._devices: list[Device] | None = None
+        self._left_out: tuple[LeftOutGpu, ...] = ()
         self._pending: list[tuple[str, str | None]] = []
         self._woken = self._stopping = self._published = self._disturbed = False
         self._problem: str | None = None
@@ -114,8 +116,10 @@ class Publisher:
 
     def set_snapshot(self, snapshot: Snapshot) -> None:
         """Publishes what this snapshot says, at once; returns before that is done. The same content causes nothing."""
-        devices = build_devices(snapshot)
-        for gpu in unpublished(snapshot):
+        devices, left_out = build_devices(snapshot), unpublished(snapshot)
+        with self._changed:
+            news, self._left_out = left_out != self._left_out, left_out
+        for gpu in left_out if news else ():
             log.warning("GPU not published", extra={"gpu": gpu.label, "reason": gpu.reason})
         with self._changed:
             if devices == self._devices:
@@ -156,6 +160,7 @@ class Publisher:
                 wait_s = self.step()
             except Exception:  # the thread must live; a bug in one pass is logged and tried again like a failure
                 log.exception("publishing failed unexpectedly")
+                metrics.internal_error("publisher")
                 wait_s = self._unexpected()
             with self._changed:
                 self._changed.wait_for(lambda: self._woken or self._stopping, timeout=wait_s)
