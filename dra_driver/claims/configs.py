@@ -10,10 +10,13 @@ Source: kubernetes/dynamic-resource-allocation ``resourceclaim/resourceclaim.go`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dra_driver.config.parameters import DeviceConfig, GpuConfig, decode
 from dra_driver.errors import InvalidParametersError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
+
+if TYPE_CHECKING:
+    from dra_driver.config.parameters import DeviceConfig
 
 _ORDER = {"FromClass": 0, "FromClaim": 1}
 
@@ -24,7 +27,7 @@ class DecodedConfig:
 
     place: str
     requests: tuple[str, ...]
-    parameters: DeviceConfig
+    parameters: "DeviceConfig"
 
     def names(self, result: AllocatedDevice) -> bool:
         """Whether the entry names the result's request, in full or by its base."""
@@ -47,6 +50,10 @@ def config_for_gpu(result: AllocatedDevice, configs: Sequence[DecodedConfig]) ->
     An entry for all requests whose kind is for other devices is passed over: it is meant for the claim's other results.
     Raises `InvalidParametersError` when one that names the request is of such a kind.
     """
+    if not configs:
+        return None
+    from dra_driver.config.parameters import GpuConfig  # noqa: PLC0415 - see _decoded
+
     for config in reversed(configs):
         named = config.names(result)
         if not named and config.requests:
@@ -63,6 +70,9 @@ def config_for_gpu(result: AllocatedDevice, configs: Sequence[DecodedConfig]) ->
 
 def _decoded(ref: ClaimRef, index: int, config: OpaqueConfig) -> DecodedConfig:
     place = f"config[{index}] ({config.source}) of claim {ref}"
+    # Loads pydantic, 9 MiB of a node process' memory, which most never need: few claims carry parameters.
+    from dra_driver.config.parameters import decode  # noqa: PLC0415
+
     try:
         parameters = decode(config.parameters)
     except InvalidParametersError as error:
