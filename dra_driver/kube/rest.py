@@ -53,6 +53,10 @@ class RestClient:
         """One object. Repeated once on a connection that broke, as reading twice does no harm."""
         return self._exchange(_Request("GET", path, query))
 
+    def get_text(self, path: str, query: Query | None = None) -> str:
+        """An answer that is text and not an object, such as a container's log. Repeated like `get`."""
+        return self._fetch(_Request("GET", path, query)).decode("utf-8", "replace")
+
     def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
@@ -101,16 +105,18 @@ class RestClient:
         return WatchStream(self._send(request), f"watch {path}")
 
     def _exchange(self, request: "_Request") -> dict[str, Any]:
+        return _decoded(request, self._fetch(request))
+
+    def _fetch(self, request: "_Request") -> bytes:
         deadline = time.monotonic() + self._timeouts.total_s
         try:
-            data = self._read(request, self._send(request), deadline)
+            return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
             # A kept-alive connection may be closed by the server just as it is used: no fault, but only GET may be
             # repeated.
             if request.verb != "GET" or not isinstance(error.__cause__, ProtocolError):
                 raise
-            data = self._read(request, self._send(request), deadline)
-        return _decoded(request, data)
+            return self._read(request, self._send(request), deadline)
 
     def _send(self, request: "_Request") -> Any:
         """A response with a good status, its body unread. A 401 is tried once more with credentials read anew."""
