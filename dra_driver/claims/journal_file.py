@@ -71,6 +71,7 @@ _ADVICE = {
     sqlite3.SQLITE_IOERR: "the disk refuses (full or failing): look at df and the kernel's log",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: check the plugin directory's path and permissions",
     sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
+    sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
     sqlite3.SQLITE_CORRUPT: "it is damaged: restart the node process, which rebuilds it",
     sqlite3.SQLITE_NOTADB: "it is damaged: restart the node process, which rebuilds it",
 }

@@ -1,4 +1,4 @@
-"""Stand-ins for what the claims room is handed: the API server's claims, CDI files in memory, a clock that never waits."""
+"""Stand-ins for what the claims room is handed: the API server, CDI files in memory, a clock that never waits."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
