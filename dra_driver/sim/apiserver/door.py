@@ -138,7 +138,7 @@ class Door:
                 try:
                     await asyncio.wait_for(signal.wait(), min(left, BOOKMARK_INTERVAL_S))
                 except TimeoutError:
-                    if plan.bookmarks:
+                    if plan.bookmarks and left > BOOKMARK_INTERVAL_S:
                         yield frames.bookmark(revision)
 
     async def _log(self, plan: LogPlan) -> AsyncIterator[bytes]:

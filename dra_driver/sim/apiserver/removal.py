@@ -13,7 +13,7 @@ from dra_driver.errors import NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, rfc3339
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
-from dra_driver.sim.apiserver.problems import conflict, forbidden, not_found
+from dra_driver.sim.apiserver.problems import forbidden, not_found, precondition_failed
 from dra_driver.sim.apiserver.state import Key, Record, State
 
 FOREGROUND = "foregroundDeletion"
@@ -58,7 +58,14 @@ class Removal:
             if waits_for:
                 self._delete_dependents(record, options.propagation)
             return self._state.get(kind, key) or record
-        return self.remove(kind, key)
+        return self._with_grace(kind, self.remove(kind, key))
+
+    def _with_grace(self, kind: Kind, record: Record) -> Record:
+        """The last version as the answer shows it: pods say that they had no grace left."""
+        if kind is not PODS:
+            return record
+        ended = {"deletionTimestamp": rfc3339(self._clock()), "deletionGracePeriodSeconds": 0}
+        return Record(record.obj | {"metadata": record.obj["metadata"] | ended}, record.revision)
 
     def remove(self, kind: Kind, key: Key) -> Record:
         """Take the object out now, then whatever hung on it."""
@@ -94,14 +101,10 @@ class Removal:
         if kind is NAMESPACES and metadata["name"] in UNDELETABLE_NAMESPACES:
             raise forbidden(kind, metadata["name"], "this namespace may not be deleted")
         if options.uid and options.uid != metadata["uid"]:
-            why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {metadata['uid']}"
-            raise conflict(kind, metadata["name"], why)
+            raise precondition_failed(kind, metadata["name"], "UID", options.uid, metadata["uid"])
         if options.resource_version and options.resource_version != metadata["resourceVersion"]:
-            why = (
-                f"Precondition failed: ResourceVersion in precondition: {options.resource_version}, "
-                f"ResourceVersion in object meta: {metadata['resourceVersion']}"
-            )
-            raise conflict(kind, metadata["name"], why)
+            asked, found = options.resource_version, metadata["resourceVersion"]
+            raise precondition_failed(kind, metadata["name"], "ResourceVersion", asked, found)
 
     def _grace_s(self, kind: Kind, record: Record, options: DeleteOptions) -> int:
         """Seconds that a kubelet has to stop the pod; 0 removes at once (pod strategy's CheckGracefulDelete)."""

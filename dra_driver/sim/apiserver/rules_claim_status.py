@@ -45,10 +45,10 @@ def device_key(item: Obj) -> tuple[Any, ...]:
     return (item.get("driver", ""), item.get("pool", ""), item.get("device", ""), item.get("shareID"))
 
 
-def shown_device(item: Obj) -> str:
+def shown_device(item: Obj) -> Obj:
     """An allocated device in messages."""
     driver, pool, device, share = device_key(item)
-    return f"{driver}/{pool}/{device}" + (f"/{share}" if share else "")
+    return {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
 
 
 def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[Problem]:
@@ -151,9 +151,7 @@ def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> lis
 
 def _condition(item: Obj, path: str) -> list[Problem]:
     """A metav1.Condition."""
-    problems = [
-        required(f"{path}.{field}") for field in ("type", "lastTransitionTime", "reason") if not item.get(field)
-    ]
+    problems = [] if item.get("type") else [required(f"{path}.type")]
     if item.get("status") not in {"True", "False", "Unknown"}:
         problems.append(unsupported(f"{path}.status", item.get("status", ""), ["False", "True", "Unknown"]))
-    return problems
+    return problems + [required(f"{path}.{field}") for field in ("lastTransitionTime", "reason") if not item.get(field)]

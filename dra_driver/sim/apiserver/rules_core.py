@@ -61,6 +61,19 @@ def _validate_secret(obj: Obj, _review: Review) -> list[Problem]:
     return problems
 
 
+def _default_event(obj: Obj) -> None:
+    """Fields without omitempty: readers in Go and kubectl expect them, null or not."""
+    for field in ("eventTime", "firstTimestamp", "lastTimestamp"):
+        obj.setdefault(field, None)
+    for field in ("reportingComponent", "reportingInstance"):
+        obj.setdefault(field, "")
+    obj.setdefault("source", {})
+
+
+def _create_service(obj: Obj) -> None:
+    obj["status"] = {"loadBalancer": {}}
+
+
 def _validate_event(obj: Obj, review: Review) -> list[Problem]:
     """The object of an event and the event live in one namespace; those of cluster objects in default."""
     if review.old is not None:
@@ -73,6 +86,6 @@ def _validate_event(obj: Obj, review: Review) -> list[Problem]:
 
 
 NAMESPACE_RULES = Rules(prepare_create=_create_namespace, prepare_update=lambda obj, _old, _sub: _label_namespace(obj))
-SERVICE_RULES = Rules(default=_default_service, validate=_validate_service)
+SERVICE_RULES = Rules(default=_default_service, prepare_create=_create_service, validate=_validate_service)
 SECRET_RULES = Rules(default=_default_secret, validate=_validate_secret)
-EVENT_RULES = Rules(validate=_validate_event)
+EVENT_RULES = Rules(default=_default_event, validate=_validate_event)

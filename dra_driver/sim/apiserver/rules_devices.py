@@ -178,13 +178,14 @@ def _consumption(item: Obj, path: str) -> list[Problem]:
 
 
 def _node_selection(device: Obj, path: str, *, per_device: bool) -> list[Problem]:
-    chosen = [f"`{field}`" for field in ("nodeName", "nodeSelector", "allNodes") if field in device]
+    fields = ("nodeName", "nodeSelector", "allNodes")
+    chosen = [f"`{field}`" for field in fields if device.get(field) not in {"", False, None}]
     if not per_device:
         text = (
             "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` "
             "is set to true in the ResourceSlice spec"
         )
-        return [invalid(path, None, text)] if chosen else []
+        return [invalid(path, None, text)] if any(field in device for field in fields) else []
     problems: list[Problem] = []
     if "nodeName" in device:
         if not device["nodeName"]:

@@ -106,6 +106,9 @@ def lower_uuid(text: str, path: str) -> list[Problem]:
     """A share's ID."""
     if _UUID.fullmatch(text):
         return []
+    if not _UUID.fullmatch(text.lower()):
+        wrong = f"invalid UUID length: {len(text)}" if len(text) != 36 else "invalid UUID format"
+        return [invalid(path, text, f"error validating uid: {wrong}")]
     form = "`xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters"
     return [invalid(path, text, f"uid must be in RFC 4122 normalized form, {form}")]
 

@@ -156,9 +156,10 @@ def _container_problems(container: Obj, path: str, claims: set[object]) -> list[
     for at, claim in enumerate(entries(container, "resources", "claims")):
         here, wanted = f"{path}.resources.claims[{at}]", claim.get("name", "")
         if not wanted:
-            problems.append(required(f"{here}.name"))
+            problems.append(required(here))
         elif wanted not in claims:
-            problems.append(not_found_field(f"{here}.name", wanted))
+            text = "must be one of the names in pod.spec.resourceClaims" + ("" if claims else " which is empty")
+            problems.append(not_found_field(here, wanted, text))
         if (key := (wanted, claim.get("request", ""))) in used:
             problems.append(duplicate(here, f"{key[0]}/{key[1]}" if key[1] else key[0]))
         used.add(key)

@@ -23,6 +23,8 @@ _LIST_ATTRIBUTES = ("bools", "ints", "strings", "versions")
 
 
 def _default(obj: Obj) -> None:
+    if pool := mapping(obj, "spec", "pool"):
+        pool.setdefault("generation", 0)
     for device in entries(obj, "spec", "devices"):
         for taint in entries(device, "taints"):
             taint.setdefault("timeAdded", rfc3339(datetime.now(UTC)))

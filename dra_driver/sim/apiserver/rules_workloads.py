@@ -46,6 +46,12 @@ def _default_daemon_set(obj: Obj) -> None:
         rolling.setdefault("maxSurge", 0)
 
 
+def _no_daemons_yet(obj: Obj) -> None:
+    """These four have no omitempty: they are there from the start."""
+    names = ("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady")
+    obj["status"] = dict.fromkeys(names, 0)
+
+
 def _default_job(obj: Obj) -> None:
     spec = _default_template(obj)
     if "completions" not in spec and "parallelism" not in spec:
@@ -56,7 +62,12 @@ def _default_job(obj: Obj) -> None:
     spec.setdefault("suspend", False)
     spec.setdefault("manualSelector", False)
     spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
-    labels = mapping(spec, "template", "metadata", "labels")
+    _default_labels(obj)
+
+
+def _default_labels(obj: Obj) -> None:
+    """A job without labels carries those of its pods."""
+    labels = mapping(obj, "spec", "template", "metadata", "labels")
     if labels and not mapping(obj, "metadata", "labels"):
         child(obj, "metadata")["labels"] = copy_json(labels)
 
@@ -66,12 +77,15 @@ def _select_own_pods(obj: Obj) -> None:
     spec = child(obj, "spec")
     if spec.get("manualSelector"):
         return
+    if mapping(obj, "metadata", "labels") == mapping(spec, "template", "metadata", "labels"):
+        obj["metadata"].pop("labels", None)  # they are the template's: the generated ones below belong to them too
     uid = obj["metadata"]["uid"]
     name = obj["metadata"].get("name", "")
     labels = child(spec, "template", "metadata", "labels")
     for key, value in (("job-name", name), (_JOB_NAME, name), ("controller-uid", uid), (_CONTROLLER_UID, uid)):
         labels.setdefault(key, value)
     child(spec, "selector", "matchLabels").setdefault(_CONTROLLER_UID, uid)
+    _default_labels(obj)
 
 
 def _keep_selector(obj: Obj, old: Obj, subresource: str) -> None:
@@ -133,7 +147,7 @@ def _validate_job(obj: Obj, review: Review) -> list[Problem]:
 
 DEPLOYMENT_RULES = Rules(default=_default_deployment, validate=_validate_always)
 REPLICA_SET_RULES = Rules(default=_default_replica_set, validate=_validate_always)
-DAEMON_SET_RULES = Rules(default=_default_daemon_set, validate=_validate_always)
+DAEMON_SET_RULES = Rules(default=_default_daemon_set, prepare_create=_no_daemons_yet, validate=_validate_always)
 JOB_RULES = Rules(
     default=_default_job, prepare_create=_select_own_pods, prepare_update=_keep_selector, validate=_validate_job
 )
