@@ -33,6 +33,7 @@ class ApiServer:
     """The embedded cluster's API server. Start it once, stop it once; ``store`` outlives it.
 
     ``port`` 0 picks a free one. ``check_cel`` is asked whether a CEL expression compiles (None, or what is wrong).
+    ``successor_of`` is a stopped server whose store, port, token and certificate this one takes over: a restart.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class ApiServer:
         check_cel: Callable[[str], str | None] | None = None,
         clock: Clock = utc_now,
         store: Store | None = None,
+        successor_of: "ApiServer | None" = None,
     ) -> None:
-        self.store = store or Store(check_cel=check_cel, clock=clock)
+        before = successor_of
+        self.store = before.store if before else store or Store(check_cel=check_cel, clock=clock)
         self._clock = clock
-        self._port = port
-        self._token = secrets.token_urlsafe(32)
-        self._certificate: Certificate = self_signed(ADDRESS, clock())
+        self._port = before._port if before else port
+        self._token = before.token if before else secrets.token_urlsafe(32)
+        self._certificate: Certificate = before._certificate if before else self_signed(ADDRESS, clock())
         self._server: uvicorn.Server | None = None
         self._door: Door | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
