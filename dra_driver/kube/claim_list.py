@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from dra_driver.errors import ClaimError
+from dra_driver.kube import paths
 from dra_driver.kube.claims import allocated_claim
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.ids import ClaimUid, PoolName
 
 log = logging.getLogger(__name__)
 
-PATH = "/apis/resource.k8s.io/v1/resourceclaims"
 PAGE = 250
 
 
@@ -43,7 +43,7 @@ class ApiClaimLister:
     def _items(self) -> Iterator[Any]:
         query = {"limit": str(PAGE)}
         while True:
-            page = self._rest.get(PATH, query)
+            page = self._rest.get(paths.resource_claims(), query)
             yield from page.get("items") or ()
             token = (page.get("metadata") or {}).get("continue")
             if not token:
