@@ -48,7 +48,7 @@ class ApiServer:
         before = successor_of
         self.store = before.store if before else store or Store(check_cel=check_cel, clock=clock)
         self._clock = clock
-        self._port = before._port if before else port
+        self._port: int = before._port if before else port
         self._token = before.token if before else secrets.token_urlsafe(32)
         self._certificate: Certificate = before._certificate if before else self_signed(ADDRESS, clock())
         self._server: uvicorn.Server | None = None
