@@ -87,13 +87,20 @@ class RestClient:
         """Changes single fields (RFC 7386)."""
         return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
 
-    def delete(self, path: str, uid: str | None = None, resource_version: str | None = None) -> None:
-        """Deletes, if the object still has that UID and version; else ConflictError. NotFoundError when it is gone."""
+    def delete(
+        self, path: str, uid: str | None = None, resource_version: str | None = None, *, propagation: str | None = None
+    ) -> None:
+        """Deletes, if the object still has that UID and version; else ConflictError. NotFoundError when it is gone.
+
+        ``propagation`` is Background, Foreground or Orphan; the kind's own default otherwise (Orphan for jobs).
+        """
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {key: value for key, value in wanted.items() if value is not None}
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if preconditions:
             body["preconditions"] = preconditions
+        if propagation is not None:
+            body["propagationPolicy"] = propagation
         self._exchange(_Request("DELETE", path, None, body))
 
     def watch(self, path: str, query: Query, read_timeout_s: float) -> WatchStream:
