@@ -46,7 +46,7 @@ class ApiServer:
         successor_of: "ApiServer | None" = None,
     ) -> None:
         before = successor_of
-        self.store = before.store if before else store or Store(check_cel=check_cel, clock=clock)
+        self.store: Store = before.store if before else store or Store(check_cel=check_cel, clock=clock)
         self._clock = clock
         self._port: int = before._port if before else port
         self._token = before.token if before else secrets.token_urlsafe(32)
