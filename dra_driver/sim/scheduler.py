@@ -82,13 +82,16 @@ class Scheduler:
         moments = []
         for pod in waiting:
             attempts, now = self._attempts[uid(pod)], monotonic()
+            # Before the pod is read again: what changes after this line makes the state differ and brings the pod back.
             state = self._relevant_state()
             if attempts.seen == state:
                 continue
             if attempts.not_before > now:
                 moments.append(attempts.not_before - now)
                 continue
-            self._try(pod, attempts)
+            current = self._store.find(PODS, key(pod)[1], key(pod)[0])
+            if current is not None and uid(current) == uid(pod) and _is_pending(current):
+                self._try(current, attempts, state)
         return min(moments) if moments else None
 
     def _relevant_state(self) -> int:
@@ -102,8 +105,7 @@ class Scheduler:
         parts.append(tuple(str(entries(pod.obj, "status", "resourceClaimStatuses")) for pod in pods))
         return hash(tuple(parts))
 
-    def _try(self, pod: Obj, attempts: _Attempts) -> None:
-        state = self._relevant_state()
+    def _try(self, pod: Obj, attempts: _Attempts, state: int) -> None:
         try:
             self._schedule(pod)
         except (ConflictError, NotFoundError) as error:
