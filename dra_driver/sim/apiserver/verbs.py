@@ -93,10 +93,11 @@ class Verbs:
         """The object, or one of its subresources, replaced."""
         obj, checks = self._body(request, target), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
-        for field, wanted in (("name", target.name), ("namespace", target.namespace)):
-            if metadata.setdefault(field, wanted) != wanted:
+        wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})
+        for field, value in wanted.items():
+            if metadata.setdefault(field, value) != value:
                 raise bad_request(
-                    f"the {field} of the object ({metadata[field]}) does not match the {field} on the URL ({wanted})"
+                    f"the {field} of the object ({metadata[field]}) does not match the {field} on the URL ({value})"
                 )
         known = self._known(target)
         dry_run = self._dry_run(request, "UpdateOptions")

@@ -236,6 +236,8 @@ class Writes:
         obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         if kind.namespaced:
             obj["metadata"].setdefault("namespace", old["metadata"]["namespace"])
+        else:
+            obj["metadata"].pop("namespace", None)
         obj["metadata"].setdefault("name", old["metadata"]["name"])
         if kind.has_status:
             obj.pop("status", None)
