@@ -6,6 +6,7 @@ pkg/registry/generic/registry/store.go, pkg/controller/garbagecollector of kuber
 until their kubelet deletes them with grace 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -32,11 +33,16 @@ class DeleteOptions:
 
 
 class Removal:
-    """Deletes objects of a `State` and finishes deletions that were waiting. Not thread-safe; the store locks."""
+    """Deletes objects of a `State` and finishes deletions that were waiting. Not thread-safe; the store locks.
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    ``when_terminating`` is told the name of a namespace that was just marked, and has to see to `empty_namespace`; the
+    default does it at once.
+    """
+
+    def __init__(self, state: State, clock: Clock, when_terminating: Callable[[str], None] | None = None) -> None:
         self._state = state
         self._clock = clock
+        self._when_terminating = when_terminating or self.empty_namespace
 
     def delete(self, kind: Kind, key: Key, options: DeleteOptions) -> Record:
         """Remove the object, or mark it when grace, finalizers or dependents hold it; the last version either way."""
@@ -196,11 +202,15 @@ class Removal:
         obj["metadata"].setdefault("deletionTimestamp", rfc3339(self._clock()))
         obj.setdefault("status", {})["phase"] = "Terminating"
         marked = record if obj == record.obj else self._state.put(NAMESPACES, obj)
-        for kind in self._state.kinds():
-            for inside in self._state.records(kind, key[1]) if kind.namespaced else ():
-                self._delete_quietly(kind, inside, "Background")
-        self._finish_namespace(key[1])
+        self._when_terminating(key[1])
         return marked
+
+    def empty_namespace(self, name: str) -> None:
+        """Delete what is in a namespace that is being deleted, and the namespace itself once it is empty."""
+        for kind in self._state.kinds():
+            for inside in self._state.records(kind, name) if kind.namespaced else ():
+                self._delete_quietly(kind, inside, "Background")
+        self._finish_namespace(name)
 
     def _finish_namespace(self, name: str) -> None:
         record = self._state.get(NAMESPACES, ("", name))

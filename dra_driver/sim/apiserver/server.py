@@ -27,6 +27,7 @@ from dra_driver.sim.store import Store
 ADDRESS = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
+NAMESPACE_DELAY_S = 1.0
 
 
 class ApiServer:
@@ -46,8 +47,8 @@ class ApiServer:
         successor_of: "ApiServer | None" = None,
     ) -> None:
         before = successor_of
-        self.store: Store = before.store if before else store or Store(check_cel=check_cel, clock=clock)
         self._clock = clock
+        self.store: Store = before.store if before else store or self._new_store(check_cel)
         self._port: int = before._port if before else port
         self._token = before.token if before else secrets.token_urlsafe(32)
         self._certificate: Certificate = before._certificate if before else self_signed(ADDRESS, clock())
@@ -56,6 +57,9 @@ class ApiServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
+
+    def _new_store(self, check_cel: Callable[[str], str | None] | None) -> Store:
+        return Store(check_cel=check_cel, clock=self._clock, namespace_delay_s=NAMESPACE_DELAY_S)
 
     @property
     def url(self) -> str:
