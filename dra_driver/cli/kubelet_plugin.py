@@ -5,6 +5,7 @@ Owns the help text. Refuses to know what a setting means: flags, environment twi
 """
 
 import argparse
+import logging
 import os
 from typing import Any
 
@@ -41,7 +42,7 @@ def _help(flag: Flag) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM. Raises ConfigurationError when it cannot start."""
+    """Runs until SIGTERM and ends the process. Raises ConfigurationError when it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in node_flags()}
     settings = load_node_settings(given, os.environ)
     from dra_driver.telemetry import logs
@@ -49,4 +50,8 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(settings.log_format, settings.log_level)
     from dra_driver.kubelet import plugin
 
-    return plugin.run(settings)
+    plugin.run(settings)
+    logging.shutdown()
+    # Everything is closed by now. An ordinary exit would wait for worker threads, and one that hangs in a call to the
+    # API server or the hardware would hold it up past the pod's grace period.
+    os._exit(0)

@@ -70,10 +70,10 @@ class Endpoints:
                 log.error("the kubelet cannot reach this driver", extra={"reason": problem})
             self._problem = problem
 
-    def stop(self, grace_s: float) -> bool:
-        """Registration first, so that no new kubelet comes; then the service. Whether all calls in work ended."""
+    def stop(self, grace_s: float) -> None:
+        """Registration first, so that no new kubelet comes; then the service, whose calls get ``grace_s``."""
         self._registrar.stop(0)
-        return self._dra.stop(grace_s)
+        self._dra.stop(grace_s)
 
     def _restore(self) -> None:
         if self._dra.socket.is_missing():

@@ -21,7 +21,6 @@ the kubelet removes the slices of a driver that does not come back.
 
 import faulthandler
 import logging
-import os
 import signal
 import threading
 import time
@@ -69,7 +68,6 @@ class NodeProcess:
         self._settings = settings
         self._stopping = threading.Event()
         self._running = ExitStack()  # what has to be undone, in the order of the start
-        self._calls_ended = True
         driver = settings.driver_name
         self._plugin_dir = Path(settings.kubelet_plugins_dir) / driver
         self._paths = SocketPaths.choose(
@@ -97,11 +95,10 @@ class NodeProcess:
             self.stop()
             raise
 
-    def stop(self) -> bool:
-        """Stops in reverse; whether every call in work ended. Idempotent."""
+    def stop(self) -> None:
+        """Stops in reverse. Idempotent."""
         self._stopping.set()
         self._running.close()
-        return self._calls_ended
 
     def ready(self) -> list[str]:
         """Why this node cannot serve a new pod, one sentence each; empty when it can."""
@@ -191,7 +188,7 @@ class NodeProcess:
 
     def _close_doors(self, endpoints: Endpoints) -> None:
         self._streams.stop()
-        self._calls_ended = endpoints.stop(CALL_GRACE_S)
+        endpoints.stop(CALL_GRACE_S)
 
     def _start_maintenance(self, follower: Follower, claims: ClaimWork) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _open_doors came before
@@ -225,8 +222,8 @@ def _within(seconds: float, stop: Callable[[], object]) -> None:
         log.warning("a room did not stop in time and ends with the process", extra={"room": stop})
 
 
-def run(settings: NodeSettings) -> int:
-    """Runs until SIGTERM or SIGINT; the exit status. Raises ConfigurationError when it cannot start.
+def run(settings: NodeSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
 
     SIGUSR2 prints all threads' stacks on stderr, for a process that seems to hang.
     """
@@ -243,10 +240,5 @@ def run(settings: NodeSettings) -> int:
     wanted.wait()
     begin = time.monotonic()
     log.info("stopping; slices and prepared claims stay")
-    ended = process.stop()
-    log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3), "calls_ended": ended})
-    if not ended:
-        # Python would wait for the hung call's thread before it exits, past the pod's grace period.
-        logging.shutdown()
-        os._exit(0)
-    return 0
+    process.stop()
+    log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3)})

@@ -33,9 +33,9 @@ class Plugin:
         handlers = [*service.handlers(self.preparer, DRIVER), *self.streams.handlers()]
         self.endpoints = Endpoints(self.paths, self.registration, handlers)
 
-    def stop(self, grace_s: float = 1.0) -> bool:
+    def stop(self, grace_s: float = 1.0) -> None:
         self.streams.stop()
-        return self.endpoints.stop(grace_s)
+        self.endpoints.stop(grace_s)
 
 
 @pytest.fixture
