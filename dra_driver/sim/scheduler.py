@@ -77,7 +77,7 @@ class Scheduler:
     def step(self) -> float | None:
         """Try every pending pod that is due; the seconds until the next one is."""
         pods = self._store.list(PODS).items
-        waiting = sorted((pod for pod in pods if _is_pending(pod)), key=_age)
+        waiting = sorted((pod for pod in pods if _is_pending(pod)), key=self._place_in_queue)
         self._attempts = {uid(pod): self._attempts.get(uid(pod), _Attempts()) for pod in waiting}
         moments = []
         for pod in waiting:
@@ -93,6 +93,12 @@ class Scheduler:
             if current is not None and uid(current) == uid(pod) and _is_pending(current):
                 self._try(current, attempts, state)
         return min(moments) if moments else None
+
+    def _place_in_queue(self, pod: Obj) -> tuple[int, str, int]:
+        """First come, first served; time stamps have whole seconds only, so the order of creation decides further."""
+        known = list(self._attempts)
+        place = known.index(uid(pod)) if uid(pod) in self._attempts else len(known)
+        return place, pod["metadata"].get("creationTimestamp", ""), int(pod["metadata"]["resourceVersion"])
 
     def _relevant_state(self) -> int:
         """Changes when anything changes that can make a pod fit; conditions of waiting pods are not among it."""
@@ -218,10 +224,6 @@ def _is_pending(pod: Obj) -> bool:
         or is_deleted(pod)
         or is_finished(pod)
     )
-
-
-def _age(pod: Obj) -> tuple[str, str]:
-    return pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]
 
 
 def _is_reserved(claim: Obj, pod: Obj) -> bool:
