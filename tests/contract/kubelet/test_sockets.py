@@ -222,3 +222,25 @@ def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: P
         with pytest.raises(grpc.RpcError):
             future.result(5)
         release.set()
+
+
+def test_registration_outlives_the_calls_in_work(plugin: Plugin) -> None:
+    """The kubelet drops its connection, calls included, when the registration socket goes: a prepare would be lost."""
+    entered, release = threading.Event(), threading.Event()
+    plugin.preparer.before = lambda ref: (entered.set(), release.wait(30))[0]
+    with dial(plugin.paths.dra) as channel:
+        client = DraClient(channel)
+        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+        future = client.prepare_method.future(request, timeout=30)
+        assert entered.wait(5)
+        stopper = threading.Thread(target=plugin.stop, args=(10.0,))
+        stopper.start()
+        deadline = time.monotonic() + 5
+        while plugin.paths.dra.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert not plugin.paths.dra.exists(), "new calls are refused at once"
+        assert plugin.paths.registration.exists()
+        release.set()
+        assert future.result(5).claims[UID].devices
+        stopper.join(5)
+    assert not plugin.paths.registration.exists()
