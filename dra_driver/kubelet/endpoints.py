@@ -86,9 +86,9 @@ class Endpoints:
             _started(fresh, self._paths.dra)
             self._dra, old = fresh, self._dra
             metrics.sockets_recreated_total.labels("dra").inc()
+            # Tells a connected kubelet to dial again; it finds the new server at the old path. Registering anew would
+            # do that as well, but the kubelet would cut the calls in work (see above).
             old.retire()
-            # The kubelet may be connected to the old server only; a new registration makes it dial the new socket.
-            self._registrar.socket.withdraw()
         if self._registrar.socket.is_missing():
             _log_missing(self._paths.registration)
             registrar = self._new_registrar()

@@ -61,14 +61,19 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
     assert plugin.registration.problem is None
 
 
-def test_dra_socket_that_was_deleted_comes_back_and_registers_again(plugin: Plugin) -> None:
-    """A connected kubelet has to learn of the new socket, so the registration socket is made anew as well."""
-    before = plugin.paths.registration.lstat().st_ino
-    plugin.paths.dra.unlink()
-    plugin.endpoints.check()
-    assert plugin.paths.registration.lstat().st_ino != before
+def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
+    """The old connection is told to go and leads to the new socket; registering anew would cut calls in work."""
+    registered = plugin.paths.registration.lstat().st_ino
     with dial(plugin.paths.dra) as channel:
-        assert DraClient(channel).prepare(UID).claims[UID].devices
+        client = DraClient(channel)
+        assert client.prepare(UID).claims[UID].devices
+        before = plugin.endpoints._dra
+        plugin.paths.dra.unlink()
+        plugin.endpoints.check()
+        assert plugin.endpoints._dra is not before
+        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+        assert client.prepare_method(request, timeout=10, wait_for_ready=True).claims[UID].devices
+    assert plugin.paths.registration.lstat().st_ino == registered
 
 
 def test_call_in_work_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
