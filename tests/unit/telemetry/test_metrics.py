@@ -1,6 +1,7 @@
 """Which series exist, and what a call changes in them."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,14 @@ def test_labels_come_from_closed_sets() -> None:
     allowed |= {"error_type", "le"}
     names = set(re.findall(r'[{,](\w+)="', metrics.render()[1].decode()))
     assert names <= allowed
+
+
+def test_every_metric_and_label_value_is_documented() -> None:
+    """Whoever writes an alert looks there."""
+    document = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    text = metrics.render()[1].decode()
+    families = {name for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not name.startswith("process_")}
+    documented = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
+    assert families == documented
+    for value in (*metrics.RESULTS, *metrics.CLAIM_EVENTS, *metrics.PLACES, *metrics.SOCKETS, *metrics.OPERATIONS):
+        assert re.search(rf"\b{value}\b", document), f"{value} is not documented"
