@@ -213,15 +213,15 @@ class Checker:
             term = self._check(item)
             if position in node.optional:
                 term = self._unwrapped(item, term)
-            element = self._joined(item, element, term)
+            element = self._joined(element, term)
         return t.list_of(element if element is not None else self._unifier.variable())
 
     def _mapliteral(self, node: MapLiteral) -> Type:
         key = value = None
         for entry in node.entries:
-            key = self._joined(entry.key, key, self._check(entry.key))
+            key = self._joined(key, self._check(entry.key))
             term = self._check(entry.value)
-            value = self._joined(entry.value, value, self._unwrapped(entry.value, term) if entry.optional else term)
+            value = self._joined(value, self._unwrapped(entry.value, term) if entry.optional else term)
         if key is None or value is None:
             key, value = self._unifier.variable(), self._unifier.variable()
         return t.map_of(key, value)
@@ -232,12 +232,13 @@ class Checker:
             raise self._source.error(node.offset, f"expected an optional after '?', found a value of type {term}")
         return term if value is None else value
 
-    def _joined(self, node: Node, previous: Type | None, current: Type) -> Type:
+    def _joined(self, previous: Type | None, current: Type) -> Type:
+        """Elements of different types are dyn here; validate.py refuses most such literals."""
         if previous is None:
             return current
         if self._unifier.assignable((previous,), (current,)):
             return t.most_general(previous, current)
-        raise self._source.error(node.offset, f"expected type {previous} like the elements before, found {current}")
+        return t.DYN
 
     def _message(self, node: Message) -> Type:
         fields = MESSAGES.get(node.name.removeprefix("."))

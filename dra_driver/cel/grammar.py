@@ -31,10 +31,10 @@ _REPLACED = {
     "primary": "?primary : literal | dot_ident_arg | dot_ident | ident_arg | paren_expr | list_lit | map_lit | ident",
     "list_lit": 'list_lit : "[" [listinit] [","] "]"',
     "map_lit": 'map_lit : "{" [mapinits] [","] "}"',
-    "fieldinits": 'fieldinits : fieldinit ("," fieldinit)*\nfieldinit : IDENT ":" expr -> entry'
+    "fieldinits": 'fieldinits : fieldinit | fieldinits "," fieldinit\nfieldinit : IDENT ":" expr -> entry'
     ' | "?" IDENT ":" expr -> opt_entry',
-    "mapinits": 'mapinits : mapinit ("," mapinit)*\nmapinit : expr ":" expr -> entry | "?" expr ":" expr -> opt_entry\n'
-    'listinit : element ("," element)*\n?element : expr | "?" expr -> opt_element',
+    "mapinits": 'mapinits : mapinit | mapinits "," mapinit\nmapinit : expr ":" expr -> entry | "?" expr ":" expr -> opt_entry\n'
+    'listinit : element | listinit "," element\n?element : expr | "?" expr -> opt_element',
     "INT_LIT": "INT_LIT : /0/",
     "UINT_LIT": "UINT_LIT : /0u/",
     "FLOAT_LIT": "FLOAT_LIT : /0e/",

@@ -18,7 +18,8 @@ from dra_driver.cel.values import (
     Timestamp,
     TypeValue,
     UInt,
-    check_size,
+    check_text,
+    spend,
     type_name,
 )
 
@@ -85,7 +86,7 @@ def format_string(text: str, arguments: Any) -> str:
         out.append(_FORMATTERS[clause.verb](arguments[used], clause))
         used += 1
     result = "".join(out)
-    check_size(len(result))
+    check_text(len(result))
     return result
 
 
@@ -190,7 +191,7 @@ _FORMATTERS: Final[dict[str, Callable[[Any, Clause], str]]] = {
 
 def _literal(value: Any) -> str:
     """A value inside of a list or map, close to how CEL would write it."""
-    check_size(1)
+    spend(1)
     kind = type(value)
     if kind in LISTS:
         return "[" + ", ".join(_literal(item) for item in value) + "]"

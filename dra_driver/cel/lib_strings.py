@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import re2
 
-from dra_driver.cel.values import EvalError, check_size, spend
+from dra_driver.cel.values import EvalError, check_text, spend
 
 # unicode.IsSpace of Go, which str.strip() exceeds by U+001C to U+001F.
 _SPACE: Final = "\t\n\v\f\r \x85\xa0   　" + "".join(map(chr, range(0x2000, 0x200B))) + "\u1680\u2028\u2029\u202f\u205f"
@@ -55,7 +55,7 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
     if count == 0:
         return text
     found = text.count(old) if old else len(text) + 1
-    check_size(len(text) + (found if count < 0 else min(found, count)) * max(0, len(new) - len(old)))
+    check_text(len(text) + (found if count < 0 else min(found, count)) * max(0, len(new) - len(old)))
     return text.replace(old, new, -1 if count < 0 else count)
 
 
@@ -86,7 +86,7 @@ def join(items: Any, separator: str = "") -> str:
         if type(item) is not str:
             raise EvalError("join: invalid input: not a string")
         total += len(item)
-    check_size(total)
+    check_text(total)
     return separator.join(items)
 
 

@@ -18,6 +18,7 @@ from dra_driver.cel.values import (
     Timestamp,
     UInt,
     check_size,
+    check_text,
     comparable,
     compare,
     list_contains,
@@ -69,7 +70,7 @@ def add(a: Any, b: Any) -> Any:
     if kind is int:
         return checked_int(a + b)
     if kind is str or kind is bytes:
-        check_size(len(a) + len(b))
+        check_text(len(a) + len(b))
         return a + b
     if kind is float:
         return a + b

@@ -129,7 +129,8 @@ class _Builder:
 
     def reduce(self, name: str, parts: list[Any], first: Any) -> Any:
         if name.startswith("__"):
-            return [*parts[0], parts[1]] if isinstance(parts[0], list) else list(parts)
+            # The repetition of a rule: what was collected so far, and one more.
+            return self.listinit(parts, first) if isinstance(parts[0], list) else list(parts)
         return getattr(self, name)(parts, first)
 
     # --- operators
@@ -250,7 +251,13 @@ class _Builder:
     def exprlist(self, parts: list[Any], _first: Any) -> list[Any]:
         return [parts[0], *parts[1]] if len(parts) > 1 else [parts[0]]
 
-    listinit = mapinits = fieldinits = exprlist
+    def listinit(self, parts: list[Any], _first: Any) -> list[Any]:
+        if len(parts) == 1:
+            return [parts[0]]
+        parts[0].append(parts[1])
+        return parts[0]  # type: ignore[no-any-return]
+
+    mapinits = fieldinits = listinit
 
     def opt_element(self, parts: list[Any], _first: Any) -> tuple[Any]:
         return (parts[0],)

@@ -150,6 +150,8 @@ sets.contains -b list_sets_contains_list list(T) list(T) -> bool
 sets.equivalent -b list_sets_equivalent_list list(T) list(T) -> bool
 sets.intersects -b list_sets_intersects_list list(T) list(T) -> bool
 slice .f list_slice list(T) int int -> list(T)
+# device
+includes .b dra_includes_dyn_dyn dyn dyn -> bool
 # optionals
 first .u list_first list(V) -> opt(V)
 hasValue .u optional_hasValue opt(V) -> bool

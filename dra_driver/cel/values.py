@@ -14,7 +14,9 @@ from dra_driver.quantity import Quantity
 from dra_driver.semver import Semver
 
 MAX_ELEMENTS: Final = 4_000_000
-"""Longest list or string that an evaluation may build. cel-go has no limit but memory."""
+"""Longest list that an evaluation may build. cel-go has no limit but memory."""
+MAX_TEXT: Final = 1 << 26
+"""Longest string or bytes that an evaluation may build."""
 MAX_WORK: Final = 20_000_000
 """Comparisons and copies of elements within one evaluation, which the cost model leaves out for nested values."""
 
@@ -49,10 +51,18 @@ def spend(amount: int) -> None:
 
 
 def check_size(size: int) -> int:
-    """``size`` if a value of it may be built. Raises AbortedError."""
+    """``size`` if a list of it may be built. Raises AbortedError."""
     if size > MAX_ELEMENTS:
-        raise AbortedError(f"a string or list of {size} elements is too large, at most {MAX_ELEMENTS} are allowed")
+        raise AbortedError(f"a list of {size} elements is too large, at most {MAX_ELEMENTS} are allowed")
     spend(size)
+    return size
+
+
+def check_text(size: int) -> int:
+    """``size`` if a string or bytes of it may be built. Raises AbortedError."""
+    if size > MAX_TEXT:
+        raise AbortedError(f"a string of {size} characters is too large, at most {MAX_TEXT} are allowed")
+    spend(size >> 6)
     return size
 
 
@@ -424,10 +434,7 @@ def list_contains(items: Any, wanted: Any) -> bool:
 def compare_numbers(a: Any, b: Any) -> int:
     """-1, 0 or 1 within and across int, uint and double; integers are rounded to doubles as Go does it."""
     if type(a) is float or type(b) is float:
-        if type(a) is not float and abs(b) < 2.0**64:
-            a = float(a)
-        elif type(b) is not float and abs(a) < 2.0**64:
-            b = float(b)
+        a, b = float(a), float(b)
     return (a > b) - (a < b)
 
 
