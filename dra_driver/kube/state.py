@@ -1,0 +1,179 @@
+"""What the scheduler looks at, at one moment: the objects of a whole cluster as raw dicts, read from it or from a file.
+
+Owns which kinds matter and what to do when one is not served or not allowed. Refuses to know what they mean:
+`explain`, `lint` and `capacity` do. Of every object only what weighing needs is kept (``state_parts.py``), so a state
+can be passed on without passing on secrets. Source: kubernetes/kubernetes pkg/scheduler/framework/plugins (what each looks at).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from dra_driver.errors import ForbiddenError, GoneError, KubernetesApiError, NotFoundError
+from dra_driver.kube.discovery import server_version
+from dra_driver.kube.paths import CORE_API, RESOURCE_API
+from dra_driver.kube.state_parts import is_relevant_event, reduced
+
+Wire = Mapping[str, Any]
+
+MAX_EVENTS: Final = 20_000
+"""Newest events that are kept; a cluster keeps an hour of them by default (``--event-ttl``)."""
+
+TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in ("v1", "v1beta2", "v1alpha3"))
+"""DeviceTaintRule is v1alpha3 up to Kubernetes 1.35, v1beta2 in 1.36 (off by default), v1 from 1.37."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """Objects by kind, in the order of the API server. Not to be changed by readers.
+
+    ``gaps`` are sentences about what could not be read; an empty list of a kind with a gap means unknown, not none.
+    ``server_version`` is ``v1.36.2`` or empty when unknown. ``source`` says for people where this comes from.
+    """
+
+    nodes: Sequence[Wire] = ()
+    pods: Sequence[Wire] = ()
+    namespaces: Sequence[Wire] = ()
+    claims: Sequence[Wire] = ()
+    templates: Sequence[Wire] = ()
+    classes: Sequence[Wire] = ()
+    slices: Sequence[Wire] = ()
+    taint_rules: Sequence[Wire] = ()
+    events: Sequence[Wire] = ()
+    pvcs: Sequence[Wire] = ()
+    gaps: Sequence[str] = ()
+    server_version: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of a state: its field there, its name, and the version to write into files."""
+
+    field: str
+    kind: str
+    api_version: str
+    resource: str
+    namespaced: bool = False
+
+
+KINDS: Final = (
+    Kind("nodes", "Node", "v1", "nodes"),
+    Kind("pods", "Pod", "v1", "pods", namespaced=True),
+    Kind("namespaces", "Namespace", "v1", "namespaces"),
+    Kind("claims", "ResourceClaim", "resource.k8s.io/v1", "resourceclaims", namespaced=True),
+    Kind("templates", "ResourceClaimTemplate", "resource.k8s.io/v1", "resourceclaimtemplates", namespaced=True),
+    Kind("classes", "DeviceClass", "resource.k8s.io/v1", "deviceclasses"),
+    Kind("slices", "ResourceSlice", "resource.k8s.io/v1", "resourceslices"),
+    Kind("taint_rules", "DeviceTaintRule", "resource.k8s.io/v1beta2", "devicetaintrules"),
+    Kind("events", "Event", "v1", "events", namespaced=True),
+    Kind("pvcs", "PersistentVolumeClaim", "v1", "persistentvolumeclaims", namespaced=True),
+)
+
+# Without these a verdict about the whole cluster would be wrong, so they are read everywhere even for one namespace.
+_EVERYWHERE: Final = ("pods", "claims")
+
+
+class Reader(Protocol):
+    """The part of ``rest.RestClient`` that is needed here."""
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+
+
+def read_cluster(rest: Reader, namespace: str | None = None) -> ClusterState:
+    """The state of a live cluster, paged, each kind by itself: kinds are not of the very same moment.
+
+    With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from
+    everywhere unless that is forbidden. A kind that is not served or forbidden becomes a gap. Raises KubernetesApiError when the
+    server cannot be reached or refuses the credentials.
+    """
+    gaps: list[str] = []
+    version = _version(rest, gaps)
+    read: dict[str, Any] = {kind.field: _read(rest, kind, namespace, gaps) for kind in KINDS}
+    return ClusterState(server_version=version, gaps=tuple(gaps), **read)
+
+
+def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
+    """The state as it would be with these objects applied; one of the same kind, namespace and name is replaced.
+
+    Objects of kinds that do not matter here are passed over.
+    """
+    by_kind: dict[str, list[Wire]] = {}
+    for item in objects:
+        by_kind.setdefault(str(item.get("kind")), []).append(item)
+    changed: dict[str, Any] = {}
+    for kind in KINDS:
+        new = {identity(item): reduced(kind.kind, item) for item in by_kind.get(kind.kind, ())}
+        if new:
+            kept = [item for item in getattr(state, kind.field) if identity(item) not in new]
+            changed[kind.field] = (*kept, *new.values())
+    return replace(state, **changed)
+
+
+def identity(item: Wire) -> tuple[str, str]:
+    """Namespace and name; empty where there is none."""
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _version(rest: Reader, gaps: list[str]) -> str:
+    try:
+        return str(server_version(rest))
+    except (ForbiddenError, NotFoundError) as error:
+        gaps.append(f"the server's version: {error}")
+        return ""
+
+
+def _read(rest: Reader, kind: Kind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
+    if kind.field == "taint_rules":
+        return _taint_rules(rest, kind, gaps)
+    api = CORE_API if kind.api_version == "v1" else RESOURCE_API
+    local = f"{api}/namespaces/{namespace}/{kind.resource}" if namespace and kind.namespaced else ""
+    everywhere = f"{api}/{kind.resource}"
+    first = local if local and kind.field not in _EVERYWHERE else everywhere
+    keep: Callable[[Wire], bool] = is_relevant_event if kind.field == "events" else lambda _: True
+    try:
+        items = _listed(rest, first, kind, keep)
+    except NotFoundError:
+        gaps.append(f"{kind.resource}: not served by this cluster at {api} (Kubernetes 1.34 or later has it)")
+        return ()
+    except ForbiddenError as error:
+        gaps.append(f"{kind.resource}: {error}")
+        return _local_only(rest, kind, local, first, keep)
+    return items[-MAX_EVENTS:] if kind.field == "events" else items
+
+
+def _local_only(rest: Reader, kind: Kind, local: str, tried: str, keep: Callable[[Wire], bool]) -> tuple[Wire, ...]:
+    if not local or local == tried:
+        return ()
+    try:
+        return _listed(rest, local, kind, keep)
+    except (ForbiddenError, NotFoundError):
+        return ()
+
+
+def _taint_rules(rest: Reader, kind: Kind, gaps: list[str]) -> tuple[Wire, ...]:
+    """Rules of the newest API version that is served. None being served is normal: the feature is off by default."""
+    for api in TAINT_RULE_APIS:
+        try:
+            return _listed(rest, f"{api}/{kind.resource}", kind, lambda _: True)
+        except NotFoundError:
+            continue
+        except ForbiddenError as error:
+            gaps.append(f"{kind.resource}: {error}")
+            return ()
+    return ()
+
+
+def _listed(rest: Reader, path: str, kind: Kind, keep: Callable[[Wire], bool]) -> tuple[Wire, ...]:
+    query = {"fieldSelector": "type=Warning"} if kind.field == "events" else None
+    try:
+        answer = rest.list(path, query)
+    except GoneError:
+        # Paging took longer than the server keeps old versions (five minutes by default); a second try starts afresh.
+        answer = rest.list(path, query)
+    items = answer["items"]
+    if not all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items):
+        raise KubernetesApiError(f"GET {path}: an item of the list is no object with metadata")
+    return tuple(reduced(kind.kind, item) for item in items if keep(item))

@@ -1,0 +1,208 @@
+"""Cluster states as files: one ``v1 List`` in YAML or JSON, so that ``kubectl get -o yaml`` output can be read as well.
+
+Owns reading, writing and the limits of size and depth. A file is hostile until its shapes are checked
+(``state_shapes.py``); after `load` the rest of the program may rely on them.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.kube.state_parts import reduced
+from dra_driver.kube.state_shapes import misfit
+
+Wire = Mapping[str, Any]
+
+SCHEMA_VERSION: Final = 1
+MAX_FILE_BYTES: Final = 1 << 30
+_MAX_YAML_BYTES: Final = 64 << 20
+"""The YAML parser needs some fifty bytes of memory per byte; larger states are written and read as JSON."""
+
+_MAX_ALIASED_NODES: Final = 1_000_000
+_ALIAS: Final = re.compile(r"(?:^|[\s\[{,:-])\*\w")
+
+_HEADER: Final = "draState"
+
+
+def load(path: Path | str) -> ClusterState:
+    """The state in a file, whoever wrote it: `dump`, or kubectl. Raises ConfigurationError with a sentence."""
+    file = Path(path)
+    documents = list(read_documents(file))
+    header = next((found for item in documents if isinstance(found := item.get(_HEADER), dict)), {})
+    version = header.get("schemaVersion", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise ConfigurationError(f"{file}: a state of schemaVersion {version}, this program reads {SCHEMA_VERSION}")
+    gaps = header.get("gaps")
+    return ClusterState(
+        server_version=str(header.get("serverVersion") or ""),
+        gaps=tuple(map(str, gaps)) if isinstance(gaps, list) else (),
+        source=str(file),
+        **_by_kind(objects_of(documents, str(file))),
+    )
+
+
+def dump(state: ClusterState, path: Path | str) -> None:
+    """Writes the state; YAML when the name ends so, else JSON. The file appears whole or not at all. StorageError."""
+    file = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+        try:
+            with open(handle, "w", encoding="utf-8") as out:  # noqa: PTH123  a descriptor, not a path
+                out.write(text_of(state, as_yaml=file.suffix in (".yaml", ".yml")))
+            Path(temporary).replace(file)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError(f"cannot write {file}: {os.strerror(error.errno or 0)}") from error
+
+
+def text_of(state: ClusterState, *, as_yaml: bool) -> str:
+    """The document as text, ending with a new line."""
+    document = to_document(state)
+    if as_yaml:
+        return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def to_document(state: ClusterState) -> dict[str, Any]:
+    """The state as one List. Items carry kind and version, which lists from an API server leave out."""
+    items = [
+        {"apiVersion": kind.api_version, "kind": kind.kind, **reduced(kind.kind, item)}
+        for kind in KINDS
+        for item in getattr(state, kind.field)
+    ]
+    header = {"schemaVersion": SCHEMA_VERSION, "serverVersion": state.server_version, "gaps": list(state.gaps)}
+    return {"apiVersion": "v1", "kind": "List", _HEADER: header, "items": items}
+
+
+def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
+    """The documents of a YAML or JSON file (or of ``text`` that stands for it) that are objects."""
+    content = _text(file) if text is None else text
+    try:
+        found = [json.loads(content)] if content.lstrip()[:1] == "{" and _is_json(content) else _yaml(file, content)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split()) or "nested too deeply"
+        raise ConfigurationError(f"{file} is neither YAML nor JSON that can be read: {problem[:300]}") from error
+    for document in found:
+        if isinstance(document, dict):
+            yield document
+        elif document is not None:
+            raise ConfigurationError(f"{file}: a document is {type(document).__name__}, expected an object")
+
+
+def objects_of(documents: Sequence[Wire], where: str) -> list[dict[str, Any]]:
+    """Single objects and those in lists, of the kinds that matter, with a name and their shape checked.
+
+    Raises ConfigurationError that names the object and the field.
+    """
+    kinds = {kind.kind: kind for kind in KINDS}
+    found = []
+    for item in _flat(documents, where):
+        kind = kinds.get(str(item.get("kind")))
+        if kind is None:
+            continue
+        problem = misfit(kind.kind, item)
+        if problem:
+            raise ConfigurationError(f"{where}: {kind.kind} {_name(item)}: {problem}")
+        metadata = {**({"namespace": "default"} if kind.namespaced else {}), **item["metadata"]}
+        found.append({**item, "metadata": metadata})
+    return found
+
+
+def _flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
+    """Objects, those in ``items`` instead of their list. A list of one kind says the kind once, in its own name."""
+    for document in documents:
+        kind = document.get("kind")
+        if not isinstance(kind, str) or not kind:
+            raise ConfigurationError(f"{where}: an object has no kind; expected Kubernetes objects")
+        if not kind.endswith("List") or "items" not in document:
+            yield document
+            continue
+        items = document["items"] or []
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ConfigurationError(f"{where}: items of a {kind} are not objects")
+        for item in items:
+            yield item if item.get("kind") else {**item, "kind": kind.removesuffix("List")}
+
+
+def _by_kind(objects: list[dict[str, Any]]) -> dict[str, tuple[Wire, ...]]:
+    fields = {kind.kind: kind.field for kind in KINDS}
+    found: dict[str, list[Wire]] = {kind.field: [] for kind in KINDS}
+    for item in objects:
+        found[fields[item["kind"]]].append(reduced(item["kind"], item))
+    return {field: tuple(items) for field, items in found.items()}
+
+
+def _name(item: Wire) -> str:
+    metadata = item.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return repr(name)[:80] if name else "without a name"
+
+
+def _text(file: Path) -> str:
+    try:
+        size = file.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigurationError(f"{file} has {size >> 20} MiB; at most {MAX_FILE_BYTES >> 20} MiB are read")
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {os.strerror(error.errno or 0)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} is not UTF-8 text") from error
+
+
+def _is_json(content: str) -> bool:
+    """JSON is YAML too, but reading it as that takes fifty times longer. YAML may start with ``{`` as well."""
+    start = content.lstrip()[1:].lstrip()[:1]
+    return start in ('"', "}")
+
+
+def _yaml(file: Path, content: str) -> list[Any]:
+    if len(content) > _MAX_YAML_BYTES:
+        raise ConfigurationError(
+            f"{file} has more than {_MAX_YAML_BYTES >> 20} MiB of YAML; write large states as JSON"
+        )
+    documents = list(yaml.load_all(content, Loader=_Loader))
+    if _ALIAS.search(content):
+        _check_size(file, documents)
+    return documents
+
+
+def _check_size(file: Path, documents: list[Any]) -> None:
+    """A few bytes of YAML aliases can stand for gigabytes, or for themselves."""
+    waiting, seen = list(documents), 0
+    while waiting:
+        value = waiting.pop()
+        seen += 1
+        if seen > _MAX_ALIASED_NODES:
+            raise ConfigurationError(f"{file}: its aliases (*name) stand for more than {_MAX_ALIASED_NODES} values")
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Safe; time stamps stay text, as in JSON."""
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Without aliases: shared parts are written again."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  the name is PyYAML's
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}

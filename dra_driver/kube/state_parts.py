@@ -1,0 +1,185 @@
+"""What is kept of each object in a cluster's state: what scheduling and claims need, and no secrets.
+
+Owns the lists of fields. Pods are the ones with something to hide: environment, arguments, commands, volumes and
+annotations are left out, and so is every field that is not named here. Events with output of containers (probes, hooks)
+are left out whole. Claims, templates and classes are kept with their opaque parameters, which `lint` checks.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+Wire = Mapping[str, Any]
+
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_DRA_MARK: Final = "resource.kubernetes.io"
+_METADATA: Final = (
+    "name",
+    "generateName",
+    "namespace",
+    "uid",
+    "labels",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "ownerReferences",
+    "finalizers",
+)
+_POD_SPEC: Final = (
+    "nodeName",
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "topologySpreadConstraints",
+    "schedulerName",
+    "schedulingGates",
+    "priority",
+    "priorityClassName",
+    "preemptionPolicy",
+    "resourceClaims",
+    "resources",
+    "overhead",
+    "runtimeClassName",
+    "restartPolicy",
+    "hostNetwork",
+    "os",
+)
+_CONTAINER: Final = ("name", "resources", "restartPolicy")
+_PORT: Final = ("hostPort", "protocol", "hostIP")
+_POD_STATUS: Final = (
+    "phase",
+    "reason",
+    "message",
+    "nominatedNodeName",
+    "resourceClaimStatuses",
+    "extendedResourceClaimStatus",
+)
+_CONDITION: Final = ("type", "status", "reason", "message", "lastTransitionTime")
+_EVENT: Final = ("type", "reason", "message", "count", "eventTime", "firstTimestamp", "lastTimestamp")
+
+# Written by the control plane about scheduling, claims and devices; their texts are the control plane's own.
+_EVENT_REASONS: Final = frozenset(
+    {
+        "FailedScheduling",
+        "FailedResourceClaimCreation",
+        "FailedPrepareDynamicResources",
+        "FailedUnprepareDynamicResources",
+        "FailedToPrepareDynamicResources",
+        "DeviceTaintManagerEviction",
+        "DRAPluginNotRegistered",
+    }
+)
+_EVENT_OBJECTS: Final = frozenset(
+    {"ResourceClaim", "ResourceClaimTemplate", "ResourceSlice", "DeviceClass", "DeviceTaintRule"}
+)
+
+
+def reduced(kind: str, item: Wire) -> dict[str, Any]:
+    """The object with the fields that are kept, as a new dict; deeper parts are shared with the original."""
+    reduce = _REDUCERS.get(kind)
+    body = reduce(item) if reduce is not None else {}
+    return {"metadata": _metadata(item.get("metadata"), with_last_applied=kind in _DRA_KINDS), **body}
+
+
+def is_relevant_event(event: Wire) -> bool:
+    """Whether an event is about scheduling, claims or devices."""
+    about = event.get("involvedObject") or {}
+    return event.get("reason") in _EVENT_REASONS or about.get("kind") in _EVENT_OBJECTS
+
+
+def _metadata(metadata: Any, *, with_last_applied: bool) -> dict[str, Any]:
+    found = _pick(metadata, _METADATA)
+    annotations = {
+        name: value
+        for name, value in _mapping(_mapping(metadata).get("annotations")).items()
+        if _DRA_MARK in str(name) or (with_last_applied and name == _LAST_APPLIED)
+    }
+    return {**found, "annotations": annotations} if annotations else found
+
+
+def _pod(pod: Wire) -> dict[str, Any]:
+    spec, status = _mapping(pod.get("spec")), _mapping(pod.get("status"))
+    kept = _pick(spec, _POD_SPEC)
+    for group in ("initContainers", "containers"):
+        if spec.get(group):
+            kept[group] = [_container(container) for container in _dicts(spec[group])]
+    volumes = [volume for item in _dicts(spec.get("volumes")) if (volume := _volume(item))]
+    if volumes:
+        kept["volumes"] = volumes
+    state = _pick(status, _POD_STATUS)
+    if status.get("conditions"):
+        state["conditions"] = [_pick(item, _CONDITION) for item in _dicts(status["conditions"])]
+    return {"spec": kept, "status": state}
+
+
+def _container(container: Wire) -> dict[str, Any]:
+    kept = _pick(container, _CONTAINER)
+    ports = [_pick(port, _PORT) for port in _dicts(container.get("ports")) if port.get("hostPort")]
+    return {**kept, "ports": ports} if ports else kept
+
+
+def _volume(volume: Wire) -> dict[str, Any]:
+    """Only volumes that a pod can wait for."""
+    if volume.get("persistentVolumeClaim"):
+        source = _pick(volume["persistentVolumeClaim"], ("claimName",))
+        return {"name": volume.get("name"), "persistentVolumeClaim": source}
+    return {"name": volume.get("name"), "ephemeral": {}} if volume.get("ephemeral") else {}
+
+
+def _node(node: Wire) -> dict[str, Any]:
+    status = _mapping(node.get("status"))
+    kept = _pick(status, ("allocatable", "capacity"))
+    kept["conditions"] = [_pick(item, _CONDITION) for item in _dicts(status.get("conditions"))]
+    kept["nodeInfo"] = _pick(status.get("nodeInfo"), ("kubeletVersion",))
+    return {"spec": _pick(node.get("spec"), ("unschedulable", "taints")), "status": kept}
+
+
+def _event(event: Wire) -> dict[str, Any]:
+    about = _pick(event.get("involvedObject"), ("kind", "namespace", "name", "uid"))
+    component = _mapping(event.get("source")).get("component") or event.get("reportingComponent") or ""
+    return {**_pick(event, _EVENT), "involvedObject": about, "source": {"component": component}}
+
+
+def _claim(claim: Wire) -> dict[str, Any]:
+    """Without ``status.devices[].data``, which belongs to the driver that wrote it."""
+    status = dict(_mapping(claim.get("status")))
+    if status.get("devices"):
+        status["devices"] = [
+            {name: value for name, value in item.items() if name != "data"} for item in _dicts(status["devices"])
+        ]
+    return {**_spec(claim), "status": status} if status else _spec(claim)
+
+
+def _volume_claim(claim: Wire) -> dict[str, Any]:
+    spec = _pick(claim.get("spec"), ("storageClassName", "volumeName"))
+    return {"spec": spec, "status": _pick(claim.get("status"), ("phase",))}
+
+
+def _spec(item: Wire) -> dict[str, Any]:
+    return {"spec": item.get("spec") or {}}
+
+
+def _pick(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    found = _mapping(value)
+    return {name: found[name] for name in names if found.get(name) is not None}
+
+
+def _mapping(value: Any) -> Wire:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[Wire]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+_REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, Any]]]] = {
+    "Node": _node,
+    "Pod": _pod,
+    "ResourceClaim": _claim,
+    "ResourceClaimTemplate": _spec,
+    "DeviceClass": _spec,
+    "ResourceSlice": _spec,
+    "DeviceTaintRule": _spec,
+    "Event": _event,
+    "PersistentVolumeClaim": _volume_claim,
+}
+_DRA_KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})
