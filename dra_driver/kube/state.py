@@ -2,7 +2,8 @@
 
 Owns which kinds matter and what to do when one is not served or not allowed. Refuses to know what they mean:
 `explain`, `lint` and `capacity` do. Of every object only what weighing needs is kept (``state_parts.py``), so a state
-can be passed on without passing on secrets. Source: kubernetes/kubernetes pkg/scheduler/framework/plugins (what each looks at).
+can be passed on without passing on secrets. Source: kubernetes/kubernetes pkg/scheduler/framework/plugins (what each
+looks at).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,8 +86,8 @@ def read_cluster(rest: Reader, namespace: str | None = None) -> ClusterState:
     """The state of a live cluster, paged, each kind by itself: kinds are not of the very same moment.
 
     With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from
-    everywhere unless that is forbidden. A kind that is not served or forbidden becomes a gap. Raises KubernetesApiError when the
-    server cannot be reached or refuses the credentials.
+    everywhere unless that is forbidden. A kind that is not served or forbidden becomes a gap. Raises
+    KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)

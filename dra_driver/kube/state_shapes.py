@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 Shape = Any
-"""A type, a dict of named shapes (required where the name ends in ``!``), ``[shape]`` a list, ``{str: shape}`` a map."""
+"""A type, a dict of named shapes (required with ``!`` at the end), ``[shape]`` a list, ``{str: shape}`` a map."""
 
 _TEXTS: Final = {str: str}
 _QUANTITIES: Final = {str: (str, int, float)}
