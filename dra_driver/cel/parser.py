@@ -58,6 +58,11 @@ def _tables() -> _Tables:
     return _Tables()
 
 
+def terminals() -> dict[str, str]:
+    """The names of the grammar's operators, by their text."""
+    return _tables().terminals
+
+
 def parse(source: Source) -> Node:
     """The tree, macros expanded. Raises CelSyntaxError."""
     tables = _tables()

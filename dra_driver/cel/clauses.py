@@ -1,0 +1,59 @@
+"""The parts of an expression that are joined by ``&&`` at its top level, each a selector of its own.
+
+Owns the cut, for those who want to say which part of a selector turned a device down. ``a && (b && c)`` are three
+parts; ``a && b || c`` and ``a ? b : c`` are one, as their operators bind less tightly.
+"""
+
+from typing import Final
+
+from dra_driver.cel.lexer import END, Token, tokens
+from dra_driver.cel.parser import parse, terminals
+from dra_driver.cel.source import Source
+
+_OPEN: Final = frozenset("([{")
+_CLOSE: Final = frozenset(")]}")
+_DEEPEST: Final = 20
+"""Parentheses within parentheses that are looked into; nobody writes more by hand."""
+
+
+def clauses(expression: str) -> tuple[str, ...]:
+    """The parts in their order, as written; at least one. Raises CelSyntaxError on an expression that does not parse."""
+    source = Source(expression)
+    parse(source)
+    return tuple(_cut(expression, [token for token in tokens(source, terminals()) if token.kind != END], 0))
+
+
+def _cut(text: str, found: list[Token], level: int) -> list[str]:
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in found:
+        if token.text in _OPEN:
+            depth += 1
+        elif token.text in _CLOSE:
+            depth -= 1
+        if depth == 0 and token.text in ("||", "?"):
+            return [_text(text, found)]
+        if depth == 0 and token.text == "&&":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    if len(parts) == 1:
+        inner = _inside(found) if level < _DEEPEST else []
+        return _cut(text, inner, level + 1) if inner else [_text(text, found)]
+    return [piece for part in parts for piece in _cut(text, part, level + 1)]
+
+
+def _inside(found: list[Token]) -> list[Token]:
+    """The tokens within one pair of parentheses around everything, none without such a pair."""
+    if len(found) < 3 or found[0].text != "(" or found[-1].text != ")":
+        return []
+    depth = 0
+    for token in found[:-1]:
+        depth += (token.text in _OPEN) - (token.text in _CLOSE)
+        if depth == 0:
+            return []
+    return found[1:-1]
+
+
+def _text(text: str, found: list[Token]) -> str:
+    return text[found[0].offset : found[-1].offset + len(found[-1].text)] if found else ""
