@@ -5,73 +5,63 @@ k8s.io/dynamic-resource-allocation cel/compile.go: unqualified names belong to t
 unknown domain gives an empty map and no error, while a missing name in a domain is an error.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
-from celpy import celtypes
-
-from dra_driver.quantity import Quantity
+from dra_driver.cel.bound import ORDINARY
+from dra_driver.cel.lib_kube import of_capacity
+from dra_driver.cel.values import CelMap, DomainMap, StringMap
 from dra_driver.semver import Semver
 
 
-def _version(text: str) -> Any:
-    return Semver.parse(text)
-
-
-_CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
-    "int": celtypes.IntType,
-    "bool": celtypes.BoolType,
-    "string": celtypes.StringType,
-    "version": Semver.parse,
-    "ints": lambda values: celtypes.ListType(map(celtypes.IntType, values)),
-    "bools": lambda values: celtypes.ListType(map(celtypes.BoolType, values)),
-    "strings": lambda values: celtypes.ListType(map(celtypes.StringType, values)),
-    "versions": lambda values: celtypes.ListType(map(_version, values)),
-}
-
-FIELDS = frozenset({"driver", "attributes", "capacity", "allowMultipleAllocations"})
-"""What ``device.`` can be followed by."""
-
-
-class _Domains(celtypes.MapType):
-    """domain -> name -> value; a domain that is not there reads as an empty map, and is still not ``in`` the map."""
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str) and key not in self:
-            return celtypes.MapType()
-        return super().__getitem__(key)
-
-
 class DeviceView:
-    """One device, ready for programs, in any number of threads. Raises ValueError on a malformed device."""
+    """One device, ready for programs, in any number of threads.
 
-    __slots__ = ("activation",)
+    ``problem`` is a sentence about an attribute that the scheduler of Kubernetes 1.36 cannot read (its list types are
+    behind a gate that is off), which fails every selector; ``ordinary`` says that nothing is larger than expected.
+    """
+
+    __slots__ = ("env", "ordinary", "problem")
 
     def __init__(self, driver: str, device: Mapping[str, Any]) -> None:
-        attributes = {name: _attribute(name, value) for name, value in device.get("attributes", {}).items()}
-        capacity = {name: Quantity.parse(value["value"]) for name, value in device.get("capacity", {}).items()}
-        variable: Any = celtypes.MapType()
-        variable["driver"] = celtypes.StringType(driver)
-        variable["attributes"] = _by_domain(driver, attributes)
-        variable["capacity"] = _by_domain(driver, capacity)
-        shared = bool(device.get("allowMultipleAllocations", False))
-        variable["allowMultipleAllocations"] = celtypes.BoolType(shared)
-        self.activation: dict[str, Any] = {"device": variable}
+        """Raises ValueError on a quantity or version that is none."""
+        self.problem = ""
+        self.ordinary = len(driver) <= ORDINARY
+        attributes = {name: self._attribute(name, value) for name, value in (device.get("attributes") or {}).items()}
+        capacity = {name: of_capacity(str(value["value"])) for name, value in (device.get("capacity") or {}).items()}
+        self.ordinary = self.ordinary and max(len(attributes), len(capacity)) <= ORDINARY
+        self.env = (
+            StringMap(
+                {
+                    "driver": driver,
+                    "attributes": _by_domain(driver, attributes),
+                    "capacity": _by_domain(driver, capacity),
+                    "allowMultipleAllocations": bool(device.get("allowMultipleAllocations") or False),
+                }
+            ),
+        )
+
+    @classmethod
+    def from_wire(cls, device: Mapping[str, Any], driver: str) -> "DeviceView":
+        """The view of a device of a ResourceSlice. Raises ValueError on a quantity or version that is none."""
+        return cls(driver, device)
+
+    def _attribute(self, name: str, value: Mapping[str, Any]) -> Any:
+        for kind in ("int", "bool", "string"):
+            if value.get(kind) is not None:
+                self.ordinary = self.ordinary and (kind != "string" or len(value[kind]) <= ORDINARY)
+                return value[kind]
+        if value.get("version") is not None:
+            return Semver.parse(value["version"])
+        self.problem = self.problem or f"attribute {name}: unsupported attribute value of type {'/'.join(value) or '-'}"
+        return None
 
 
-def _attribute(name: str, value: Mapping[str, Any]) -> Any:
-    for kind, convert in _CONVERSIONS.items():
-        if value.get(kind) is not None:
-            return convert(value[kind])
-    raise ValueError(f"attribute {name} has none of the known types {', '.join(_CONVERSIONS)}: {sorted(value)}")
-
-
-def _by_domain(driver: str, values: Mapping[str, Any]) -> _Domains:
-    domains: Any = _Domains()
+def _by_domain(driver: str, values: Mapping[str, Any]) -> DomainMap:
+    domains: dict[str, CelMap] = {}
     for name, value in values.items():
-        domain, separator, identifier = name.rpartition("/")
-        key = celtypes.StringType(domain if separator else driver)
-        if key not in domains:
-            domains[key] = celtypes.MapType()
-        domains[key][celtypes.StringType(identifier)] = value
-    return domains  # type: ignore[no-any-return]
+        domain, separator, identifier = name.partition("/")
+        if not separator:
+            domain, identifier = driver, name
+        domains.setdefault(domain, StringMap({})).data[identifier] = value
+    return DomainMap(domains)

@@ -1,0 +1,97 @@
+"""Which implementation runs for a call, given the overloads that the checker left and the values that arrive.
+
+Owns the run-time guard on argument types, after cel-go common/decls/decls.go: a value must be of the declared type, of
+lists and maps only the first element is looked at.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from dra_driver.cel import lib_convert, lib_format, lib_formats, lib_kube, lib_lists, lib_net, lib_strings, lib_url
+from dra_driver.cel import operators as ops
+from dra_driver.cel.signatures import Overload
+from dra_driver.cel.types import Type
+from dra_driver.cel.values import no_overload, type_name
+
+_RUNTIME: Final = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.Timestamp", "null": "null_type"}
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[str, Callable[..., Any]]:
+    return {
+        **ops.FUNCTIONS,
+        **lib_convert.FUNCTIONS,
+        **lib_strings.FUNCTIONS,
+        "format": lib_format.format_string,
+        **lib_lists.FUNCTIONS,
+        **lib_kube.FUNCTIONS,
+        **lib_net.FUNCTIONS,
+        **lib_url.FUNCTIONS,
+        **lib_formats.FUNCTIONS,
+    }
+
+
+def implementation(name: str, overloads: list[Overload], known: bool) -> Callable[..., Any]:
+    """What to call with the evaluated arguments. ``known`` says that their types are sure, so that no guard is needed."""
+    function = _functions()[name]
+    if len(overloads) == 1:
+        overload = overloads[0]
+        target = lib_lists.OVERLOADS.get(overload.id, function)
+        unguarded = known or overload.binding == "s" or name == "flatten"
+        return target if unguarded else _guarded(name, overload, target)
+    if any(overload.binding == "s" for overload in overloads):
+        return function
+    return _dispatched(name, overloads, function)
+
+
+def _guarded(name: str, overload: Overload, target: Callable[..., Any]) -> Callable[..., Any]:
+    tests = [_test_of(argument) for argument in overload.arguments]
+    if len(tests) == 1:
+        (only,) = tests
+
+        def guarded_one(value: Any) -> Any:
+            if not only(value):
+                raise no_overload(f"{name}({type_name(value)})")
+            return target(value)
+
+        return guarded_one
+
+    def guarded(*values: Any) -> Any:
+        for test, value in zip(tests, values, strict=True):
+            if not test(value):
+                raise no_overload(f"{name}({', '.join(map(type_name, values))})")
+        return target(*values)
+
+    return guarded
+
+
+def _dispatched(name: str, overloads: list[Overload], function: Callable[..., Any]) -> Callable[..., Any]:
+    choices = [
+        ([_test_of(argument) for argument in overload.arguments], lib_lists.OVERLOADS.get(overload.id, function))
+        for overload in overloads
+    ]
+
+    def dispatched(*values: Any) -> Any:
+        for tests, target in choices:
+            if len(tests) == len(values) and all(test(v) for test, v in zip(tests, values, strict=True)):
+                return target(*values)
+        raise no_overload(f"{name}({', '.join(map(type_name, values))})")
+
+    return dispatched
+
+
+def _test_of(term: Type) -> Callable[[Any], bool]:
+    """Whether a value may be passed where ``term`` is declared."""
+    if term.kind in {"dyn", "any", "param"}:
+        return lambda _value: True
+    wanted = _RUNTIME.get(term.name, term.name)
+    if term.kind == "list":
+        element = _test_of(term.parameters[0])
+        return lambda value: type_name(value) == "list" and (not len(value) or element(value[0]))
+    if term.kind == "map":
+        key, item = map(_test_of, term.parameters)
+        return lambda value: type_name(value) == "map" and (
+            not len(value) or all(key(k) and item(v) for k, v in [next(iter(value.items()))])
+        )
+    return lambda value: type_name(value) == wanted

@@ -1,0 +1,132 @@
+"""What both kinds of closures (meter.py, fast.py) do the same way: literals, loops, accumulators."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from dra_driver.cel import wellknown
+from dra_driver.cel.values import (
+    LISTS,
+    MAPS,
+    CelMap,
+    EvalError,
+    GrowingList,
+    GrowingMap,
+    Optional,
+    encode_key,
+    no_overload,
+)
+
+Step = Callable[[list[Any]], Any]
+UNSET: Final = object()
+"""In the slot of an accumulator that nobody has read yet."""
+
+
+class Failure:
+    """In the slot of an accumulator whose value failed; reading it raises the error."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: EvalError) -> None:
+        self.error = error
+
+
+def truth(value: Any) -> bool:
+    """The condition of ``?:``. Raises EvalError unless it is a bool."""
+    if type(value) is not bool:
+        raise no_overload()
+    return value
+
+
+def started(initial: Step, env: list[Any]) -> Any:
+    """The first value of an accumulator; an empty list or map can then grow in place."""
+    value = stored(initial, env)
+    if type(value) in LISTS and not len(value):
+        return GrowingList()
+    if type(value) in MAPS and not len(value):
+        return GrowingMap({})
+    return value
+
+
+def stored(step: Step, env: list[Any]) -> Any:
+    """The value of a step as it goes into a slot."""
+    try:
+        return step(env)
+    except EvalError as error:
+        return Failure(error)
+
+
+def frozen(value: Any) -> Any:
+    """The result of a loop: nothing grows any more."""
+    if type(value) is GrowingList:
+        return list(value)
+    return CelMap(value.data) if type(value) is GrowingMap else value
+
+
+def iterated(items: Any, variables: int) -> Iterator[tuple[Any, ...]]:
+    """The values of the loop's variables, step by step. Raises EvalError for what has no elements."""
+    if type(items) in LISTS:
+        if variables == 0:
+            return iter(())
+        return iter(enumerate(list(items) if type(items) is GrowingList else items)) if variables == 2 else zip(items)
+    if type(items) in MAPS:
+        return iter(items.items()) if variables == 2 else zip(items.keys())
+    raise EvalError("expected a list or map to iterate over")
+
+
+def _optional_of(value: Any, what: str) -> Optional:
+    if type(value) is not Optional:
+        raise EvalError(f"cannot initialize optional {what} from non-optional value")
+    return value
+
+
+def build_list(steps: list[Step], optional: frozenset[int]) -> Step:
+    if not optional:
+        return lambda env: [step(env) for step in steps]
+
+    def built(env: list[Any]) -> list[Any]:
+        made = []
+        for position, step in enumerate(steps):
+            value = step(env)
+            if position in optional:
+                given = _optional_of(value, "list element")
+                if not given.present:
+                    continue
+                value = given.value
+            made.append(value)
+        return made
+
+    return built
+
+
+def build_map(steps: list[tuple[Step, Step, bool]]) -> Step:
+    def built(env: list[Any]) -> CelMap:
+        data: dict[Any, Any] = {}
+        for key_step, value_step, optional in steps:
+            key, value = key_step(env), value_step(env)
+            if optional:
+                given = _optional_of(value, "entry")
+                if not given.present:
+                    data.pop(encode_key(key), None)
+                    continue
+                value = given.value
+            data[encode_key(key)] = value
+        return CelMap(data)
+
+    return built
+
+
+def build_message(name: str, steps: list[tuple[str, Step, bool]]) -> Step:
+    def built(env: list[Any]) -> Any:
+        fields: dict[str, Any] = {}
+        for field, step, optional in steps:
+            value = step(env)
+            if optional:
+                given = _optional_of(value, "entry")
+                if not given.present:
+                    fields.pop(field, None)
+                    continue
+                value = given.value
+            fields[field] = value
+        return wellknown.make(name, fields)
+
+    return built

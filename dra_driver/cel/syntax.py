@@ -1,0 +1,147 @@
+"""The tree of an expression: what the parser makes, the checker annotates and the planner reads.
+
+A node knows the ``offset`` of the character to point at. ``type`` is filled in by the checker. Nodes belong to one
+compilation and are not shared.
+"""
+
+from typing import Any
+
+
+class Node:
+    """Base of all nodes. ``parenthesized`` keeps ``-(1).abs`` and ``-1.abs`` apart."""
+
+    __slots__ = ("offset", "parenthesized", "type")
+
+    type: Any
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.parenthesized = False
+        self.type = None
+
+
+class Literal(Node):
+    """A constant value; ``number`` holds the text of a numeric token until its sign is known."""
+
+    __slots__ = ("number", "value")
+
+    def __init__(self, offset: int, value: Any, number: tuple[str, str] | None = None) -> None:
+        super().__init__(offset)
+        self.value = value
+        self.number = number
+
+
+class Ident(Node):
+    """A name. ``variable`` is what the checker found: a Variable, or a type."""
+
+    __slots__ = ("name", "variable")
+
+    def __init__(self, offset: int, name: str) -> None:
+        super().__init__(offset)
+        self.name = name
+        self.variable: Any = None
+
+
+class Select(Node):
+    """``operand.field``, or with ``test`` the ``has(operand.field)`` that a macro made."""
+
+    __slots__ = ("field", "operand", "test", "variable")
+
+    def __init__(self, offset: int, operand: Node, field: str, test: bool = False) -> None:
+        super().__init__(offset)
+        self.operand = operand
+        self.field = field
+        self.test = test
+        self.variable: Any = None
+
+
+class Call(Node):
+    """A function, method (``target``) or operator. ``overloads`` are the candidates that the checker left."""
+
+    __slots__ = ("arguments", "function", "overloads", "target")
+
+    def __init__(self, offset: int, function: str, arguments: list[Node], target: Node | None = None) -> None:
+        super().__init__(offset)
+        self.function = function
+        self.target = target
+        self.arguments = arguments
+        self.overloads: list[Any] = []
+
+
+class ListLiteral(Node):
+    """``[a, ?b]``; ``optional`` holds the positions written with a question mark."""
+
+    __slots__ = ("elements", "optional")
+
+    def __init__(self, offset: int, elements: list[Node], optional: frozenset[int] = frozenset()) -> None:
+        super().__init__(offset)
+        self.elements = elements
+        self.optional = optional
+
+
+class Entry:
+    """One entry of a map or message literal."""
+
+    __slots__ = ("key", "offset", "optional", "value")
+
+    def __init__(self, offset: int, key: Any, value: Node, optional: bool) -> None:
+        self.offset = offset
+        self.key = key
+        self.value = value
+        self.optional = optional
+
+
+class MapLiteral(Node):
+    """``{k: v, ?k: v}``."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, offset: int, entries: list[Entry]) -> None:
+        super().__init__(offset)
+        self.entries = entries
+
+
+class Message(Node):
+    """``google.protobuf.Int64Value{value: 1}``; keys of the entries are field names."""
+
+    __slots__ = ("entries", "name")
+
+    def __init__(self, offset: int, name: str, entries: list[Entry]) -> None:
+        super().__init__(offset)
+        self.name = name
+        self.entries = entries
+
+
+class Fold(Node):
+    """What macros become: an accumulator that is stepped over a range while a condition holds.
+
+    ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty.
+    """
+
+    __slots__ = ("accumulator", "condition", "initial", "range", "result", "step", "variables")
+
+    def __init__(
+        self, offset: int, over: Node, variables: tuple[str, ...], accumulator: str, parts: tuple[Node, Node, Node, Node]
+    ) -> None:
+        super().__init__(offset)
+        self.range = over
+        self.variables = variables
+        self.accumulator = accumulator
+        self.initial, self.condition, self.step, self.result = parts
+
+
+def children(node: Node) -> list[Node]:
+    """The nodes directly below, in the order of evaluation."""
+    if isinstance(node, Select):
+        return [node.operand]
+    if isinstance(node, Call):
+        return [node.target, *node.arguments] if node.target is not None else node.arguments
+    if isinstance(node, ListLiteral):
+        return node.elements
+    if isinstance(node, MapLiteral):
+        return [part for entry in node.entries for part in (entry.key, entry.value)]
+    if isinstance(node, Message):
+        return [entry.value for entry in node.entries]
+    if isinstance(node, Fold):
+        return [node.range, node.initial, node.condition, node.step, node.result]
+    return []

@@ -1,0 +1,471 @@
+"""Values while an expression runs: Python's own where they fit, small classes where CEL has more.
+
+Owns representation, type names, equality and order. int, float, str, bytes, bool and None stand for themselves; uint is
+UInt; lists are ``list`` (or ``range``); maps are CelMap. Equality may itself be an error (a version against a string);
+that and the places where errors are ignored follow cel-go common/types, because selectors depend on it.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from typing import Any, Final
+
+from dra_driver.quantity import Quantity
+from dra_driver.semver import Semver
+
+MAX_ELEMENTS: Final = 4_000_000
+"""Longest list that an evaluation may build. cel-go has no limit but memory."""
+MAX_TEXT: Final = 1 << 26
+"""Longest string or bytes that an evaluation may build."""
+MAX_WORK: Final = 20_000_000
+"""Comparisons and copies of elements within one evaluation, which the cost model leaves out for nested values."""
+
+
+class EvalError(Exception):
+    """A run-time error of the language; ``&&``, ``||`` and some macros can absorb it."""
+
+
+class AbortedError(Exception):
+    """Ends the evaluation whatever absorbs errors: the cost limit, our own limits, what would be a panic in Go."""
+
+
+class _Work(threading.local):
+    """How much is left in this thread's evaluation."""
+
+    left: int = MAX_WORK
+
+
+_work = _Work()
+
+
+def reset_work() -> None:
+    """Start of an evaluation that may build or compare large values."""
+    _work.left = MAX_WORK
+
+
+def spend(amount: int) -> None:
+    """Counts work that is not part of the cost model. Raises AbortedError when there was too much."""
+    _work.left -= amount
+    if _work.left < 0:
+        raise AbortedError("the expression takes too much work on large values")
+
+
+def check_size(size: int) -> int:
+    """``size`` if a list of it may be built. Raises AbortedError."""
+    if size > MAX_ELEMENTS:
+        raise AbortedError(f"a list of {size} elements is too large, at most {MAX_ELEMENTS} are allowed")
+    spend(size)
+    return size
+
+
+def check_text(size: int) -> int:
+    """``size`` if a string or bytes of it may be built. Raises AbortedError."""
+    if size > MAX_TEXT:
+        raise AbortedError(f"a string of {size} characters is too large, at most {MAX_TEXT} are allowed")
+    spend(size >> 6)
+    return size
+
+
+class UInt(int):
+    """An unsigned 64-bit integer. Arithmetic on it gives int; operators wrap the result again."""
+
+    __slots__ = ()
+
+
+class ConcatList(list):  # type: ignore[type-arg]
+    """The result of ``+`` on two non-empty lists, whose equality lets errors through."""
+
+    __slots__ = ()
+
+
+class GrowingList(list):  # type: ignore[type-arg]
+    """An accumulator that started empty: ``+`` appends to it in place, as cel-go's mutable list does."""
+
+    __slots__ = ()
+
+
+class TypeValue:
+    """A type as a value, such as the result of ``type(1)``."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Optional:
+    """``optional.of(value)``; NONE is the empty one."""
+
+    __slots__ = ("present", "value")
+
+    def __init__(self, value: Any, present: bool = True) -> None:
+        self.value = value
+        self.present = present
+
+
+NONE: Final = Optional(None, present=False)
+
+
+class Duration:
+    """A span of time in nanoseconds, within 64 bits."""
+
+    __slots__ = ("ns",)
+
+    def __init__(self, ns: int) -> None:
+        self.ns = ns
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Duration) and self.ns == other.ns
+
+    def __hash__(self) -> int:
+        return hash(self.ns)
+
+
+class Timestamp:
+    """A moment: nanoseconds since 1970 UTC. ``offset_s`` is the zone it was written in, which only its text shows."""
+
+    __slots__ = ("ns", "offset_s")
+
+    def __init__(self, ns: int, offset_s: int = 0) -> None:
+        self.ns = ns
+        self.offset_s = offset_s
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Timestamp) and (self.ns, self.offset_s) == (other.ns, other.offset_s)
+
+    def __hash__(self) -> int:
+        return hash(self.ns)
+
+
+class Url:
+    """A parsed URL; made in lib_url."""
+
+    __slots__ = ("escaped_path", "host", "query", "scheme", "text")
+
+    def __init__(self, scheme: str, host: str, escaped_path: str, query: str, text: str) -> None:
+        self.scheme = scheme
+        self.host = host
+        self.escaped_path = escaped_path
+        self.query = query
+        self.text = text
+
+
+class NamedFormat:
+    """``format.NAME()``; made in lib_formats."""
+
+    __slots__ = ("name", "regex_size", "validate")
+
+    def __init__(self, name: str, regex_size: int, validate: Any) -> None:
+        self.name = name
+        self.regex_size = regex_size
+        self.validate = validate
+
+
+class Amount:
+    """A quantity as CEL holds it.
+
+    ``scale`` is the power of ten of a 64-bit mantissa, None once the number is held as a big decimal, which
+    ``isInteger`` then denies. ``derived`` marks results of add and sub, which no other quantity equals from the left.
+    """
+
+    __slots__ = ("derived", "mantissa", "quantity", "scale")
+
+    def __init__(self, quantity: Quantity, mantissa: int, scale: int | None, derived: bool = False) -> None:
+        self.quantity = quantity
+        self.mantissa = mantissa
+        self.scale = scale
+        self.derived = derived
+
+
+MISSING: Final = object()
+_INT_LIMIT: Final = 2**63
+
+
+class CelMap:
+    """A map. Keys of one number in different types are different keys, but a lookup finds across types.
+
+    ``data`` maps encoded keys: str and int as they are, others as tuples with a tag.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: dict[Any, Any]) -> None:
+        self.data = data
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Any, Any]]) -> "CelMap":
+        return cls({encode_key(key): value for key, value in pairs})
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def keys(self) -> Iterator[Any]:
+        return (decode_key(key) for key in self.data)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        return ((decode_key(key), value) for key, value in self.data.items())
+
+    def contains(self, key: Any) -> bool:
+        return CelMap.find(self, key) is not MISSING
+
+    def find(self, key: Any) -> Any:
+        """The value or MISSING."""
+        data = self.data
+        if not data:
+            return MISSING
+        kind = type(key)
+        if kind is str:
+            return data.get(key, MISSING)
+        found = data.get(encode_key(key), MISSING)
+        if found is MISSING and kind in {int, UInt, float}:
+            for other in _other_numbers(kind, key):
+                found = data.get(other, MISSING)
+                if found is not MISSING:
+                    break
+        return found
+
+
+class GrowingMap(CelMap):
+    """An accumulator that started empty: inserting changes it in place."""
+
+    __slots__ = ()
+
+
+class StringMap(CelMap):
+    """A map whose keys are all strings; any other key is simply not there."""
+
+    __slots__ = ()
+
+    def find(self, key: Any) -> Any:
+        return self.data.get(key, MISSING) if type(key) is str else MISSING
+
+    def contains(self, key: Any) -> bool:
+        return type(key) is str and key in self.data
+
+
+class DomainMap(StringMap):
+    """Domains of a device. A lookup of an unknown one finds an empty map, though ``in`` says that it is not there."""
+
+    __slots__ = ()
+
+    def find(self, key: Any) -> Any:
+        return self.data.get(key, EMPTY_MAP) if type(key) is str else EMPTY_MAP
+
+
+EMPTY_MAP: Final = CelMap({})
+
+
+def encode_key(key: Any) -> Any:
+    """The key as it stands in ``CelMap.data``."""
+    kind = type(key)
+    if kind is str or kind is int:
+        return key
+    if kind is bool or kind is UInt or kind is float or kind is Duration or kind is Timestamp:
+        return (kind, int(key) if kind is UInt else key)
+    if kind in {bytes, Semver, NamedFormat}:
+        raise AbortedError(f"a value of type {type_name(key)} cannot be a key")
+    return (kind, id(key), key)
+
+
+def decode_key(key: Any) -> Any:
+    if type(key) is not tuple:
+        return key
+    return UInt(key[1]) if key[0] is UInt else key[-1]
+
+
+def _other_numbers(kind: type, key: Any) -> Iterator[Any]:
+    if kind is int:
+        if key >= 0:
+            yield (UInt, key)
+    elif kind is UInt:
+        if key < _INT_LIMIT:
+            yield int(key)
+    elif key == key and abs(key) < 2.0**64 and key == int(key):  # noqa: PLR0124  NaN is not itself
+        if -(2.0**63) < key < 2.0**63:
+            yield int(key)
+        if key >= 0:
+            yield (UInt, int(key))
+
+
+_TYPE_NAMES: Final[dict[type, str]] = {
+    int: "int",
+    bool: "bool",
+    UInt: "uint",
+    float: "double",
+    str: "string",
+    bytes: "bytes",
+    type(None): "null_type",
+    list: "list",
+    range: "list",
+    ConcatList: "list",
+    GrowingList: "list",
+    CelMap: "map",
+    GrowingMap: "map",
+    StringMap: "map",
+    DomainMap: "map",
+    Optional: "optional_type",
+    Duration: "google.protobuf.Duration",
+    Timestamp: "google.protobuf.Timestamp",
+    Amount: "kubernetes.Quantity",
+    Semver: "kubernetes.Semver",
+    IPv4Address: "net.IP",
+    IPv6Address: "net.IP",
+    IPv4Interface: "net.CIDR",
+    IPv6Interface: "net.CIDR",
+    Url: "kubernetes.URL",
+    NamedFormat: "kubernetes.NamedFormat",
+    TypeValue: "type",
+}
+LISTS: Final = frozenset({list, range, ConcatList, GrowingList})
+MAPS: Final = frozenset({CelMap, GrowingMap, StringMap, DomainMap})
+NUMBERS: Final = frozenset({int, UInt, float})
+# Types whose equality against another type is an error rather than false.
+_STRICT: Final = frozenset(
+    {Amount, Semver, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, Url, NamedFormat}
+)
+_PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration})
+
+
+def type_name(value: Any) -> str:
+    """The run-time type's name, as ``type(value)`` shows it."""
+    return _TYPE_NAMES[type(value)]
+
+
+def no_overload(what: str = "") -> EvalError:
+    return EvalError(f"no such overload: {what}" if what else "no such overload")
+
+
+def equal(a: Any, b: Any) -> bool:
+    """``a == b``. Raises EvalError where the types of the two cannot be compared."""
+    kind = type(a)
+    if kind is type(b) and kind in _PLAIN:
+        return bool(a == b)
+    if a is None or b is None:
+        return False
+    return _equal(kind, a, b)
+
+
+def _equal(kind: type, a: Any, b: Any) -> bool:
+    if kind in NUMBERS:
+        return type(b) in NUMBERS and a == a and b == b and compare_numbers(a, b) == 0  # noqa: PLR0124
+    if kind in LISTS:
+        return type(b) in LISTS and _equal_lists(a, b)
+    if kind in MAPS:
+        return type(b) in MAPS and _equal_maps(a, b)
+    if kind in _STRICT:
+        return _equal_strict(a, b)
+    if kind is Optional:
+        if type(b) is not Optional or not (a.present and b.present):
+            return type(b) is Optional and a.present == b.present
+        return a_equal_method(a.value, b.value)
+    if kind is Timestamp:
+        return type(b) is Timestamp and bool(a.ns == b.ns)
+    if kind is TypeValue:
+        return type(b) is TypeValue and bool(a.name == b.name)
+    return False
+
+
+def a_equal_method(a: Any, b: Any) -> bool:
+    """``a.Equal(b)`` of Go, which unlike ``==`` has no special place for null on the right."""
+    kind = type(a)
+    if kind is type(b) and kind in _PLAIN:
+        return bool(a == b)
+    return _equal(kind, a, b)
+
+
+def _equal_strict(a: Any, b: Any) -> bool:
+    if type_name(a) != type_name(b):
+        raise no_overload()
+    if isinstance(a, Amount):
+        if b.derived:
+            raise no_overload()
+        return a.quantity == b.quantity
+    if isinstance(a, Url):
+        return bool(a.text == b.text)
+    if isinstance(a, NamedFormat):
+        return bool(a.name == b.name)
+    return bool(a == b)
+
+
+def _equal_lists(a: Any, b: Any) -> bool:
+    if len(a) != len(b):
+        return False
+    spend(len(a))
+    failed: EvalError | None = None
+    for one, two in zip(a, b, strict=True):
+        try:
+            if not equal(one, two):
+                return False
+        except EvalError as error:
+            failed = failed or error
+    if failed is not None and type(a) is ConcatList:
+        raise failed
+    return True
+
+
+def _equal_maps(a: Any, b: Any) -> bool:
+    if len(a) != len(b):
+        return False
+    spend(len(a))
+    for key in a.keys():  # noqa: SIM118  not a dict
+        other = b.find(key)
+        if other is MISSING:
+            return False
+        try:
+            if not equal(a.find(key), other):
+                return False
+        except EvalError:
+            continue
+    return True
+
+
+def list_contains(items: Any, wanted: Any) -> bool:
+    """Whether an element equals ``wanted``; elements that cannot be compared do not."""
+    spend(len(items))
+    for item in items:
+        try:
+            if a_equal_method(wanted, item):
+                return True
+        except EvalError:
+            continue
+    return False
+
+
+def compare_numbers(a: Any, b: Any) -> int:
+    """-1, 0 or 1 within and across int, uint and double; integers are rounded to doubles as Go does it."""
+    if type(a) is float or type(b) is float:
+        a, b = float(a), float(b)
+    return (a > b) - (a < b)
+
+
+def compare(a: Any, b: Any) -> int:
+    """Order of two values of one type, or two numbers. Raises EvalError for anything else."""
+    kind = type(a)
+    if kind is type(b) and kind in {int, str, bytes, bool}:
+        return (a > b) - (a < b)
+    if kind in NUMBERS and type(b) in NUMBERS:
+        if a != a or b != b:  # noqa: PLR0124  NaN is not itself
+            raise EvalError("NaN values cannot be ordered")
+        return compare_numbers(a, b)
+    if (kind is Duration or kind is Timestamp) and type(b) is kind:
+        return (a.ns > b.ns) - (a.ns < b.ns)
+    if kind is UInt and type(b) is UInt:
+        return (a > b) - (a < b)
+    raise no_overload()
+
+
+def comparable(value: Any) -> bool:
+    """Whether the type has an order at all."""
+    return type(value) in NUMBERS or type(value) in {str, bytes, bool, Duration, Timestamp}
+
+
+def size_of(value: Any) -> int | None:
+    """Elements of a list or map, characters of a string, bytes of bytes and addresses; None for what has no size."""
+    kind = type(value)
+    if kind in LISTS or kind in MAPS or kind is str or kind is bytes:
+        return len(value)
+    if kind is IPv4Address or kind is IPv6Address:
+        return 4 if kind is IPv4Address else 16
+    if kind is IPv4Interface or kind is IPv6Interface:
+        return int(-(-value.network.prefixlen // 8))
+    return None

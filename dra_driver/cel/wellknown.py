@@ -1,0 +1,103 @@
+"""Names of types and the protobuf messages that can be written in an expression.
+
+Owns the small part of protobuf that exists in the environment of selectors: wrappers, Duration and Timestamp. Other
+well-known messages (Struct, Value, Any, ...) are refused, which no selector in the field misses.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dra_driver.cel import types as t
+from dra_driver.cel.types import Type
+from dra_driver.cel.values import AbortedError, Duration, EvalError, Timestamp, UInt
+
+
+def _nullable(term: Type) -> Type:
+    return Type(term.kind, term.name, (), nullable=True)
+
+
+_P: Final = "google.protobuf."
+_WRAPPERS: Final = {
+    "BoolValue": t.BOOL,
+    "BytesValue": t.BYTES,
+    "DoubleValue": t.DOUBLE,
+    "FloatValue": t.DOUBLE,
+    "Int32Value": t.INT,
+    "Int64Value": t.INT,
+    "StringValue": t.STRING,
+    "UInt32Value": t.UINT,
+    "UInt64Value": t.UINT,
+}
+_A: Final = Type("param", "A")
+TYPE_NAMES: Final[dict[str, Type]] = {
+    "bool": t.BOOL,
+    "bytes": t.BYTES,
+    "double": t.DOUBLE,
+    "int": t.INT,
+    "uint": t.UINT,
+    "string": t.STRING,
+    "list": t.list_of(t.DYN),
+    "map": t.map_of(t.DYN, t.DYN),
+    "null_type": t.NULL,
+    "type": t.TYPE,
+    "optional_type": t.optional_of(t.DYN),
+    "net.IP": t.IP,
+    "net.CIDR": t.CIDR,
+    _P + "Duration": t.DURATION,
+    _P + "Timestamp": t.TIMESTAMP,
+    **{_P + name: _nullable(term) for name, term in _WRAPPERS.items()},
+}
+"""What each name of a type stands for."""
+
+MESSAGES: Final[dict[str, dict[str, Type]]] = {
+    **{_P + name: {"value": term} for name, term in _WRAPPERS.items()},
+    _P + "Duration": {"seconds": t.INT, "nanos": t.INT},
+    _P + "Timestamp": {"seconds": t.INT, "nanos": t.INT},
+}
+"""Fields of each message that can be written as a literal."""
+
+_ZERO: Final[dict[str, Any]] = {
+    "bool": False,
+    "bytes": b"",
+    "double": 0.0,
+    "int": 0,
+    "string": "",
+    "uint": UInt(0),
+}
+_LIMITS: Final = {"Int32Value": (-(2**31), 2**31), "UInt32Value": (0, 2**32)}
+
+
+def make(name: str, fields: Mapping[str, Any]) -> Any:
+    """The value of a message literal. Raises EvalError where a field does not fit."""
+    short = name.removeprefix(_P)
+    if short in _WRAPPERS:
+        value = fields.get("value", _ZERO[_WRAPPERS[short].name])
+        low, high = _LIMITS.get(short, (None, None))
+        if low is not None and high is not None and not low <= value < high:
+            raise EvalError("integer overflow" if low else "unsigned integer overflow")
+        if short == "FloatValue":
+            return _single(value)
+        return value
+    seconds, nanos = _integer(fields.get("seconds", 0)), _integer(fields.get("nanos", 0))
+    if not -(2**31) <= nanos < 2**31:
+        raise EvalError("integer overflow")
+    total = seconds * 10**9 + nanos
+    if short == "Timestamp":
+        return Timestamp(total)
+    # Go's duration saturates where a protobuf duration does not fit 64 bits of nanoseconds.
+    return Duration(max(-(2**63), min(2**63 - 1, total)))
+
+
+def _single(value: float) -> float:
+    import struct  # noqa: PLC0415  for one rare message
+
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise AbortedError("expected an int in a message field")
+    return value
