@@ -15,6 +15,7 @@ from dra_driver.cel.types import Type
 from dra_driver.cel.values import no_overload, type_name
 
 _RUNTIME: Final = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.Timestamp", "null": "null_type"}
+_UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false", "__not_strictly_false__"})
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +39,7 @@ def implementation(name: str, overloads: list[Overload], known: bool) -> Callabl
     if len(overloads) == 1:
         overload = overloads[0]
         target = lib_lists.OVERLOADS.get(overload.id, function)
-        unguarded = known or overload.binding == "s" or name == "flatten"
+        unguarded = known or overload.binding == "s" or name in _UNGUARDED
         return target if unguarded else _guarded(name, overload, target)
     if any(overload.binding == "s" for overload in overloads):
         return function

@@ -38,15 +38,40 @@ from dra_driver.cel.steps import (
     stored,
     truth,
 )
-from dra_driver.cel.values import MISSING, NONE, EvalError, Optional, equal, no_overload
+from dra_driver.cel.values import (
+    MISSING,
+    NONE,
+    AbortedError,
+    EvalError,
+    Optional,
+    equal,
+    no_overload,
+    reset_work,
+)
+
+_QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 
 
-def unmetered(plan: Plan, accumulators: dict[int, Step]) -> Step:
-    """The closure of a plan. ``accumulators`` is filled in."""
-    return _BUILDERS[type(plan)](plan, accumulators)
+class Context:
+    """What the closures of one expression share while they are built.
+
+    ``initial`` holds the first values of accumulators by slot. ``asks_integers`` says that the expression asks whether
+    quantities are integers; then each call of quantity() must make one of its own, because a comparison may change it.
+    """
+
+    __slots__ = ("asks_integers", "initial")
+
+    def __init__(self, asks_integers: bool) -> None:
+        self.asks_integers = asks_integers
+        self.initial: dict[int, Step] = {}
 
 
-def _constant(plan: Constant, _accumulators: dict[int, Step]) -> Step:
+def unmetered(plan: Plan, context: Context) -> Step:
+    """The closure of a plan; ``context`` belongs to one expression."""
+    return _BUILDERS[type(plan)](plan, context)
+
+
+def _constant(plan: Constant, _context: Context) -> Step:
     value = plan.value
     return lambda _env: value
 
@@ -54,13 +79,13 @@ def _constant(plan: Constant, _accumulators: dict[int, Step]) -> Step:
 # --- chains
 
 
-def _chain(plan: Chain, accumulators: dict[int, Step]) -> Step:
-    resolve = _resolver(plan, accumulators)
+def _chain(plan: Chain, context: Context) -> Step:
+    resolve = _resolver(plan, context)
     return _tested(resolve) if plan.test else resolve
 
 
-def _choice(plan: Choice, accumulators: dict[int, Step]) -> Step:
-    resolve = _resolver(plan, accumulators)
+def _choice(plan: Choice, context: Context) -> Step:
+    resolve = _resolver(plan, context)
     return _tested(resolve) if plan.test else resolve
 
 
@@ -72,19 +97,19 @@ def _tested(resolve: Step) -> Step:
     return tested
 
 
-def _resolver(plan: Plan, accumulators: dict[int, Step]) -> Step:
+def _resolver(plan: Plan, context: Context) -> Step:
     if isinstance(plan, Choice):
-        condition = unmetered(plan.condition, accumulators)
-        yes, no = _resolver(plan.yes, accumulators), _resolver(plan.no, accumulators)
+        condition = unmetered(plan.condition, context)
+        yes, no = _resolver(plan.yes, context), _resolver(plan.no, context)
         return lambda env: yes(env) if truth(condition(env)) else no(env)
     assert isinstance(plan, Chain)  # noqa: S101  the planner makes nothing else here
     direct = _direct(plan)
     if direct is not None:
         return direct
-    base = _variable(plan.slot, accumulators) if plan.base is None else unmetered(plan.base, accumulators)
+    base = _variable(plan.slot, context) if plan.base is None else unmetered(plan.base, context)
     if not plan.qualifiers and plan.base is not None and not isinstance(plan.base, OrElse | Invoke | Loop):
         return base
-    steps = [_qualifier(qualifier, accumulators) for qualifier in plan.qualifiers]
+    steps = [_qualifier(qualifier, context) for qualifier in plan.qualifiers]
 
     def resolved(env: list[Any]) -> Any:
         target = base(env)
@@ -127,11 +152,11 @@ def _direct(plan: Chain) -> Step | None:
     return attribute
 
 
-def _variable(slot: int, accumulators: dict[int, Step]) -> Step:
+def _variable(slot: int, context: Context) -> Step:
     def read(env: list[Any]) -> Any:
         value = env[slot]
         if value is UNSET:
-            value = env[slot] = started(accumulators[slot], env)
+            value = env[slot] = started(context.initial[slot], env)
         if type(value) is Failure:
             raise value.error
         return value
@@ -139,8 +164,8 @@ def _variable(slot: int, accumulators: dict[int, Step]) -> Step:
     return read
 
 
-def _qualifier(qualifier: Qualifier, accumulators: dict[int, Step]) -> tuple[Any, Any, bool]:
-    key_of = _key(qualifier, accumulators)
+def _qualifier(qualifier: Qualifier, context: Context) -> tuple[Any, Any, bool]:
+    key_of = _key(qualifier, context)
 
     def select(env: list[Any], target: Any) -> Any:
         return lookup(target, key_of(env))
@@ -154,20 +179,20 @@ def _qualifier(qualifier: Qualifier, accumulators: dict[int, Step]) -> tuple[Any
     return test if qualifier.test else select, select_present, qualifier.optional
 
 
-def _key(qualifier: Qualifier, accumulators: dict[int, Step]) -> Step:
+def _key(qualifier: Qualifier, context: Context) -> Step:
     if qualifier.constant:
         constant = qualifier.key
         return lambda _env: constant
     is_chain = isinstance(qualifier.key, Chain | Choice)
-    evaluate = _resolver(qualifier.key, accumulators) if is_chain else unmetered(qualifier.key, accumulators)
+    evaluate = _resolver(qualifier.key, context) if is_chain else unmetered(qualifier.key, context)
     return lambda env: check_key(evaluate(env))
 
 
 # --- logic and calls
 
 
-def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
-    terms = [unmetered(term, accumulators) for term in plan.terms]
+def _logic(plan: Logic, context: Context) -> Step:
+    terms = [unmetered(term, context) for term in plan.terms]
     decides = plan.decides
 
     def slowly(env: list[Any]) -> bool:
@@ -208,8 +233,8 @@ def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
     return both
 
 
-def _equality(plan: Equality, accumulators: dict[int, Step]) -> Step:
-    left, right = unmetered(plan.left, accumulators), unmetered(plan.right, accumulators)
+def _equality(plan: Equality, context: Context) -> Step:
+    left, right = unmetered(plan.left, context), unmetered(plan.right, context)
     if isinstance(plan.right, Constant) and type(plan.right.value) is str:
         return _equals_text(left, plan.right.value, plan.negated)
     if not plan.negated:
@@ -242,8 +267,37 @@ def _equals_text(left: Step, text: str, negated: bool) -> Step:
     return differs if negated else same
 
 
-def _invoke(plan: Invoke, accumulators: dict[int, Step]) -> Step:
-    steps = [unmetered(argument, accumulators) for argument in plan.arguments]
+def _folded(plan: Plan, context: Context) -> Constant | Failure | None:
+    """The value or error of a call whose arguments are all constant; None for other plans."""
+    if isinstance(plan, Constant):
+        return plan
+    if not isinstance(plan, Invoke) or plan.lenient or (plan.function in _QUANTITIES and context.asks_integers):
+        return None
+    arguments = [_folded(argument, context) for argument in plan.arguments]
+    values = [argument.value for argument in arguments if isinstance(argument, Constant)]
+    if len(values) != len(arguments):
+        return None
+    reset_work()
+    try:
+        return Constant(plan.call(*values))
+    except EvalError as error:
+        return Failure(error)
+    except (AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError):
+        return None
+
+
+def _raised(failure: Failure) -> Step:
+    def raised(_env: list[Any]) -> Any:
+        raise EvalError(*failure.error.args)
+
+    return raised
+
+
+def _invoke(plan: Invoke, context: Context) -> Step:
+    folded = _folded(plan, context)
+    if folded is not None:
+        return _constant(folded, context) if isinstance(folded, Constant) else _raised(folded)
+    steps = [unmetered(argument, context) for argument in plan.arguments]
     call = plan.call
     if plan.lenient:
         return _lenient(steps[0])
@@ -252,8 +306,9 @@ def _invoke(plan: Invoke, accumulators: dict[int, Step]) -> Step:
         return lambda env: call(only(env))
     if len(steps) == 2:
         first, second = steps
-        if isinstance(plan.arguments[1], Constant):
-            constant = plan.arguments[1].value
+        other = _folded(plan.arguments[1], context)
+        if isinstance(other, Constant):
+            constant = other.value
             return lambda env: call(first(env), constant)
         return lambda env: call(first(env), second(env))
     return lambda env: call(*[step(env) for step in steps])
@@ -269,13 +324,13 @@ def _lenient(step: Step) -> Step:
     return not_false
 
 
-def _member(plan: Member, accumulators: dict[int, Step]) -> Step:
-    item, contains = unmetered(plan.item, accumulators), plan.contains
+def _member(plan: Member, context: Context) -> Step:
+    item, contains = unmetered(plan.item, context), plan.contains
     return lambda env: contains(item(env))
 
 
-def _or_else(plan: OrElse, accumulators: dict[int, Step]) -> Step:
-    first, second = unmetered(plan.first, accumulators), unmetered(plan.second, accumulators)
+def _or_else(plan: OrElse, context: Context) -> Step:
+    first, second = unmetered(plan.first, context), unmetered(plan.second, context)
     unwraps = plan.unwraps
 
     def either(env: list[Any]) -> Any:
@@ -292,25 +347,25 @@ def _or_else(plan: OrElse, accumulators: dict[int, Step]) -> Step:
 # --- literals and loops
 
 
-def _list(plan: MakeList, accumulators: dict[int, Step]) -> Step:
-    return build_list([unmetered(element, accumulators) for element in plan.elements], plan.optional)
+def _list(plan: MakeList, context: Context) -> Step:
+    return build_list([unmetered(element, context) for element in plan.elements], plan.optional)
 
 
-def _map(plan: MakeMap, accumulators: dict[int, Step]) -> Step:
-    steps = [(unmetered(k, accumulators), unmetered(v, accumulators), optional) for k, v, optional in plan.entries]
+def _map(plan: MakeMap, context: Context) -> Step:
+    steps = [(unmetered(k, context), unmetered(v, context), optional) for k, v, optional in plan.entries]
     return build_map(steps)
 
 
-def _message(plan: MakeMessage, accumulators: dict[int, Step]) -> Step:
-    steps = [(name, unmetered(value, accumulators), optional) for name, value, optional in plan.entries]
+def _message(plan: MakeMessage, context: Context) -> Step:
+    steps = [(name, unmetered(value, context), optional) for name, value, optional in plan.entries]
     return build_message(plan.name, steps)
 
 
-def _loop(plan: Loop, accumulators: dict[int, Step]) -> Step:
-    over = unmetered(plan.over, accumulators)
-    accumulators[plan.accumulator] = unmetered(plan.initial, accumulators)
-    condition, step = unmetered(plan.condition, accumulators), unmetered(plan.step, accumulators)
-    result = unmetered(plan.result, accumulators)
+def _loop(plan: Loop, context: Context) -> Step:
+    over = unmetered(plan.over, context)
+    context.initial[plan.accumulator] = unmetered(plan.initial, context)
+    condition, step = unmetered(plan.condition, context), unmetered(plan.step, context)
+    result = unmetered(plan.result, context)
     slots, accumulator = plan.variables, plan.accumulator
     always = isinstance(plan.condition, Constant)
     if not slots:
@@ -335,7 +390,7 @@ def _loop(plan: Loop, accumulators: dict[int, Step]) -> Step:
     return looped
 
 
-_BUILDERS: Final[dict[type, Callable[[Any, dict[int, Step]], Step]]] = {
+_BUILDERS: Final[dict[type, Callable[[Any, Context], Step]]] = {
     Constant: _constant,
     Chain: _chain,
     Choice: _choice,

@@ -150,6 +150,8 @@ def sort(items: Any) -> Any:
 
 
 def sort_by_keys(items: Any, keys: Any) -> Any:
+    if type(items) not in LISTS or type(keys) not in LISTS:
+        raise no_overload("sort")
     if len(items) != len(keys):
         raise EvalError(f"sortBy expected {len(items)} keys, got {len(keys)}")
     if not len(items):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import re2
 
-from dra_driver.cel.values import EvalError, check_text, spend
+from dra_driver.cel.values import EvalError, check_text, no_overload, spend
 
 # unicode.IsSpace of Go, which str.strip() exceeds by U+001C to U+001F.
 _SPACE: Final = "\t\n\v\f\r \x85\xa0   　" + "".join(map(chr, range(0x2000, 0x200B))) + "\u1680\u2028\u2029\u202f\u205f"
@@ -124,6 +124,8 @@ def _translated(text: str) -> str:
 
 
 def matches(text: str, expression: str) -> bool:
+    if type(text) is not str or type(expression) is not str:
+        raise no_overload("matches")
     return pattern(expression).search(text) is not None
 
 

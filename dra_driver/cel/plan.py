@@ -230,21 +230,18 @@ class Planner:
     def _invoke(self, node: Call, arguments: list[Plan]) -> Plan:
         overloads = [o for o in node.overloads if o.method == (node.target is not None)]
         name, single = node.function, overloads[0] if len(overloads) == 1 else None
-        types = [n.type for n in ([node.target, *node.arguments] if node.target is not None else node.arguments)]
-        call = implementation(name, overloads, _is_known(types))
+        nodes = [node.target, *node.arguments] if node.target is not None else node.arguments
+        call = implementation(name, overloads, known=all(map(_is_sure, nodes, arguments)))
         overload = single.id if single is not None else ""
         stops = len(arguments) > 2 or (len(arguments) == 2 and _takes_any_number(single, overloads))
-        if name in _PATTERNS and len(arguments) > 1 and isinstance(arguments[1], Constant):
-            self._check_pattern(node, arguments[1].value)
+        constant = arguments[1].value if len(arguments) > 1 and isinstance(arguments[1], Constant) else None
+        if name in _PATTERNS and isinstance(constant, str):
+            self._folded(node, lambda: pattern(constant))
             stops = True
         if name in _CONVERSIONS and len(arguments) == 1 and isinstance(arguments[0], Constant):
             return self._folded(node, lambda: call(arguments[0].value))  # type: ignore[attr-defined]
         lenient = name in {"@not_strictly_false", "__not_strictly_false__"}
         return Invoke(name, overload, tuple(arguments), call, stops, lenient)
-
-    def _check_pattern(self, node: Call, text: Any) -> None:
-        if isinstance(text, str):
-            self._folded(node, lambda: pattern(text))
 
     def _folded(self, node: Node, compute: Callable[[], Any]) -> Constant:
         try:
@@ -303,9 +300,22 @@ def _takes_any_number(single: Any, overloads: list[Any]) -> bool:
     return all(overload.binding != "s" for overload in overloads)
 
 
-def _is_known(types: list[Type]) -> bool:
-    """Whether values are sure to be of the types that the checker saw."""
-    return all(t.kind not in {"dyn", "any", "param"} and _is_known(list(t.parameters)) for t in types)
+def _is_sure(node: Node, plan: Plan) -> bool:
+    """Whether the value is sure to be of the type that the checker saw.
+
+    Optionals that pass through variables lose layers at run time, so whatever may have come through one is not.
+    """
+    if not _is_concrete(node.type):
+        return False
+    if isinstance(plan, Chain):
+        return plan.slot == 0 and plan.base is None and not any(q.optional or q.test for q in plan.qualifiers)
+    if isinstance(plan, Invoke):
+        return isinstance(node, Call) and all(not overload.result.generic for overload in node.overloads)
+    return isinstance(plan, Constant | Equality | Logic | Member)
+
+
+def _is_concrete(term: Type) -> bool:
+    return term.kind not in {"dyn", "any", "param"} and all(map(_is_concrete, term.parameters))
 
 
 def _membership(items: list[Any]) -> Callable[[Any], bool]:

@@ -12,7 +12,7 @@ from dra_driver.cel.bound import bound
 from dra_driver.cel.check import Checker
 from dra_driver.cel.cost import LIMIT
 from dra_driver.cel.device import DeviceView
-from dra_driver.cel.fast import unmetered
+from dra_driver.cel.fast import Context, unmetered
 from dra_driver.cel.lib_kube import forget_promotions
 from dra_driver.cel.meter import Meter, metered
 from dra_driver.cel.parser import parse
@@ -41,7 +41,7 @@ class Program:
         self._tracks = "isInteger" in expression or "asInteger" in expression
         most = bound(plan)
         cheap = most is not None and most <= LIMIT * _HEADROOM
-        self._fast: Step | None = unmetered(plan, {}) if cheap else None
+        self._fast: Step | None = unmetered(plan, Context(self._tracks)) if cheap else None
         self._metered: Step | None = None
 
     def evaluate(self, device: DeviceView) -> bool:
