@@ -1,5 +1,18 @@
-"""Dry-run of the Kubernetes scheduler's device allocation: ``Allocator(...).allocate(node, claims)``."""
+"""Dry-run of the Kubernetes scheduler's device allocation: ``Allocator(...).question(claims).on(node)``."""
 
-from dra_driver.allocation.allocator import Allocator, Outcome, taken_devices
+from dra_driver.allocation.allocator import Allocator, Outcome, Question
+from dra_driver.allocation.behaviour import V1_36, V1_37, Behaviour, Features
+from dra_driver.allocation.limits import Limits
+from dra_driver.allocation.taken import taken_devices
 
-__all__ = ["Allocator", "Outcome", "taken_devices"]
+__all__ = [
+    "V1_36",
+    "V1_37",
+    "Allocator",
+    "Behaviour",
+    "Features",
+    "Limits",
+    "Outcome",
+    "Question",
+    "taken_devices",
+]

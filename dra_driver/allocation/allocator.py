@@ -1,62 +1,155 @@
-"""Allocation of a pod's claims on one node: pure, from API objects to AllocationResults.
+"""Allocation of a pod's claims, node by node: pure, from API objects to AllocationResults.
 
-Owns the entry point and what counts as taken. Refuses to know an API server, a clock or a scheduler's queue.
+Owns the entry point, the shape of an answer, and what is shared between nodes. Refuses to know an API server or a
+scheduler's queue; the clock that bounds an attempt is handed in.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dra_driver.allocation.pools import DeviceId, gather_pools
+from dra_driver.allocation.attempt import Attempt
+from dra_driver.allocation.behaviour import V1_36, Behaviour, Features
+from dra_driver.allocation.events import PoolLeftOut, Recorder
+from dra_driver.allocation.limits import Budget, Limits
+from dra_driver.allocation.pools import Catalog, Reach
+from dra_driver.allocation.requests import ClaimPlan, Reader
 from dra_driver.allocation.result import allocation_result
 from dra_driver.allocation.search import Search
+from dra_driver.allocation.selectors import Selection, Selector
+from dra_driver.allocation.shapes import guarded
+from dra_driver.allocation.taken import pool_uses
 
 Wire = Mapping[str, Any]
+_DEFAULT_FEATURES = Features()
+_DEFAULT_LIMITS = Limits()
+
+
+def random_share_id() -> str:
+    """A random UUID (version 4), as the scheduler gives to each share."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``allocations``: one AllocationResult per claim in their order, or None with the ``reason`` why not."""
+    """``allocations``: one AllocationResult per claim in their order, or None with the ``reason`` why not.
+
+    ``invalid_pools`` are pools that the node reaches and that contradict themselves; they may be why nothing fits, and
+    the scheduler then reports them as an error of this node.
+    """
 
     allocations: Sequence[dict[str, Any]] | None
     reason: str = ""
+    invalid_pools: tuple[str, ...] = ()
 
 
-class Allocator:
-    """Devices, classes and what is taken, at one moment. Immutable; the objects handed in are not changed.
+class Question:
+    """A pod's claims, ready to be asked about any node. Thread-safe."""
 
-    ``slices`` are all ResourceSlices of the cluster, ``allocated`` all claims that may have ``status.allocation``.
-    """
+    def __init__(self, allocator: "Allocator", plans: Sequence[ClaimPlan]) -> None:
+        self._allocator = allocator
+        self._plans = plans
 
-    def __init__(self, *, slices: Sequence[Wire], classes: Iterable[Wire], allocated: Iterable[Wire]) -> None:
-        self._slices = slices
-        self._classes = {item["metadata"]["name"]: item for item in classes}
-        self._taken = frozenset(taken_devices(allocated))
-
-    def allocate(self, node: Wire, claims: Sequence[Wire]) -> Outcome:
-        """Devices for all of a pod's unallocated claims on ``node``, or why they do not fit there.
+    def on(self, node: Wire, recorder: Recorder | None = None) -> Outcome:
+        """Devices for all of the claims on ``node``, or why they do not fit there.
 
         Raises AllocationError, CelSyntaxError or CelEvaluationError when the attempt has to end for all nodes.
         """
-        pools = gather_pools(self._slices, node)
-        search = Search(claims, self._classes, pools, self._taken)
-        picks = search.run()
-        if picks is None:
-            broken = [str(pool) for pool in pools if pool.invalid]
-            if broken:
-                return Outcome(allocations=None, reason=f"invalid resource pools were encountered: {', '.join(broken)}")
-            return Outcome(allocations=None, reason=f"{search.stuck_at}: no combination of free devices matches")
+        return guarded(lambda: self._allocator.answer(self._plans, node, recorder), {"node": node})
+
+
+class Allocator:
+    """Devices, classes and what is taken, at one moment. Thread-safe; the objects handed in are not changed and must not
+    change.
+
+    ``slices`` are all ResourceSlices of the cluster with device taints merged, ``allocated`` all claims that may have
+    ``status.allocation``. Objects are as an API server returns them, defaults filled in. Raises AllocationError on
+    objects that no API server returns.
+    """
+
+    def __init__(
+        self,
+        *,
+        slices: Sequence[Wire],
+        classes: Iterable[Wire],
+        allocated: Iterable[Wire],
+        features: Features = _DEFAULT_FEATURES,
+        behaviour: Behaviour = V1_36,
+        limits: Limits = _DEFAULT_LIMITS,
+        new_share_id: Callable[[], str] = random_share_id,
+    ) -> None:
+        self._features = features
+        self._behaviour = behaviour
+        self._limits = limits
+        self._new_share_id = new_share_id
+        self._selections: dict[tuple[tuple[str, str], ...], Selection] = {}
+        wires = {"slices": slices, "classes": list(classes), "allocated": list(allocated)}
+        self._classes = guarded(lambda: {item["metadata"]["name"]: item for item in wires["classes"]}, wires)
+        self._catalog = guarded(lambda: self._read(wires), wires)
+
+    def question(self, claims: Sequence[Wire]) -> Question:
+        """Decode the pod's unallocated claims once, to ask about many nodes. Raises AllocationError."""
+        reader = Reader(classes=self._classes, features=self._features, selection_of=self._selection_of)
+        return Question(self, guarded(lambda: reader.read(claims), {"claims": claims}))
+
+    def allocate(self, node: Wire, claims: Sequence[Wire], recorder: Recorder | None = None) -> Outcome:
+        """The same for one node: ``question(claims).on(node, recorder)``."""
+        return self.question(claims).on(node, recorder)
+
+    def answer(self, plans: Sequence[ClaimPlan], node: Wire, recorder: Recorder | None) -> Outcome:
+        """What `Question.on` says, for claims that are decoded already."""
+        reach = self._catalog.reach(node)
+        if recorder is not None:
+            _tell_left_out(reach, recorder)
+        budget = Budget(self._limits)
+        attempt = Attempt(plans, node, reach, self._features, self._behaviour, budget, recorder)
+        attempt.prepare()
+        search = Search(attempt)
+        if not search.run():
+            return _misfit(reach, search)
         return Outcome(
             allocations=[
-                allocation_result(claim, picks[index], search.chosen[index], node) for index, claim in enumerate(claims)
+                allocation_result(
+                    plan,
+                    attempt.picks[index],
+                    search.chosen[index],
+                    node,
+                    self._features,
+                    self._behaviour,
+                    self._new_share_id,
+                )
+                for index, plan in enumerate(plans)
             ]
         )
 
+    def _read(self, wires: Mapping[str, Any]) -> Catalog:
+        uses = pool_uses(wires["allocated"], shares=self._features.consumable_capacity)
+        return Catalog(wires["slices"], uses, self._features, self._behaviour)
 
-def taken_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
-    """Devices that allocated claims hold. Admin access holds nothing."""
-    for claim in claims:
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        for result in (allocation.get("devices") or {}).get("results") or ():
-            if not result.get("adminAccess"):
-                yield DeviceId(result["driver"], result["pool"], result["device"])
+    def _selection_of(self, selectors: Sequence[Selector]) -> Selection:
+        """The same object for the same selectors, so that claims and nodes share answers."""
+        key = tuple((selector.where, selector.expression) for selector in selectors)
+        if key not in self._selections:
+            self._selections[key] = Selection(selectors, sharing=not self._features.stable)
+        return self._selections[key]
+
+
+def _misfit(reach: Reach, search: Search) -> Outcome:
+    invalid = tuple(str(pool) for pool in reach.broken if pool.why == "invalid")
+    if invalid:
+        reason = f"invalid resource pools were encountered: {', '.join(invalid)}"
+        return Outcome(allocations=None, reason=reason, invalid_pools=invalid)
+    return Outcome(allocations=None, reason=f"{search.stuck_at}: no combination of free devices matches")
+
+
+def _tell_left_out(reach: Reach, recorder: Recorder) -> None:
+    for pool in reach.broken:
+        recorder.record(PoolLeftOut(driver=pool.key[0], pool=pool.key[1], why=pool.why, detail=pool.detail))
+    for driver, name in reach.obsolete:
+        detail = "a newer generation exists, with no slice for this node"
+        recorder.record(PoolLeftOut(driver=driver, pool=name, why="obsolete", detail=detail))

@@ -1,71 +1,166 @@
 """Constraints between the devices of one claim: matchAttribute and distinctAttribute.
 
-Follows k8s.io/dynamic-resource-allocation structured/internal/incubating/constraint.go (Kubernetes 1.36): a device
-without the attribute never satisfies a constraint, and values of different types are different.
+Follows structured/internal/incubating/allocator_incubating.go and constraint.go of k8s.io/dynamic-resource-allocation
+(Kubernetes 1.36): a device without the attribute never satisfies a constraint, and values of different types are
+different.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from dra_driver.allocation.pools import Device
-from dra_driver.allocation.requests import Alternative, claim_label
-from dra_driver.errors import AllocationError
+from dra_driver.allocation.devices import Device
+from dra_driver.allocation.events import ConstraintBroken
 
 Wire = Mapping[str, Any]
-_Value = tuple[str, Any]
+_KINDS: Final = ("string", "int", "bool", "version")
 
 
 class Constraint:
-    """One constraint and the values of the devices that it holds so far, in order of `add`."""
+    """One constraint and the values of the devices that it holds. Used by one attempt.
 
-    def __init__(self, attribute: str, requests: frozenset[str], *, distinct: bool) -> None:
-        self._attribute = attribute
-        self._requests = requests
-        self._distinct = distinct
-        self._values: list[tuple[str, _Value]] = []
+    ``requests`` are names (``main`` or ``main/sub``); none means all.
+    """
 
-    def applies(self, alternative: Alternative) -> bool:
-        """Whether the constraint names the request, its subrequest, or everything."""
-        return not self._requests or not self._requests.isdisjoint((alternative.name, alternative.base))
+    __slots__ = ("attribute", "index", "kind", "requests")
 
-    def add(self, alternative: Alternative, device: Device) -> bool:
+    kind: str
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        self.index = index
+        self.attribute = attribute
+        self.requests = requests
+
+    def add(self, base: str, device: Device) -> bool:
         """Take the device in if that keeps the constraint; the answer tells. Every True is undone by `remove`."""
-        value = _attribute(device, self._attribute)
-        if value is None or not self._accepts(value):
+        raise NotImplementedError
+
+    def remove(self, base: str) -> None:
+        """Take a device of the request out again, the one that was added last."""
+        raise NotImplementedError
+
+    def values(self) -> list[Wire]:
+        """The values that a further device is compared with."""
+        raise NotImplementedError
+
+    def broken_by(self, device: Device) -> ConstraintBroken:
+        """Why the device was not taken in."""
+        seen = attribute_of(device, self.attribute)
+        return ConstraintBroken(
+            index=self.index,
+            kind=self.kind,
+            attribute=self.attribute,
+            seen=None if seen is None else _text(seen),
+            others=tuple(map(_text, self.values())),
+        )
+
+
+class MatchAttribute(Constraint):
+    """All devices have the value of the first one."""
+
+    __slots__ = ("_count", "_first")
+
+    kind = "matchAttribute"
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._first: Wire = {}
+        self._count = 0
+
+    def add(self, base: str, device: Device) -> bool:
+        value = attribute_of(device, self.attribute)
+        if value is None:
             return False
-        self._values.append((alternative.base, value))
+        if not self._count:
+            self._first = value
+        elif not _equal(value, self._first):
+            return False
+        self._count += 1
         return True
 
-    def remove(self) -> None:
-        """Take the last device out again."""
-        self._values.pop()
+    def remove(self, base: str) -> None:
+        self._count -= 1
 
-    def _accepts(self, value: _Value) -> bool:
-        if not self._distinct:
-            return not self._values or self._values[0][1] == value
-        # One value per request, the last one: what Kubernetes up to 1.36 does with count above 1 (fixed in 1.37).
-        return value not in dict(self._values).values()
+    def values(self) -> list[Wire]:
+        return [self._first] if self._count else []
 
 
-def parse_constraints(claim: Wire) -> list[Constraint]:
-    """The claim's constraints. Raises AllocationError on one of an unknown type."""
-    parsed = []
-    for index, item in enumerate(claim["spec"].get("devices", {}).get("constraints") or ()):
-        requests = frozenset(item.get("requests") or ())
-        if item.get("matchAttribute"):
-            parsed.append(Constraint(item["matchAttribute"], requests, distinct=False))
-        elif item.get("distinctAttribute"):
-            parsed.append(Constraint(item["distinctAttribute"], requests, distinct=True))
-        else:
-            why = "empty constraint (unsupported constraint type?)"
-            raise AllocationError(f"{claim_label(claim)}, constraint #{index}: {why}")
-    return parsed
+class DistinctAttribute(Constraint):
+    """No device has a value that another one has.
+
+    Kubernetes 1.36 remembers one value per request, and forgets it when any device of the request is given back.
+    """
+
+    __slots__ = ("_count", "_values")
+
+    kind = "distinctAttribute"
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._values: dict[str, Wire] = {}
+        self._count = 0
+
+    def add(self, base: str, device: Device) -> bool:
+        value = attribute_of(device, self.attribute)
+        if value is None or (self._count and not self._differs(value)):
+            return False
+        self._values[base] = value
+        self._count += 1
+        return True
+
+    def remove(self, base: str) -> None:
+        self._values.pop(base, None)
+        self._count -= 1
+
+    def values(self) -> list[Wire]:
+        return list(self._values.values())
+
+    def _differs(self, value: Wire) -> bool:
+        others = self.values()
+        known = any(value.get(kind) is not None for kind in _KINDS)
+        return not others or (known and not any(_equal(value, other) for other in others))
 
 
-def _attribute(device: Device, name: str) -> _Value | None:
+class DistinctOfAll(DistinctAttribute):
+    """The same, remembering the value of every device, as Kubernetes does from 1.37 on."""
+
+    __slots__ = ("_added",)
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._added: list[Wire] = []
+
+    def add(self, base: str, device: Device) -> bool:
+        value = attribute_of(device, self.attribute)
+        if value is None or not self._differs(value):
+            return False
+        self._added.append(value)
+        return True
+
+    def remove(self, base: str) -> None:
+        self._added.pop()
+
+    def values(self) -> list[Wire]:
+        return self._added
+
+
+def attribute_of(device: Device, name: str) -> Wire | None:
+    """The attribute by its full name, or by the part after the driver's own domain."""
     attributes = device.wire.get("attributes") or {}
-    value = attributes.get(name)
-    domain, _, identifier = name.partition("/")
-    if value is None and domain == device.id.driver:
-        value = attributes.get(identifier)
-    return next(iter(value.items()), None) if value else None
+    value: Wire | None = attributes.get(name)
+    if value is None:
+        domain, slash, identifier = name.partition("/")
+        if slash and domain == device.slice.key[0]:
+            value = attributes.get(identifier)
+    return value
+
+
+def _equal(value: Wire, other: Wire) -> bool:
+    """Same value in the field that ``value`` has set; a type of a later version equals nothing."""
+    for kind in _KINDS:
+        if value.get(kind) is not None:
+            return bool(other.get(kind) is not None and value[kind] == other[kind])
+    return False
+
+
+def _text(value: Wire) -> str:
+    return next((str(item) for item in value.values()), "")

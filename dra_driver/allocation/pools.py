@@ -1,132 +1,220 @@
 """Pools of devices that one node can reach, and which of their slices count.
 
-Owns which slices are relevant, the newest generation, completeness, validity and the order in which devices are tried.
-Follows k8s.io/dynamic-resource-allocation structured/internal/incubating/pools_incubating.go (Kubernetes 1.36).
+Owns which slices are relevant, the newest generation, completeness, validity and the order in which pools are tried.
+Follows structured/internal/incubating/pools_incubating.go of k8s.io/dynamic-resource-allocation (Kubernetes 1.36). What
+does not depend on the node is worked out once: most nodes of a cluster have pools of their own, and every node sees the
+counter slices of all others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
-from dra_driver.allocation.nodes import node_matches
+from dra_driver.allocation.behaviour import Behaviour, Features
+from dra_driver.allocation.counters import Supply, read_supply
+from dra_driver.allocation.devices import Device, Slice
+from dra_driver.allocation.nodes import reaches
+from dra_driver.allocation.taken import NOTHING, PoolKey, PoolUse
+
 
 Wire = Mapping[str, Any]
 
 
-class DeviceId(NamedTuple):
-    """What makes a device unique in a cluster."""
-
-    driver: str
-    pool: str
-    device: str
-
-    def __str__(self) -> str:
-        return "/".join(self)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Device:
-    """One published device and the slice that it is in."""
-
-    id: DeviceId
-    wire: Wire
-    slice: Wire
-
-    @property
-    def placement(self) -> Wire:
-        """The object that says which nodes reach the device: the device itself or its slice's spec."""
-        return self.wire if self.slice["spec"].get("perDeviceNodeSelection") else self.slice["spec"]
-
-
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Devices of one pool that the node reaches. ``problem`` is set when they must not be allocated."""
+    """Devices of one pool that a node reaches, in the order in which they are tried.
 
-    driver: str
-    name: str
+    ``why`` is empty, or ``incomplete`` or ``invalid`` with a ``detail``: then there are no devices. ``elsewhere`` are
+    devices of slices for other nodes, which matter for the counters.
+    """
+
+    key: PoolKey
+    why: str = ""
+    detail: str = ""
     devices: list[Device] = field(default_factory=list)
-    incomplete: bool = False
-    invalid: bool = False
+    elsewhere: list[Device] = field(default_factory=list)
+    counter_slices: Sequence[Slice] = ()
+    binds: bool = False
+    _supply: Supply | None = None
 
     def __str__(self) -> str:
-        return f"{self.driver}/{self.name}"
+        return "/".join(self.key)
+
+    @property
+    def supply(self) -> Supply:
+        """The pool's counters less what allocated devices consume."""
+        if self._supply is None:
+            taken = [device for device in chain(self.devices, self.elsewhere) if device.held or device.shared]
+            sets = (entry for item in self.counter_slices for entry in item.spec["sharedCounters"])
+            self._supply = read_supply(sets, [device.wire for device in taken])
+        return self._supply
 
 
-def gather_pools(slices: Sequence[Wire], node: Wire) -> list[Pool]:
-    """The node's pools in the order in which they are tried: by driver and name, those with binding conditions last."""
-    groups: dict[tuple[str, str], list[Wire]] = {}
-    for candidate in slices:
-        if _is_relevant(candidate["spec"], node):
-            groups.setdefault(_pool_key(candidate), []).append(candidate)
-    pools = [pool for key, found in sorted(groups.items()) if (pool := _pool(key, found, slices, node))]
-    return sorted(pools, key=_binds_later)
+@dataclass(slots=True, kw_only=True)
+class Reach:
+    """What one node reaches: ``pools`` to be tried in this order, and ``broken`` and ``obsolete`` ones."""
+
+    pools: list[Pool]
+    broken: list[Pool]
+    obsolete: list[PoolKey]
 
 
-def _pool_key(item: Wire) -> tuple[str, str]:
-    return item["spec"]["driver"], item["spec"]["pool"]["name"]
+class Catalog:
+    """All slices of a cluster at one moment. Thread-safe; wire objects are not changed and must not change."""
+
+    def __init__(
+        self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], features: Features, behaviour: Behaviour
+    ) -> None:
+        self._uses = uses
+        self._features = features
+        self._behaviour = behaviour
+        self._by_pool: dict[PoolKey, list[Slice]] = {}
+        self._on_node: dict[str, list[Slice]] = {}
+        self._anywhere: list[Slice] = []
+        self._counters: dict[PoolKey, list[Slice]] = {}
+        for order, wire in enumerate(slices):
+            self._add(Slice.read(wire, order))
+        self._known: dict[tuple[int, ...], Pool | None] = {}
+        self._foreign: list[Pool] | None = None
+
+    def reach(self, node: Wire) -> Reach:
+        """The node's pools, by driver and name, those with binding conditions last. Raises AllocationError."""
+        groups: dict[PoolKey, list[Slice]] = {}
+        for item in self._relevant(node):
+            groups.setdefault(item.key, []).append(item)
+        found = Reach(pools=[], broken=[], obsolete=[])
+        for key, items in groups.items():
+            pool = self._pool(key, items)
+            if pool is None:
+                found.obsolete.append(key)
+            else:
+                (found.broken if pool.why else found.pools).append(pool)
+        foreign = self._foreign_broken()
+        if foreign:
+            found.broken += [pool for pool in foreign if pool.key not in groups]
+        if len(found.pools) > 1:
+            found.pools.sort(key=lambda pool: (pool.binds, pool.key))
+        found.broken.sort(key=lambda pool: pool.key)
+        return found
+
+    def _add(self, item: Slice) -> None:
+        self._by_pool.setdefault(item.key, []).append(item)
+        spec = item.spec
+        if not self._features.partitionable_devices:
+            if item.has_counters or spec.get("perDeviceNodeSelection") is not None:
+                return
+        elif item.has_counters and self._behaviour.counter_slices_everywhere:
+            self._counters.setdefault(item.key, []).append(item)
+            return
+        if spec.get("nodeName"):
+            self._on_node.setdefault(spec["nodeName"], []).append(item)
+        else:
+            self._anywhere.append(item)
+
+    def _relevant(self, node: Wire) -> Iterable[Slice]:
+        """The node's own slices, then those for several nodes; both as they stand in the input.
+
+        Where nothing else of a pool is relevant its counter slices are left to `_foreign_broken`.
+        """
+        own = self._on_node.get(node["metadata"]["name"], [])
+        shared = [item for item in self._anywhere if _selects(item, node)] if self._anywhere else []
+        if self._counters:
+            keys = dict.fromkeys(item.key for item in chain(own, shared))
+            counters = [item for key in keys for item in self._counters.get(key, ())]
+            shared = sorted([*shared, *counters], key=_by_order) if shared else counters
+        if self._features.stable:
+            return sorted([*own, *shared], key=_by_order)
+        return chain(own, shared)
+
+    def _foreign_broken(self) -> list[Pool]:
+        """Pools that are broken on every node because their counter slices are relevant on every node."""
+        if self._foreign is None:
+            pools = (self._pool(key, items) for key, items in self._counters.items())
+            self._foreign = [pool for pool in pools if pool is not None and pool.why]
+        return self._foreign
+
+    def _pool(self, key: PoolKey, relevant: Sequence[Slice]) -> Pool | None:
+        """The pool as these slices make it; None when a newer generation exists among the others."""
+        known_as = tuple([item.order for item in relevant])
+        if known_as not in self._known:
+            self._known[known_as] = self._assemble(key, relevant)
+        return self._known[known_as]
+
+    def _assemble(self, key: PoolKey, relevant: Sequence[Slice]) -> Pool | None:
+        newest = max(item.generation for item in relevant)
+        current = [item for item in relevant if item.generation == newest]
+        expected = current[0].count
+        every: list[Slice] = []
+        if len(current) != expected:
+            whole = self._by_pool[key]
+            if any(item.generation > newest for item in whole):
+                return None
+            every = [item for item in whole if item.generation == newest]
+            if len(every) != expected:
+                detail = f"{len(every)} of {expected} slices of generation {newest} are published"
+                return Pool(key, why="incomplete", detail=detail)
+        return self._build(key, sorted(current, key=lambda item: item.name), every)
+
+    def _build(self, key: PoolKey, current: Sequence[Slice], every: Sequence[Slice]) -> Pool:
+        use = self._uses.get(key, NOTHING)
+        counted = self._features.partitionable_devices
+        pool = Pool(key)
+        offering = [item for item in current if not (counted and item.has_counters)]
+        for item in offering:
+            contents = item.read_contents(use)
+            pool.devices += contents.devices
+            pool.binds = pool.binds or contents.binds
+        problem = _duplicate("device", [device.name for device in pool.devices])
+        if counted and not problem:
+            names = {item.name for item in current}
+            others = [item for item in every if item.name not in names] if len(every) > len(current) else []
+            pool.counter_slices = [item for item in current if item.has_counters]
+            consumers = [*current, *others]
+            if not self._behaviour.counter_slices_everywhere:
+                pool.counter_slices = [item for item in consumers if item.has_counters]
+                others = [item for item in others if not item.has_counters]
+                consumers = [*offering, *others]
+            pool.elsewhere = [device for item in others for device in item.read_contents(use).devices]
+            problem = _counter_problem(pool.counter_slices, consumers, use)
+        return Pool(key, why="invalid", detail=problem) if problem else pool
 
 
-def _generation(item: Wire) -> int:
-    return int(item["spec"]["pool"].get("generation", 0))
+def _by_order(item: Slice) -> int:
+    return item.order
 
 
-def _is_relevant(spec: Wire, node: Wire) -> bool:
-    """Counter slices matter everywhere: what they count may be consumed from any node."""
-    if spec.get("sharedCounters"):
-        return True
-    if spec.get("perDeviceNodeSelection"):
-        return any(_reaches(device, node) for device in spec.get("devices") or ())
-    return _reaches(spec, node)
+def _selects(item: Slice, node: Wire) -> bool:
+    spec = item.spec
+    if spec.get("nodeName") or spec.get("allNodes") or spec.get("nodeSelector") is not None:
+        return reaches(spec, node)
+    if item.per_device:
+        return any(reaches(device, node) for device in spec.get("devices") or ())
+    return False  # node selection of a later version
 
 
-def _reaches(placement: Wire, node: Wire) -> bool:
-    if placement.get("nodeName"):
-        return bool(placement["nodeName"] == node["metadata"]["name"])
-    if placement.get("allNodes"):
-        return True
-    selector = placement.get("nodeSelector")
-    return selector is not None and node_matches(selector, node)
+def _counter_problem(sources: Sequence[Slice], consumers: Sequence[Slice], use: PoolUse) -> str:
+    sets: dict[str, Wire] = {}
+    for item in sources:
+        for entry in item.spec["sharedCounters"]:
+            if entry["name"] in sets:
+                return f"duplicate counter set name {entry['name']}"
+            sets[entry["name"]] = entry.get("counters") or {}
+    for item in consumers:
+        for name, counters in item.read_contents(use).refers_to.items():
+            if name not in sets:
+                return f"counter set {name} not found"
+            if not counters <= sets[name].keys():
+                return f"counter {min(counters - sets[name].keys())} not found in counter set {name}"
+    return ""
 
 
-def _pool(key: tuple[str, str], relevant: list[Wire], every: Sequence[Wire], node: Wire) -> Pool | None:
-    """The pool at its newest generation; None when a newer one exists somewhere else."""
-    newest = max(map(_generation, relevant))
-    current = [item for item in relevant if _generation(item) == newest]
-    expected = current[0]["spec"]["pool"].get("resourceSliceCount", 0)
-    incomplete = False
-    if len(current) != expected:
-        whole = [item for item in every if _pool_key(item) == key]
-        if any(_generation(item) > newest for item in whole):
-            return None
-        incomplete = sum(_generation(item) == newest for item in whole) != expected
-    current.sort(key=lambda item: item["metadata"]["name"])
-    pool = Pool(*key, incomplete=incomplete, invalid=_is_invalid(current))
-    pool.devices = [device for item in current for device in _devices(item, node)]
-    return pool
+def _duplicate(what: str, names: list[str]) -> str:
+    if len(set(names)) == len(names):
+        return ""
+    seen: set[str] = set()
+    twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    return f"duplicate {what} name {twice}"
 
 
-def _devices(item: Wire, node: Wire) -> Iterable[Device]:
-    driver, pool = _pool_key(item)
-    for wire in item["spec"].get("devices") or ():
-        device = Device(DeviceId(driver, pool, wire["name"]), wire, item)
-        if _reaches(device.placement, node):
-            yield device
 
-
-def _is_invalid(current: list[Wire]) -> bool:
-    devices = [device for item in current for device in item["spec"].get("devices") or ()]
-    sets = [entry for item in current for entry in item["spec"].get("sharedCounters") or ()]
-    counters = {entry["name"]: entry.get("counters") or {} for entry in sets}
-    names = {device["name"] for device in devices}
-    if len(names) != len(devices) or len(counters) != len(sets):
-        return True
-    consumed = [entry for device in devices for entry in device.get("consumesCounters") or ()]
-    return any(
-        entry["counterSet"] not in counters
-        or not set(entry.get("counters") or ()) <= set(counters[entry["counterSet"]])
-        for entry in consumed
-    )
-
-
-def _binds_later(pool: Pool) -> bool:
-    return any(device.wire.get("bindingConditions") for device in pool.devices)

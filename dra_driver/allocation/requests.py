@@ -1,15 +1,17 @@
-"""What a claim asks for, decoded: requests, their alternatives, their classes and compiled selectors.
+"""What claims ask for, decoded: requests, their alternatives, their classes and selectors.
 
-Owns the errors that make a claim impossible to weigh, whatever the node (``validateDeviceRequest`` of
-k8s.io/dynamic-resource-allocation structured/internal/incubating/allocator_incubating.go).
+Owns the errors that make a claim impossible to weigh on any node (``Allocate`` and ``validateDeviceRequest`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation). A plan is made once and
+serves every node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.cel import Program, compile_selector
-from dra_driver.errors import AllocationError, CelSyntaxError
+from dra_driver.allocation.behaviour import Features
+from dra_driver.allocation.selectors import Selection, Selector, parse_selectors
+from dra_driver.errors import AllocationError
 
 Wire = Mapping[str, Any]
 
@@ -18,29 +20,25 @@ MAX_DEVICES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Selector:
-    """A compiled expression and the words that say where it is written."""
-
-    program: Program
-    where: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Alternative:
     """One way to satisfy a request: the request itself, or one of its subrequests.
 
-    ``name`` is ``main`` or ``main/sub``, as results carry it. ``wants_all`` makes ``count`` meaningless.
+    ``name`` is ``main`` or ``main/sub``, as results carry it, ``base`` ``main``. ``wants_all`` makes ``count``
+    meaningless. ``constraints`` are the places of the claim's constraints that apply.
     """
 
     name: str
     base: str
+    claim: int
+    place: int
     device_class: Wire
-    selectors: Sequence[Selector]
+    selection: Selection
     count: int
     wants_all: bool
     admin_access: bool
     tolerations: Sequence[Wire]
-    capacity: Mapping[str, str]
+    capacity: Wire | None
+    constraints: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +47,126 @@ class Request:
 
     name: str
     alternatives: Sequence[Alternative]
+    has_choice: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConstraintSpec:
+    """A constraint as the claim states it."""
+
+    attribute: str
+    requests: frozenset[str]
+    distinct: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClaimPlan:
+    """One claim, decoded."""
+
+    label: str
+    wire: Wire
+    requests: Sequence[Request]
+    constraints: Sequence[ConstraintSpec]
+
+
+SelectionOf = Callable[[Sequence[Selector]], Selection]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Decodes claims. ``selection_of`` gives equal selectors the same Selection, so that they share their answers."""
+
+    classes: Mapping[str, Wire]
+    features: Features
+    selection_of: SelectionOf
+
+    def read(self, claims: Sequence[Wire]) -> list[ClaimPlan]:
+        """Plans of a pod's claims, in their order. Raises AllocationError."""
+        return [self._claim(index, claim) for index, claim in enumerate(claims)]
+
+    def _claim(self, index: int, claim: Wire) -> ClaimPlan:
+        label = claim_label(claim)
+        devices = claim["spec"].get("devices") or {}
+        constraints = self._constraints(devices.get("constraints") or (), label)
+        requests = [
+            self._request(item, index, place, label, constraints)
+            for place, item in enumerate(devices.get("requests") or ())
+        ]
+        least = sum(min(_least(one) for one in request.alternatives) for request in requests)
+        if least > MAX_DEVICES:
+            raise too_many(label, least)
+        return ClaimPlan(label=label, wire=claim, requests=requests, constraints=constraints)
+
+    def _constraints(self, items: Sequence[Wire], label: str) -> list[ConstraintSpec]:
+        found = []
+        for place, item in enumerate(items):
+            attribute, distinct = item.get("matchAttribute"), False
+            if attribute is None and not self.features.stable:
+                attribute, distinct = item.get("distinctAttribute"), True
+            if attribute is None:
+                why = "empty constraint (unsupported constraint type?)"
+                raise AllocationError(f"{label}, constraint #{place}: {why}")
+            names = frozenset(item.get("requests") or ())
+            found.append(ConstraintSpec(attribute=attribute, requests=names, distinct=distinct))
+        return found
+
+    def _request(
+        self, item: Wire, claim: int, place: int, label: str, constraints: Sequence[ConstraintSpec]
+    ) -> Request:
+        name, subrequests = item["name"], item.get("firstAvailable") or ()
+        ways = [(sub, f"{name}/{sub['name']}", sub["name"]) for sub in subrequests]
+        if not ways:
+            if item.get("exactly") is None:
+                raise AllocationError(
+                    f"{label}, request {name}: neither exactly nor firstAvailable (unsupported request type?)"
+                )
+            ways = [(item["exactly"], name, name)]
+        if subrequests and not self.features.prioritized_list:
+            why = "has subrequests, but the DRAPrioritizedList feature is disabled"
+            raise AllocationError(f"{label}, request {name}: {why}")
+        if not (self.features.consumable_capacity or self.features.stable):
+            for way, _, shown in ways:
+                if way.get("capacity") is not None:
+                    why = "has capacity requests, but the DRAConsumableCapacity feature is disabled"
+                    raise AllocationError(f"{label}, request {shown}: {why}")
+        alternatives = []
+        for way, full, shown in ways:
+            names = {name, full}
+            applying = [at for at, one in enumerate(constraints) if not one.requests or one.requests & names]
+            where = f"{label}, request {shown}"
+            admin = way.get("adminAccess") if not subrequests else None
+            if admin is not None and not self.features.admin_access:
+                raise AllocationError(f"{where}: admin access is requested, but the feature is disabled")
+            device_class, selectors = self._selectors(way, where, label)
+            alternatives.append(
+                Alternative(
+                    name=full,
+                    base=name,
+                    claim=claim,
+                    place=place,
+                    device_class=device_class,
+                    selection=self.selection_of(selectors),
+                    count=way.get("count") or 0,
+                    wants_all=_wants_all(way, where),
+                    admin_access=bool(admin),
+                    tolerations=way.get("tolerations") or (),
+                    capacity=(way.get("capacity") or {}).get("requests"),
+                    constraints=applying,
+                )
+            )
+        return Request(name=name, alternatives=alternatives, has_choice=bool(subrequests))
+
+    def _selectors(self, way: Wire, where: str, label: str) -> tuple[Wire, list[Selector]]:
+        own = parse_selectors(way.get("selectors") or (), label, None)
+        class_name = way.get("deviceClassName") or ""
+        if not class_name:
+            raise AllocationError(f"{where}: missing device class name (unsupported request type?)")
+        device_class = self.classes.get(class_name)
+        if device_class is None:
+            why = f'deviceclasses.resource.k8s.io "{class_name}" not found'
+            raise AllocationError(f"{where}: could not retrieve device class {class_name}: {why}")
+        of_class = parse_selectors(device_class["spec"].get("selectors") or (), f"class {class_name}", class_name)
+        return device_class, [*of_class, *own]
 
 
 def claim_label(claim: Wire) -> str:
@@ -56,68 +174,17 @@ def claim_label(claim: Wire) -> str:
     return f"claim {claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"
 
 
-def parse_requests(claim: Wire, classes: Mapping[str, Wire]) -> list[Request]:
-    """The claim's requests. Raises AllocationError and CelSyntaxError, both fatal on every node."""
-    label = claim_label(claim)
-    requests = [_request(item, label, classes) for item in claim["spec"].get("devices", {}).get("requests") or ()]
-    least = sum(min(_least(alternative) for alternative in request.alternatives) for request in requests)
-    if least > MAX_DEVICES:
-        raise AllocationError(f"{label}: number of requested devices {least} exceeds the claim limit of {MAX_DEVICES}")
-    return requests
+def too_many(label: str, least: int) -> AllocationError:
+    """The error of a claim that can only end with more than 32 devices."""
+    return AllocationError(f"{label}: number of requested devices {least} exceeds the claim limit of {MAX_DEVICES}")
 
 
 def _least(alternative: Alternative) -> int:
     return 0 if alternative.wants_all else alternative.count
 
 
-def _request(item: Wire, label: str, classes: Mapping[str, Wire]) -> Request:
-    name = item["name"]
-    exactly, subrequests = item.get("exactly"), item.get("firstAvailable") or ()
-    if exactly is not None:
-        found = [_alternative(exactly, name, name, label, classes)]
-    else:
-        found = [_alternative(sub, f"{name}/{sub['name']}", name, label, classes) for sub in subrequests]
-    if not found:
-        raise AllocationError(
-            f"{label}, request {name}: neither exactly nor firstAvailable (unsupported request type?)"
-        )
-    return Request(name=name, alternatives=found)
-
-
-def _alternative(item: Wire, name: str, base: str, label: str, classes: Mapping[str, Wire]) -> Alternative:
-    where = f"{label}, request {name}"
-    class_name = item.get("deviceClassName", "")
-    if not class_name:
-        raise AllocationError(f"{where}: missing device class name (unsupported request type?)")
-    device_class = classes.get(class_name)
-    if device_class is None:
-        why = f'deviceclasses.resource.k8s.io "{class_name}" not found'
-        raise AllocationError(f"{where}: could not retrieve device class {class_name}: {why}")
-    mode = item.get("allocationMode", "ExactCount")
+def _wants_all(way: Wire, where: str) -> bool:
+    mode = way.get("allocationMode") or ""
     if mode not in ("ExactCount", "All"):
         raise AllocationError(f"{where}: unsupported count mode {mode}")
-    of_class = _selectors(device_class["spec"].get("selectors") or (), f"class {class_name}")
-    return Alternative(
-        name=name,
-        base=base,
-        device_class=device_class,
-        selectors=[*of_class, *_selectors(item.get("selectors") or (), label)],
-        count=int(item.get("count", 1)),
-        wants_all=mode == "All",
-        admin_access=bool(item.get("adminAccess")),
-        tolerations=item.get("tolerations") or (),
-        capacity=(item.get("capacity") or {}).get("requests") or {},
-    )
-
-
-def _selectors(selectors: Sequence[Wire], label: str) -> list[Selector]:
-    compiled = []
-    for index, selector in enumerate(selectors):
-        where = f"{label}: selector #{index}"
-        if not (selector.get("cel") or {}).get("expression"):
-            raise AllocationError(f"{where}: CEL expression empty (unsupported selector type?)")
-        try:
-            compiled.append(Selector(program=compile_selector(selector["cel"]["expression"]), where=where))
-        except CelSyntaxError as error:
-            raise CelSyntaxError(f"{where}: CEL compile error: {error}") from error
-    return compiled
+    return bool(mode == "All")

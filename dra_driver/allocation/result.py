@@ -1,39 +1,74 @@
-"""An AllocationResult as the scheduler writes it into ``status.allocation``: results, configuration, node selector."""
+"""An AllocationResult as the scheduler writes it into ``status.allocation``: results, configuration, node selector.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+Follows the end of ``Allocate`` and ``createNodeSelector`` in structured/internal/incubating/allocator_incubating.go of
+k8s.io/dynamic-resource-allocation. Fields that this version's API does not know are dropped, as decoding does.
+"""
 
-from dra_driver.allocation.requests import Alternative, claim_label
-from dra_driver.allocation.search import Pick
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.allocation.attempt import Pick
+from dra_driver.allocation.behaviour import Behaviour, Features
+from dra_driver.allocation.requests import Alternative, ClaimPlan
 from dra_driver.errors import AllocationError
 
 Wire = Mapping[str, Any]
+_TOLERATION: Final = ("key", "operator", "value", "effect", "tolerationSeconds")
+_REQUIREMENT: Final = ("key", "operator", "values")
 
 
-def allocation_result(claim: Wire, picks: Sequence[Pick], chosen: Sequence[Alternative], node: Wire) -> dict[str, Any]:
+def allocation_result(
+    plan: ClaimPlan,
+    picks: Sequence[Pick],
+    chosen: Sequence[Alternative],
+    node: Wire,
+    features: Features,
+    behaviour: Behaviour,
+    new_share_id: Callable[[], str],
+) -> dict[str, Any]:
     """The allocation of one claim. Raises AllocationError when its devices' node selectors cannot be merged."""
-    devices: dict[str, Any] = {"results": [_result(pick) for pick in picks]}
-    config = [*_class_configs(chosen), *_claim_configs(claim, chosen)]
+    devices: dict[str, Any] = {}
+    if picks:
+        devices["results"] = [_result(pick, features, new_share_id) for pick in picks]
+    config = [*_class_configs(chosen), *_claim_configs(plan.wire, chosen, behaviour)]
+    if not behaviour.config_keeps_names:
+        config = [_for_all(entry, chosen) for entry in config]
     if config:
         devices["config"] = config
     allocation: dict[str, Any] = {"devices": devices}
-    selector = _node_selector(claim, picks, node)
+    selector = _node_selector(plan, picks, node, features)
     if selector is not None:
         allocation["nodeSelector"] = selector
     return allocation
 
 
-def _result(pick: Pick) -> dict[str, Any]:
+def _result(pick: Pick, features: Features, new_share_id: Callable[[], str]) -> dict[str, Any]:
     driver, pool, device = pick.device.id
     result: dict[str, Any] = {"request": pick.alternative.name, "driver": driver, "pool": pool, "device": device}
     if pick.alternative.admin_access:
         result["adminAccess"] = True
     if pick.alternative.tolerations:
-        result["tolerations"] = [dict(toleration) for toleration in pick.alternative.tolerations]
-    for field in ("bindingConditions", "bindingFailureConditions"):
-        if pick.device.wire.get(field):
-            result[field] = list(pick.device.wire[field])
+        result["tolerations"] = [_only(_TOLERATION, item) for item in pick.alternative.tolerations]
+    if features.binding_conditions:
+        for field in ("bindingConditions", "bindingFailureConditions"):
+            if pick.device.wire.get(field):
+                result[field] = list(pick.device.wire[field])
+    if pick.consumed is not None:
+        result["shareID"] = new_share_id()
+        if pick.consumed:
+            result["consumedCapacity"] = {name: value.text for name, value in pick.consumed.items()}
     return result
+
+
+def _only(fields: Sequence[str], of: Wire) -> dict[str, Any]:
+    return {field: of[field] for field in fields if of.get(field) not in (None, "")}
+
+
+def _configuration(of: Wire) -> dict[str, Any]:
+    opaque = of.get("opaque")
+    if opaque is None:
+        return {}
+    return {"opaque": {field: opaque[field] for field in ("driver", "parameters") if field in opaque}}
 
 
 def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
@@ -42,50 +77,62 @@ def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
     for alternative in chosen:
         users.setdefault(alternative.device_class["metadata"]["name"], []).append(alternative)
     return [
-        {"source": "FromClass", "requests": [user.name for user in group], **config}
+        {"source": "FromClass", "requests": [user.name for user in group], **_configuration(config)}
         for group in users.values()
         for config in group[0].device_class["spec"].get("config") or ()
     ]
 
 
-def _claim_configs(claim: Wire, chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
-    """Entries for everything once, others once for each request that they name, as Kubernetes up to 1.36 does."""
+def _claim_configs(claim: Wire, chosen: Sequence[Alternative], behaviour: Behaviour) -> list[dict[str, Any]]:
+    """Entries for everything once; others once for each request that they name, or once, by version."""
     configs: list[dict[str, Any]] = []
-    for config in claim["spec"]["devices"].get("config") or ():
-        entry = {"source": "FromClaim", **config}
+    for config in (claim["spec"].get("devices") or {}).get("config") or ():
+        entry = {"source": "FromClaim", **_configuration(config)}
         names = config.get("requests") or ()
         if not names:
             configs.append(entry)
-        configs += [entry for alternative in chosen if alternative.base in names or alternative.name in names]
+            continue
+        entry["requests"] = list(names)
+        count = sum(alternative.base in names or alternative.name in names for alternative in chosen)
+        configs += [entry] * (count if behaviour.config_per_name else min(count, 1))
     return configs
 
 
-def _node_selector(claim: Wire, picks: Sequence[Pick], node: Wire) -> dict[str, Any] | None:
+def _for_all(entry: dict[str, Any], chosen: Sequence[Alternative]) -> dict[str, Any]:
+    """Without names when the entry is for every request, which means the same."""
+    names = entry.get("requests")
+    if names and all(one.base in names or one.name in names for one in chosen):
+        return {field: value for field, value in entry.items() if field != "requests"}
+    return entry
+
+
+def _node_selector(
+    plan: ClaimPlan, picks: Sequence[Pick], node: Wire, features: Features
+) -> dict[str, Any] | None:
     term: dict[str, list[Wire]] = {"matchExpressions": [], "matchFields": []}
     for pick in picks:
         placement = pick.device.placement
-        if placement.get("nodeName") or pick.device.wire.get("bindsToNode"):
+        local = placement.get("nodeName") is not None
+        if local or (pick.device.wire.get("bindsToNode") and not features.stable):
             only = {"key": "metadata.name", "operator": "In", "values": [node["metadata"]["name"]]}
             return {"nodeSelectorTerms": [{"matchFields": [only]}]}
-        _merge(claim, placement.get("nodeSelector"), term)
+        _merge(plan, placement.get("nodeSelector"), term)
     filled = {part: requirements for part, requirements in term.items() if requirements}
     return {"nodeSelectorTerms": [filled]} if filled else None
 
 
-def _merge(claim: Wire, selector: Wire | None, term: dict[str, list[Wire]]) -> None:
-    if selector is None:
-        return
-    terms: Sequence[Wire] = selector.get("nodeSelectorTerms") or []
-    if len(terms) != 1:
+def _merge(plan: ClaimPlan, selector: Wire | None, term: dict[str, list[Wire]]) -> None:
+    terms: Sequence[Wire] = (selector or {}).get("nodeSelectorTerms") or []
+    if len(terms) > 1:
         why = f"unsupported ResourceSlice.NodeSelector with {len(terms)} terms"
-        raise AllocationError(f"{claim_label(claim)}: {why}")
+        raise AllocationError(f"create NodeSelector for {plan.label}: {why}")
     for part, known in term.items():
-        for item in terms[0].get(part) or ():
+        for item in terms[0].get(part) or () if terms else ():
             if not any(_same(item, other) for other in known):
-                known.append(item)
+                known.append(_only(_REQUIREMENT, item))
 
 
 def _same(left: Wire, right: Wire) -> bool:
     """The same requirement, in whatever order its values are."""
-    values = [sorted(item.get("values") or ()) for item in (left, right)]
+    values = [set(item.get("values") or ()) for item in (left, right)]
     return values[0] == values[1] and all(left.get(part) == right.get(part) for part in ("key", "operator"))

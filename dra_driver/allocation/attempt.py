@@ -1,0 +1,315 @@
+"""The state of one attempt: what has been given away so far, and whether one more device can be.
+
+Owns the checks of one device and their order, and taking a device back, with the faults of Kubernetes 1.36 where
+`Behaviour` says so. Follows ``allocateDevice`` and ``isSelectable`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. Refuses to know in which order
+devices are tried.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dra_driver.allocation.amounts import Amount
+from dra_driver.allocation.behaviour import Behaviour, Features
+from dra_driver.allocation.capacity import Consumed, consumption, shortage
+from dra_driver.allocation.constraints import Constraint, DistinctAttribute, DistinctOfAll, MatchAttribute
+from dra_driver.allocation.counters import Account
+from dra_driver.allocation.devices import Charges, Device
+from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Recorder, Rejection, Tainted
+from dra_driver.allocation.lanes import Lane
+from dra_driver.allocation.limits import Budget
+from dra_driver.allocation.nodes import reaches
+from dra_driver.allocation.pools import Pool, Reach
+from dra_driver.allocation.requests import MAX_DEVICES, Alternative, ClaimPlan, ConstraintSpec, too_many
+from dra_driver.allocation.selectors import SELECTED
+from dra_driver.allocation.taints import untolerated
+from dra_driver.errors import AllocationError
+
+Wire = Mapping[str, Any]
+_NO_CAPACITY: Wire = {}
+
+
+@dataclass(slots=True, eq=False)
+class Pick:
+    """One device for one request. ``consumed`` is set for a share, ``charges`` when counters were taken."""
+
+    alternative: Alternative
+    device: Device
+    consumed: dict[str, Amount] | None
+    account: Account | None
+    charges: Charges
+
+
+class Attempt:
+    """One pod on one node. Used by one thread, once."""
+
+    def __init__(
+        self,
+        plans: Sequence[ClaimPlan],
+        node: Wire,
+        reach: Reach,
+        features: Features,
+        behaviour: Behaviour,
+        budget: Budget,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.plans = plans
+        self.picks: list[list[Pick]] = [[] for _ in plans]
+        self.combines = not features.stable
+        self._node = node
+        self._features = features
+        self._behaviour = behaviour
+        self._budget = budget
+        self._recorder = recorder
+        self._reach = reach
+        self._devices = _devices(reach.pools)
+        self._pools = {pool.key: pool for pool in reach.pools}
+        self._lanes: dict[Alternative, Lane] = {}
+        self._constraints = [[_constraint(at, one, behaviour) for at, one in enumerate(p.constraints)] for p in plans]
+        self._users: dict[Device, set[int]] = {}
+        self._pending: dict[Device, Consumed] = {}
+        self._accounts: dict[Any, Account] = {}
+
+    def prepare(self) -> None:
+        """List the devices of requests that want all. Raises AllocationError and the errors of `cel`."""
+        for plan in self.plans:
+            least = 0
+            for request in plan.requests:
+                for alternative in request.alternatives:
+                    if alternative.wants_all:
+                        self._check_pools(plan, alternative)
+                        self.lane(alternative).list_all()
+                least += min(self.lane(alternative).size for alternative in request.alternatives)
+            if least > MAX_DEVICES:
+                raise too_many(plan.label, least)
+
+    def lane(self, alternative: Alternative) -> Lane:
+        """The devices for an alternative."""
+        lane = self._lanes.get(alternative)
+        if lane is None:
+            lane = self._lanes[alternative] = Lane(alternative, self._devices, self)
+        return lane
+
+    # --- what a lane asks ---
+
+    def held(self, alternative: Alternative, device: Device) -> bool:
+        if not device.held or alternative.admin_access:
+            return False
+        if self._recorder is not None:
+            self._reject(alternative, device, InUse(holders=device.slice.holders(device.name)))
+        return True
+
+    def occupied(self, alternative: Alternative, device: Device) -> bool:
+        users = self._users.get(device)
+        if not users or (alternative.admin_access and alternative.claim not in users):
+            return False
+        if self._recorder is not None:
+            self._reject(alternative, device, InUse(holders=()))
+        return True
+
+    def suits(self, alternative: Alternative, device: Device) -> bool:
+        self._budget.step(alternative.name)
+        cause = self._unsuitable(alternative, device)
+        if cause is not None and self._recorder is not None:
+            self._reject(alternative, device, cause)
+        return cause is None
+
+    def has_room(self, alternative: Alternative, device: Device) -> bool:
+        if not self._features.consumable_capacity:
+            return True
+        capacities = device.wire.get("capacity") or _NO_CAPACITY
+        pending = self._pending.get(device)
+        short = shortage(
+            alternative.capacity, capacities, device.consumed, pending, fractions=not self._behaviour.whole_units
+        )
+        if short is not None and self._recorder is not None:
+            self._reject(alternative, device, short)
+        return short is None
+
+    # --- taking and giving back ---
+
+    def take(self, alternative: Alternative, device: Device, *, must: bool) -> Pick | None:
+        """Give the device to the request if counters, taints and constraints allow it.
+
+        With ``must`` a broken constraint raises AllocationError. What a refusal leaves charged is up to `Behaviour`.
+        """
+        self._budget.step(alternative.name)
+        shared = self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
+        if must and self._is_taken(alternative, device, shared):
+            return None
+        account, charges = self._charge(alternative, device, shared)
+        if account is None and charges:
+            return None
+        tainted = self._tainted(alternative, device)
+        if tainted is not None or not self._constrain(alternative, device, must):
+            if tainted is not None and self._recorder is not None:
+                self._reject(alternative, device, tainted)
+            if account is not None and not self._behaviour.counters_stay_charged:
+                account.give_back(charges)
+            return None
+        if must and not self.has_room(alternative, device):
+            # Nothing is taken back here in 1.36: neither constraints nor counters.
+            if not self._behaviour.counters_stay_charged:
+                self._release(alternative)
+                if account is not None:
+                    account.give_back(charges)
+            return None
+        consumed = self._share(alternative, device) if shared else None
+        if not shared:
+            self._users.setdefault(device, set()).add(alternative.claim)
+        pick = Pick(alternative, device, consumed, account, charges)
+        self.picks[alternative.claim].append(pick)
+        return pick
+
+    def give_back(self, alternative: Alternative, pick: Pick) -> None:
+        """Undo `take`; picks of a claim are given back in reverse."""
+        device = pick.device
+        self._release(alternative)
+        users = self._users.get(device)
+        if users is not None:
+            users.discard(alternative.claim)
+        if pick.consumed is None:
+            self._discharge(pick)
+        else:
+            if pick.consumed:
+                self._unshare(device, pick.consumed)
+            if not self._behaviour.shares_stay_charged:
+                self._discharge(pick)
+        self.picks[alternative.claim].pop()
+        if pick.consumed == {} and not self._behaviour.shares_stay_charged and not self._is_picked(device):
+            self._pending.pop(device, None)
+
+    def _is_picked(self, device: Device) -> bool:
+        return any(pick.device is device for picks in self.picks for pick in picks)
+
+    # --- the checks ---
+
+    def _is_taken(self, alternative: Alternative, device: Device, shared: bool) -> bool:
+        if alternative.admin_access:
+            return not shared and self.occupied(alternative, device)
+        return self.held(alternative, device) or self.occupied(alternative, device)
+
+    def _unsuitable(self, alternative: Alternative, device: Device) -> Cause | None:
+        wire = device.wire
+        if not self._features.binding_conditions and wire.get("bindingConditions"):
+            return GateOff(gate="DRADeviceBindingConditions")
+        verdict = alternative.selection.verdict(device)
+        if verdict != SELECTED:
+            selector = alternative.selection.selectors[verdict]
+            return NotSelected(
+                class_name=selector.class_name, index=selector.index, expression=selector.expression
+            )
+        if device.slice.per_device and not reaches(wire, self._node):
+            return NotOnNode()
+        return None
+
+    def _charge(self, alternative: Alternative, device: Device, shared: bool) -> tuple[Account | None, Charges]:
+        """Take the device's counters: the account they were taken from, None when none were.
+
+        Charges without an account mean that the device cannot be had.
+        """
+        if not device.wire.get("consumesCounters"):
+            return None, ()
+        if not self._features.partitionable_devices:
+            if self._recorder is not None:
+                self._reject(alternative, device, GateOff(gate="DRAPartitionableDevices"))
+            return None, ((-1, 0),)
+        if shared and (device.consumed is not None or device in self._pending):
+            return None, ()
+        pool = self._pools[device.slice.key]
+        account = self._account(pool)
+        if account.supply is not pool.supply:
+            charges = account.supply.charges(device.wire)
+        else:
+            if device.charges is None:
+                device.charges = pool.supply.charges(device.wire)
+            charges = device.charges
+        if account.charge(charges):
+            return account, charges
+        if self._recorder is not None:
+            self._reject(alternative, device, account.shortage(charges))
+        return None, ((-1, 0),)
+
+    def _account(self, pool: Pool) -> Account:
+        key = pool.key[1] if self._behaviour.counters_by_pool_name else pool.key
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Account(pool.supply)
+        return account
+
+    def _tainted(self, alternative: Alternative, device: Device) -> Tainted | None:
+        taints = device.wire.get("taints")
+        if not taints or not self._features.device_taints:
+            return None
+        return untolerated(taints, alternative.tolerations)
+
+    def _constrain(self, alternative: Alternative, device: Device, must: bool) -> bool:
+        constraints = self._constraints[alternative.claim]
+        for count, place in enumerate(alternative.constraints):
+            if constraints[place].add(alternative.base, device):
+                continue
+            if must:
+                label = f"{self.plans[alternative.claim].label}, request {alternative.name}"
+                why = "because a claim constraint would not be satisfied"
+                raise AllocationError(f"{label}: cannot add device {device.id} {why}")
+            if self._recorder is not None:
+                self._reject(alternative, device, constraints[place].broken_by(device))
+            for earlier in alternative.constraints[:count]:
+                constraints[earlier].remove(alternative.base)
+            return False
+        return True
+
+    def _release(self, alternative: Alternative) -> None:
+        for place in alternative.constraints:
+            self._constraints[alternative.claim][place].remove(alternative.base)
+
+    def _share(self, alternative: Alternative, device: Device) -> dict[str, Amount]:
+        capacities = device.wire.get("capacity") or _NO_CAPACITY
+        consumed = consumption(alternative.capacity, capacities, fractions=not self._behaviour.whole_units)
+        pending = self._pending.setdefault(device, {})
+        for name, value in consumed.items():
+            pending[name] = pending.get(name, 0) + value.nano
+        return consumed
+
+    def _unshare(self, device: Device, consumed: Mapping[str, Amount]) -> None:
+        pending = self._pending.get(device)
+        if pending is None:
+            return
+        for name, value in consumed.items():
+            if name in pending:
+                pending[name] -= value.nano
+        if not any(pending.values()):
+            del self._pending[device]
+
+    def _discharge(self, pick: Pick) -> None:
+        if pick.account is not None:
+            pick.account.give_back(pick.charges)
+
+    def _check_pools(self, plan: ClaimPlan, alternative: Alternative) -> None:
+        for pool in self._reach.broken:
+            state = "being updated" if pool.why == "incomplete" else "invalid"
+            raise AllocationError(
+                f"{plan.label}, request {alternative.name}: asks for all devices, but resource pool {pool} is currently "
+                f"{state}: {pool.detail}"
+            )
+
+    def _reject(self, alternative: Alternative, device: Device, cause: Cause) -> None:
+        assert self._recorder is not None
+        rejection = Rejection(
+            claim=alternative.claim, request=alternative.name, device=device.id, cause=cause
+        )
+        self._recorder.record(rejection)
+
+
+def _devices(pools: Sequence[Pool]) -> Sequence[Device]:
+    if len(pools) == 1:
+        return pools[0].devices
+    return [device for pool in pools for device in pool.devices]
+
+
+def _constraint(place: int, of: ConstraintSpec, behaviour: Behaviour) -> Constraint:
+    if not of.distinct:
+        return MatchAttribute(place, of.attribute, of.requests)
+    kind = DistinctAttribute if behaviour.distinct_forgets else DistinctOfAll
+    return kind(place, of.attribute, of.requests)

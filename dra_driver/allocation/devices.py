@@ -1,0 +1,121 @@
+"""Published devices and slices in the form that the search works on.
+
+Owns what is computed once for a slice, however many nodes and requests look at it. Records refer to the wire objects and
+never change them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_driver.allocation.capacity import Consumed
+from dra_driver.allocation.events import DeviceId
+from dra_driver.allocation.taken import NOTHING, PoolKey, PoolUse
+
+Wire = Mapping[str, Any]
+Charges = tuple[tuple[int, int], ...]
+"""Index of a counter in the pool's supply, and billionths."""
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """One published device, and what is taken of it. Compared by identity: an ID is unique within a valid pool.
+
+    ``held``: an allocated claim has it whole; ``shared``: allocated claims have shares of it, which took ``consumed``
+    (None when they took nothing). ``sound`` and ``charges`` are worked out on first use.
+    """
+
+    name: str
+    wire: Wire
+    slice: "Slice"
+    held: bool
+    shared: bool
+    consumed: Consumed | None
+    sound: bool | None = None
+    charges: Charges | None = None
+
+    @property
+    def id(self) -> DeviceId:
+        return DeviceId(*self.slice.key, self.name)
+
+    @property
+    def placement(self) -> Wire:
+        """The object that says which nodes reach the device: the device itself or its slice's spec."""
+        return self.wire if self.slice.per_device else self.slice.spec
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """One ResourceSlice. ``order`` is its place in the input."""
+
+    wire: Wire
+    order: int
+    spec: Wire
+    name: str
+    key: PoolKey
+    generation: int
+    count: int
+    has_counters: bool
+    per_device: bool
+    use: PoolUse = field(default_factory=lambda: NOTHING)
+    contents: "Contents | None" = None
+
+    @classmethod
+    def read(cls, wire: Wire, order: int) -> "Slice":
+        """The slice's head; its devices are read when a node reaches them."""
+        spec = wire["spec"]
+        pool = spec["pool"]
+        return cls(
+            wire=wire,
+            order=order,
+            spec=spec,
+            name=wire["metadata"]["name"],
+            key=(spec["driver"], pool["name"]),
+            generation=pool.get("generation") or 0,
+            count=pool.get("resourceSliceCount") or 0,
+            has_counters=bool(spec.get("sharedCounters")),
+            per_device=bool(spec.get("perDeviceNodeSelection")),
+        )
+
+    def read_contents(self, use: PoolUse) -> "Contents":
+        """Its devices. Two threads may both do this once; either result serves."""
+        if self.contents is None:
+            self.use = use
+            self.contents = _contents(self, use)
+        return self.contents
+
+    def holders(self, device: str) -> tuple[str, ...]:
+        """The claims that have the device or shares of it, ``namespace/name``."""
+        return tuple(self.use.holders.get(device, ()))
+
+
+@dataclass(slots=True, eq=False)
+class Contents:
+    """Devices in the order in which they are listed, and which counters they refer to."""
+
+    devices: list[Device] = field(default_factory=list)
+    refers_to: dict[str, set[str]] = field(default_factory=dict)
+    binds: bool = False
+
+
+def _contents(of: Slice, use: PoolUse) -> Contents:
+    found = Contents()
+    whole, shared, consumed = use.whole, use.shared, use.consumed
+    untouched = not (whole or shared)
+    refers_to, append = found.refers_to, found.devices.append
+    for wire in of.spec.get("devices") or ():
+        name = wire["name"]
+        if untouched:
+            append(Device(name, wire, of, False, False, None))
+        else:
+            append(Device(name, wire, of, name in whole, name in shared, consumed.get(name)))
+        for entry in wire.get("consumesCounters") or ():
+            counters = entry.get("counters") or ()
+            known = refers_to.get(entry["counterSet"])
+            if known is None:
+                refers_to[entry["counterSet"]] = set(counters)
+            else:
+                known.update(counters)
+        if wire.get("bindingConditions") is not None:
+            found.binds = True
+    return found

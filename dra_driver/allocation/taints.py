@@ -1,0 +1,33 @@
+"""Taints of devices and what tolerates them.
+
+Follows resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation: only NoSchedule and NoExecute keep a device
+from being allocated; other effects, also those of later versions, are ignored.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.allocation.events import Tainted
+
+Wire = Mapping[str, Any]
+_BLOCKING: Final = ("NoSchedule", "NoExecute")
+
+
+def untolerated(taints: Sequence[Wire], tolerations: Sequence[Wire]) -> Tainted | None:
+    """The first taint that keeps the device away, None when nothing does."""
+    for taint in taints:
+        if taint.get("effect") in _BLOCKING and not any(tolerates(item, taint) for item in tolerations):
+            return Tainted(key=taint.get("key") or "", value=taint.get("value") or "", effect=taint["effect"])
+    return None
+
+
+def tolerates(toleration: Wire, taint: Wire) -> bool:
+    """Whether the toleration covers the taint; an empty effect covers all effects, an empty key all keys."""
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    operator = toleration.get("operator") or "Equal"
+    if operator == "Equal":
+        return (toleration.get("value") or "") == (taint.get("value") or "")
+    return bool(operator == "Exists")

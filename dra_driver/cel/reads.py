@@ -1,0 +1,75 @@
+"""What an expression can look at in a device, so that devices which are equal there are evaluated once.
+
+Owns the walk over the parsed tree and its caution: any use of the device that is not plainly "this name of that domain"
+counts as looking at everything.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from dra_driver.cel.parser import parse
+from dra_driver.cel.source import Source
+from dra_driver.cel.syntax import Call, Ident, Literal, Node, Select, children
+
+_MAPS = ("attributes", "capacity")
+Names = set[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Reads:
+    """Names as (domain, identifier). ``everything`` is set when they do not tell all. The driver, and whether the device
+    can be shared, are not listed."""
+
+    attributes: Names = field(default_factory=set)
+    capacity: Names = field(default_factory=set)
+    everything: bool = False
+
+
+@lru_cache(maxsize=1024)
+def reads(expression: str) -> Reads:
+    """What the expression reads; callers do not change the answer. Raises CelSyntaxError when it does not parse."""
+    found = Reads()
+    pending: list[Node] = [parse(Source(expression))]
+    while pending:
+        node = pending.pop()
+        if not _note(node, found):
+            pending += children(node)
+    return found
+
+
+def _note(node: Node, found: Reads) -> bool:
+    """Record what the node itself reads; True when nothing below it reads more."""
+    if isinstance(node, Ident):
+        found.everything = found.everything or node.name.lstrip(".") == "device"
+        return True
+    if _is_field(node, "driver") or _is_field(node, "allowMultipleAllocations"):
+        return True
+    inner = _step(node)
+    outer = _step(inner[0]) if inner is not None else None
+    if inner is None or outer is None or (isinstance(inner[0], Select) and inner[0].test):
+        return False
+    for kind in _MAPS:
+        if _is_field(outer[0], kind):
+            getattr(found, kind).add((outer[1], inner[1]))
+            return True
+    return False
+
+
+def _is_field(node: Node, name: str) -> bool:
+    return (
+        isinstance(node, Select)
+        and node.field == name
+        and isinstance(node.operand, Ident)
+        and node.operand.name.lstrip(".") == "device"
+    )
+
+
+def _step(node: Node) -> tuple[Node, str] | None:
+    """The operand and constant key of ``operand.key``, ``operand["key"]`` or their optional forms."""
+    if isinstance(node, Select):
+        return node.operand, node.field
+    if isinstance(node, Call) and node.function in ("_[_]", "_[?_]", "_?._") and node.target is None:
+        operand, key = node.arguments
+        if isinstance(key, Literal) and isinstance(key.value, str):
+            return operand, key.value
+    return None

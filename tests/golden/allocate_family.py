@@ -1,0 +1,39 @@
+"""Golden questions about allocation: how our allocator answers one, and whether that agrees.
+
+A case is one scheduling attempt of one pod on one node. Allocations are compared as JSON; of an error only whether there
+is one. IDs of shares are random in a cluster and numbered in tables.
+"""
+
+import json
+from itertools import count
+from typing import Any
+
+from dra_driver.allocation import Allocator, Features
+from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
+
+
+def allocate_answer(question: dict[str, Any]) -> tuple[Any, str | None]:
+    """Allocations and error, at least one of them None."""
+    numbers = count(1)
+    try:
+        allocator = Allocator(
+            slices=question["slices"],
+            classes=question["classes"],
+            allocated=question["allocated_claims"],
+            features=Features.from_gates(question["features"]),
+            new_share_id=lambda: f"share-{next(numbers)}",
+        )
+        outcome = allocator.allocate(question["node"], question["claims"])
+    except (AllocationError, CelSyntaxError, CelEvaluationError) as error:
+        return None, str(error)
+    return outcome.allocations, outcome.reason if outcome.invalid_pools else None
+
+
+def allocate_difference(question: dict[str, Any], expected: dict[str, Any]) -> str:
+    """Empty if the allocations are equal and both or neither have an error; texts of errors may differ."""
+    allocations, error = allocate_answer(question)
+    if allocations == expected["allocations"] and (error is None) == (expected["error"] is None):
+        return ""
+    wanted = json.dumps(expected, sort_keys=True)
+    found = json.dumps({"allocations": allocations, "error": error}, sort_keys=True)
+    return f"{json.dumps(question['claims'])[:400]}\n    expected {wanted}\n    found    {found}"
