@@ -101,6 +101,10 @@ class Allocator:
         """The same for one node: ``question(claims).on(node, recorder)``."""
         return self.question(claims).on(node, recorder)
 
+    def reach(self, node: Wire) -> Reach:
+        """The pools of the node with their devices, for those who look at devices by themselves."""
+        return guarded(lambda: self._catalog.reach(node), {"node": node})
+
     def answer(self, plans: Sequence[ClaimPlan], node: Wire, recorder: Recorder | None) -> Outcome:
         """What `Question.on` says, for claims that are decoded already."""
         reach = self._catalog.reach(node)
