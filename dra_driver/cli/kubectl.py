@@ -12,6 +12,7 @@ from dra_driver.cli.main import execute
 ABOUT: Final = "Look at devices that are handed out by Dynamic Resource Allocation."
 SUBCOMMANDS: Final = {
     "devices": ("dra_driver.cli.devices", "list published devices and the claims that hold them"),
+    "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
     "version": ("dra_driver.cli.version", "print the version"),
 }
 

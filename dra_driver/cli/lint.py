@@ -1,0 +1,117 @@
+"""``kubectl dra lint``: complaints about manifests before they are applied, or about what a cluster holds.
+
+Owns flags and where the texts come from. The rules are ``dra_driver.lint``.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dra_driver.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dra_driver.kube.state import ClusterState
+    from dra_driver.lint.sources import Source
+
+DESCRIPTION = """\
+Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH the objects of the
+cluster are checked, of a live one or of --cluster-state. With PATH nothing but the files is needed; --cluster or
+--cluster-state tell which classes, claims, namespaces and devices there are besides.
+"""
+EPILOG = """\
+exit status: 0 no errors, 1 errors (with --strict warnings too), 2 wrong usage.
+A comment `# dra-lint: allow DRA018` allows a breach on its line and the next, `allow-file` in its whole file.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "lint",
+        help="check manifests, device classes and claims",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
+    parser.add_argument("--cluster", action="store_true", help="with PATH: look names up in the cluster as well")
+    parser.add_argument(
+        "--cluster-state", metavar="FILE", help="a state written by `kubectl dra snapshot`, as the cluster"
+    )
+    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
+    parser.add_argument("--strict", action="store_true", help="warnings are errors")
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json", "github", "sarif"), default="text",
+        help="default: text; github: annotations for CI; sarif: SARIF 2.1.0",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report; the exit status."""
+    from dra_driver.lint import lint
+    from dra_driver.lint.known import catalog_only, of_cluster
+    from dra_driver.lint.sources import collect
+
+    state = _state(args)
+    known = of_cluster(state) if state is not None else catalog_only()
+    sources: Iterable[Source]
+    sources = collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
+    report = lint(sources, known)
+    print(_shown(report.strict() if args.strict else report, args.output))
+    return 1 if (report.strict() if args.strict else report).failed else 0
+
+
+def _state(args: argparse.Namespace) -> "ClusterState | None":
+    if args.cluster and args.cluster_state:
+        raise ConfigurationError("--cluster and --cluster-state exclude each other: which cluster is meant?")
+    if args.cluster_state:
+        from dra_driver.kube import state_file
+
+        return state_file.load(Path(args.cluster_state))
+    if args.paths and not args.cluster:
+        return None
+    from dra_driver.kube.connection import Connection
+    from dra_driver.kube.rest import RestClient
+    from dra_driver.kube.state import read_cluster
+
+    return read_cluster(RestClient(Connection.load(args.kubeconfig)), args.namespace if not args.paths else None)
+
+
+def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[Source]":
+    """The cluster's objects as texts; what a controller has made of another object is checked there."""
+    from dra_driver.lint.sources import of_objects
+
+    if state is None:
+        return ()
+    found = []
+    kinds = (
+        ("DeviceClass", state.classes),
+        ("ResourceClaimTemplate", state.templates),
+        ("ResourceClaim", state.claims),
+    )
+    for kind, items in (*kinds, ("Pod", state.pods)):
+        version = "v1" if kind == "Pod" else "resource.k8s.io/v1"
+        for item in items:
+            metadata = item.get("metadata") or {}
+            if metadata.get("ownerReferences") or (namespace and metadata.get("namespace", namespace) != namespace):
+                continue
+            kept = {key: value for key, value in item.items() if key != "status"}
+            found.append({"apiVersion": version, "kind": kind, **kept})
+    return of_objects(found, "cluster")
+
+
+def _shown(report: Any, form: str) -> str:
+    from dra_driver import __version__
+    from dra_driver.lint import output
+
+    if form == "json":
+        return output.as_json(report)
+    if form == "github":
+        return output.as_github(report)
+    if form == "sarif":
+        return output.as_sarif(report, __version__)
+    return output.as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

@@ -1,0 +1,160 @@
+"""The devices that the catalog of GPU models stands for, as they would be published.
+
+Owns the wire form of a catalog device, which must be the one of ``slices.build`` for whole GPUs (a test compares them;
+rooms on one floor do not import each other) and of NVIDIA's driver for MIG devices, and what of it differs from machine
+to machine, so that nothing is concluded from an invented value. Refuses to know expressions.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+from dra_driver.cel import DeviceView
+from dra_driver.gpu import catalog
+from dra_driver.gpu.simulated_spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.model.gpu import Gpu
+from dra_driver.quantity import Quantity
+from dra_driver.semver import from_loose
+
+DRIVER: Final = "gpu.nvidia.com"
+STANDARD: Final = "resource.kubernetes.io"
+VARYING: Final = frozenset(
+    {"uuid", "parentUUID", "driverVersion", "cudaDriverVersion", "addressingMode"}
+    | {f"{STANDARD}/{name}" for name in ("pciBusID", "pcieRoot", "numaNode")}
+)
+"""Attributes of a catalog device whose value says nothing about the machines that a claim will meet."""
+
+OPTIONAL: Final = frozenset({"addressingMode", f"{STANDARD}/pcieRoot", f"{STANDARD}/numaNode"})
+"""Attributes that some machines do not have at all."""
+
+# Published by versions and settings of NVIDIA's driver other than the ones that catalog devices follow.
+OTHER_ATTRIBUTES: Final = frozenset(
+    {"deviceID", "vendorID", "numa", "iommuFDEnabled", "gpuModuleID", "index", "minor"}
+    | {f"partition{size}" for size in (1, 2, 4, 8)}
+)
+OTHER_CAPACITIES: Final = frozenset(
+    {"addressableMemory", "shares", "memory", "multiprocessors", "copyEngines", "decoders", "encoders"}
+    | {"jpegEngines", "ofaEngines"}
+    | {f"memorySlice{index}" for index in range(16)}
+)
+_LABEL: Final = re.compile(r"(\d+)gb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDevice:
+    """A device to try expressions on.
+
+    ``label`` names it for people. Of ``varying`` attributes the value means nothing; ``unsure`` are names that the
+    catalog has no value for although devices have them. ``label_gigabytes`` is what the product's name says.
+    ``bare`` devices lack what is optional and only show which expressions fail then. ``per_gpu`` is how many of them a
+    GPU of the ``model`` can be cut into; ``nodes`` counts the devices of this shape per node of a cluster.
+    """
+
+    driver: str
+    label: str
+    wire: Mapping[str, Any]
+    view: DeviceView
+    varying: frozenset[str] = frozenset()
+    unsure: frozenset[str] = frozenset()
+    label_gigabytes: int | None = None
+    bare: bool = False
+    model: str = ""
+    per_gpu: int = 0
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+
+@cache
+def catalog_devices() -> tuple[KnownDevice, ...]:
+    """Every whole GPU and every MIG device of the catalog. Made once per process; immutable."""
+    models = list(catalog.models().values())
+    found = [device for model in models for device in _of_model(model)]
+    first = next(model for model in models if model.mig is not None)
+    return (*found, *(_bare(device) for device in list(_of_model(first))[:2]))
+
+
+def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
+    gpu = invent(model, 0, "catalog")
+    attributes = whole_attributes(gpu)
+    capacity = {} if gpu.memory_bytes is None else {"memory": {"value": str(Quantity.from_bytes(gpu.memory_bytes))}}
+    name = model.product_name
+    gigabytes, unsure = _gigabytes(model.key), frozenset({"memory"}) - set(capacity)
+    yield _device(name, attributes, capacity, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
+    for profile in model.mig.profiles if model.mig else ():
+        inside = {key: value for key, value in attributes.items() if key != "uuid"}
+        inside |= {"type": {"string": "mig"}, "profile": {"string": profile.name}, "parentUUID": attributes["uuid"]}
+        numbers = _capacities(profile)
+        known = {key: {"value": str(value)} for key, value in numbers.items() if value is not None}
+        label = f"{profile.name} of {name}"
+        unsure = frozenset(key for key, value in numbers.items() if value is None) | {"uuid"}
+        gigabytes, count = _gigabytes(profile.name), len(profile.starts)
+        yield _device(label, inside, known, unsure=unsure, model=model.key, gigabytes=gigabytes, per_gpu=count)
+
+
+def whole_attributes(gpu: Gpu) -> dict[str, dict[str, Any]]:
+    """Attributes of a whole GPU, as ``slices.build`` publishes them."""
+    capability = gpu.cuda_compute_capability or (0, 0)
+    found: dict[str, dict[str, Any]] = {
+        "type": {"string": "gpu"},
+        "uuid": {"string": gpu.uuid},
+        "productName": {"string": gpu.product_name},
+        "brand": {"string": gpu.brand},
+        "architecture": {"string": gpu.architecture},
+        "cudaComputeCapability": {"version": from_loose(f"{capability[0]}.{capability[1]}")},
+        "driverVersion": {"version": from_loose(DEFAULT_DRIVER_VERSION)},
+        "cudaDriverVersion": {"version": from_loose(f"{DEFAULT_CUDA_VERSION[0]}.{DEFAULT_CUDA_VERSION[1]}")},
+        "addressingMode": {"string": gpu.addressing_mode or None},
+        f"{STANDARD}/pciBusID": {"string": gpu.pci_bus_id},
+        f"{STANDARD}/pcieRoot": {"string": gpu.pcie_root},
+        f"{STANDARD}/numaNode": {"int": gpu.numa_node},
+    }
+    return {name: value for name, value in found.items() if next(iter(value.values())) is not None}
+
+
+def _capacities(profile: catalog.MigProfile) -> dict[str, Any]:
+    engines = profile.engines
+    return {
+        "memory": None if profile.memory_mib is None else Quantity.from_bytes(profile.memory_mib * 2**20),
+        "multiprocessors": profile.multiprocessors,
+        "copyEngines": engines.copy,
+        "decoders": engines.decoder,
+        "encoders": engines.encoder,
+        "jpegEngines": engines.jpeg,
+        "ofaEngines": engines.ofa,
+    }
+
+
+def _device(
+    label: str, attributes: Any, capacity: Any, *, model: str, gigabytes: int | None, per_gpu: int,
+    unsure: frozenset[str] = frozenset(),
+) -> KnownDevice:  # fmt: skip
+    # The catalog says of few boards how they address host memory; the driver and the kernel decide it anyway.
+    attributes = {"addressingMode": {"string": "None"}, **attributes}
+    wire = {"name": "gpu-0", "attributes": attributes, "capacity": capacity}
+    return KnownDevice(
+        driver=DRIVER,
+        label=label,
+        wire=wire,
+        view=DeviceView(DRIVER, wire),
+        varying=VARYING,
+        unsure=unsure,
+        label_gigabytes=gigabytes,
+        model=model,
+        per_gpu=per_gpu,
+    )
+
+
+def _bare(device: KnownDevice) -> KnownDevice:
+    attributes = {name: value for name, value in device.wire["attributes"].items() if name not in OPTIONAL}
+    wire = {**device.wire, "attributes": attributes}
+    label = f"{device.label} on a machine that does not tell {', '.join(sorted(OPTIONAL))}"
+    return KnownDevice(
+        driver=DRIVER, label=label, wire=wire, view=DeviceView(DRIVER, wire), varying=VARYING, bare=True,
+        unsure=device.unsure,
+    )  # fmt: skip
+
+
+def _gigabytes(name: str) -> int | None:
+    found = _LABEL.search(name)
+    return int(found[1]) if found else None

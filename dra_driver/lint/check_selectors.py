@@ -1,0 +1,189 @@
+"""Rules for expressions as they are written: syntax, types, length, names of attributes and constants.
+
+Owns DRA010, DRA011, DRA016, DRA017, DRA020 and DRA021. What an expression does to devices is ``check_matches.py``.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from dra_driver.cel import MAX_LENGTH
+from dra_driver.errors import CelSyntaxError
+from dra_driver.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, STANDARD, KnownDevice
+from dra_driver.lint.expressions import Comparison, Reference, Selector, selector
+from dra_driver.lint.manifest import Manifest
+from dra_driver.lint.nodes import Spot
+from dra_driver.lint.reporter import Reporter
+from dra_driver.lint.scope import Scope
+from dra_driver.quantity import Quantity
+from dra_driver.semver import Semver
+
+_TYPE_OF: Final[Mapping[type, str]] = {str: "string", int: "int", bool: "bool", float: "int"}
+_SHOWN_TYPE: Final = {"string": "text", "int": "a number", "bool": "true or false", "version": "a version"}
+
+
+class SelectorChecker:
+    """Checks expressions against the attributes that are known."""
+
+    def __init__(self, reporter: Reporter, scope: Scope) -> None:
+        self._reporter = reporter
+        self._tables = _tables(scope.devices)
+        self._drivers = {device.driver for device in scope.devices}
+
+    def chain(self, manifest: Manifest, entries: Sequence[Spot]) -> tuple[list[Selector], bool]:
+        """The selectors that compile, and whether all of them do and nothing in them is an error."""
+        found, good = [], True
+        for entry in entries:
+            spot = entry.get("cel", "expression")
+            if spot is None or not isinstance(spot.node.value, str):
+                good = False
+                continue
+            made = self._compile(manifest, spot, spot.node.value)
+            if made is None:
+                good = False
+                continue
+            found.append(made)
+            before = len(self._reporter.findings)
+            self._static(manifest, made)
+            good = good and all(f.severity != "error" for f in self._reporter.findings[before:])
+        return found, good
+
+    def attributes_of(self, domain: str) -> Mapping[str, str]:
+        """Attributes that devices have in a domain, where all of them are known; else none."""
+        return self._tables.get(("attributes", domain), {})
+
+    def _compile(self, manifest: Manifest, spot: Spot, text: str) -> Selector | None:
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > MAX_LENGTH:
+            message = f"the expression has {size} bytes, at most {MAX_LENGTH} are allowed"
+            self._reporter.add("DRA011", manifest, spot, message, hint="split it into several selectors")
+            return None
+        try:
+            return selector(spot, text)
+        except CelSyntaxError as error:
+            offset = _offset(text, error.line, error.column)
+            hint = _hint(error.problem)
+            self._reporter.add("DRA010", manifest, spot, error.problem, hint=hint, offset=offset)
+        except RecursionError:
+            self._reporter.add("DRA010", manifest, spot, "nested too deeply")
+        return None
+
+    def _static(self, manifest: Manifest, item: Selector) -> None:
+        for reference in item.references:
+            self._reference(manifest, item, reference)
+        for comparison in item.comparisons:
+            self._comparison(manifest, item, comparison)
+        for name, value, offset in item.constructors:
+            self._constant(manifest, item, name, value, offset)
+        for domain, offset in item.domains:
+            known = {*self._drivers, STANDARD}
+            if domain not in known and (close := _near(domain, known)):
+                message = f"no known driver publishes the domain {domain!r}; looking it up gives an empty map"
+                self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
+        for driver, offset in item.drivers:
+            if driver not in self._drivers and (close := _near(driver, self._drivers)):
+                message = f"no known driver is called {driver!r}"
+                self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
+
+    def _reference(self, manifest: Manifest, item: Selector, reference: Reference) -> None:
+        known = self._tables.get((reference.table, reference.domain))
+        if known is None or reference.name in known:
+            return
+        other = "capacity" if reference.table == "attributes" else "attributes"
+        word = "attribute" if reference.table == "attributes" else "capacity"
+        if reference.name in self._tables.get((other, reference.domain), {}):
+            what = "a capacity" if other == "capacity" else "an attribute"
+            hint = f'{reference.name} is {what}: device.{other}["{reference.domain}"].{reference.name}'
+        else:
+            hint = _near(reference.name, known) or f"known are {', '.join(sorted(_own(known)))}"
+        message = f"no device of {reference.domain} has the {word} {reference.name!r}"
+        message += "" if reference.tested else "; reading it fails, and the pod is scheduled nowhere"
+        severity = "warning" if reference.tested else "error"
+        self._reporter.add(
+            "DRA016", manifest, item.spot, message, hint=hint, offset=reference.offset,
+            severity="warning" if severity == "warning" else "error",
+        )  # fmt: skip
+
+    def _comparison(self, manifest: Manifest, item: Selector, comparison: Comparison) -> None:
+        reference = comparison.reference
+        have = self._tables.get((reference.table, reference.domain), {}).get(reference.name)
+        if reference.table != "attributes" or not have:
+            return
+        for constant in comparison.constants:
+            want = _TYPE_OF.get(type(constant))
+            if want is None or want == have:
+                continue
+            message = f"{reference.name} is {_SHOWN_TYPE[have]}, compared with {_SHOWN_TYPE[want]}: never true"
+            if have == "version":
+                message += ", or an error that ends scheduling"
+                hint = f'write {reference.name}.compareTo(semver("1.2.3")) >= 0 or == semver("1.2.3")'
+            else:
+                hint = "put the value in quotes" if have == "string" else "write the value without quotes"
+            self._reporter.add("DRA017", manifest, item.spot, message, hint=hint, offset=comparison.offset)
+            return
+
+    def _constant(self, manifest: Manifest, item: Selector, name: str, value: str, offset: int) -> None:
+        try:
+            if name == "quantity":
+                Quantity.parse(value)
+            elif not _is_guarded(item.text, name):
+                Semver.parse(value)
+        except ValueError as error:
+            hint = "write 80Gi, 500M or a plain number" if name == "quantity" else "write three numbers, such as 9.0.0"
+            self._reporter.add("DRA021", manifest, item.spot, str(error), hint=hint, offset=offset)
+
+
+def _is_guarded(text: str, name: str) -> bool:
+    """``semver(text, true)`` normalizes, and is no call with one argument; nothing else makes a bad one good."""
+    return f"is{name.capitalize()}(" in text
+
+
+def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, str]]:
+    """Known names and their types by table and domain; the type is empty where only the name is known."""
+    tables: dict[tuple[str, str], dict[str, str]] = {}
+    drivers = set()
+    for device in devices:
+        drivers.add(device.driver)
+        for table in ("attributes", "capacity"):
+            for full, value in (device.wire.get(table) or {}).items():
+                domain, slash, name = full.rpartition("/")
+                kind = next(iter(value), "") if isinstance(value, Mapping) and table == "attributes" else ""
+                tables.setdefault((table, domain if slash else device.driver), {})[name] = kind
+    for name in OTHER_ATTRIBUTES:
+        tables.setdefault(("attributes", DRIVER), {}).setdefault(name, "")
+    for name in OTHER_CAPACITIES:
+        tables.setdefault(("capacity", DRIVER), {}).setdefault(name, "")
+    # Other drivers add names to the standard domain that no GPU has, so only those of drivers are complete.
+    return {(table, domain): names for (table, domain), names in tables.items() if domain in drivers}
+
+
+def _own(names: Iterable[str]) -> set[str]:
+    return set(names) - OTHER_ATTRIBUTES
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean {found[0]!r}?" if found else ""
+
+
+def _offset(text: str, line: int, column: int) -> int | None:
+    """The offset of a place that the compiler names; None when it names none."""
+    if not line:
+        return None
+    start = 0
+    for _ in range(line - 1):
+        start = text.find("\n", start) + 1
+    return start + column - 1
+
+
+def _hint(problem: str) -> str:
+    """What to do about an error of the compiler that many people meet."""
+    if "cannot be applied" not in problem:
+        return ""
+    if "kubernetes.Semver" in problem.partition(";")[0]:
+        return 'versions have no operators but ==: write .compareTo(semver("9.0.0")) >= 0 or .isGreaterThan(...)'
+    if problem.startswith("compareTo"):
+        return 'wrap the constant: compareTo(quantity("40Gi")) or compareTo(semver("9.0.0"))'
+    if "kubernetes.Quantity" in problem.partition(";")[0]:
+        return 'quantities have no operators but ==: write .compareTo(quantity("40Gi")) >= 0 or .isGreaterThan(...)'
+    return ""

@@ -1,0 +1,264 @@
+"""One CEL selector taken apart: what it reads of a device, its clauses, its constants.
+
+Owns reading the syntax tree (`dra_driver.cel.parser`), in which ``device.attributes["d"].name``, ``["name"]``,
+``.?name``, ``has()`` and names bound by ``cel.bind`` are all references. Refuses to know devices and rules.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dra_driver.cel.lexer import tokens
+from dra_driver.cel.parser import _tables as parse_tables
+from dra_driver.cel.parser import parse
+from dra_driver.cel.program import Program, compile_selector
+from dra_driver.cel.source import Source
+from dra_driver.cel.syntax import Call, Fold, Ident, ListLiteral, Node, Select, children
+from dra_driver.cel.syntax import Literal as Constant
+from dra_driver.errors import CelSyntaxError
+from dra_driver.lint.nodes import Spot
+
+Table = Literal["attributes", "capacity"]
+_OPENING: Final = frozenset("([{")
+_CLOSING: Final = frozenset(")]}")
+COMPARISONS: Final = frozenset({"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@in"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A place where an attribute or capacity is read. ``tested``: its being missing is no error there."""
+
+    table: Table
+    domain: str
+    name: str
+    offset: int
+    tested: bool
+
+    def full_name(self, driver: str) -> str:
+        """The name as a device of ``driver`` publishes it."""
+        return self.name if self.domain == driver else f"{self.domain}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A reference compared with constants: their values and where the first one stands."""
+
+    reference: Reference
+    operator: str
+    constants: tuple[object, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One term of the outermost ``&&``, which can be tried alone."""
+
+    text: str
+    offset: int
+    program: Program
+    references: tuple[Reference, ...]
+    quantities: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A selector that compiles.
+
+    ``domains`` are names of domains that are looked up and ``drivers`` names that ``device.driver`` is compared with,
+    with the place of each; ``constructors`` are calls of quantity() and semver() with a constant.
+    """
+
+    spot: Spot
+    text: str
+    program: Program
+    clauses: tuple[Clause, ...]
+    references: tuple[Reference, ...]
+    comparisons: tuple[Comparison, ...]
+    constructors: tuple[tuple[str, str, int], ...]
+    domains: tuple[tuple[str, int], ...]
+    drivers: tuple[tuple[str, int], ...]
+    constants: frozenset[str]
+
+
+def selector(spot: Spot, text: str) -> Selector:
+    """The expression taken apart. Raises CelSyntaxError when it does not compile."""
+    program = compile_selector(text)
+    source = Source(text)
+    finder = _Finder()
+    tree = parse(source)
+    finder.visit(tree, {})
+    return Selector(
+        spot,
+        text,
+        program,
+        _clauses(source, tree),
+        tuple(finder.references),
+        tuple(finder.comparisons),
+        tuple(finder.constructors),
+        tuple(finder.domains),
+        tuple(finder.drivers),
+        frozenset(finder.constants),
+    )
+
+
+def _clauses(source: Source, tree: Node) -> tuple[Clause, ...]:
+    parts = [(0, len(source.text))]
+    if isinstance(tree, Call) and tree.function == "_&&_" and not tree.parenthesized:
+        parts = _split(source)
+    found = []
+    for start, end in parts:
+        text = source.text[start:end]
+        lead = len(text) - len(text.lstrip())
+        try:
+            finder = _Finder()
+            finder.visit(parse(Source(text)), {})
+            program = compile_selector(text)
+        except CelSyntaxError:
+            return ()  # a term that means something only together with the others; then the whole is one clause
+        quantities = tuple(value for name, value, _ in finder.constructors if name == "quantity")
+        found.append(Clause(text.strip(), start + lead, program, tuple(finder.references), quantities))
+    return tuple(found)
+
+
+def _split(source: Source) -> list[tuple[int, int]]:
+    """Spans of the terms between the ``&&`` outside of all brackets."""
+    depth, start, spans = 0, 0, []
+    for token in tokens(source, parse_tables().terminals):
+        if token.text in _OPENING:
+            depth += 1
+        elif token.text in _CLOSING:
+            depth -= 1
+        elif token.text == "&&" and depth == 0:
+            spans.append((start, token.offset))
+            start = token.offset + 2
+    return [*spans, (start, len(source.text))]
+
+
+class _Finder:
+    """Walks a tree once and keeps what it meets."""
+
+    def __init__(self) -> None:
+        self.references: list[Reference] = []
+        self.comparisons: list[Comparison] = []
+        self.constructors: list[tuple[str, str, int]] = []
+        self.domains: list[tuple[str, int]] = []
+        self.drivers: list[tuple[str, int]] = []
+        self.constants: set[str] = set()
+
+    def visit(self, node: Node, names: dict[str, Node]) -> None:
+        """``names`` maps names bound by ``cel.bind`` to what they stand for."""
+        if isinstance(node, Constant) and isinstance(node.value, str):
+            self.constants.add(node.value)
+        if (domain := _domain(node, names)) is not None:
+            self.domains.append((domain[1], domain[2]))
+        reference = _reference(node, names)
+        if reference is not None:
+            self.references.append(reference)
+        if isinstance(node, Call):
+            self._call(node, names)
+        if isinstance(node, Fold) and not node.variables:
+            self.visit(node.initial, names)
+            self.visit(node.result, {**names, node.accumulator: node.initial})
+            return
+        for child in children(node):
+            self.visit(child, names)
+
+    def _call(self, node: Call, names: dict[str, Node]) -> None:
+        argument = node.arguments[0] if node.arguments else None
+        if node.function in {"quantity", "semver"} and len(node.arguments) == 1 and isinstance(argument, Constant):
+            if isinstance(argument.value, str):
+                self.constructors.append((node.function, argument.value, argument.offset))
+        elif node.function in COMPARISONS and len(node.arguments) == 2:
+            self._comparison(node, names)
+
+    def _comparison(self, node: Call, names: dict[str, Node]) -> None:
+        left, right = node.arguments
+        for one, other in ((left, right), (right, left)):
+            reference = _reference(one, names)
+            constants = _constants(other)
+            if reference is not None and constants:
+                where = other.elements[0].offset if isinstance(other, ListLiteral) else other.offset
+                self.comparisons.append(Comparison(reference, node.function, constants, where))
+            if node.function == "_==_" and _is_driver(one) and isinstance(other, Constant) and constants:
+                self.drivers.append((str(constants[0]), other.offset))
+
+
+def _is_driver(node: Node) -> bool:
+    return (
+        isinstance(node, Select)
+        and node.field == "driver"
+        and isinstance(node.operand, Ident)
+        and node.operand.name == "device"
+    )
+
+
+def _constants(node: Node) -> tuple[object, ...]:
+    nodes = node.elements if isinstance(node, ListLiteral) else [node]
+    if not all(isinstance(item, Constant) for item in nodes):
+        return ()
+    return tuple(_value(item) for item in nodes if isinstance(item, Constant))
+
+
+def _value(node: Constant) -> object:
+    """The constant; a number, whose text the checker has not read yet, as some number."""
+    return node.value if node.number is None else (1.5 if "." in node.number[1] else 1)
+
+
+def _steps(node: Node, names: dict[str, Node]) -> tuple[Node, str, int, bool] | None:
+    """One level of access: what is accessed, the key, its place, and whether a missing key is no error."""
+    node = _resolved(node, names)
+    if isinstance(node, Select):
+        return node.operand, node.field, node.offset, node.test
+    if not isinstance(node, Call):
+        return None
+    if node.function in {"_[_]", "_[?_]", "_?._"} and isinstance(key := node.arguments[1], Constant):
+        if isinstance(key.value, str):
+            return node.arguments[0], key.value, key.offset, node.function != "_[_]"
+    elif node.function == "@in" and isinstance(key := node.arguments[0], Constant) and isinstance(key.value, str):
+        return node.arguments[1], key.value, key.offset, True
+    return None
+
+
+def _resolved(node: Node, names: dict[str, Node]) -> Node:
+    seen = 0
+    while isinstance(node, Ident) and node.name in names and seen < len(names):
+        node, seen = names[node.name], seen + 1
+    return node
+
+
+def _table(node: Node, names: dict[str, Node]) -> Table | None:
+    step = _steps(node, names)
+    if step is None or step[1] not in {"attributes", "capacity"}:
+        return None
+    base = _resolved(step[0], names)
+    if not isinstance(base, Ident) or base.name != "device":
+        return None
+    return "attributes" if step[1] == "attributes" else "capacity"
+
+
+def _domain(node: Node, names: dict[str, Node]) -> tuple[Table, str, int] | None:
+    step = _steps(node, names)
+    table = _table(step[0], names) if step is not None else None
+    return None if step is None or table is None else (table, step[1], step[2])
+
+
+def _reference(node: Node, names: dict[str, Node]) -> Reference | None:
+    if isinstance(node, Ident):
+        return None  # counted where the name was bound
+    step = _steps(node, names)
+    domain = _domain(step[0], names) if step is not None else None
+    if step is None or domain is None:
+        return None
+    optional = step[3] or _is_optional(step[0], names)
+    return Reference(domain[0], domain[1], step[1], step[2], optional)
+
+
+def _is_optional(node: Node, names: dict[str, Node]) -> bool:
+    """Whether an access on the way is optional, which makes all after it so."""
+    step = _steps(node, names)
+    while step is not None:
+        inner = _resolved(node, names)
+        if isinstance(inner, Call) and inner.function in {"_?._", "_[?_]"}:
+            return True
+        node = step[0]
+        step = _steps(node, names)
+    return False

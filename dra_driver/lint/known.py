@@ -1,0 +1,96 @@
+"""What lint knows of a cluster: its classes, claims, templates, namespaces and devices; and the catalog's devices.
+
+Owns bringing them into one shape. Devices that look alike are tried once, however many a cluster has.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from dra_driver.cel import DeviceView
+from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.lint.catalog_devices import VARYING, KnownDevice, catalog_devices
+
+MAX_SHAPES: Final = 2_000
+_IDENTITY: Final = VARYING - {"driverVersion", "cudaDriverVersion", "addressingMode"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """``complete`` names the kinds of which a cluster was read: of those, what is not here does not exist.
+
+    Namespaces map to their labels.
+    """
+
+    complete: frozenset[str] = frozenset()
+    devices: Sequence[KnownDevice] = ()
+    cluster_devices: Sequence[KnownDevice] = ()
+    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    claims: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    templates: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    namespaces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def all_devices(self) -> Sequence[KnownDevice]:
+        return (*self.devices, *self.cluster_devices)
+
+
+def catalog_only() -> Known:
+    """What is known without a cluster."""
+    return Known(devices=catalog_devices())
+
+
+def of_cluster(state: ClusterState) -> Known:
+    """What is known with one. Of kinds that could not be read nothing is said to be missing."""
+    missing = {gap.partition(":")[0] for gap in state.gaps}
+    return Known(
+        complete=frozenset(kind.kind for kind in KINDS if kind.resource not in missing),
+        devices=catalog_devices(),
+        cluster_devices=devices_of(state.slices),
+        classes={_name(item): item for item in state.classes},
+        claims={_key(item): item for item in state.claims},
+        templates={_key(item): item for item in state.templates},
+        namespaces={_name(item): dict((item.get("metadata") or {}).get("labels") or {}) for item in state.namespaces},
+    )
+
+
+def devices_of(slices: Iterable[Mapping[str, Any]]) -> tuple[KnownDevice, ...]:
+    """The devices of ResourceSlices, one for each shape: what only tells a device from its likes is no part of it."""
+    shapes: dict[str, KnownDevice] = {}
+    for item in slices:
+        spec = item.get("spec") if isinstance(item, Mapping) else None
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("driver"), str):
+            continue
+        for device in spec.get("devices") or () if isinstance(spec.get("devices"), list) else ():
+            if isinstance(device, Mapping) and len(shapes) < MAX_SHAPES:
+                _count(shapes, spec, device)
+    return tuple(shapes.values())
+
+
+def _count(shapes: dict[str, KnownDevice], spec: Mapping[str, Any], device: Mapping[str, Any]) -> None:
+    driver, node = str(spec["driver"]), str(device.get("nodeName") or spec.get("nodeName") or "")
+    attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
+    if not isinstance(attributes, Mapping) or not isinstance(capacity, Mapping):
+        return
+    shape = {name: value for name, value in attributes.items() if name not in _IDENTITY}
+    shared = bool(device.get("allowMultipleAllocations"))
+    key = json.dumps([driver, shape, capacity, shared], sort_keys=True, default=str)
+    found = shapes.get(key)
+    if found is None:
+        try:
+            view = DeviceView(driver, device)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return  # the API server would not have taken it
+        label = f"{device.get('name')} on node {node}" if node else f"{device.get('name')} of {driver}"
+        found = KnownDevice(driver=driver, label=label, wire=device, view=view, varying=_IDENTITY)
+    shapes[key] = replace(found, nodes={**found.nodes, node: found.nodes.get(node, 0) + 1})
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str((item.get("metadata") or {}).get("name") or "")
+
+
+def _key(item: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")

@@ -1,0 +1,106 @@
+"""Kubernetes objects in a text, and the parts of them that lint looks at.
+
+Owns telling objects apart (lists are opened), their names, and finding pods, whatever kind carries them. Refuses to
+know rules.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.lint.nodes import Node, Spot
+
+DRA_GROUP: Final = "resource.k8s.io"
+DEFAULT_NAMESPACE: Final = "default"
+MAX_OBJECTS: Final = 50_000
+_MAX_SEARCHED: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A file's name and text, for places and excerpts. ``silenced`` maps lines to the rules allowed there."""
+
+    name: str
+    text: str
+    silenced: dict[int, frozenset[str]]
+    silenced_everywhere: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One object. ``namespace`` is ``default`` where none is written."""
+
+    text: Text
+    spot: Spot
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def group(self) -> str:
+        group, slash, _ = self.api_version.partition("/")
+        return group if slash else ""
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    @property
+    def is_dra(self) -> bool:
+        return self.group == DRA_GROUP
+
+    @property
+    def label(self) -> str:
+        """``ResourceClaim team-a/gpu`` for messages."""
+        namespace = self.spot.string("metadata", "namespace")
+        return f"{self.kind} {namespace + '/' if namespace else ''}{self.name or '(no name)'}"
+
+
+def objects_of(text: Text, root: Node) -> Iterator[Manifest]:
+    """The objects of a document: itself, or the items of a list. Nothing where it is no Kubernetes object."""
+    waiting = [Spot(root)]
+    while waiting:
+        spot = waiting.pop(0)
+        if spot.node.kind != "map":
+            continue
+        kind, version = spot.string("kind"), spot.string("apiVersion")
+        items = spot.get("items")
+        if kind.endswith("List") and items is not None and items.node.kind == "list":
+            # A list of one kind says it once, in its own name; only in those the items may leave it out.
+            waiting += [Spot(item.node, item.path) for item in spot.each("items")[:MAX_OBJECTS]]
+        elif kind and version:
+            yield _manifest(text, spot, version, kind)
+
+
+def claim_devices(manifest: Manifest) -> Spot | None:
+    """``devices`` of a claim or template."""
+    steps = {"ResourceClaim": ("spec", "devices"), "ResourceClaimTemplate": ("spec", "spec", "devices")}
+    found = steps.get(manifest.kind) if manifest.is_dra else None
+    return manifest.spot.get(*found) if found else None
+
+
+def pod_specs(manifest: Manifest) -> Iterator[Spot]:
+    """Pod specifications in an object of any kind: mappings with a list ``containers``.
+
+    This finds pods in Deployments, Jobs and in the custom resources of training operators alike.
+    """
+    if manifest.is_dra:
+        return
+    waiting, looked_at = [manifest.spot], 0
+    while waiting and looked_at < _MAX_SEARCHED:
+        spot = waiting.pop()
+        looked_at += 1
+        containers = spot.node.get("containers") if spot.node.kind == "map" else None
+        if containers is not None and containers.kind == "list":
+            yield spot
+        elif spot.node.kind == "map":
+            waiting += [value for _, value in spot.pairs() if value.node.kind != "scalar"]
+        else:
+            waiting += [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
+
+
+def _manifest(text: Text, spot: Spot, version: str, kind: str) -> Manifest:
+    namespace = spot.string("metadata", "namespace") or DEFAULT_NAMESPACE
+    name = spot.string("metadata", "name") or spot.string("metadata", "generateName")
+    return Manifest(text, spot, version, kind, namespace, name)

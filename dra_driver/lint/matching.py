@@ -1,0 +1,143 @@
+"""Trying selectors on known devices, and finding the device that comes nearest.
+
+Owns what an answer on a catalog device means: a clause that reads what differs from machine to machine is never held
+against it. Costly expressions are tried on fewer devices, counted in cost units so that runs are equal. Refuses to know
+rules and messages of findings.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dra_driver.errors import CelEvaluationError
+from dra_driver.lint.catalog_devices import KnownDevice
+from dra_driver.lint.expressions import Clause, Reference, Selector
+from dra_driver.quantity import Quantity
+
+COST_BUDGET: Final = 3_000_000
+"""Cost units spent on one expression over all devices; about five seconds at worst."""
+
+_MISSING: Final = re.compile(r"no such key: (\S+)\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a chain of selectors says to a device.
+
+    For ``no`` and ``fails`` it names the first selector that said so, for ``no`` also all clauses that are false.
+    """
+
+    device: KnownDevice
+    verdict: Literal["yes", "no", "fails"]
+    selector: Selector | None = None
+    failed: tuple[Clause, ...] = ()
+    problem: str = ""
+
+    @property
+    def missing(self) -> str:
+        """The name that the device lacks, where that is why it fails."""
+        found = _MISSING.search(self.problem)
+        return found[1] if found else ""
+
+
+def ask(selectors: Sequence[Selector], devices: Sequence[KnownDevice]) -> list[Answer]:
+    """The answers of the chain, in which each selector is asked only if those before it said yes.
+
+    Fewer devices than given are asked where the expressions are costly; never none.
+    """
+    if not devices:
+        return []
+    cost = max((item.program.cost(devices[0].view) for item in selectors), default=0)
+    return [_ask(selectors, device) for device in devices[: max(1, COST_BUDGET // max(1, cost))]]
+
+
+def _ask(selectors: Sequence[Selector], device: KnownDevice) -> Answer:
+    failed: list[Clause] = []
+    first: Selector | None = None
+    for item in selectors:
+        try:
+            good = item.program.evaluate(device.view)
+        except CelEvaluationError as error:
+            if first is not None:
+                break  # the scheduler does not come as far
+            if _excused(str(error), device):
+                continue
+            return Answer(device=device, verdict="fails", selector=item, problem=str(error))
+        if good:
+            continue
+        wrong = [clause for clause in item.clauses if _is_false(clause, device)]
+        if item.clauses and not wrong:
+            continue  # only what differs from machine to machine spoke against it
+        if not item.clauses and any(_varies(reference, device) for reference in item.references):
+            continue
+        first = first or item
+        failed += wrong
+    verdict: Literal["yes", "no"] = "yes" if first is None else "no"
+    return Answer(device=device, verdict=verdict, selector=first, failed=tuple(failed))
+
+
+def _is_false(clause: Clause, device: KnownDevice) -> bool:
+    if any(_varies(reference, device) for reference in clause.references):
+        return False
+    try:
+        return not clause.program.evaluate(device.view)
+    except CelEvaluationError as error:
+        return not _excused(str(error), device)
+
+
+def _varies(reference: Reference, device: KnownDevice) -> bool:
+    name = reference.full_name(device.driver)
+    return name in device.varying or (name in device.unsure)
+
+
+def _excused(problem: str, device: KnownDevice) -> bool:
+    found = _MISSING.search(problem)
+    return found is not None and found[1] in device.unsure
+
+
+def nearest(answers: Sequence[Answer]) -> Answer | None:
+    """Of devices that say no the one that comes nearest: fewest clauses against it, then the smallest gap."""
+    candidates = [answer for answer in answers if answer.verdict == "no" and not answer.device.bare and answer.failed]
+    return min(candidates, key=lambda answer: (len(answer.failed), _gap(answer)), default=None)
+
+
+def _gap(answer: Answer) -> float:
+    """How far off the values are, 0 to 1 for each clause."""
+    total = 0.0
+    for clause in answer.failed:
+        gaps = [_distance(seen(reference, answer.device), clause) for reference in clause.references]
+        total += min(gaps, default=1.0)
+    return total
+
+
+def _distance(value: Any, clause: Clause) -> float:
+    if value is None:
+        return 1.0
+    if clause.quantities:
+        try:
+            have, want = Quantity.parse(str(value)), Quantity.parse(clause.quantities[0])
+        except ValueError:
+            return 1.0
+        most = max(abs(have.nano), abs(want.nano))
+        return abs(have.nano - want.nano) / most if most else 0.0
+    return 1.0 - difflib.SequenceMatcher(None, str(value), clause.text[-120:]).ratio() * 0.5
+
+
+def seen(reference: Reference, device: KnownDevice) -> Any:
+    """The value that the device has there, None where it has none."""
+    entry = (device.wire.get(reference.table) or {}).get(reference.full_name(device.driver))
+    if not isinstance(entry, dict):
+        return None
+    return entry.get("value") if reference.table == "capacity" else next(iter(entry.values()), None)
+
+
+def values_seen(clause: Clause, device: KnownDevice) -> str:
+    """``memory is 4864Mi`` for each thing that the clause reads."""
+    shown = {
+        reference.name: f"{reference.name} is {value}" if value is not None else f"it has no {reference.name}"
+        for reference in clause.references
+        for value in (seen(reference, device),)
+    }
+    return ", ".join(list(shown.values())[:4])

@@ -1,0 +1,64 @@
+"""The rules: what each is called, how bad a breach is, and in one line why.
+
+Owns identifiers, which never change their meaning once published: people write them into comments and pipelines.
+``docs/lint.md`` explains each with an example and a fix. Refuses to know how a rule is checked.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+Severity = Literal["error", "warning", "info"]
+RANK: Final = MappingProxyType({"error": 0, "warning": 1, "info": 2})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``severity`` is the usual one; a check may choose another where it knows more."""
+
+    id: str
+    name: str
+    severity: Severity
+    summary: str
+
+
+_ALL: Final = (
+    # Files and objects
+    Rule("DRA001", "unreadable", "error", "The file is not YAML or JSON that can be read."),
+    Rule("DRA002", "duplicate-key", "error", "A key stands twice in one mapping; one of the values is lost."),
+    Rule("DRA003", "unknown-field", "error", "A field that the API does not have."),
+    Rule("DRA004", "invalid-value", "error", "A value that the API server refuses."),
+    Rule("DRA005", "deprecated-api", "warning", "An API version that newer clusters do not serve."),
+    Rule("DRA006", "duplicate-name", "error", "Two things of one kind with the same name."),
+    Rule("DRA007", "too-many", "error", "More entries than the API allows."),
+    # Expressions
+    Rule("DRA010", "cel-error", "error", "The expression does not compile."),
+    Rule("DRA011", "cel-too-long", "error", "The expression is longer than the API allows."),
+    Rule("DRA012", "cel-cost", "error", "Evaluating the expression costs more than is allowed, or a lot."),
+    Rule("DRA013", "missing-driver-guard", "error", "The expression fails on devices of other drivers."),
+    Rule("DRA014", "guard-not-first", "info", "The check of the driver does not come first."),
+    Rule("DRA015", "may-fail-at-run-time", "warning", "The expression fails on devices that lack an attribute."),
+    Rule("DRA016", "unknown-attribute", "error", "The driver publishes no such attribute or capacity."),
+    Rule("DRA017", "wrong-type", "error", "A comparison of values of different types, which is never true."),
+    Rule("DRA018", "no-device-matches", "warning", "No known device can match."),
+    Rule("DRA019", "label-gigabytes", "warning", "Gigabytes of a product's label taken for its memory."),
+    Rule("DRA020", "unknown-driver", "warning", "No driver of that name is known."),
+    Rule("DRA021", "invalid-constant", "error", "A quantity or version that is none."),
+    # Classes, claims and templates
+    Rule("DRA030", "unknown-class", "info", "The DeviceClass is not defined here."),
+    Rule("DRA031", "all-over-32", "warning", "All matching devices are more than a claim can hold."),
+    Rule("DRA032", "too-many-devices", "error", "The claim asks for more than 32 devices."),
+    Rule("DRA033", "unknown-request", "error", "A reference to a request that the claim does not have."),
+    Rule("DRA034", "attribute-without-domain", "error", "A constraint's attribute needs a domain."),
+    Rule("DRA035", "invalid-parameters", "error", "Opaque parameters that the driver refuses."),
+    Rule("DRA036", "parameters-unused", "warning", "Parameters for a driver whose devices are not requested."),
+    Rule("DRA037", "parameters-of-wrong-kind", "error", "Parameters for another type of device."),
+    Rule("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
+    # Pods
+    Rule("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined here."),
+    Rule("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),
+    Rule("DRA052", "unknown-container-request", "error", "A container uses a request that the claim does not have."),
+    Rule("DRA053", "unused-pod-claim", "warning", "A claim of the pod is used by no container."),
+    Rule("DRA054", "claim-and-extended-resource", "warning", "A pod asks for the same devices in two ways."),
+)
+RULES: Final = MappingProxyType({rule.id: rule for rule in _ALL})

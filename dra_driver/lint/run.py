@@ -1,0 +1,137 @@
+"""One run of lint: texts in, report out.
+
+Owns the order of the work and the rules about files and objects as a whole (DRA001, DRA002, DRA005, DRA006). Pure apart
+from the texts it is handed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from dra_driver.errors import DraError
+from dra_driver.lint.check_claims import ClaimChecker
+from dra_driver.lint.check_pods import PodChecker
+from dra_driver.lint.fields import FieldChecker
+from dra_driver.lint.finding import Report
+from dra_driver.lint.known import Known
+from dra_driver.lint.manifest import MAX_OBJECTS, Manifest, Text, objects_of, pod_specs
+from dra_driver.lint.nodes import Spot
+from dra_driver.lint.reading import Trouble, read
+from dra_driver.lint.reporter import Reporter, text_of
+from dra_driver.lint.scope import Scope
+from dra_driver.lint.sources import Source
+
+_CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
+_BETA: Final = frozenset({"v1beta1", "v1beta2"})
+
+
+def lint(sources: Iterable[Source], known: Known) -> Report:
+    """Everything that is wrong with the texts. Never raises for what is in them."""
+    reporter = Reporter()
+    manifests: list[Manifest] = []
+    files = 0
+    for source in sources:
+        files += 1
+        manifests += _manifests(source, reporter)
+    scope = Scope(known, manifests)
+    _duplicates(manifests, reporter)
+    claims, pods = ClaimChecker(reporter, scope), PodChecker(reporter, scope)
+    for manifest in manifests:
+        try:
+            _check(manifest, reporter, claims, pods)
+        except (DraError, RecursionError) as error:
+            reporter.add("DRA004", manifest, manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
+    return Report(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
+
+
+def _manifests(source: Source, reporter: Reporter) -> Sequence[Manifest]:
+    text = text_of(source.name, source.text)
+    if source.problem:
+        reporter.put("DRA001", text, f"the file {source.problem}")
+        return ()
+
+    def complain(trouble: Trouble) -> None:
+        rule = "DRA002" if trouble.duplicate else "DRA001"
+        hint = "a Helm template must be rendered first" if "{{" in source.text and not trouble.duplicate else ""
+        position = _position(source.text, trouble)
+        reporter.put(
+            rule, text, trouble.message, line=trouble.line, column=trouble.column, position=position, hint=hint
+        )
+
+    found: list[Manifest] = []
+    for root in read(source.text, complain):
+        found += objects_of(text, root)
+        if len(found) > MAX_OBJECTS:
+            reporter.put("DRA001", text, f"more than {MAX_OBJECTS} objects; the rest is not looked at")
+            break
+    if not found and source.asked_for and source.text.strip() and not reporter.findings:
+        reporter.put("DRA001", text, "no Kubernetes object in this file", severity="info")
+    return found
+
+
+def _position(text: str, trouble: Trouble) -> int:
+    start = 0
+    for _ in range(trouble.line - 1):
+        start = text.find("\n", start) + 1
+    return min(len(text), start + trouble.column - 1)
+
+
+def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: PodChecker) -> None:
+    if manifest.is_dra:
+        if not _version(manifest, reporter) or manifest.kind not in _CHECKED:
+            return
+        FieldChecker(reporter, manifest).check(manifest.spot, manifest.kind)
+        if manifest.kind == "DeviceClass":
+            claims.device_class(manifest)
+        else:
+            claims.claim(manifest)
+        return
+    for pod in pod_specs(manifest):
+        pods.check(manifest, pod)
+
+
+def _version(manifest: Manifest, reporter: Reporter) -> bool:
+    """Reports old API versions; whether the object has a shape that can be looked at."""
+    spot = manifest.spot.get("apiVersion") or manifest.spot
+    version = manifest.version
+    if version == "v1" or (manifest.kind not in _CHECKED and manifest.kind != "ResourceSlice"):
+        return True
+    if version in _BETA:
+        hint = "write apiVersion: resource.k8s.io/v1"
+        if version == "v1beta1" and manifest.kind != "DeviceClass":
+            hint += ", and put what a request asks for (deviceClassName, selectors, count ...) under `exactly:`"
+        message = f"{manifest.api_version} is deprecated: v1 is served since Kubernetes 1.34"
+        reporter.add("DRA005", manifest, spot, message, hint=hint)
+        return True
+    if version.startswith("v1alpha"):
+        message = f"{manifest.api_version} has no {manifest.kind} any more since Kubernetes 1.34"
+        hint = "write it anew for resource.k8s.io/v1; alpha objects have another shape"
+    else:
+        message, hint = f"there is no API {manifest.api_version}", "write apiVersion: resource.k8s.io/v1"
+    reporter.add("DRA005", manifest, spot, message, hint=hint, severity="error")
+    return False
+
+
+def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
+    """The second of two objects that would be one. Names that are generated, or filled in later, do not count."""
+    seen: dict[tuple[str, str, str, str], Manifest] = {}
+    for manifest in manifests:
+        name = manifest.spot.string("metadata", "name")
+        relevant = manifest.is_dra or manifest.kind == "Pod"
+        if not relevant:
+            continue
+        if not name and not manifest.spot.string("metadata", "generateName"):
+            where = manifest.spot.get("metadata") or manifest.spot
+            reporter.add("DRA004", manifest, where, "metadata.name is required")
+            continue
+        key = (manifest.group, manifest.kind, manifest.namespace, name)
+        if not name or key not in seen:
+            seen.setdefault(key, manifest)
+            continue
+        first = seen[key]
+        message = f"{manifest.label} is defined twice; the first is {_where(first.text, first.spot)}"
+        spot = manifest.spot.get("metadata", "name") or manifest.spot
+        reporter.add("DRA006", manifest, spot, message, hint="applied in turn, the second replaces the first")
+
+
+def _where(text: Text, spot: Spot) -> str:
+    return f"{text.name}:{spot.node.line}"

@@ -1,0 +1,95 @@
+"""Which texts are looked at: files, folders, standard input, or what a cluster holds.
+
+Owns finding and decoding them, with bounds on size and number. Refuses to know YAML.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from dra_driver.errors import ConfigurationError
+
+MAX_FILE_BYTES: Final = 8 << 20
+MAX_FILES: Final = 20_000
+STDIN: Final = "-"
+_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A text and its name. ``problem`` says why there is none. ``asked_for``: the user named it."""
+
+    name: str
+    text: str = ""
+    problem: str = ""
+    asked_for: bool = True
+
+
+def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[Source]:
+    """The texts behind ``paths`` in order; folders are searched to any depth, in the order of names.
+
+    Raises ConfigurationError for a path that does not exist, before anything is read.
+    """
+    for path in paths:
+        if path != STDIN and not Path(path).exists():
+            raise ConfigurationError(f"{path}: no such file or folder")
+    for path in paths:
+        if path == STDIN:
+            yield _decoded("<stdin>", read_stdin()[: MAX_FILE_BYTES + 1], asked_for=True)
+        elif Path(path).is_dir():
+            yield from (_read(file, asked_for=False) for file in _below(Path(path)))
+        else:
+            yield _read(Path(path), asked_for=True)
+
+
+def of_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> Iterator[Source]:
+    """Each object of a cluster as a text of its own, named for it."""
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    for item in objects:
+        metadata = item.get("metadata") or {}
+        name = "/".join(str(part) for part in (metadata.get("namespace"), metadata.get("name")) if part)
+        text = yaml.dump(dict(item), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
+        yield Source(name=f"{origin}: {item.get('kind')} {name}", text=text)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Manifests in a folder; links to folders are not followed, so there is no way round in circles."""
+    count = 0
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(files):
+            path = Path(place, name)
+            if path.suffix.lower() in _SUFFIXES and path.is_file():
+                count += 1
+                if count > MAX_FILES:
+                    raise ConfigurationError(f"{folder}: more than {MAX_FILES} manifests; name a smaller folder")
+                yield path
+
+
+def _read(path: Path, *, asked_for: bool) -> Source:
+    try:
+        with path.open("rb") as handle:
+            data = handle.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        problem = f"cannot be read: {os.strerror(error.errno or 0)}"
+        return Source(name=str(path), problem=problem, asked_for=asked_for)
+    return _decoded(str(path), data, asked_for=asked_for)
+
+
+def _decoded(name: str, data: bytes, *, asked_for: bool) -> Source:
+    if len(data) > MAX_FILE_BYTES:
+        problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB, which no manifest is; split it"
+        return Source(name=name, problem=problem, asked_for=asked_for)
+    try:
+        encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = f"is not UTF-8 text (byte 0x{data[error.start]:02x} in line {line})"
+        return Source(name=name, problem=problem, asked_for=asked_for)
+    return Source(name=name, text=text, asked_for=asked_for)
