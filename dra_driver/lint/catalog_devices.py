@@ -148,7 +148,7 @@ def _device(
 def _bare(device: KnownDevice) -> KnownDevice:
     attributes = {name: value for name, value in device.wire["attributes"].items() if name not in OPTIONAL}
     wire = {**device.wire, "attributes": attributes}
-    label = f"{device.label} on a machine that does not tell {', '.join(sorted(OPTIONAL))}"
+    label = f"{device.label} on some machines"
     return KnownDevice(
         driver=DRIVER, label=label, wire=wire, view=DeviceView(DRIVER, wire), varying=VARYING, bare=True,
         unsure=device.unsure,

@@ -25,6 +25,8 @@ FOREIGN: Final = KnownDevice(
     view=DeviceView("other-driver.example.com", {"name": "device-0"}),
 )
 COSTLY: Final = 100_000
+TOTAL_BUDGET: Final = 5_000_000
+"""Cost units after which a run tries no more expressions; thousands of usual ones need less."""
 MAX_RESULTS: Final = 32
 """Devices that one claim can hold (resource/v1 AllocationResultsMaxSize)."""
 TYPICAL_GPUS: Final = 8
@@ -38,18 +40,19 @@ class MatchChecker:
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
+        self._spent = 0
 
     def device_class(self, manifest: Manifest, chain: Sequence[Selector]) -> None:
         """Rules for the selectors of a DeviceClass."""
-        self._costs(manifest, chain)
+        if self._is_costly(manifest, chain):
+            return
         if not self._guarded(manifest, chain, manifest.spot, subject="class"):
             return
         self._devices(manifest, chain, self._scope.devices)
 
     def request(self, manifest: Manifest, spot: Spot, chain: Sequence[Selector], of_class: ClassInfo | None) -> None:
         """Rules for the selectors of a request, which see only what the class lets through."""
-        self._costs(manifest, chain)
-        if of_class is None or of_class.selectors is None:
+        if self._is_costly(manifest, chain) or of_class is None or of_class.selectors is None:
             return
         if chain and ask([*of_class.selectors, *chain], [FOREIGN])[0].verdict == "fails":
             inherited = ask(of_class.selectors, [FOREIGN])[0].verdict == "fails"
@@ -60,10 +63,16 @@ class MatchChecker:
         if spot.string("allocationMode") == "All":
             self._all(manifest, spot, [*of_class.selectors, *chain])
 
-    def _costs(self, manifest: Manifest, chain: Sequence[Selector]) -> None:
+    def _is_costly(self, manifest: Manifest, chain: Sequence[Selector]) -> bool:
+        """Reports expressions that cost a lot; such are not tried on devices, lest this takes long as well."""
+        costly = False
         sample = self._scope.devices[0] if self._scope.devices else FOREIGN
         for item in chain:
+            if self._spent > TOTAL_BUDGET:
+                return True
             cost = item.program.cost(sample.view)
+            self._spent += cost
+            costly = costly or cost >= COSTLY
             if cost >= LIMIT:
                 message = f"evaluating it on {sample.label} costs more than the {LIMIT:,} units that are allowed"
                 self._reporter.add("DRA012", manifest, item.spot, message, hint="look at fewer elements")
@@ -71,6 +80,7 @@ class MatchChecker:
                 message = f"evaluating it on one device costs {cost:,} units (a usual selector: 10)"
                 hint = "the scheduler does this for every device on every node; simplify it"
                 self._reporter.add("DRA012", manifest, item.spot, message, severity="warning", hint=hint)
+        return costly
 
     def _guarded(self, manifest: Manifest, chain: Sequence[Selector], spot: Spot, *, subject: str) -> bool:
         """Whether devices of other drivers are passed over in peace."""
@@ -78,7 +88,7 @@ class MatchChecker:
         driver = _driver_of(chain)
         if answer.verdict == "fails" and answer.selector is not None:
             message = (
-                f"the expression fails on devices of other drivers ({answer.problem.rpartition(': ')[2]}); "
+                f"the expression fails on {answer.device.label}, as {_why(answer)}; "
                 "one such failure ends the scheduling of the pod on every node"
             )
             hint = f'begin with device.driver == "{driver}" &&'
@@ -124,10 +134,9 @@ class MatchChecker:
         shown = next((answer for answer in failing if not answer.device.bare), failing[0])
         if shown.selector is None:
             return
-        why = f"it has no {shown.missing}" if shown.missing else shown.problem.rpartition(": ")[2]
         every = len(failing) == len(answers)
         message = (
-            f"the expression fails on {'every known device' if every else shown.device.label}: {why}; "
+            f"the expression fails on {'every known device' if every else shown.device.label}, as {_why(shown)}; "
             "one such failure ends the scheduling of the pod on every node"
         )
         hint = ""
@@ -217,6 +226,10 @@ class MatchChecker:
                 f"devices that match; a claim can hold {MAX_RESULTS}, and more make the request fail everywhere"
             )
             self._reporter.add("DRA031", manifest, where, message, hint=hint)
+
+
+def _why(answer: Answer) -> str:
+    return f"it lacks {answer.missing}" if answer.missing else f"there is {answer.problem.rpartition(': ')[2]!r}"
 
 
 def _driver_of(chain: Sequence[Selector]) -> str:

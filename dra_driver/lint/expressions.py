@@ -107,7 +107,7 @@ def _clauses(source: Source, tree: Node) -> tuple[Clause, ...]:
     found = []
     for start, end in parts:
         text = source.text[start:end]
-        lead = len(text) - len(text.lstrip())
+        lead = tokens(Source(text), parse_tables().terminals)[0].offset  # past white space and comments
         try:
             finder = _Finder()
             finder.visit(parse(Source(text)), {})
@@ -115,7 +115,7 @@ def _clauses(source: Source, tree: Node) -> tuple[Clause, ...]:
         except CelSyntaxError:
             return ()  # a term that means something only together with the others; then the whole is one clause
         quantities = tuple(value for name, value, _ in finder.constructors if name == "quantity")
-        found.append(Clause(text.strip(), start + lead, program, tuple(finder.references), quantities))
+        found.append(Clause(text[lead:].strip(), start + lead, program, tuple(finder.references), quantities))
     return tuple(found)
 
 

@@ -59,16 +59,16 @@ class Manifest:
 
 def objects_of(text: Text, root: Node) -> Iterator[Manifest]:
     """The objects of a document: itself, or the items of a list. Nothing where it is no Kubernetes object."""
-    waiting = [Spot(root)]
-    while waiting:
-        spot = waiting.pop(0)
-        if spot.node.kind != "map":
+    waiting = [(Spot(root), "", "")]
+    for spot, usual_kind, usual_version in waiting:
+        if spot.node.kind != "map" or len(waiting) > MAX_OBJECTS:
             continue
-        kind, version = spot.string("kind"), spot.string("apiVersion")
+        kind, version = spot.string("kind") or usual_kind, spot.string("apiVersion") or usual_version
         items = spot.get("items")
         if kind.endswith("List") and items is not None and items.node.kind == "list":
-            # A list of one kind says it once, in its own name; only in those the items may leave it out.
-            waiting += [Spot(item.node, item.path) for item in spot.each("items")[:MAX_OBJECTS]]
+            # A list of one kind says kind and version once; in a plain List every item does.
+            inner = (kind.removesuffix("List"), version if kind != "List" else "")
+            waiting += [(item, *inner) for item in spot.each("items")]
         elif kind and version:
             yield _manifest(text, spot, version, kind)
 

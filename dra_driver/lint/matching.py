@@ -16,8 +16,8 @@ from dra_driver.lint.catalog_devices import KnownDevice
 from dra_driver.lint.expressions import Clause, Reference, Selector
 from dra_driver.quantity import Quantity
 
-COST_BUDGET: Final = 3_000_000
-"""Cost units spent on one expression over all devices; about five seconds at worst."""
+COST_BUDGET: Final = 1_000_000
+"""Cost units spent on one expression over all devices; about two seconds at worst."""
 
 _MISSING: Final = re.compile(r"no such key: (\S+)\Z")
 

@@ -32,10 +32,10 @@ def offset_in_text(text: str, node: Node, offset: int) -> int | None:
     return source[-1][0] + 1
 
 
-def line_and_column(text: str, offset: int) -> tuple[int, int]:
-    """Both from 1, with the line breaks that YAML knows."""
-    line, start = 1, 0
-    for found in _BREAK.finditer(text, 0, offset):
+def line_and_column(text: str, node: Node, offset: int) -> tuple[int, int]:
+    """Both from 1, of an offset inside of a node, with the line breaks that YAML knows."""
+    line, start = node.line, node.start - node.column + 1
+    for found in _BREAK.finditer(text, node.start, offset):
         line, start = line + 1, found.end()
     return line, offset - start + 1
 

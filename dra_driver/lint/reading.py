@@ -24,6 +24,7 @@ _STR: Final = "tag:yaml.org,2002:str"
 _INT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
 _OTHER_INT: Final = re.compile(r"([-+]?)0(b[01]+|o?[0-7]+|x[0-9a-fA-F]+)\Z")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
+_DOCUMENT: Final = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 _WORDS: Final[dict[str, Any]] = {
     **{word: None for base in ("null", "~", "") for word in (base, base.upper(), base.capitalize())},
     **{word: True for base in ("true", "yes", "on") for word in (base, base.upper(), base.capitalize())},
@@ -87,12 +88,13 @@ def _sentence(error: yaml.YAMLError) -> str:
 
 
 def _next_document(text: str, offset: int, line: int) -> int | None:
-    """The offset of the first line after ``line`` (counted from ``offset``) that begins a document."""
-    for _ in range(line + 1):
-        offset = text.find("\n", offset) + 1
-        if not offset:
+    """The offset of the first line from ``line`` on (counted from ``offset``) that begins another document."""
+    at = offset
+    for _ in range(max(1, line)):
+        at = text.find("\n", at) + 1
+        if not at:
             return None
-    match = re.compile(r"^---(?=\s|\Z)", re.MULTILINE).search(text, offset)
+    match = _DOCUMENT.search(text, at)
     return None if match is None else match.start()
 
 

@@ -26,13 +26,14 @@ def text_of(name: str, text: str) -> Text:
     """The text with what its comments allow."""
     everywhere: set[str] = set()
     lines: dict[int, frozenset[str]] = {}
+    line = counted = 0
     for found in _ALLOW.finditer(text):
+        line, counted = line + text.count("\n", counted, found.start()), found.start()
         ids = frozenset(re.findall(r"DRA\d+", found["ids"]))
         if found["file"]:
             everywhere |= ids
             continue
-        line = text.count("\n", 0, found.start()) + 1
-        for covered in (line, *(() if found["before"].strip() else (line + 1,))):
+        for covered in (line + 1, *(() if found["before"].strip() else (line + 2,))):
             lines[covered] = lines.get(covered, frozenset()) | ids
     return Text(name, text, lines, frozenset(everywhere))
 
@@ -63,7 +64,7 @@ class Reporter:
         line, column = node.line, node.column
         position = offset_in_text(manifest.text.text, node, offset) if offset is not None else None
         if position is not None:
-            line, column = line_and_column(manifest.text.text, position)
+            line, column = line_and_column(manifest.text.text, node, position)
         self.put(
             rule,
             manifest.text,

@@ -113,7 +113,7 @@ def compiled(entries: Sequence[Spot]) -> list[Selector] | None:
             return None
         try:
             chain.append(selector(spot, spot.node.value))
-        except CelSyntaxError:
+        except (CelSyntaxError, RecursionError):
             return None
     return chain
 
