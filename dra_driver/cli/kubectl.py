@@ -13,6 +13,8 @@ ABOUT: Final = "Look at devices that are handed out by Dynamic Resource Allocati
 SUBCOMMANDS: Final = {
     "devices": ("dra_driver.cli.devices", "list published devices and the claims that hold them"),
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
+    "explain": ("dra_driver.cli.explain", "say why a pod or claim has no devices"),
+    "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline questions"),
     "version": ("dra_driver.cli.version", "print the version"),
 }
 

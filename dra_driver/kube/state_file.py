@@ -106,7 +106,7 @@ def objects_of(documents: Sequence[Wire], where: str) -> list[dict[str, Any]]:
     """
     kinds = {kind.kind: kind for kind in KINDS}
     found = []
-    for item in _flat(documents, where):
+    for item in flat(documents, where):
         kind = kinds.get(str(item.get("kind")))
         if kind is None:
             continue
@@ -118,8 +118,11 @@ def objects_of(documents: Sequence[Wire], where: str) -> list[dict[str, Any]]:
     return found
 
 
-def _flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
-    """Objects, those in ``items`` instead of their list. A list of one kind says the kind once, in its own name."""
+def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
+    """Objects, those in ``items`` instead of their list (which may say their kind once, in its own name).
+
+    Raises ConfigurationError on what cannot be a Kubernetes object.
+    """
     for document in documents:
         kind = document.get("kind")
         if not isinstance(kind, str) or not kind:

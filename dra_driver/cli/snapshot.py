@@ -1,0 +1,50 @@
+"""``kubectl dra snapshot``: write what explain, lint and capacity look at to a file, without secrets.
+
+Owns flags. What is kept of each object is decided in ``dra_driver.kube.state_parts``.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.cli.source import client
+
+DESCRIPTION: Final = """\
+Write the cluster's nodes, pods, claims, classes and devices to a file that `--cluster-state` reads, to ask questions
+offline or to pass on. Pods are reduced to what scheduling needs: no environment, arguments, commands, volumes or
+annotations. Names, labels and opaque driver parameters of claims and classes are kept.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "snapshot",
+        help="write the cluster's state to a file for offline questions",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file", metavar="FILE", help="where to write; YAML when it ends in .yaml, else JSON; - prints it"
+    )
+    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="templates, events and volume claims only of this one"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.kube.state import KINDS, read_cluster
+    from dra_driver.kube.state_file import dump, text_of
+
+    state = read_cluster(client(args.kubeconfig), args.namespace)
+    for gap in state.gaps:
+        print(f"left out: {gap}", file=sys.stderr)
+    if args.file == "-":
+        print(text_of(state, as_yaml=True), end="")
+        return 0
+    dump(state, Path(args.file))
+    counts = ", ".join(f"{len(items)} {kind.resource}" for kind in KINDS if (items := getattr(state, kind.field)))
+    print(f"{args.file}: {counts}")
+    return 0

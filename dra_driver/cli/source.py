@@ -1,0 +1,87 @@
+"""Where commands for people get a cluster's state from: a kubeconfig or a file, and in which namespace they look.
+
+Owns the flags that these commands share.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube.state import ClusterState
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """``--kubeconfig``, ``--cluster-state`` and ``-n``."""
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="default: default")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    source.add_argument(
+        "--cluster-state",
+        metavar="FILE",
+        help="offline: a file of `kubectl dra snapshot`, or objects as `kubectl get -o yaml` prints them",
+    )
+
+
+def state_of(args: argparse.Namespace, *, namespace: str | None = None) -> ClusterState:
+    """The state that the flags name. Raises ConfigurationError and KubernetesApiError."""
+    if args.cluster_state:
+        from dra_driver.kube.state_file import load
+
+        return load(args.cluster_state)
+    from dra_driver.kube.state import read_cluster
+
+    return read_cluster(client(args.kubeconfig), namespace)
+
+
+def client(kubeconfig: str | None) -> Any:
+    """A client of the API server; what the library logs stays out of the way of the answer."""
+    from dra_driver.kube.connection import Connection
+    from dra_driver.kube.rest import RestClient
+    from dra_driver.telemetry import logs
+
+    logs.configure("text", "error")
+    return RestClient(Connection.load(kubeconfig))
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """``pod/train`` -> (pod, train). A name alone is a pod's. Raises ConfigurationError."""
+    kinds = {"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "resourceclaim": "claim"}
+    kinds["resourceclaims"] = "claim"
+    kind, slash, name = target.partition("/")
+    if not slash:
+        kind, name = "pod", target
+    if kind.lower() not in kinds or not name or "/" in name:
+        raise ConfigurationError(f"{target[:80]!r}: expected pod/NAME or claim/NAME")
+    return kinds[kind.lower()], name
+
+
+def text_of(path: str) -> str | None:
+    """The text of standard input for ``-``; None for a file, which its reader opens. Bounded."""
+    if path != "-":
+        return None
+    text = sys.stdin.read(_MAX_STDIN + 1)
+    if len(text) > _MAX_STDIN:
+        raise ConfigurationError(f"standard input has more than {_MAX_STDIN >> 20} MiB")
+    return text
+
+
+_MAX_STDIN = 16 << 20
+
+
+def wants_colour() -> bool:
+    """Only on a terminal, and not with NO_COLOR (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def files_in(path: str) -> list[Path]:
+    """The manifests of a file, a folder (not those below) or standard input. Raises ConfigurationError."""
+    place = Path(path)
+    if path == "-" or not place.is_dir():
+        return [place]
+    found = sorted(item for item in place.iterdir() if item.suffix in (".yaml", ".yml", ".json") and item.is_file())
+    if not found:
+        raise ConfigurationError(f"no .yaml, .yml or .json file in {place}")
+    return found

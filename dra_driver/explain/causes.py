@@ -1,0 +1,55 @@
+"""Reasons why a pod waits that lie outside of allocation, or that end allocation before it begins.
+
+Owns the codes, which are part of the output's schema: they are added to, never renamed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """What is in the way. Codes of single devices are in ``reasons.py``."""
+
+    CLAIM_MISSING = "claimMissing"
+    CLAIM_DELETED = "claimDeleted"
+    CLAIM_NOT_OWNED = "claimNotOwned"
+    CLAIM_FULL = "claimFull"
+    CLAIM_NOT_RESERVED = "claimNotReserved"
+    CLAIM_NOT_ALLOCATED = "claimNotAllocated"
+    CLAIM_ELSEWHERE = "claimElsewhere"
+    TEMPLATE_MISSING = "templateMissing"
+    CLASS_MISSING = "classMissing"
+    RESOURCE_UNKNOWN = "resourceUnknown"
+    NOT_WEIGHABLE = "notWeighable"
+    CEL_ERROR = "celError"
+    NO_SLICES = "noSlices"
+    DRIVER_SILENT = "driverSilent"
+    DRIVER_NOT_ON_NODE = "driverNotOnNode"
+    GATE_OFF = "gateOff"
+    PREPARE_FAILING = "prepareFailing"
+    VOLUME_WAITING = "volumeWaiting"
+    SCHEDULING_GATES = "schedulingGates"
+    OTHER_SCHEDULER = "otherScheduler"
+    NODES_UNFIT = "nodesUnfit"
+    NO_NODES = "noNodes"
+    NOT_WEIGHED = "notWeighed"
+    BEING_DELETED = "beingDeleted"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STARTING = "starting"
+    POOL_UNUSABLE = "poolUnusable"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """``message`` is a sentence, ``fix`` what to do about it (possibly empty), ``object`` what it is about.
+
+    With ``blocks`` the pod cannot be placed before this changes; without, it is worth knowing.
+    """
+
+    code: Code
+    message: str
+    fix: str = ""
+    object: str = ""
+    blocks: bool = True

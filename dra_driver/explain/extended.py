@@ -1,0 +1,100 @@
+"""Extended resources of containers that devices serve: ``resources.requests: {example.com/gpu: 1}`` as a claim.
+
+Owns which DeviceClass stands for a resource and the claim that the scheduler would make. Follows kubernetes/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004): a device plugin that offers the
+resource on a node wins there, so the claim depends on the node.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.explain.objects import Wire, name_of, namespace_of, spec_of, status_of
+from dra_driver.quantity import Quantity
+
+IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the resource name that every class has without saying so."""
+
+MARK: Final = "resource.kubernetes.io/extended-resource-claim"
+_MOST_CONTAINERS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """One extended resource of one container, and the class that stands for it (None: no class does)."""
+
+    request: str
+    resource: str
+    count: int
+    class_name: str | None
+
+
+def class_names(classes: Iterable[Wire]) -> dict[str, str]:
+    """Resource name -> class. Of several classes the newest wins, of equally old ones the first by name."""
+    found: dict[str, tuple[str, str]] = {}
+    for item in sorted(classes, key=name_of):
+        created = str((item.get("metadata") or {}).get("creationTimestamp") or "")
+        found[f"{IMPLICIT}{name_of(item)}"] = (created, name_of(item))
+        explicit = spec_of(item).get("extendedResourceName")
+        if explicit and (explicit not in found or found[explicit][0] < created):
+            found[explicit] = (created, name_of(item))
+    return {resource: name for resource, (_, name) in found.items()}
+
+
+def needs_of(pod: Wire, classes: Iterable[Wire]) -> list[Need]:
+    """What the pod's containers ask for, in the order and with the names of the scheduler's requests."""
+    known = class_names(classes)
+    containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
+    found = []
+    for index, container in enumerate(containers[:_MOST_CONTAINERS]):
+        resources: Mapping[str, Any] = container.get("resources") or {}
+        # The API server copies limits to requests of extended resources; manifests may have only one of them.
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for place, resource in enumerate(sorted(asked)):
+            count = _count(asked[resource]) if is_extended(resource) else 0
+            if count > 0:
+                name = f"container-{index}-request-{place}"
+                found.append(Need(request=name, resource=resource, count=count, class_name=known.get(resource)))
+    return found
+
+
+def is_extended(resource: str) -> bool:
+    """Whether a resource name is outside of Kubernetes' own (pkg/apis/core/v1/helper, IsExtendedResourceName)."""
+    if resource.startswith(IMPLICIT):
+        return True
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and not (domain == "kubernetes.io" or domain.endswith(".kubernetes.io"))
+
+
+def is_offered(node: Wire, resource: str) -> bool:
+    """Whether a device plugin offers the resource on the node."""
+    return _count((status_of(node).get("allocatable") or {}).get(resource, 0)) > 0
+
+
+def claim_for(pod: Wire, needs: Sequence[Need], node: Wire | None) -> dict[str, Any] | None:
+    """The claim that the scheduler would make for the pod on the node; None when no device is needed there."""
+    requests = [
+        {
+            "name": need.request,
+            "exactly": {"deviceClassName": need.class_name, "allocationMode": "ExactCount", "count": need.count},
+        }
+        for need in needs
+        if need.class_name is not None and (node is None or not is_offered(node, need.resource))
+    ]
+    if not requests:
+        return None
+    return {
+        "metadata": {
+            "name": f"{name_of(pod)}-extended-resources",
+            "namespace": namespace_of(pod),
+            "annotations": {MARK: "true"},
+        },
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+def _count(value: Any) -> int:
+    try:
+        return Quantity.parse(str(value)).as_int()
+    except ValueError:
+        return 0

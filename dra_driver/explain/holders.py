@@ -1,0 +1,40 @@
+"""Who holds which device, and for which pods.
+
+Owns the index over allocated claims. Shares and whole devices count alike here; admin access holds nothing.
+"""
+
+from collections.abc import Iterable
+
+from dra_driver.allocation.events import DeviceId
+from dra_driver.explain.objects import Wire, label_of, listed, results_of, users_of
+
+
+class Holders:
+    """Claims by device, and pods by claim. Immutable once made."""
+
+    def __init__(self, claims: Iterable[Wire]) -> None:
+        self._claims: dict[DeviceId, list[str]] = {}
+        self._pods: dict[str, list[str]] = {}
+        self._of_pool: dict[tuple[str, str], list[str]] = {}
+        for claim in claims:
+            label = label_of(claim)
+            self._pods[label] = [str(user.get("name")) for user in users_of(claim)]
+            for result in results_of(claim):
+                if not result.get("adminAccess"):
+                    device = DeviceId(result["driver"], result["pool"], result["device"])
+                    self._claims.setdefault(device, []).append(label)
+                    self._of_pool.setdefault(device[:2], []).append(device.device)
+
+    def claims(self, device: DeviceId) -> list[str]:
+        return self._claims.get(device, [])
+
+    def held_in(self, driver: str, pool: str) -> list[str]:
+        """Names of the pool's devices that somebody holds."""
+        return self._of_pool.get((driver, pool), [])
+
+    def named(self, claim: str) -> str:
+        """``team-a/train (pod train-0)``."""
+        pods = self._pods.get(claim) or []
+        if not pods:
+            return f"{claim} (no pod)"
+        return f"{claim} (pod{'s' if len(pods) > 1 else ''} {listed(pods)})"

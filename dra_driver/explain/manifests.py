@@ -1,0 +1,80 @@
+"""From manifests to the pods that they would make.
+
+Owns which workloads have pods inside and how many. Other kinds pass through: as objects of the cluster they change what
+the pods meet.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.explain.objects import Wire, name_of, namespace_of, spec_of
+from dra_driver.kube.state_shapes import misfit
+
+MAX_PODS: Final = 64
+"""Pods of one manifest that are tried one after the other."""
+
+_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
+    "Deployment": ("template",),
+    "ReplicaSet": ("template",),
+    "ReplicationController": ("template",),
+    "StatefulSet": ("template",),
+    "DaemonSet": ("template",),
+    "Job": ("template",),
+    "CronJob": ("jobTemplate", "spec", "template"),
+}
+_COUNTS: Final = {"Job": "parallelism", "DaemonSet": "", "CronJob": ""}
+
+
+def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[str, Any]]:
+    """The pods of Pods and workloads, named as their controllers would, at most MAX_PODS together.
+
+    Objects without a namespace get ``namespace``. Raises ConfigurationError on a pod whose fields have wrong types.
+    """
+    found: list[dict[str, Any]] = []
+    for document in documents:
+        kind = str(document.get("kind"))
+        if kind != "Pod" and kind not in _TEMPLATES:
+            continue
+        inside = _namespaced(document, namespace)
+        for pod in [inside] if kind == "Pod" else _of_workload(inside, kind):
+            problem = misfit("Pod", pod)
+            if problem:
+                raise ConfigurationError(f"{where}: {kind} {name_of(document)}: {problem}")
+            found.append(pod)
+    return found[:MAX_PODS]
+
+
+def in_namespace(objects: Sequence[Wire], namespace: str) -> list[dict[str, Any]]:
+    """The objects as they would be applied with ``-n namespace``."""
+    return [_namespaced(item, namespace) for item in objects]
+
+
+def _namespaced(item: Wire, namespace: str) -> dict[str, Any]:
+    metadata = item.get("metadata")
+    known = metadata if isinstance(metadata, dict) else {}
+    return {**item, "metadata": {**known, "namespace": known.get("namespace") or namespace}}
+
+
+def _of_workload(workload: Wire, kind: str) -> list[dict[str, Any]]:
+    template: Any = spec_of(workload)
+    for step in _TEMPLATES[kind]:
+        template = template.get(step) if isinstance(template, dict) else None
+    if not isinstance(template, dict):
+        return []
+    metadata = template.get("metadata")
+    pod = {
+        "spec": template.get("spec"),
+        "metadata": {**(metadata if isinstance(metadata, dict) else {}), "namespace": namespace_of(workload)},
+    }
+    count = _count(spec_of(workload), kind)
+    return [
+        {**pod, "metadata": {**pod["metadata"], "name": f"{name_of(workload)}-{index}"}}  # type: ignore[dict-item]
+        for index in range(count)
+    ]
+
+
+def _count(spec: Wire, kind: str) -> int:
+    field = _COUNTS.get(kind, "replicas")
+    value = spec.get(field) if field else None
+    return min(max(value, 0), MAX_PODS) if isinstance(value, int) and not isinstance(value, bool) else 1

@@ -1,0 +1,92 @@
+"""Reading wire objects whose shapes are known to be right: names, users, phases, conditions.
+
+Owns small questions about single objects. Refuses to know the cluster around them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Wire = Mapping[str, Any]
+
+SEEN_AT_MOST: Final = 3
+"""Names that a sentence lists before it says how many more there are."""
+
+
+def name_of(item: Wire) -> str:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("name") or f"{metadata.get('generateName', '')}*")
+
+
+def namespace_of(item: Wire) -> str:
+    return str((item.get("metadata") or {}).get("namespace") or "default")
+
+
+def uid_of(item: Wire) -> str:
+    return str((item.get("metadata") or {}).get("uid") or "")
+
+
+def label_of(item: Wire) -> str:
+    """``namespace/name``."""
+    return f"{namespace_of(item)}/{name_of(item)}"
+
+
+def is_deleted(item: Wire) -> bool:
+    return bool((item.get("metadata") or {}).get("deletionTimestamp"))
+
+
+def is_finished(pod: Wire) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def spec_of(item: Wire) -> Wire:
+    spec: Wire = item.get("spec") or {}
+    return spec
+
+
+def status_of(item: Wire) -> Wire:
+    status: Wire = item.get("status") or {}
+    return status
+
+
+def allocation_of(claim: Wire) -> Wire | None:
+    found: Wire | None = status_of(claim).get("allocation")
+    return found
+
+
+def results_of(claim: Wire) -> Sequence[Wire]:
+    """The devices that a claim holds."""
+    results: Sequence[Wire] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or ()
+    return results
+
+
+def users_of(claim: Wire) -> Sequence[Wire]:
+    """``status.reservedFor``."""
+    users: Sequence[Wire] = status_of(claim).get("reservedFor") or ()
+    return users
+
+
+def is_reserved_for(claim: Wire, pod: Wire) -> bool:
+    """By UID; by name where one of the two has none, as in manifests."""
+    uid = uid_of(pod)
+    for user in users_of(claim):
+        if (user.get("uid") and uid and user["uid"] == uid) or (not uid and user.get("name") == name_of(pod)):
+            return True
+    return False
+
+
+def condition_of(pod: Wire, kind: str) -> Wire:
+    """The condition of that type, empty when there is none."""
+    conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), {})
+
+
+def is_owned_by(item: Wire, owner: Wire) -> bool:
+    owners: Sequence[Wire] = (item.get("metadata") or {}).get("ownerReferences") or ()
+    return any(reference.get("uid") == uid_of(owner) for reference in owners)
+
+
+def listed(names: Sequence[str], most: int = SEEN_AT_MOST) -> str:
+    """``a, b, c and 4 more``."""
+    unique = list(dict.fromkeys(names))
+    text = ", ".join(unique[:most])
+    return f"{text} and {len(unique) - most} more" if len(unique) > most else text

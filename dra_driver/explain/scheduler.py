@@ -1,0 +1,53 @@
+"""Which scheduler is asked: its version's behaviour and its feature gates.
+
+Owns the way from a server's version to them. The gates of a running scheduler cannot be read, so the defaults of its
+version hold until somebody says otherwise.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dra_driver.allocation import V1_36, Behaviour, Features
+from dra_driver.errors import ConfigurationError
+
+_VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})")
+# Off before 1.36 (pkg/features/kube_features.go).
+_YOUNG: Final = (
+    "DRAPartitionableDevices",
+    "DRADeviceTaints",
+    "DRADeviceBindingConditions",
+    "DRAConsumableCapacity",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """What `explain` assumes about the scheduler."""
+
+    features: Features = field(default_factory=Features)
+    behaviour: Behaviour = V1_36
+
+
+def scheduler_of(version: str, gates: Mapping[str, bool]) -> Scheduler:
+    """The scheduler of a cluster of that version, 1.36's when it is not known. ``gates`` win over defaults."""
+    found = _VERSION.match(version)
+    if found is None:
+        return Scheduler(features=Features.from_gates(gates))
+    major, minor = int(found[1]), int(found[2])
+    defaults = dict.fromkeys(_YOUNG, False) if (major, minor) < (1, 36) else {}
+    return Scheduler(
+        features=Features.from_gates({**defaults, **gates}), behaviour=Behaviour.of_version(f"{major}.{minor}")
+    )
+
+
+def gates_of(text: str) -> dict[str, bool]:
+    """``A=true,B=false`` as ``--feature-gates`` has it. Raises ConfigurationError."""
+    found = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        name, _, value = part.partition("=")
+        if value.lower() not in ("true", "false"):
+            raise ConfigurationError(f"feature gate {part[:80]!r}: expected NAME=true or NAME=false")
+        found[name] = value.lower() == "true"
+    return found

@@ -1,0 +1,221 @@
+"""What is being explained: a pod with the claims that it has or would get, or one claim by itself.
+
+Owns the way from a pod to its claims: by name, made of a template, or not made yet. Follows kubernetes/kubernetes
+pkg/controller/resourceclaim (what it makes) and staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which
+claim belongs to a pod).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.extended import Need, needs_of
+from dra_driver.explain.objects import (
+    Wire,
+    is_deleted,
+    is_owned_by,
+    is_reserved_for,
+    label_of,
+    name_of,
+    namespace_of,
+    spec_of,
+    status_of,
+    uid_of,
+    users_of,
+)
+from dra_driver.kube.state import ClusterState
+
+MAX_USERS: Final = 256
+"""Most consumers of one claim (ResourceClaimReservedForMaxSize)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One claim of the subject. ``entry`` is its name in the pod; ``claim`` is None when it cannot be known.
+
+    ``source`` is ``claim``, ``template`` or ``extended``. With ``exists`` the claim is an object of the cluster.
+    """
+
+    entry: str
+    source: str
+    claim: Wire | None
+    exists: bool
+    label: str
+    problem: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """``pod`` is None for a claim alone. ``needs`` are extended resources; their claim depends on the node."""
+
+    kind: str
+    namespace: str
+    name: str
+    pod: Wire | None
+    wanted: Sequence[Wanted]
+    needs: Sequence[Need] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:
+    """The pod of that name. Raises ConfigurationError when there is none."""
+    pod = next((item for item in state.pods if name_of(item) == name and namespace_of(item) == namespace), None)
+    if pod is None:
+        raise ConfigurationError(
+            f"no pod {name} in namespace {namespace}{_gap(state, 'pods')}; name another namespace with -n"
+        )
+    return subject_of(state, pod)
+
+
+def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
+    """The claim of that name, without a pod. Raises ConfigurationError when there is none."""
+    claim = _find(state.claims, namespace, name)
+    if claim is None:
+        raise ConfigurationError(
+            f"no ResourceClaim {name} in namespace {namespace}{_gap(state, 'claims')}; name another namespace with -n"
+        )
+    return subject_of_claim(claim)
+
+
+def subject_of_claim(claim: Wire) -> Subject:
+    """A claim by itself, as if a pod without any wish of its own used it."""
+    wanted = Wanted(entry="", source="claim", claim=claim, exists=True, label=f"claim {name_of(claim)}")
+    return Subject(kind="claim", namespace=namespace_of(claim), name=name_of(claim), pod=None, wanted=[wanted])
+
+
+def subject_of(state: ClusterState, pod: Wire) -> Subject:
+    """A pod, existing or not, and its claims."""
+    statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
+    made: dict[str, str | None] = {item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")}
+    wanted = [_wanted(state, pod, entry, made) for entry in spec_of(pod).get("resourceClaims") or ()]
+    return Subject(
+        kind="pod",
+        namespace=namespace_of(pod),
+        name=name_of(pod),
+        pod=pod,
+        wanted=[item for item in wanted if item is not None],
+        needs=needs_of(pod, state.classes),
+    )
+
+
+def _wanted(state: ClusterState, pod: Wire, entry: Wire, made: dict[str, str | None]) -> Wanted | None:
+    name, namespace = str(entry["name"]), namespace_of(pod)
+    if entry.get("resourceClaimName"):
+        return _by_name(state, pod, name, str(entry["resourceClaimName"]))
+    template = entry.get("resourceClaimTemplateName")
+    if not template:
+        return None  # a source of a later version
+    if name in made:
+        claim_name = made[name]
+        # No name means that no claim was needed (core/v1 PodResourceClaimStatus).
+        return _generated(state, pod, name, claim_name, str(template)) if claim_name else None
+    found = _find(state.templates, namespace, str(template))
+    if found is None:
+        return _without_template(state, pod, name, str(template))
+    return Wanted(
+        entry=name,
+        source="template",
+        claim=claim_of_template(found, pod, name),
+        exists=False,
+        label=f"claim {name} (of template {template})",
+    )
+
+
+def claim_of_template(template: Wire, pod: Wire, entry: str) -> dict[str, Any]:
+    """The claim that the controller would make."""
+    inner: Wire = spec_of(template).get("spec") or {}
+    return {"metadata": {"name": f"{name_of(pod)}-{entry}", "namespace": namespace_of(pod)}, "spec": inner}
+
+
+def _by_name(state: ClusterState, pod: Wire, entry: str, claim_name: str) -> Wanted:
+    claim = _find(state.claims, namespace_of(pod), claim_name)
+    label = f"claim {entry}" + (f" ({claim_name})" if claim_name != entry else "")
+    problem = None
+    if claim is None:
+        problem = Cause(
+            code=Code.CLAIM_MISSING,
+            message=f"the pod names ResourceClaim {claim_name}, and there is none in namespace {namespace_of(pod)}"
+            + _gap(state, "claims"),
+            fix=f"create ResourceClaim {claim_name}, or name a resourceClaimTemplateName instead",
+            object=f"claim/{claim_name}",
+        )
+    else:
+        problem = _unusable(claim, pod)
+    return Wanted(entry=entry, source="claim", claim=claim, exists=claim is not None, label=label, problem=problem)
+
+
+def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, template: str) -> Wanted:
+    claim = _find(state.claims, namespace_of(pod), claim_name)
+    label = f"claim {entry} (of template {template})"
+    if claim is None:
+        problem: Cause | None = Cause(
+            code=Code.CLAIM_MISSING,
+            message=f"ResourceClaim {claim_name} was made for the pod and is gone",
+            fix="delete the pod and create it again: the controller makes each claim once",
+            object=f"claim/{claim_name}",
+        )
+    elif uid_of(pod) and not is_owned_by(claim, pod):
+        problem = Cause(
+            code=Code.CLAIM_NOT_OWNED,
+            message=f"ResourceClaim {claim_name} was not made for this pod; it has another owner",
+            fix=f"delete ResourceClaim {claim_name} or rename the pod",
+            object=f"claim/{claim_name}",
+        )
+    else:
+        problem = _unusable(claim, pod)
+    return Wanted(entry=entry, source="template", claim=claim, exists=claim is not None, label=label, problem=problem)
+
+
+def _without_template(state: ClusterState, pod: Wire, entry: str, template: str) -> Wanted:
+    near = [name_of(item) for item in state.templates if namespace_of(item) == namespace_of(pod)]
+    there = f"; there are {', '.join(sorted(near)[:5])}" if near else ""
+    return Wanted(
+        entry=entry,
+        source="template",
+        claim=None,
+        exists=False,
+        label=f"claim {entry} (of template {template})",
+        problem=Cause(
+            code=Code.TEMPLATE_MISSING,
+            message=f"the pod names ResourceClaimTemplate {template}, and there is none in namespace "
+            f"{namespace_of(pod)}{there}{_gap(state, 'templates')}",
+            fix=f"create ResourceClaimTemplate {template} in namespace {namespace_of(pod)}; the pod then goes on",
+            object=f"template/{template}",
+        ),
+    )
+
+
+def _unusable(claim: Wire, pod: Wire) -> Cause | None:
+    where = f"claim/{name_of(claim)}"
+    if is_deleted(claim):
+        users = ", ".join(sorted(str(user.get("name")) for user in users_of(claim))[:5])
+        return Cause(
+            code=Code.CLAIM_DELETED,
+            message=f"ResourceClaim {label_of(claim)} is being deleted"
+            + (f" and still used by {users}" if users else ""),
+            fix="wait until it is gone, then create it again",
+            object=where,
+        )
+    if len(users_of(claim)) >= MAX_USERS and not is_reserved_for(claim, pod):
+        return Cause(
+            code=Code.CLAIM_FULL,
+            message=f"ResourceClaim {label_of(claim)} has {len(users_of(claim))} users, the most there can be",
+            fix="wait for one of its pods to end, or give this pod a claim of its own",
+            object=where,
+        )
+    return None
+
+
+def _find(items: Sequence[Wire], namespace: str, name: str) -> Wire | None:
+    return next((item for item in items if name_of(item) == name and namespace_of(item) == namespace), None)
+
+
+def _gap(state: ClusterState, what: str) -> str:
+    """A warning when the list in which something is missing could not be read."""
+    resource = {"claims": "resourceclaims", "templates": "resourceclaimtemplates"}.get(what, what)
+    found = next((gap for gap in state.gaps if gap.startswith(f"{resource}:")), "")
+    return f" ({found})" if found else ""

@@ -1,0 +1,145 @@
+"""A report as text for one screen: the verdict first, then why, then what would help.
+
+Owns layout and how much of a long list is shown. Text of objects is made harmless: no control
+character gets through.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from dra_driver.explain.report import Answer, Ask, NodeDetail, Report
+
+WIDTH: Final = 118
+_MOST_REASONS: Final = 8
+_MOST_ASKS: Final = 6
+_MOST_NODES: Final = 6
+_MOST_DEVICES: Final = 200
+
+Style = Callable[[str, str], str]
+"""(text, what it is) -> text with colours. What: good, bad, head, dim."""
+
+
+def plain(text: str, _what: str) -> str:
+    """No colours."""
+    return text
+
+
+def render(report: Report, style: Style = plain) -> str:
+    """The report as lines that end with a new line."""
+    report = _harmless(report)
+    good = report.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.ALLOCATED, Answer.FINISHED)
+    first, *rest = _wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
+    lines = [style(first, "good" if good else "bad"), *rest]
+    if report.fitting_nodes and report.verdict.answer is Answer.FITS:
+        more = report.verdict.nodes_fit - len(report.fitting_nodes)
+        shown = ", ".join(report.fitting_nodes) + (f" and {more} more" if more else "")
+        lines += _wrapped(f"  on {shown}", "    ")
+    lines += _causes(report, style)
+    lines += _requests(report, style)
+    lines += _nodes(report, style)
+    lines += _miss(report, style)
+    if report.node is not None:
+        lines += _detail(report.node, style)
+    if report.scheduler:
+        lines += ["", style("What the scheduler says", "head"), *_wrapped(f"  {report.scheduler}", "  ")]
+    if report.notes:
+        lines += [
+            "",
+            style("To know", "head"),
+            *(line for note in report.notes for line in _wrapped(f"  {note}", "  ")),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _causes(report: Report, style: Style) -> Iterator[str]:
+    said = report.verdict.sentence
+    for cause in report.causes:
+        if cause.message not in said:
+            yield from _wrapped(f"  {'' if cause.blocks else 'also: '}{cause.message}", "    ")
+        if cause.fix:
+            yield from _wrapped(f"  {style('to do:', 'dim')} {cause.fix}", "    ")
+
+
+def _requests(report: Report, style: Style) -> Iterator[str]:
+    for ask in report.requests[:_MOST_ASKS]:
+        yield ""
+        yield style(f"{ask.claim}, request {ask.request}: {ask.count} of class {ask.class_name}", "head")
+        yield from _funnel(ask, style)
+    if len(report.requests) > _MOST_ASKS:
+        yield f"  and {len(report.requests) - _MOST_ASKS} more requests (-o json shows all)"
+
+
+def _funnel(ask: Ask, style: Style) -> Iterator[str]:
+    width = max(len(str(ask.devices)), 3)
+    yield f"  {ask.devices:>{width}} device{'' if ask.devices == 1 else 's'} looked at"
+    for reason in ask.reasons[:_MOST_REASONS]:
+        yield from _wrapped(f"  {-reason.devices:>{width}} {reason.message}", " " * (width + 5))
+        for seen in reason.seen:
+            yield from _wrapped(f"  {'':>{width}}   {style('seen:', 'dim')} {seen}", " " * (width + 7))
+    if len(ask.reasons) > _MOST_REASONS:
+        yield f"  {'':>{width}} and {len(ask.reasons) - _MOST_REASONS} more reasons (-o json shows all)"
+    yield f"  {ask.fitting:>{width}} left"
+
+
+def _nodes(report: Report, style: Style) -> Iterator[str]:
+    if not report.nodes:
+        return
+    yield ""
+    yield style("Nodes that do not take it", "head")
+    width = max(len(str(reason.nodes)) for reason in report.nodes)
+    for reason in report.nodes[:_MOST_NODES]:
+        names = ", ".join(reason.examples) + (", …" if reason.nodes > len(reason.examples) else "")
+        yield from _wrapped(f"  {reason.nodes:>{width}} {reason.message}: {names}", " " * (width + 4))
+    if len(report.nodes) > _MOST_NODES:
+        yield f"  {'':>{width}} and {len(report.nodes) - _MOST_NODES} more reasons (-o json shows all)"
+
+
+def _miss(report: Report, style: Style) -> Iterator[str]:
+    miss = report.nearest_miss
+    if miss is None:
+        return
+    yield ""
+    yield style("Nearest miss", "head")
+    what = f"{miss.device} on {miss.node} for request {miss.request}" if miss.device else f"node {miss.node}"
+    yield from _wrapped(f"  {what}: {'; '.join(miss.faults)}", "    ")
+    yield from _wrapped(f"  {style('to do:', 'dim')} {miss.fix}", "    ")
+
+
+def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
+    yield ""
+    yield style(f"Node {detail.name}: {detail.message}", "head")
+    for given in detail.allocation:
+        yield f"  would get {given}"
+    shown: Sequence[str] = [line.device for line in detail.devices[:_MOST_DEVICES]]
+    width = max(map(len, shown), default=0)
+    request = ""
+    for line in detail.devices[:_MOST_DEVICES]:
+        if line.request != request:
+            request = line.request
+            yield f"  request {request}"
+        yield from _wrapped(f"    {line.device:<{width}}  {line.message}", " " * (width + 8))
+    if len(detail.devices) > _MOST_DEVICES:
+        yield f"    and {len(detail.devices) - _MOST_DEVICES} more (-o json shows all)"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    """Lines of at most WIDTH; long words such as expressions are broken."""
+    lead = text[: len(text) - len(text.lstrip())]
+    flat = lead + " ".join(text.split())
+    return textwrap.wrap(flat, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def _harmless(value: Any) -> Any:
+    """The value with every text in it made printable; line ends become spaces."""
+    if isinstance(value, StrEnum):
+        return value
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else "?" for character in " ".join(value.split()))
+    if isinstance(value, tuple | list):
+        return tuple(_harmless(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{item.name: _harmless(getattr(value, item.name)) for item in fields(value)})
+    return value

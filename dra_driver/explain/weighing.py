@@ -1,0 +1,153 @@
+"""Every node asked whether it takes the subject, and the devices of those that do not.
+
+Owns the order of questions on one node (the pod's own wishes, where its allocated claims are, then free devices) and
+the bounds of work. Refuses to put anything into words beyond one line per node.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dra_driver.allocation import Allocator, Question
+from dra_driver.allocation.devices import Device
+from dra_driver.allocation.events import Cause as DeviceCause
+from dra_driver.allocation.events import ConstraintBroken, CounterShort, DeviceId, Event, InUse, PoolLeftOut
+from dra_driver.allocation.nodes import node_matches
+from dra_driver.allocation.pod_fit import Room, why_not
+from dra_driver.explain.extended import claim_for, is_offered
+from dra_driver.explain.objects import Wire, allocation_of, name_of
+from dra_driver.explain.subject import Subject, Wanted
+from dra_driver.kube.state import ClusterState
+
+MAX_DETAILED: Final = 500
+"""Nodes whose devices are looked at one by one; the verdict is about all nodes."""
+
+_EMPTY: Final = Room()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResult:
+    """``message`` is empty when the node fits. ``allocations`` are per claim of ``claims``."""
+
+    name: str
+    wire: Wire
+    message: str
+    by_devices: bool = False
+    claims: Sequence[Wire] = ()
+    labels: Sequence[str] = ()
+    allocations: Sequence[Wire] = ()
+
+    @property
+    def fits(self) -> bool:
+        return not self.message
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a search said about one node: the cause per request and device, and pools that were not looked at."""
+
+    causes: dict[tuple[int, str], dict[DeviceId, DeviceCause]] = field(default_factory=dict)
+    left_out: dict[tuple[str, str], PoolLeftOut] = field(default_factory=dict)
+
+    def record(self, event: Event, /) -> None:
+        """Of several causes for one device, the one that does not depend on what else was tried."""
+        if isinstance(event, PoolLeftOut):
+            self.left_out[event.driver, event.pool] = event
+            return
+        causes = self.causes.setdefault((event.claim, event.request), {})
+        known = causes.get(event.device)
+        if known is None or (_is_passing(known) and not _is_passing(event.cause)):
+            causes[event.device] = event.cause
+
+
+class Weighing:
+    """One subject against all nodes. ``respected`` are allocated claims whose place binds the pod."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        subject: Subject,
+        allocator: Allocator,
+        *,
+        rooms: Mapping[str, Room],
+        respected: Sequence[Wanted],
+        free: Sequence[Wanted],
+    ) -> None:
+        self._state = state
+        self._subject = subject
+        self._allocator = allocator
+        self._rooms = rooms
+        self._respected = respected
+        self._free = free
+        self._questions: dict[tuple[str, ...], Question] = {}
+
+    def nodes(self) -> list[NodeResult]:
+        """All nodes in the order of the API server. Raises AllocationError and the errors of `cel`: none can fit."""
+        return [self.node(node) for node in self._state.nodes]
+
+    def node(self, node: Wire, *, ignoring_pod: bool = False) -> NodeResult:
+        """One node; with ``ignoring_pod`` as if only devices counted."""
+        claims, labels, served = self._claims_on(node)
+        result: dict[str, Any] = {"name": name_of(node), "wire": node, "claims": claims, "labels": labels}
+        if not ignoring_pod:
+            message = self._pod_problem(node, served)
+            if message:
+                return NodeResult(message=message, **result)
+        elsewhere = next((item for item in self._respected if not _is_available(item.claim, node)), None)
+        if elsewhere is not None:
+            message = f"{elsewhere.label} is allocated, and its devices are not on the node"
+            return NodeResult(message=message, by_devices=True, **result)
+        if not claims:
+            return NodeResult(message="", **result)
+        outcome = self._question(claims).on(node)
+        if outcome.allocations is None:
+            return NodeResult(message="cannot allocate all claims", by_devices=True, **result)
+        return NodeResult(message="", allocations=outcome.allocations, **result)
+
+    def observed(self, result: NodeResult) -> Observed:
+        """The search on a node once more, with everything that it says."""
+        seen = Observed()
+        self._question(result.claims).on(result.wire, seen)
+        return seen
+
+    def devices(self, result: NodeResult) -> Iterator[Device]:
+        """The devices that the node reaches in pools that can be used."""
+        for pool in self._allocator.reach(result.wire).pools:
+            yield from pool.devices
+
+    def _claims_on(self, node: Wire) -> tuple[list[Wire], list[str], frozenset[str]]:
+        claims = [item.claim for item in self._free if item.claim is not None]
+        labels = [item.label for item in self._free if item.claim is not None]
+        pod, needs = self._subject.pod, self._subject.needs
+        if pod is None or not needs:
+            return claims, labels, frozenset()
+        extended = claim_for(pod, needs, node)
+        if extended is None:
+            return claims, labels, frozenset()
+        served = frozenset(need.resource for need in needs if need.class_name and not is_offered(node, need.resource))
+        return [*claims, extended], [*labels, "extended resources"], served
+
+    def _pod_problem(self, node: Wire, served: frozenset[str]) -> str:
+        pod = self._subject.pod
+        return "" if pod is None else why_not(pod, node, self._rooms.get(name_of(node), _EMPTY), served)
+
+    def _question(self, claims: Sequence[Wire]) -> Question:
+        """One for each set of requests: the claim for extended resources differs between nodes."""
+        key = tuple(
+            str(request.get("name"))
+            for claim in claims[len(self._free) :]
+            for request in claim["spec"]["devices"]["requests"]
+        )
+        if key not in self._questions:
+            self._questions[key] = self._allocator.question(claims)
+        return self._questions[key]
+
+
+def _is_passing(cause: DeviceCause) -> bool:
+    return isinstance(cause, CounterShort | ConstraintBroken) or (isinstance(cause, InUse) and not cause.holders)
+
+
+def _is_available(claim: Wire | None, node: Wire) -> bool:
+    """Whether the allocated devices can be used from the node."""
+    selector = (allocation_of(claim or {}) or {}).get("nodeSelector")
+    return selector is None or node_matches(selector, node)
