@@ -39,6 +39,8 @@ OTHER_CAPACITIES: Final = frozenset(
     | {"jpegEngines", "ofaEngines"}
     | {f"memorySlice{index}" for index in range(16)}
 )
+LARGEST_MEMORY: Final = "320Gi"
+"""More than any board of the catalog has whose memory it does not tell."""
 _LABEL: Final = re.compile(r"(\d+)gb")
 
 
@@ -47,7 +49,9 @@ class KnownDevice:
     """A device to try expressions on.
 
     ``label`` names it for people. Of ``varying`` attributes the value means nothing; ``unsure`` are names that the
-    catalog has no value for although devices have them. ``label_gigabytes`` is what the product's name says.
+    catalog has no value for although devices have them; of memory ``extremes`` are the device with far too little and
+    with far too much, for both of which an expression must be false to be false. ``label_gigabytes`` is what the
+    product's name says.
     ``bare`` devices lack what is optional and only show which expressions fail then. ``per_gpu`` is how many of them a
     GPU of the ``model`` can be cut into; ``nodes`` counts the devices of this shape per node of a cluster.
     """
@@ -59,6 +63,7 @@ class KnownDevice:
     varying: frozenset[str] = frozenset()
     unsure: frozenset[str] = frozenset()
     label_gigabytes: int | None = None
+    extremes: tuple[DeviceView, ...] = ()
     bare: bool = False
     model: str = ""
     per_gpu: int = 0
@@ -139,10 +144,16 @@ def _device(
         view=DeviceView(DRIVER, wire),
         varying=VARYING,
         unsure=unsure,
+        extremes=_extremes(wire) if "memory" in unsure else (),
         label_gigabytes=gigabytes,
         model=model,
         per_gpu=per_gpu,
     )
+
+
+def _extremes(wire: Mapping[str, Any]) -> tuple[DeviceView, ...]:
+    capacities = ({**wire["capacity"], "memory": {"value": value}} for value in ("1Gi", LARGEST_MEMORY))
+    return tuple(DeviceView(DRIVER, {**wire, "capacity": capacity}) for capacity in capacities)
 
 
 def _bare(device: KnownDevice) -> KnownDevice:

@@ -14,7 +14,7 @@ from dra_driver.lint.nodes import Spot
 from dra_driver.lint.reporter import Reporter
 from dra_driver.quantity import Quantity
 
-_TOP: Final = "apiVersion!:str kind!:str metadata!:Meta"
+_TOP: Final = "apiVersion:str kind:str metadata!:Meta"
 _REQUESTED: Final = (
     "deviceClassName!:str selectors:[]Selector allocationMode:str count:int tolerations:[]Toleration"
     " capacity:Capacity derivedAttributes:[]any"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from dra_driver.cel import DeviceView
 from dra_driver.errors import CelEvaluationError
 from dra_driver.lint.catalog_devices import KnownDevice
 from dra_driver.lint.expressions import Clause, Reference, Selector
@@ -62,9 +63,9 @@ def _ask(selectors: Sequence[Selector], device: KnownDevice) -> Answer:
         except CelEvaluationError as error:
             if first is not None:
                 break  # the scheduler does not come as far
-            if _excused(str(error), device):
-                continue
-            return Answer(device=device, verdict="fails", selector=item, problem=str(error))
+            if not _excused(str(error), device):
+                return Answer(device=device, verdict="fails", selector=item, problem=str(error))
+            good = False
         if good:
             continue
         wrong = [clause for clause in item.clauses if _is_false(clause, device)]
@@ -81,15 +82,19 @@ def _ask(selectors: Sequence[Selector], device: KnownDevice) -> Answer:
 def _is_false(clause: Clause, device: KnownDevice) -> bool:
     if any(_varies(reference, device) for reference in clause.references):
         return False
+    return all(_is_false_on(clause, device, view) for view in device.extremes or (device.view,))
+
+
+def _is_false_on(clause: Clause, device: KnownDevice, view: DeviceView) -> bool:
     try:
-        return not clause.program.evaluate(device.view)
+        return not clause.program.evaluate(view)
     except CelEvaluationError as error:
         return not _excused(str(error), device)
 
 
 def _varies(reference: Reference, device: KnownDevice) -> bool:
     name = reference.full_name(device.driver)
-    return name in device.varying or (name in device.unsure)
+    return name in device.varying or (name in device.unsure and not (device.extremes and name == "memory"))
 
 
 def _excused(problem: str, device: KnownDevice) -> bool:

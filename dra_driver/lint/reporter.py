@@ -62,6 +62,8 @@ class Reporter:
         """One finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
         node = at or spot.node
         line, column = node.line, node.column
+        if offset is None and node.style in {"|", ">"}:
+            offset = 0  # the first character of a block says more than its sign
         position = offset_in_text(manifest.text.text, node, offset) if offset is not None else None
         if position is not None:
             line, column = line_and_column(manifest.text.text, node, position)

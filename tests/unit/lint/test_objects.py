@@ -1,0 +1,168 @@
+"""Rules for claims, classes, parameters and pods, and for files as such."""
+
+import pytest
+
+from dra_driver.kube.state import ClusterState
+from dra_driver.lint import lint
+from dra_driver.lint.known import catalog_only, of_cluster
+from dra_driver.lint.sources import Source
+from tests.unit.lint.helpers import device_class, findings, one, pod, report, rules, template
+
+PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
+TEMPLATE = template(PLAIN)
+USES = "[{name: gpu, resourceClaimTemplateName: t}]"
+SUBREQUESTS = [f"{{name: s{index}, deviceClassName: gpu.nvidia.com}}" for index in range(9)]
+
+
+def config(parameters: str, *, driver: str = "gpu.nvidia.com", requests: str = "") -> str:
+    named = f"requests: [{requests}], " if requests else ""
+    return template(PLAIN, rest=f"config:\n- {{{named}opaque: {{driver: {driver}, parameters: {parameters}}}}}")
+
+
+GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, cuont: 1}}"), "DRA003"),
+        (template("- {name: gpu, deviceClassName: gpu.nvidia.com}"), "DRA003"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: two}}"), "DRA004"),
+        (template("- {name: Gpu, exactly: {deviceClassName: gpu.nvidia.com}}"), "DRA004"),
+        (template("- {name: gpu}"), "DRA004"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: Everything}}"), "DRA004"),
+        (template(PLAIN).replace("/v1\n", "/v1alpha3\n"), "DRA005"),
+        (template(PLAIN).replace("/v1\n", "/v1beta2\n"), "DRA005"),
+        (TEMPLATE + "---\n" + TEMPLATE, "DRA006"),
+        (template(f"{PLAIN}\n{PLAIN}"), "DRA006"),
+        (template(f"- {{name: gpu, firstAvailable: [{', '.join(SUBREQUESTS)}]}}"), "DRA007"),
+        (template("- {name: gpu, exactly: {deviceClassName: other}}"), "DRA030"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 33}}"), "DRA032"),
+        (template(PLAIN, rest="constraints: [{requests: [gpus], matchAttribute: a.b/c}]"), "DRA033"),
+        (template(PLAIN, rest="constraints: [{matchAttribute: numaNode}]"), "DRA034"),
+        (template(PLAIN, rest="constraints: [{matchAttribute: gpu.nvidia.com/parntUUID}]"), "DRA016"),
+        (config("{a: b}"), "DRA035"),
+        (config(f"{{{GPU_CONFIG}, sharing: {{strategy: mps}}}}"), "DRA035"),
+        (config("{a: b}", driver="nic.example.com"), "DRA036"),
+        (config("{apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig}", requests="gpu"), "DRA037"),
+        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}"), "DRA038"),
+        (pod(USES), "DRA050"),
+        (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu}, {name: other}]"), "DRA051"),
+        (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: other}]"), "DRA052"),
+        (TEMPLATE + "---\n" + pod(USES, uses="[]"), "DRA053"),
+        (TEMPLATE + "---\n" + pod(USES, limits="{nvidia.com/gpu: 1}"), "DRA054"),
+    ],
+)
+def test_each_mistake_is_one_finding(text: str, rule: str) -> None:
+    found = one(text, rule)
+    assert found.line > 0
+    assert found.message
+
+
+def test_nothing_is_said_about_a_good_pod() -> None:
+    text = TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: gpu}]", limits="{cpu: 1}")
+    checked = report(text)
+    assert (list(checked.findings), checked.objects) == ([], 2)
+
+
+def test_near_names_are_offered() -> None:
+    assert one(template("- {name: gpu, exactly: {deviceClassName: gpu.nvida.com}}"), "DRA030").hint.startswith(
+        "did you"
+    )
+    missing = one(TEMPLATE + "---\n" + pod(USES.replace(": t}", ": tt}")), "DRA050")
+    assert (missing.severity, missing.hint) == ("error", "did you mean 't'?")
+
+
+def test_a_template_used_as_a_claim_is_told_so() -> None:
+    found = one(TEMPLATE + "---\n" + pod("[{name: gpu, resourceClaimName: t}]"), "DRA050")
+    assert "write resourceClaimTemplateName" in found.hint
+
+
+def test_old_shape_of_requests_is_checked_as_such() -> None:
+    """v1beta1 has what a request asks for in the request itself."""
+    old = template("- {name: gpu, deviceClassName: gpu.nvidia.com, count: 40}").replace("/v1\n", "/v1beta1\n")
+    assert rules(old) == ["DRA005", "DRA032"]
+    assert "`exactly:`" in findings(old)[0].hint
+
+
+def test_parameters_are_pointed_at_by_field() -> None:
+    found = one(config(f"{{{GPU_CONFIG}, sharing: {{strategy: TimeSlicing, strategi: x}}}}"), "DRA035")
+    assert found.path.endswith("parameters.sharing.strategi")
+
+
+def test_admin_access_looks_at_the_namespace() -> None:
+    claim = template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}")
+    namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {%s}}\n"
+    assert one(claim + namespace % "a: b", "DRA038").severity == "error"
+    assert findings(claim + namespace % 'resource.kubernetes.io/admin-access: "true"') == []
+
+
+def test_extended_resource_of_a_class_is_known_by_its_name() -> None:
+    guard = 'device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"'
+    mine = device_class(guard, rest="  extendedResourceName: example.com/gpu\n")
+    claim = template("- {name: gpu, exactly: {deviceClassName: mine}}")
+    for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/mine"):
+        assert rules("---\n".join([mine, claim, pod(USES, limits=f"{{{resource}: 1}}")])) == ["DRA054"]
+
+
+def test_with_a_cluster_names_are_looked_up_there() -> None:
+    stored = {"metadata": {"name": "t", "namespace": "default"}, "spec": {"spec": {"devices": {}}}}
+    assert findings(pod(USES), of_cluster(ClusterState(templates=[stored]))) == []
+    assert one(pod(USES), "DRA050", of_cluster(ClusterState())).severity == "error"
+    forbidden = of_cluster(ClusterState(gaps=["resourceclaimtemplates: forbidden"]))
+    assert one(pod(USES), "DRA050", forbidden).severity == "warning"
+    known = one(template(PLAIN), "DRA030", of_cluster(ClusterState()))
+    assert (known.severity, "nor in the cluster" in known.message) == ("error", True)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob", "LeaderWorkerSet"])
+def test_pods_are_found_in_objects_of_any_kind(kind: str) -> None:
+    text = f"""
+    apiVersion: example.com/v1
+    kind: {kind}
+    metadata: {{name: w}}
+    spec:
+      deep:
+      - template:
+          spec:
+            containers: [{{name: c, resources: {{claims: [{{name: gpu}}]}}}}]
+            resourceClaims: [{{name: gpu, resourceClaimTemplateName: nothere}}]
+    """
+    found = one(text, "DRA050")
+    assert found.path == "spec.deep[0].template.spec.resourceClaims[0].resourceClaimTemplateName"
+
+
+def test_lists_are_opened() -> None:
+    """A list of one kind names kind and version once, as the API server answers."""
+    text = """
+    apiVersion: resource.k8s.io/v1
+    kind: ResourceClaimList
+    items:
+    - metadata: {name: a}
+      spec: {devices: {requests: [{name: x, exactly: {deviceClassName: gpu.nvidia.com, cont: 2}}]}}
+    """
+    assert one(text, "DRA003").hint == "did you mean count?"
+
+
+def test_comments_allow_a_breach_where_they_stand() -> None:
+    bad = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 33}}"
+    assert rules(template(f"{bad}  # dra-lint: allow DRA032")) == []
+    assert rules(template(f"# dra-lint: allow DRA032\n{bad}")) == []
+    assert rules(template(bad, rest="# dra-lint: allow-file DRA032, DRA999")) == []
+    assert rules(template(f"{bad}  # dra-lint: allow DRA033")) == ["DRA032"]
+
+
+def test_strict_makes_errors_of_warnings() -> None:
+    checked = report(pod(USES))
+    assert (checked.failed, checked.strict().failed) == (False, True)
+
+
+def test_findings_of_one_file_are_bounded() -> None:
+    text = "---\n".join(template("- {name: gpu}", name=f"t{index}") for index in range(250))
+    checked = report(text)
+    assert (len(checked.findings), checked.left_out) == (200, 50)
+
+
+def test_names_in_several_files_belong_together() -> None:
+    sources = [Source(name="a.yaml", text=pod(USES)), Source(name="b.yaml", text=TEMPLATE)]
+    assert lint(sources, catalog_only()).findings == ()
