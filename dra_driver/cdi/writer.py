@@ -85,9 +85,9 @@ class CdiWriter:
 
         For repeated prepares too: the directory is usually in memory and empty after a reboot. When the process
         dies inside, the old file (or none) stands and at most a temporary file is left, which `remove_orphans`
-        clears later. Not synced to disk: only a power cut loses the page cache, after it the boot id is another one,
-        and the journal forgets the claim (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would not
-        load; then nothing is touched.
+        clears later. Not synced to disk: only a power cut loses the page cache, and after one the boot id is another,
+        so the journal forgets the claim (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID,
+        `InvalidSpecError` when the document would not load; then nothing is touched.
         """
         name = self._names.claim_file_name(uid)
         return self._put(name, self._render(spec, name, self._names.claim_kind), durable=False)
