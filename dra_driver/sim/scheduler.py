@@ -17,6 +17,7 @@ from dra_driver.allocation.nodes import node_matches
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.state import Change
 from dra_driver.sim.loop import Loop
 from dra_driver.sim.node_fit import why_not
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
@@ -65,7 +66,7 @@ class Scheduler:
         self._store = store
         self._recorder = Recorder(store, DEFAULT_NAME)
         kinds = (PODS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES)
-        self._loop = Loop("scheduler", store, kinds, self.step)
+        self._loop = Loop("scheduler", store, kinds, self.step, observe=self._arrived)
         self._attempts: dict[str, _Attempts] = {}
 
     def start(self) -> None:
@@ -94,8 +95,13 @@ class Scheduler:
                 self._try(current, attempts, state)
         return min(moments) if moments else None
 
+    def _arrived(self, change: Change) -> None:
+        """Remember the order in which pods came: their time stamps have whole seconds only."""
+        if change.kind is PODS and change.type == "ADDED":
+            self._attempts.setdefault(uid(change.record.obj), _Attempts())
+
     def _place_in_queue(self, pod: Obj) -> tuple[int, str, int]:
-        """First come, first served; time stamps have whole seconds only, so the order of creation decides further."""
+        """First come, first served; of pods that were there before the scheduler, the older one."""
         known = list(self._attempts)
         place = known.index(uid(pod)) if uid(pod) in self._attempts else len(known)
         return place, pod["metadata"].get("creationTimestamp", ""), int(pod["metadata"]["resourceVersion"])

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import DRIVER, Cluster
 from tests.scenario.conftest import TIMEOUT_S, Pods
@@ -113,3 +115,19 @@ def test_a_deleted_pod_frees_its_gpu_for_the_next(cluster: Cluster, pods: Pods, 
     pods.delete("one")
     pods.wait_ready("three")
     assert pods.log("three") == freed
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04])
+def test_killing_the_node_process_in_the_middle_of_prepares_loses_nothing(
+    cluster: Cluster, pods: Pods, template: str, delay_s: float
+) -> None:
+    """Wherever a prepare was cut off, the next process finishes it: both pods run, with a GPU each, and both can go."""
+    node = cluster.nodes["gpu-a"]
+    for name in ("left", "right"):
+        pods.create(name, template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
+    time.sleep(delay_s)  # not a wait for something: it moves the cut through the prepare
+    node.process.kill()
+    node.process.start()
+    pods.wait_ready("left", "right")
+    assert pods.log("left") != pods.log("right")
+    assert node.journal_rows() == len(node.claim_files()) == 2
