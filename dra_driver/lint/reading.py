@@ -61,8 +61,9 @@ def read(text: str, complain: Callable[[Trouble], None]) -> Iterator[Node]:
         except yaml.YAMLError as error:
             place = _place(getattr(error, "problem_mark", None) or getattr(error, "context_mark", None))
             message = _sentence(error)
-        except RecursionError:
-            place, message = (0, 0), "nested too deeply"
+        except UnicodeEncodeError as error:
+            before = text[offset : offset + error.start]
+            place, message = (before.count("\n"), 0), "a character that is none (half of a surrogate pair)"
         else:
             return
         complain(Trouble(lines + place[0] + 1, place[1] + 1, message))

@@ -72,13 +72,14 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _read(path: Path, *, asked_for: bool) -> Source:
+    name = os.fsencode(path).decode("utf-8", "replace")  # a name may be no text at all
     try:
         with path.open("rb") as handle:
             data = handle.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         problem = f"cannot be read: {os.strerror(error.errno or 0)}"
-        return Source(name=str(path), problem=problem, asked_for=asked_for)
-    return _decoded(str(path), data, asked_for=asked_for)
+        return Source(name=name, problem=problem, asked_for=asked_for)
+    return _decoded(name, data, asked_for=asked_for)
 
 
 def _decoded(name: str, data: bytes, *, asked_for: bool) -> Source:
