@@ -56,32 +56,38 @@ def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
 
 
 def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
-    waiting = "unbound" in scheduler_message(pod) and "persistentvolumeclaim" in scheduler_message(pod).lower()
     known = {name_of(item): item for item in state.pvcs if namespace_of(item) == namespace_of(pod)}
     unreadable = any(gap.startswith("persistentvolumeclaims:") for gap in state.gaps)
     for volume in spec_of(pod).get("volumes") or ():
         name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-        if not name:
+        if not name or (unreadable and name not in known):
             continue
         found = known.get(name)
-        if found is None and not unreadable:
+        if found is None:
             yield Cause(
                 code=Code.VOLUME_WAITING,
                 message=f"not a device matter: PersistentVolumeClaim {name} does not exist",
                 fix=f"create PersistentVolumeClaim {name}",
                 object=f"pvc/{name}",
             )
-        elif found is not None and status_of(found).get("phase") != "Bound":
-            phase = status_of(found).get("phase") or "unknown"
+        elif status_of(found).get("phase") != "Bound":
+            waits = _waits_for_consumer(state, found)
+            phase = status_of(found).get("phase") or "Pending"
+            why = "its storage class binds it once the pod has a node" if waits else "it has to be bound before"
             yield Cause(
                 code=Code.VOLUME_WAITING,
-                message=f"not a device matter: PersistentVolumeClaim {name} is {phase}"
-                + (", and its storage class binds before pods are scheduled" if waiting else ""),
-                fix=f"see kubectl describe pvc {name}",
+                message=f"not a device matter: PersistentVolumeClaim {name} is {phase}; {why}",
+                fix="" if waits else f"see kubectl describe pvc {name}",
                 object=f"pvc/{name}",
-                # With WaitForFirstConsumer the volume waits for the pod and not the pod for the volume.
-                blocks=waiting,
+                blocks=not waits,
             )
+
+
+def _waits_for_consumer(state: ClusterState, claim: Wire) -> bool:
+    """Whether the volume waits for the pod, and not the pod for the volume (the binder's IsDelayBindingMode)."""
+    name = spec_of(claim).get("storageClassName")
+    found = next((item for item in state.storage_classes if name_of(item) == name), None)
+    return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
 def missing_classes(state: ClusterState, asks: Sequence[AskSpec]) -> Iterator[Cause]:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from dra_driver.errors import ForbiddenError, GoneError, KubernetesApiError, NotFoundError
 from dra_driver.kube.discovery import server_version
-from dra_driver.kube.paths import CORE_API, RESOURCE_API
+from dra_driver.kube.paths import CORE_API
 from dra_driver.kube.state_parts import is_relevant_event, reduced
 
 Wire = Mapping[str, Any]
@@ -42,6 +42,7 @@ class ClusterState:
     taint_rules: Sequence[Wire] = ()
     events: Sequence[Wire] = ()
     pvcs: Sequence[Wire] = ()
+    storage_classes: Sequence[Wire] = ()
     gaps: Sequence[str] = ()
     server_version: str = ""
     source: str = ""
@@ -69,6 +70,7 @@ KINDS: Final = (
     Kind("taint_rules", "DeviceTaintRule", "resource.k8s.io/v1beta2", "devicetaintrules"),
     Kind("events", "Event", "v1", "events", namespaced=True),
     Kind("pvcs", "PersistentVolumeClaim", "v1", "persistentvolumeclaims", namespaced=True),
+    Kind("storage_classes", "StorageClass", "storage.k8s.io/v1", "storageclasses"),
 )
 
 # Without these a verdict about the whole cluster would be wrong, so they are read everywhere even for one namespace.
@@ -129,7 +131,7 @@ def _version(rest: Reader, gaps: list[str]) -> str:
 def _read(rest: Reader, kind: Kind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
     if kind.field == "taint_rules":
         return _taint_rules(rest, kind, gaps)
-    api = CORE_API if kind.api_version == "v1" else RESOURCE_API
+    api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
     local = f"{api}/namespaces/{namespace}/{kind.resource}" if namespace and kind.namespaced else ""
     everywhere = f"{api}/{kind.resource}"
     first = local if local and kind.field not in _EVERYWHERE else everywhere
@@ -137,7 +139,7 @@ def _read(rest: Reader, kind: Kind, namespace: str | None, gaps: list[str]) -> t
     try:
         items = _listed(rest, first, kind, keep)
     except NotFoundError:
-        gaps.append(f"{kind.resource}: not served by this cluster at {api} (Kubernetes 1.34 or later has it)")
+        gaps.append(f"{kind.resource}: not served by this cluster at {api}")
         return ()
     except ForbiddenError as error:
         gaps.append(f"{kind.resource}: {error}")

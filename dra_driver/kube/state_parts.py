@@ -154,6 +154,10 @@ def _volume_claim(claim: Wire) -> dict[str, Any]:
     return {"spec": spec, "status": _pick(claim.get("status"), ("phase",))}
 
 
+def _storage_class(item: Wire) -> dict[str, Any]:
+    return _pick(item, ("volumeBindingMode",))
+
+
 def _spec(item: Wire) -> dict[str, Any]:
     return {"spec": item.get("spec") or {}}
 
@@ -181,5 +185,6 @@ _REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, Any]]]] = {
     "DeviceTaintRule": _spec,
     "Event": _event,
     "PersistentVolumeClaim": _volume_claim,
+    "StorageClass": _storage_class,
 }
 _DRA_KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})

@@ -143,6 +143,7 @@ _SHAPES: Final[dict[str, Shape]] = {
         "firstTimestamp": str,
     },
     "PersistentVolumeClaim": {"spec": {"storageClassName": str}, "status": {"phase": str}},
+    "StorageClass": {"volumeBindingMode": str},
 }
 _WORDS: Final = {
     str: "text",

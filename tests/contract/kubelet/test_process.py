@@ -311,7 +311,7 @@ process.stop()
 print(" ".join(sorted(sys.modules)))
 """
 
-FORBIDDEN_ROOMS = ("cel", "allocation", "explain", "sim", "webhook", "controller")
+FORBIDDEN_ROOMS = ("cel", "allocation", "explain", "lint", "sim", "webhook", "controller")
 FORBIDDEN_PACKAGES = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.client.models", "rich", "pydantic")
 
 

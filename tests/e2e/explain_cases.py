@@ -1,0 +1,319 @@
+"""Pods of every kind that a scheduler turns down or places, over devices that nobody drives.
+
+The scheduler looks at ResourceSlices and at nothing else, so a driver that only publishes is enough to ask it. Slices
+name the node by its label and not by its name: the kubelet deletes those that name it when it starts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Obj = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A pod and what it needs. ``code`` is the cause that explain is to name, "" when the pod fits.
+
+    ``scheduler`` is a part of what the scheduler says, "" when it never looks at the pod.
+    """
+
+    name: str
+    requests: Sequence[Obj] = ()
+    constraints: Sequence[Obj] = ()
+    code: str = ""
+    scheduler: str = ""
+    pod: Obj = field(default_factory=dict)
+    resources: Obj = field(default_factory=dict)
+    claim: Obj = field(default_factory=dict)
+    others: Sequence[Obj] = ()
+
+    def objects(self) -> list[Obj]:
+        """Template and pod."""
+        entry = self.claim or ({"resourceClaimTemplateName": self.name} if self.requests else {})
+        container: Obj = {"name": "main", "image": "registry.k8s.io/pause:3.10", "resources": self.resources}
+        spec: Obj = {"containers": [container], "terminationGracePeriodSeconds": 0, **self.pod}
+        made: list[Obj] = [*self.others]
+        if entry:
+            spec["resourceClaims"] = [{"name": "gpu", **entry}]
+        if self.requests:
+            devices = {"requests": list(self.requests), "constraints": list(self.constraints)}
+            made.append(
+                {
+                    "apiVersion": "resource.k8s.io/v1",
+                    "kind": "ResourceClaimTemplate",
+                    "metadata": {"name": self.name},
+                    "spec": {"spec": {"devices": devices}},
+                }
+            )
+        return [*made, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": spec}]
+
+
+class Cluster:
+    """Names that belong together: one driver, its classes, its slices."""
+
+    def __init__(self, mark: str, node: str) -> None:
+        self.driver = f"explain-{mark}.example.com"
+        self.whole, self.part, self.shared = f"whole-{mark}", f"part-{mark}", f"shared-{mark}"
+        self.resource = f"{self.driver}/gpu"
+        self._mark = mark
+        self._node = node
+
+    def attribute(self, name: str) -> str:
+        return f'device.attributes["{self.driver}"].{name}'
+
+    def request(self, class_name: str, *expressions: str, name: str = "gpu", **fields: Any) -> Obj:
+        selectors = [{"cel": {"expression": expression}} for expression in expressions]
+        return {"name": name, "exactly": {"deviceClassName": class_name, "selectors": selectors, **fields}}
+
+    def classes(self) -> list[Obj]:
+        return [
+            self._class(self.whole, "gpu", extendedResourceName=self.resource),
+            self._class(self.part, "part"),
+            self._class(self.shared, "shared"),
+        ]
+
+    def slices(self) -> list[Obj]:
+        taint = {"key": "example.com/broken", "value": "xid79", "effect": "NoSchedule"}
+        whole = [
+            self._device("a100-0", "gpu", model="A100", memory="40Gi", root="r0"),
+            self._device("a100-1", "gpu", model="A100", memory="40Gi", root="r0"),
+            self._device("h100-0", "gpu", model="H100", memory="80Gi", root="r1"),
+            self._device("h100-1", "gpu", taints=[taint], model="H100", memory="80Gi", root="r1"),
+            self._device("h100-2", "gpu", taints=[taint], model="H100", memory="80Gi", root="r1"),
+            self._device("l4-0", "gpu", model="L4", memory="24Gi", root="r2"),
+            self._device("l4-1", "gpu", model="L4", memory="24Gi", root="r3"),
+        ]
+        shared = self._device("shared-0", "shared", allowMultipleAllocations=True, model="L4", memory="24Gi", root="r4")
+        sizes = {"part-a": "20Gi", "part-b": "30Gi"}
+        parts = [
+            self._device(
+                name,
+                "part",
+                consumesCounters=[{"counterSet": "gpu-0", "counters": {"memory": {"value": size}}}],
+                model="H100",
+                memory=size,
+                root="r5",
+            )
+            for name, size in sizes.items()
+        ]
+        counters = [{"name": "gpu-0", "counters": {"memory": {"value": "40Gi"}}}]
+        return [
+            self._slice("whole", devices=[*whole, shared]),
+            self._slice("counters", pool="parts", count=2, sharedCounters=counters),
+            self._slice("parts", count=2, devices=parts),
+        ]
+
+    def incomplete(self) -> Obj:
+        """One slice of a pool of two."""
+        return self._slice(
+            "half", count=2, devices=[self._device("half-0", "half", model="T4", memory="16Gi", root="r6")]
+        )
+
+    def half_class(self) -> Obj:
+        return self._class(f"half-{self._mark}", "half")
+
+    def fitting(self) -> list[Case]:
+        """In this order all of them fit, each beside those before it."""
+        model = self.attribute("model")
+        no_b200 = {
+            "name": "best",
+            "deviceClassName": self.whole,
+            "selectors": [{"cel": {"expression": f'{model} == "B200"'}}],
+        }
+        a100 = {
+            "name": "next",
+            "deviceClassName": self.whole,
+            "selectors": [{"cel": {"expression": f'{model} == "A100"'}}],
+        }
+        tolerated = {"key": "example.com/broken", "operator": "Exists"}
+        named = self.attribute("name")
+        share = {"requests": {"memory": "8Gi"}}
+        return [
+            Case(name="one-gpu", requests=[self.request(self.whole, f'{model} == "A100"')]),
+            Case(name="second-best", requests=[{"name": "gpu", "firstAvailable": [no_b200, a100]}]),
+            Case(name="share", requests=[self.request(self.shared, capacity=share)]),
+            Case(name="another-share", requests=[self.request(self.shared, capacity=share)]),
+            Case(
+                name="tolerates",
+                requests=[self.request(self.whole, f'{named} == "h100-1"', tolerations=[tolerated])],
+            ),
+            Case(name="extended", resources={"limits": {self.resource: "1"}}),
+            Case(name="part", requests=[self.request(self.part, f'{named} == "part-a"')]),
+        ]
+
+    def pending(self) -> list[Case]:
+        """After the fitting ones none of these fits."""
+        model, named, root = (self.attribute(name) for name in ("model", "name", "root"))
+        capacity = f'device.capacity["{self.driver}"].memory'
+        cannot = "cannot allocate all claims"
+        return [
+            Case(
+                name="in-use", code="inUse", scheduler=cannot, requests=[self.request(self.whole, f'{model} == "A100"')]
+            ),
+            Case(
+                name="tainted",
+                code="tainted",
+                scheduler=cannot,
+                requests=[self.request(self.whole, f'{named} == "h100-2"')],
+            ),
+            Case(
+                name="too-small",
+                code="requestSelector",
+                scheduler=cannot,
+                requests=[self.request(self.whole, f'{capacity}.compareTo(quantity("100Gi")) >= 0')],
+            ),
+            Case(
+                name="other-class",
+                code="classSelector",
+                scheduler=cannot,
+                requests=[self.request(self.part, f'{named} == "a100-0"')],
+            ),
+            Case(
+                name="counters",
+                code="counterShort",
+                scheduler=cannot,
+                requests=[self.request(self.part, f'{named} == "part-b"')],
+            ),
+            Case(
+                name="capacity",
+                code="capacityShort",
+                scheduler=cannot,
+                requests=[self.request(self.shared, capacity={"requests": {"memory": "16Gi"}})],
+            ),
+            Case(
+                name="constraint",
+                code="constraint",
+                scheduler=cannot,
+                requests=[self.request(self.whole, f'{model} == "L4"', count=2)],
+                constraints=[{"matchAttribute": f"{self.driver}/root"}],
+            ),
+            Case(
+                name="too-many",
+                code="requestSelector",
+                scheduler=cannot,
+                requests=[self.request(self.whole, f'{model} == "L4"', count=3)],
+            ),
+            Case(
+                name="all",
+                code="inUse",
+                scheduler=cannot,
+                requests=[self.request(self.whole, f'{model} == "A100"', allocationMode="All")],
+            ),
+            Case(
+                name="cel-error",
+                code="celError",
+                scheduler="no such key",
+                requests=[self.request(self.whole, f'{self.attribute("nosuch")} == "x"')],
+            ),
+            Case(
+                name="over-limit",
+                code="notWeighable",
+                scheduler="exceeds the claim limit",
+                requests=[self.request(self.whole, name="a", count=20), self.request(self.whole, name="b", count=20)],
+            ),
+            Case(
+                name="no-class",
+                code="classMissing",
+                scheduler="does not exist",
+                requests=[self.request(f"nobody-{self._mark}")],
+            ),
+            Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "nobody"}),
+            Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "nobody"}),
+            Case(
+                name="elsewhere",
+                code="nodesUnfit",
+                scheduler="node affinity/selector",
+                requests=[self.request(self.whole, f'{root} == "r2"')],
+                pod={"nodeSelector": {"example.com/nowhere": "true"}},
+            ),
+            Case(
+                name="no-cpu",
+                code="nodesUnfit",
+                scheduler="Insufficient cpu",
+                requests=[self.request(self.whole, f'{root} == "r2"')],
+                resources={"requests": {"cpu": "4k"}},
+            ),
+            Case(
+                name="gated",
+                code="schedulingGates",
+                requests=[self.request(self.whole, f'{root} == "r2"')],
+                pod={"schedulingGates": [{"name": "example.com/wait"}]},
+            ),
+            Case(
+                name="no-volume",
+                code="volumeWaiting",
+                scheduler="not found",
+                requests=[self.request(self.whole, f'{root} == "r2"')],
+                pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "nobody"}}]},
+            ),
+            Case(
+                name="volume",
+                code="volumeWaiting",
+                scheduler="unbound immediate PersistentVolumeClaims",
+                requests=[self.request(self.whole, f'{root} == "r2"')],
+                pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+                others=[_volume_claim("data")],
+            ),
+            Case(
+                name="no-resource",
+                code="resourceUnknown",
+                scheduler="Insufficient",
+                resources={"limits": {f"{self.driver}/nobody": "1"}},
+            ),
+        ]
+
+    def half(self) -> Case:
+        """For the time when there is an incomplete pool, which disturbs all who ask for all devices."""
+        return Case(
+            name="half",
+            code="poolUnusable",
+            scheduler="cannot allocate all claims",
+            requests=[self.request(f"half-{self._mark}")],
+        )
+
+    def _class(self, name: str, kind: str, **spec: Any) -> Obj:
+        guard = f'device.driver == "{self.driver}" && {self.attribute("type")} == "{kind}"'
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": name},
+            "spec": {"selectors": [{"cel": {"expression": guard}}], **spec},
+        }
+
+    def _device(self, name: str, kind: str, *, memory: str, model: str, root: str, **fields: Any) -> Obj:
+        values = {"name": name, "type": kind, "model": model, "root": root}
+        return {
+            "name": name,
+            "attributes": {key: {"string": value} for key, value in values.items()},
+            "capacity": {"memory": {"value": memory}},
+            **fields,
+        }
+
+    def _slice(self, name: str, *, pool: str = "", count: int = 1, **spec: Any) -> Obj:
+        wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": [self._node]}
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"{name}-{self._mark}"},
+            "spec": {
+                "driver": self.driver,
+                "pool": {"name": f"{pool or name}-{self._mark}", "generation": 1, "resourceSliceCount": count},
+                "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]},
+                **spec,
+            },
+        }
+
+
+def _volume_claim(name: str) -> Obj:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": "",
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "volumeName": "nobody",
+        },
+    }
