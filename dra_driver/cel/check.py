@@ -157,9 +157,7 @@ class Checker:
         overloads = self._functions.get(node.function)
         if overloads is None:
             known = [name for name in self._functions if name[0].isalpha() and "@" not in name]
-            raise self._source.error(
-                node.offset, f"undeclared function {node.function!r}{_near(node.function, known)}"
-            )
+            raise self._source.error(node.offset, f"undeclared function {node.function!r}{_near(node.function, known)}")
         if node.function in {"_&&_", "_||_"}:
             return self._logic(node, given, overloads)
         method, arguments, result = node.target is not None, tuple(given), None

@@ -163,9 +163,10 @@ def _binary(value: Any, clause: Clause) -> str:
 
 
 def _hex(value: Any, clause: Clause) -> str:
-    if type(value) is str or type(value) is bytes:
-        raw = value.encode("utf-8", "surrogatepass") if type(value) is str else value
-        return str(raw.hex()).upper() if clause.verb == "X" else str(raw.hex())
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value.hex().upper() if clause.verb == "X" else value.hex()
     if type(value) not in {int, UInt}:
         raise _wrong(clause.verb, value)
     return f"{int(value):X}" if clause.verb == "X" else f"{int(value):x}"

@@ -127,7 +127,9 @@ def as_float(amount: Amount) -> float:
     scale = -9 if amount.scale is None else amount.scale
     if scale == 0:
         return float(amount.mantissa)
-    return float(amount.mantissa) * (float(f"1e{scale}") if -308 <= scale <= 308 else (0.0 if scale < 0 else float("inf")))
+    return float(amount.mantissa) * (
+        float(f"1e{scale}") if -308 <= scale <= 308 else (0.0 if scale < 0 else float("inf"))
+    )
 
 
 def compare_amounts(one: Amount, two: Amount) -> int:
@@ -230,10 +232,22 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "minor": lambda version: _wrapped(version.minor),
     "patch": lambda version: _wrapped(version.patch),
     **dict.fromkeys(
-        (
-            "allowed check error errored fieldSelector group labelSelector name namespace path reason resource"
-            " serviceAccount subresource"
-        ).split(),
+        [
+            "allowed",
+            "check",
+            "error",
+            "errored",
+            "fieldSelector",
+            "group",
+            "labelSelector",
+            "name",
+            "namespace",
+            "path",
+            "reason",
+            "resource",
+            "serviceAccount",
+            "subresource",
+        ],
         _authorization,
     ),
 }

@@ -7,10 +7,10 @@ tables come from grammar.py. Macros are expanded here, while the tree is built, 
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.cel import literals, macros
-from dra_driver.cel._tables import TABLES
 from dra_driver.cel.lexer import END, Token, tokens
 from dra_driver.cel.source import Source
 from dra_driver.cel.syntax import Call, Entry, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
@@ -18,9 +18,31 @@ from dra_driver.cel.syntax import Call, Entry, Ident, ListLiteral, Literal, MapL
 MAX_NESTING: Final = 250
 """Levels of parentheses, calls, brackets or left-nested operators (cel-go parser.go, defaultMaxRecursionDepth)."""
 
+_TABLES: Final = Path(__file__).with_name("tables.json")
 _RESERVED: Final = frozenset(
-    "as break const continue else false for function if import in let loop package namespace null return true var"
-    " void while".split()
+    [
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "false",
+        "for",
+        "function",
+        "if",
+        "import",
+        "in",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "null",
+        "return",
+        "true",
+        "var",
+        "void",
+        "while",
+    ]
 )
 _OPENING: Final = frozenset(("LPAR", "LSQB", "LBRACE"))
 _CLOSING: Final = frozenset(("RPAR", "RSQB", "RBRACE"))
@@ -32,8 +54,23 @@ _NAMES: Final = {
 }
 # Everything that can start an operand says nothing in a list of what was expected.
 _OPERAND: Final = frozenset(
-    "BANG MINUS LPAR LSQB LBRACE DOT IDENT INT_LIT UINT_LIT FLOAT_LIT STRING_LIT MLSTRING_LIT BYTES_LIT BOOL_LIT"
-    " NULL_LIT".split()
+    [
+        "BANG",
+        "MINUS",
+        "LPAR",
+        "LSQB",
+        "LBRACE",
+        "DOT",
+        "IDENT",
+        "INT_LIT",
+        "UINT_LIT",
+        "FLOAT_LIT",
+        "STRING_LIT",
+        "MLSTRING_LIT",
+        "BYTES_LIT",
+        "BOOL_LIT",
+        "NULL_LIT",
+    ]
 )
 
 
@@ -41,7 +78,7 @@ class _Tables:
     """The parse tables in the shape that the driver reads fastest."""
 
     def __init__(self) -> None:
-        raw: dict[str, Any] = json.loads(TABLES)
+        raw: dict[str, Any] = json.loads(_TABLES.read_text(encoding="ascii"))
         self.start: int = raw["start"]
         self.end: int = raw["end"]
         self.states: list[dict[str, int]] = raw["states"]
@@ -49,7 +86,9 @@ class _Tables:
         self.spelling = {name: text for text, name in self.terminals.items()}
         self.rules: list[tuple[str, str, int, tuple[int, ...], bool]] = []
         for name, origin, length, kept, inlined in raw["rules"]:
-            passes = inlined or (length == 1 and name in {"relation", "addition", "multiplication", "member", "literal"})
+            passes = inlined or (
+                length == 1 and name in {"relation", "addition", "multiplication", "member", "literal"}
+            )
             self.rules.append((name, origin, length, tuple(kept), passes and name != "literal"))
 
 
@@ -114,7 +153,14 @@ def _unexpected(source: Source, tables: _Tables, state: int, token: Token) -> Ex
     binary = wanted & {tables.terminals[text] for text in ("&&", "||", "==", "+", "?")}
     if len(binary) > 3:
         words.append("an operator")
-        wanted -= {tables.terminals[t] for t in "&& || == != < <= > >= + - * / % ? in".split()} | {"DOT", "LSQB", "LBRACE"}
+        wanted -= {
+            tables.terminals[t]
+            for t in ["&&", "||", "==", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "?", "in"]
+        } | {
+            "DOT",
+            "LSQB",
+            "LBRACE",
+        }
     words += sorted(_NAMES.get(kind) or repr(tables.spelling.get(kind, kind)) for kind in wanted)
     seen = repr(token.text) if token.kind != END else "the end of the expression"
     return source.error(token.offset, f"syntax error at {seen}: expected {' or '.join(words)}")

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-
 from dra_driver.cel.access import check_key
 from dra_driver.cel.dispatch import implementation
+from dra_driver.cel.equality import list_contains
 from dra_driver.cel.lib_strings import pattern
 from dra_driver.cel.source import Source
 from dra_driver.cel.syntax import Call, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
 from dra_driver.cel.types import Type
-from dra_driver.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt, list_contains
+from dra_driver.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt
 
-_CONVERSIONS: Final = frozenset("bool bytes double duration dyn int string timestamp type uint".split())
+_CONVERSIONS: Final = frozenset(
+    ["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"]
+)
 _PATTERNS: Final = frozenset({"matches", "find", "findAll"})
 _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
 FIRST_SLOT: Final = 2

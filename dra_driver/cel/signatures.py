@@ -1,7 +1,7 @@
 """Every function that a selector may call: names, overloads and their types.
 
-Owns the declarations of Kubernetes 1.36's environment for stored device selectors, as a table. One line is one overload:
-function, ``.`` for methods or ``-`` for functions and how it is called (below), overload id, argument types, result.
+Owns the declarations of Kubernetes 1.36's environment for stored device selectors, as a table. One line, one overload:
+function, ``.`` for methods or ``-`` for functions, how it is called (below), overload id, argument types, result.
 Sources: cel-go common/stdlib/standard.go, cel/library.go, ext/{strings,lists,sets,comprehensions}.go; Kubernetes
 k8s.io/apiserver pkg/cel/library and k8s.io/dynamic-resource-allocation cel/compile.go.
 
