@@ -170,18 +170,21 @@ class NamedFormat:
 
 
 class Amount:
-    """A quantity as CEL holds it.
+    """A quantity as CEL holds it: ``mantissa`` times ten to the ``scale``.
 
-    ``scale`` is the power of ten of a 64-bit mantissa, None once the number is held as a big decimal, which
-    ``isInteger`` then denies. ``derived`` marks results of add and sub, which no other quantity equals from the left.
+    ``big`` says that the number is held as a big decimal, for which ``isInteger`` is false. ``derived`` marks results of
+    add and sub, which no other quantity equals from the left.
     """
 
-    __slots__ = ("derived", "mantissa", "quantity", "scale")
+    __slots__ = ("big", "derived", "mantissa", "quantity", "scale")
 
-    def __init__(self, quantity: Quantity, mantissa: int, scale: int | None, derived: bool = False) -> None:
+    def __init__(
+        self, quantity: Quantity, mantissa: int, scale: int, *, big: bool = False, derived: bool = False
+    ) -> None:
         self.quantity = quantity
         self.mantissa = mantissa
         self.scale = scale
+        self.big = big
         self.derived = derived
 
 
