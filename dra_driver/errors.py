@@ -8,6 +8,7 @@
     ├── ClaimError                  this claim cannot be prepared as it stands
     │   ├── ClaimReplacedError      the claim of that name is a different object (UID differs) or is gone
     │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
+    │   ├── AllocationError         its requests cannot be weighed at all; ends the scheduling attempt on all nodes
     │   ├── UnknownDeviceError      an allocated device does not exist on this node
     │   └── DeviceInUseError        the device is prepared for another claim
     ├── InvalidSpecError            a CDI document breaks the specification and is neither written nor believed
@@ -75,6 +76,10 @@ class ClaimReplacedError(ClaimError):
 
 class ClaimNotAllocatedError(ClaimError):
     """``status.allocation`` is missing, or holds nothing for this driver."""
+
+
+class AllocationError(ClaimError):
+    """A claim's requests cannot be weighed: class missing, too many devices, a pool in the middle of a change."""
 
 
 class UnknownDeviceError(ClaimError):

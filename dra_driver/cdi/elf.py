@@ -90,8 +90,6 @@ def _soname(fd: int, size: int, offset: int, length: int, loads: list[tuple[int,
         return None
     name_offset, strings = values[_DT_SONAME], values[_DT_STRTAB]
     strings_size = values.get(_DT_STRSZ, size)
-    if name_offset >= strings_size:
-        raise _Damaged
     start = _file_offset(strings + name_offset, loads)
     room = min(_MAX_SONAME + 1, strings_size - name_offset, size - start)
     name, end, _ = _bytes(fd, start, room, size).partition(b"\0")

@@ -50,7 +50,7 @@ class CdiNames:
         self.claim_kind = f"{self.vendor}/claim"
         vendor = re.escape(self.vendor)
         self._claim_file = re.compile(rf"{vendor}-claim_({_UID.pattern})\.json")
-        self._temporary = re.compile(rf"\.{vendor}_[a-z0-9_]{{8}}\.tmp")
+        self._temporary = re.compile(rf"\.{vendor}_[0-9a-f]{{8}}\.tmp")
 
     @property
     def common_id(self) -> str:

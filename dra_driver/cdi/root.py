@@ -33,20 +33,21 @@ class DriverRoot:
     host_dev_root: str = ""
 
     def __post_init__(self) -> None:
-        dev_fallback = self.host_root if self.dev_root == self.root else self.dev_root
-        for name, fallback in (
-            ("root", "/"),
-            ("host_root", self.root),
-            ("dev_root", "/"),
-            ("host_dev_root", dev_fallback),
-        ):
-            path = str(getattr(self, name) or fallback or self.root)
-            if not path.startswith("/"):
-                raise ConfigurationError(
-                    f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
-                )
-            # Kept without a trailing slash, so that the host's own root is the empty prefix.
-            object.__setattr__(self, name, str(PurePosixPath(path)).rstrip("/"))
+        root = self._settle("root", self.root)
+        host_root = self._settle("host_root", self.host_root or root)
+        dev_root = self._settle("dev_root", self.dev_root)
+        self._settle("host_dev_root", self.host_dev_root or (host_root if dev_root == root else dev_root))
+
+    def _settle(self, name: str, given: str) -> str:
+        """Keep the path without a trailing slash, so that the host's own root is the empty prefix."""
+        path = str(given) or "/"
+        if not path.startswith("/"):
+            raise ConfigurationError(
+                f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
+            )
+        settled = str(PurePosixPath(path)).rstrip("/")
+        object.__setattr__(self, name, settled)
+        return settled
 
     @classmethod
     def locate(cls, root: str, *, host_root: str = "", dev_root: str = "", host_dev_root: str = "") -> "DriverRoot":

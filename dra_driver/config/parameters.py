@@ -49,7 +49,7 @@ MemoryLimit = Annotated[str, BeforeValidator(_memory_limit)]
 class _Strict(BaseModel):
     """Unknown fields and loose types are errors; null in place of an optional field means that it is absent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, defer_build=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
 
 class TimeSlicingConfig(_Strict):

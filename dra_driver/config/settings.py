@@ -5,191 +5,246 @@ exists and can be written is checked where it is used (``kubelet/preflight.py``)
 
 Directories are those of the kubelet (``--root-dir``, by default ``/var/lib/kubelet``) and of the Container Device
 Interface (``/etc/cdi`` and ``/var/run/cdi`` are what runtimes read). Name rules: ResourceSlice ``spec.driver`` is a DNS
-subdomain of at most 63 characters, a node name one of at most 253, and a pool name of at most 253 in all.
+subdomain of at most 63 characters, a node name one of at most 253, and a pool name has at most 253 in all.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Self
+from typing import get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-
-from dra_driver.config.options import Flag, Option, flags_of, load
+from dra_driver.config.options import Flag, Option, flags_of, load, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _POD_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")
 _MAX_POOL_NAME = 253
+_MAX_SPEC = 4096
 
 NODE, KUBELET, HARDWARE, TELEMETRY = "node and API server", "kubelet and container runtime", "hardware", "telemetry"
 
 
-def _subdomain(limit: int) -> AfterValidator:
-    def check(value: str) -> str:
-        if len(value) > limit or not _SUBDOMAIN.fullmatch(value):
+def _subdomain(limit: int) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if len(text) > limit or not _SUBDOMAIN.fullmatch(text):
             raise ValueError(
                 f"expected a DNS subdomain of at most {limit} lower-case characters, such as node-1.example"
             )
-        return value
+        return text
 
-    return AfterValidator(check)
+    return parse
 
 
-def _absolute(value: str | None) -> str | None:
-    if value is not None and (not value.startswith("/") or "\0" in value):
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
         raise ValueError("expected an absolute path")
-    return value if value is None else str(PurePosixPath(value))
+    return str(PurePosixPath(text))
 
 
-def _pod_uid(value: str | None) -> str | None:
-    if value is not None and not _POD_UID.fullmatch(value):
+def _pod_uid(text: str) -> str:
+    if not _POD_UID.fullmatch(text):
         raise ValueError("expected the pod's metadata.uid: letters, digits and dashes, at most 63")
-    return value
+    return text
 
 
-def _http_addr(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if value and not (colon and port.isascii() and port.isdigit() and int(port) < 65536 and "/" not in host):
+def _http_addr(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if text and not (colon and port.isascii() and port.isdigit() and int(port) < 65536 and "/" not in host):
         raise ValueError("expected HOST:PORT or :PORT, such as :8080 or 127.0.0.1:8080, or nothing to serve no HTTP")
-    return value
+    return text
 
 
-def _hook_path(value: str | None) -> str | None:
-    return value if value == "none" else _absolute(value)
+def _hook_path(text: str) -> str:
+    return text if text == "none" else _absolute(text)
 
 
-Subdomain63 = Annotated[str, _subdomain(63)]
-Subdomain253 = Annotated[str, _subdomain(253)]
-PodUid = Annotated[str | None, AfterValidator(_pod_uid)]
-HttpAddr = Annotated[str, AfterValidator(_http_addr)]
-HookPath = Annotated[str | None, AfterValidator(_hook_path)]
-Seconds = Annotated[float, Field(ge=0.1, le=3600.0)]
-Spec = Annotated[str | None, Field(min_length=1, max_length=4096)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-OptionalPath = Annotated[str | None, AfterValidator(_absolute)]
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0.1 <= seconds <= 3600.0:
+        raise ValueError("expected seconds from 0.1 to 3600")
+    return seconds
 
 
-class NodeSettings(BaseModel):
-    """What ``dra-driver kubelet-plugin`` is told; immutable."""
+def _spec(text: str) -> str:
+    if not 0 < len(text) <= _MAX_SPEC:
+        raise ValueError(f"expected 1 to {_MAX_SPEC} characters")
+    return text
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    node_name: Annotated[Subdomain253, Option(NODE, "NODE_NAME", "NAME", "name of this node's Node object")]
-    kubeconfig: Annotated[
-        str | None,
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+_log_format = _one_of(*get_args(LogFormat))
+_log_level = _one_of(*get_args(LogLevel))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What ``dra-driver kubelet-plugin`` is told; made by ``load_node_settings``, which checks each value."""
+
+    node_name: str = setting(Option(NODE, "NODE_NAME", "NAME", "name of this node's Node object", _subdomain(253)))
+    kubeconfig: str | None = setting(
         Option(NODE, "KUBECONFIG", "FILE", "how to reach the API server; in a pod, its service account serves"),
-    ] = None
-    driver_name: Annotated[
-        Subdomain63,
-        Option(NODE, "DRIVER_NAME", "NAME", "what claims and ResourceSlices call this driver; its pool is NODE/NAME"),
-    ] = "gpu.nvidia.com"
-    kubelet_registrar_dir: Annotated[
-        AbsolutePath,
+        None,
+    )
+    driver_name: str = setting(
+        Option(
+            NODE,
+            "DRIVER_NAME",
+            "NAME",
+            "what claims and ResourceSlices call this driver; its pool is NODE/NAME",
+            _subdomain(63),
+        ),
+        "gpu.nvidia.com",
+    )
+    kubelet_registrar_dir: str = setting(
         Option(
             KUBELET,
             "KUBELET_REGISTRAR_DIR",
             "DIR",
             "where the kubelet looks for registration sockets; the same path on the host and in the container",
+            _absolute,
         ),
-    ] = "/var/lib/kubelet/plugins_registry"
-    kubelet_plugins_dir: Annotated[
-        AbsolutePath,
+        "/var/lib/kubelet/plugins_registry",
+    )
+    kubelet_plugins_dir: str = setting(
         Option(
             KUBELET,
             "KUBELET_PLUGINS_DIR",
             "DIR",
             "parent of the directory with this driver's socket and journal; the same path on the host and in the "
             "container",
+            _absolute,
         ),
-    ] = "/var/lib/kubelet/plugins"
-    pod_uid: Annotated[
-        PodUid,
+        "/var/lib/kubelet/plugins",
+    )
+    pod_uid: str | None = setting(
         Option(
             KUBELET,
             "POD_UID",
             "UID",
             "UID of the pod that runs this process: gives it sockets of its own, so that two pods can overlap in "
             "a rolling update; without it, one process per node",
+            _pod_uid,
         ),
-    ] = None
-    cdi_dir: Annotated[
-        AbsolutePath,
-        Option(KUBELET, "CDI_DIR", "DIR", "where the container runtime reads CDI specifications"),
-    ] = "/var/run/cdi"
-    driver_root: Annotated[
-        AbsolutePath,
-        Option(HARDWARE, "DRIVER_ROOT", "DIR", "where this process sees the root of the NVIDIA driver's installation"),
-    ] = "/"
-    driver_root_on_host: Annotated[
-        OptionalPath,
-        Option(HARDWARE, "DRIVER_ROOT_ON_HOST", "DIR", "where the container runtime sees that root, if elsewhere"),
-    ] = None
-    dev_root: Annotated[
-        OptionalPath,
+        None,
+    )
+    cdi_dir: str = setting(
+        Option(KUBELET, "CDI_DIR", "DIR", "where the container runtime reads CDI specifications", _absolute),
+        "/var/run/cdi",
+    )
+    driver_root: str = setting(
+        Option(
+            HARDWARE,
+            "DRIVER_ROOT",
+            "DIR",
+            "where this process sees the root of the NVIDIA driver's installation",
+            _absolute,
+        ),
+        "/",
+    )
+    driver_root_on_host: str | None = setting(
+        Option(
+            HARDWARE,
+            "DRIVER_ROOT_ON_HOST",
+            "DIR",
+            "where the container runtime sees that root, if elsewhere",
+            _absolute,
+        ),
+        None,
+    )
+    dev_root: str | None = setting(
         Option(
             HARDWARE,
             "DEV_ROOT",
             "DIR",
             "parent of the dev directory with the GPUs' device nodes, as this process sees it; the driver root if "
             "that has a dev directory, else /",
+            _absolute,
         ),
-    ] = None
-    dev_root_on_host: Annotated[
-        OptionalPath,
-        Option(HARDWARE, "DEV_ROOT_ON_HOST", "DIR", "where the container runtime sees that parent, if elsewhere"),
-    ] = None
-    nvidia_cdi_hook_path: Annotated[
-        HookPath,
+        None,
+    )
+    dev_root_on_host: str | None = setting(
+        Option(
+            HARDWARE,
+            "DEV_ROOT_ON_HOST",
+            "DIR",
+            "where the container runtime sees that parent, if elsewhere",
+            _absolute,
+        ),
+        None,
+    )
+    nvidia_cdi_hook_path: str | None = setting(
         Option(
             HARDWARE,
             "NVIDIA_CDI_HOOK_PATH",
             "FILE",
             "NVIDIA's CDI hook on the host; looked for if not given; none to do without",
+            _hook_path,
         ),
-    ] = None
-    proc_devices: Annotated[
-        AbsolutePath,
-        Option(HARDWARE, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers"),
-    ] = "/proc/devices"
-    poll_interval: Annotated[
-        Seconds,
-        Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "how often the GPUs are looked at"),
-    ] = 10.0
-    simulate: Annotated[
-        Spec,
+        None,
+    )
+    proc_devices: str = setting(
+        Option(HARDWARE, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers", _absolute),
+        "/proc/devices",
+    )
+    poll_interval: float = setting(
+        Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "how often the GPUs are looked at", _seconds),
+        10.0,
+    )
+    simulate: str | None = setting(
         Option(
             HARDWARE,
             "SIMULATE",
             "SPEC",
             "GPUs that do not exist instead of the node's own: 8xh100-sxm5-80gb, 4xa100-sxm4-40gb,2xl4-24gb, or a "
             "YAML file",
+            _spec,
         ),
-    ] = None
-    http_addr: Annotated[
-        HttpAddr,
+        None,
+    )
+    http_addr: str = setting(
         Option(
             TELEMETRY,
             "HTTP_ADDR",
             "HOST:PORT",
             "where /metrics, /healthz and /readyz are served; nowhere if empty",
+            _http_addr,
         ),
-    ] = ""
-    log_format: Annotated[
-        LogFormat,
-        Option(TELEMETRY, "LOG_FORMAT", "FORMAT", "text (key=value, for people) or json"),
-    ] = "text"
-    log_level: Annotated[LogLevel, Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error")] = "info"
+        "",
+    )
+    log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
+        Option(
+            TELEMETRY,
+            "LOG_FORMAT",
+            "FORMAT",
+            "text (key=value, for people) or json",
+            _log_format,
+        ),
+        "text",
+    )
+    log_level: LogLevel = setting(  # noqa: RUF009 - same
+        Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error", _log_level),
+        "info",
+    )
 
-    @model_validator(mode="after")
-    def _pool_name_fits(self) -> Self:
+    def __post_init__(self) -> None:
         length = len(self.node_name) + 1 + len(self.driver_name)
         if length > _MAX_POOL_NAME:
             raise ValueError(
                 f"the pool name NODE/DRIVER would have {length} characters, at most {_MAX_POOL_NAME} are allowed:"
                 " choose a shorter --driver-name"
             )
-        return self
 
 
 def node_flags() -> list[Flag]:

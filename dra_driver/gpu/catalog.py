@@ -5,7 +5,6 @@ ever taken from here: NVML tells names, sizes and MIG profiles itself, and they 
 The file and the YAML library are loaded on the first call, so a node with real GPUs pays for neither.
 """
 
-import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -96,6 +95,8 @@ def model(key: str) -> GpuModel:
 
 def suggest(wrong: str, known: Iterable[str], limit: int = 4) -> str:
     """A sentence that offers the names nearest to ``wrong``, or all of them when none is near."""
+    import difflib  # noqa: PLC0415 - only for error messages
+
     names = sorted(known)
     near = [name for name in names if wrong and name.startswith(wrong.lower())][:limit]
     near = near or difflib.get_close_matches(wrong.lower(), names, n=limit, cutoff=0.5)

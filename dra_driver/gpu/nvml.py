@@ -96,9 +96,10 @@ class NvmlBackend:
     def __init__(
         self, library_path: str | None = None, sysfs_root: str = "/sys", *, driver_root: str | None = None
     ) -> None:
-        """Use the library at ``library_path``; else the one found below ``driver_root`` whenever a session is opened
+        """Use the library at ``library_path``; else the one below ``driver_root``; else what the dynamic linker finds.
 
-        (so a driver that is installed or upgraded later is found); else whatever the dynamic linker finds.
+        The search is done whenever a session is opened, so a driver that is installed or upgraded later is found. The
+        dynamic linker is asked without a driver root and for the root ``/``, which is our own file system.
         """
         self._library_path = library_path
         self._driver_root = driver_root
@@ -133,7 +134,7 @@ class NvmlBackend:
         path = self._library_path
         if path is None and self._driver_root is not None:
             path = find_library(self._driver_root)
-            if path is None:
+            if path is None and self._driver_root != "/":
                 raise DriverUnavailableError(
                     f"no libnvidia-ml.so.1 below the driver root {self._driver_root}: install the NVIDIA driver, "
                     "wait for the driver container, or name another driver root"
@@ -222,18 +223,18 @@ def _use_library(path: str | None) -> None:
 
 def _required(function: str, call: Callable[[], T]) -> T:
     """The answer of one call that a GPU cannot do without. Raises DeviceLostError or DriverUnavailableError."""
+    answer = _optional(function, call, absent=frozenset())
+    if answer is None:
+        raise DeviceLostError(f"{function} failed: the driver's library is too old for it; upgrade the driver")
+    return answer
+
+
+def _optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
+    """As ``_required``, but None for a property that is not there: an NVML code in ``absent``."""
     try:
         return call()
     except pynvml.NVMLError as error:
-        _raise_translated(function, error)
-
-
-def _optional(function: str, call: Callable[[], T]) -> T | None:
-    """As ``_required``, but None for a property that is not there."""
-    try:
-        return call()
-    except pynvml.NVMLError as error:
-        if error.value in ABSENT:
+        if error.value in absent:
             return None
         _raise_translated(function, error)
     except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: a wrapper found only an older form of the symbol

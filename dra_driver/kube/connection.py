@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import urllib3
+from urllib3.exceptions import InsecureRequestWarning
+
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.transport import ClientParts, client_parts
 
@@ -67,8 +70,8 @@ class Connection:
         )
         if not any(Path(part).is_file() for part in path.split(os.pathsep) if part):
             raise ConfigurationError(
-                f"no way to reach the API server: the kubeconfig {path} does not exist and no service account is "
-                f"mounted at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
+                f"no way to reach the API server: kubeconfig {path} does not exist and no service account is mounted "
+                f"at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
             )
         return cls._from_kubeconfig(path)
 
@@ -135,6 +138,10 @@ class Connection:
             idle=_KEEPALIVE_IDLE_S, interval=_KEEPALIVE_INTERVAL_S, count=_KEEPALIVE_PROBES
         )
         configuration.connection_pool_maxsize = _POOL_CONNECTIONS
+        if not configuration.verify_ssl:
+            # urllib3 warns on every single request; once in the log is enough, and where people look.
+            urllib3.disable_warnings(InsecureRequestWarning)
+            log.warning("the API server's certificate is not verified", extra={"source": self.source})
         return _Session(configuration, self._guarded(lambda: self._parts.rest_client(configuration).pool_manager))
 
     def _guarded(self, read: Callable[[], Any]) -> Any:

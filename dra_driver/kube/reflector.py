@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 from dra_driver.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
 from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.types import WatchEvent
+from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class Reflector:
                 self._on_event(change)
             except Exception:
                 log.exception("a listener failed", extra={"path": self._path})
+                metrics.internal_error("publisher")  # the only listener of a node process
 
     def _forever(self) -> Iterator[Change]:
         while not self._stopping.is_set():

@@ -7,6 +7,7 @@ detection of changes").
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +53,10 @@ class RestClient:
         """One object. Repeated once on a connection that broke, as reading twice does no harm."""
         return self._exchange(_Request("GET", path, query))
 
+    def get_text(self, path: str, query: Query | None = None) -> str:
+        """An answer that is text and not an object, such as a container's log. Repeated like `get`."""
+        return self._fetch(_Request("GET", path, query)).decode("utf-8", "replace")
+
     def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
         """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
 
@@ -82,13 +87,20 @@ class RestClient:
         """Changes single fields (RFC 7386)."""
         return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
 
-    def delete(self, path: str, uid: str | None = None, resource_version: str | None = None) -> None:
-        """Deletes, if the object still has that UID and version; else ConflictError. NotFoundError when it is gone."""
+    def delete(
+        self, path: str, uid: str | None = None, resource_version: str | None = None, *, propagation: str | None = None
+    ) -> None:
+        """Deletes, if the object still has that UID and version; else ConflictError. NotFoundError when it is gone.
+
+        ``propagation`` is Background, Foreground or Orphan; the kind's own default otherwise (Orphan for jobs).
+        """
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {key: value for key, value in wanted.items() if value is not None}
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if preconditions:
             body["preconditions"] = preconditions
+        if propagation is not None:
+            body["propagationPolicy"] = propagation
         self._exchange(_Request("DELETE", path, None, body))
 
     def watch(self, path: str, query: Query, read_timeout_s: float) -> WatchStream:
@@ -100,16 +112,18 @@ class RestClient:
         return WatchStream(self._send(request), f"watch {path}")
 
     def _exchange(self, request: "_Request") -> dict[str, Any]:
+        return _decoded(request, self._fetch(request))
+
+    def _fetch(self, request: "_Request") -> bytes:
         deadline = time.monotonic() + self._timeouts.total_s
         try:
-            data = self._read(request, self._send(request), deadline)
+            return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
             # A kept-alive connection may be closed by the server just as it is used: no fault, but only GET may be
             # repeated.
             if request.verb != "GET" or not isinstance(error.__cause__, ProtocolError):
                 raise
-            data = self._read(request, self._send(request), deadline)
-        return _decoded(request, data)
+            return self._read(request, self._send(request), deadline)
 
     def _send(self, request: "_Request") -> Any:
         """A response with a good status, its body unread. A 401 is tried once more with credentials read anew."""
@@ -203,7 +217,8 @@ def _check_bounds(request: _Request, size: int, deadline: float) -> None:
 def _unreachable(request: _Request, connection: Connection, error: Exception) -> ApiUnreachableError:
     """A transport failure as a sentence that names the server and where its address came from."""
     hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
-    what = str(error) or type(error).__name__
+    # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
+    what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
     return ApiUnreachableError(
         f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
     )

@@ -60,7 +60,9 @@ def error_from_status(
     asked = details.get("retryAfterSeconds") if isinstance(details, Mapping) else None
     retry_after_s = float(asked) if isinstance(asked, int) and asked > 0 else _retry_after(headers or {})
     text = message if isinstance(message, str) and message else "the API server gave no message"
-    return _error(request, status, text, reason if isinstance(reason, str) else "", retry_after_s)
+    error = _error(request, status, text, reason if isinstance(reason, str) else "", retry_after_s)
+    error.details = dict(details) if isinstance(details, Mapping) else None
+    return error
 
 
 def _error(request: str, status: int, text: str, reason: str, retry_after_s: float) -> KubernetesApiError:

@@ -108,13 +108,12 @@ class UnixServer:
         """Stops without waiting: a successor serves the path; calls in work here end by themselves."""
         self._server.stop(RETIREMENT_S)
 
-    def stop(self, grace_s: float) -> bool:
-        """Takes the socket away, refuses new calls, and gives those in work ``grace_s``. Whether they all ended.
+    def stop(self, grace_s: float) -> None:
+        """Takes the socket away, refuses new calls, and gives those in work ``grace_s``. Idempotent.
 
-        Idempotent. A call that outlives the grace runs on in its thread; its answer goes nowhere.
+        A call that outlives the grace is cancelled for its caller and runs on in its thread.
         """
         if self._published is not None:
             self._published.withdraw()
-        ended = self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._server.stop(grace_s).wait(grace_s + 0.3)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        return ended

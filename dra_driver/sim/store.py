@@ -42,8 +42,10 @@ class Store:
     """Every object of the embedded cluster. Thread-safe; every object in or out is a copy that the caller may change.
 
     ``check_cel`` is asked about every CEL expression of a selector: None means that it compiles, a text says why not.
-    ``namespace`` is "" for cluster-scoped kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale
-    resourceVersion, failed precondition), InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
+    ``namespace_delay_s`` is how long a deleted namespace keeps its contents: kubectl deletes a manifest object by
+    object, and would not find those that went with their namespace a moment before. ``namespace`` is "" for
+    cluster-scoped kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale resourceVersion, failed
+    precondition), InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Store:
         check_cel: Callable[[str], str | None] | None = None,
         clock: Clock = utc_now,
         history_length: int = HISTORY_LENGTH,
+        namespace_delay_s: float = 0.0,
     ) -> None:
         self.logs = PodLogs()
         self._clock = clock
         self._lock = threading.RLock()  # guards the state, its history and the list of subscriptions
         self._state = State(history_length)
-        self._removal = Removal(self._state, clock)
+        self._namespace_delay_s = namespace_delay_s
+        self._removal = Removal(self._state, clock, self._empty_later if namespace_delay_s else None)
         self._writes = Writes(self._state, self._removal, clock, check_cel)
         self._state.listeners.append(self.logs.forget_removed)
         for name in INITIAL_NAMESPACES:
@@ -209,6 +213,15 @@ class Store:
         """Stored versions themselves, in key order, and the revision they were read at."""
         with self._lock:
             return self._state.records(kind, namespace), self._state.revision
+
+    def _empty_later(self, name: str) -> None:
+        def empty() -> None:
+            with self._lock:
+                self._removal.empty_namespace(name)
+
+        timer = threading.Timer(self._namespace_delay_s, empty)
+        timer.name, timer.daemon = f"empty-namespace-{name}", True
+        timer.start()
 
     def _detach(self, subscription: Subscription) -> None:
         with self._lock:

@@ -25,8 +25,20 @@ OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 # A claim's outcome: a branch of the project's error tree, or "internal" for a defect of ours.
 Result = Literal["ok", "configuration", "claim", "hardware", "retryable", "kubernetes-api", "internal"]
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
-Place = Literal["grpc", "http", "inventory", "publisher", "registration", "maintenance"]
+Place = Literal["grpc", "http", "maintenance", "publisher"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
+ClaimEvent = Literal[
+    "prepared",
+    "repeated",
+    "waited",
+    "file-rewritten",
+    "unprepared",
+    "undone",
+    "orphan-removed",
+    "collected",
+    "adopted",
+]
+CLAIM_EVENTS: Final[tuple[ClaimEvent, ...]] = get_args(ClaimEvent)
 Socket = Literal["dra", "registration"]
 SOCKETS: Final[tuple[Socket, ...]] = get_args(Socket)
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
@@ -45,6 +57,9 @@ call_seconds = Histogram(
     ["operation"],
     buckets=_CALL_BUCKETS,
     registry=REGISTRY,
+)
+claim_events_total = Counter(
+    "dra_driver_claim_events", "What happened to claims on this node, repairs included", ["event"], registry=REGISTRY
 )
 prepared_claims = Gauge("dra_driver_prepared_claims", "Claims in the journal", registry=REGISTRY)
 gpus = Gauge("dra_driver_gpus", "GPUs of this node by state", ["state"], registry=REGISTRY)
@@ -98,6 +113,8 @@ def initialise(*, driver: str, node: str, version: str) -> None:
         gpus.labels(state)
     for answer in ("registered", "refused"):
         registrations_total.labels(answer)
+    for event in CLAIM_EVENTS:
+        claim_events_total.labels(event)
     for socket in SOCKETS:
         sockets_recreated_total.labels(socket)
     for place in PLACES:

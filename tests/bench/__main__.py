@@ -64,7 +64,7 @@ def api_server() -> Iterator[tuple[str, str]]:
         version = RestClient(Connection.load(kubeconfig)).get("/version")["gitVersion"]
         yield kubeconfig, f"the cluster in KUBECONFIG, {version}"
         return
-    from dra_driver.sim.apiserver import ApiServer
+    from dra_driver.sim.apiserver.server import ApiServer
 
     server = ApiServer(port=0)
     server.start()

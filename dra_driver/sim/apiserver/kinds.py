@@ -29,6 +29,16 @@ from dra_driver.sim.apiserver.print_workloads import (
     JOBS_PRINTER,
     REPLICA_SETS_PRINTER,
 )
+from dra_driver.sim.apiserver.rules_claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
+from dra_driver.sim.apiserver.rules_core import EVENT_RULES, NAMESPACE_RULES, SECRET_RULES, SERVICE_RULES
+from dra_driver.sim.apiserver.rules_pods import POD_RULES
+from dra_driver.sim.apiserver.rules_slices import SLICE_RULES
+from dra_driver.sim.apiserver.rules_workloads import (
+    DAEMON_SET_RULES,
+    DEPLOYMENT_RULES,
+    JOB_RULES,
+    REPLICA_SET_RULES,
+)
 
 NAMESPACES = Kind(
     group="",
@@ -41,6 +51,7 @@ NAMESPACES = Kind(
     name_rule=dns_label,
     selectable=("status.phase",),
     printer=NAMESPACES_PRINTER,
+    rules=NAMESPACE_RULES,
 )
 NODES = Kind(
     group="",
@@ -77,6 +88,7 @@ PODS = Kind(
     ),
     printer=PODS_PRINTER,
     returns_deleted=True,
+    rules=POD_RULES,
 )
 EVENTS = Kind(
     group="",
@@ -101,6 +113,7 @@ EVENTS = Kind(
         "type",
     ),
     printer=EVENTS_PRINTER,
+    rules=EVENT_RULES,
 )
 SERVICE_ACCOUNTS = Kind(
     group="",
@@ -120,6 +133,7 @@ SECRETS = Kind(
     name_rule=dns_subdomain,
     selectable=("type",),
     printer=SECRETS_PRINTER,
+    rules=SECRET_RULES,
 )
 CONFIG_MAPS = Kind(
     group="",
@@ -143,6 +157,7 @@ SERVICES = Kind(
     selectable=("spec.clusterIP", "spec.type"),
     printer=SERVICES_PRINTER,
     returns_deleted=True,
+    rules=SERVICE_RULES,
 )
 DEPLOYMENTS = Kind(
     group="apps",
@@ -155,6 +170,7 @@ DEPLOYMENTS = Kind(
     name_rule=dns_subdomain,
     generation=True,
     printer=DEPLOYMENTS_PRINTER,
+    rules=DEPLOYMENT_RULES,
 )
 REPLICA_SETS = Kind(
     group="apps",
@@ -168,6 +184,7 @@ REPLICA_SETS = Kind(
     generation=True,
     selectable=("status.replicas",),
     printer=REPLICA_SETS_PRINTER,
+    rules=REPLICA_SET_RULES,
 )
 DAEMON_SETS = Kind(
     group="apps",
@@ -180,6 +197,7 @@ DAEMON_SETS = Kind(
     name_rule=dns_subdomain,
     generation=True,
     printer=DAEMON_SETS_PRINTER,
+    rules=DAEMON_SET_RULES,
 )
 JOBS = Kind(
     group="batch",
@@ -193,6 +211,7 @@ JOBS = Kind(
     selectable=("status.successful",),
     default_propagation="Orphan",
     printer=JOBS_PRINTER,
+    rules=JOB_RULES,
 )
 RESOURCE_SLICES = Kind(
     group="resource.k8s.io",
@@ -205,6 +224,7 @@ RESOURCE_SLICES = Kind(
     selectable=("spec.nodeName", "spec.driver"),
     printer=SLICES_PRINTER,
     returns_deleted=True,
+    rules=SLICE_RULES,
 )
 RESOURCE_CLAIMS = Kind(
     group="resource.k8s.io",
@@ -215,6 +235,7 @@ RESOURCE_CLAIMS = Kind(
     name_rule=dns_subdomain,
     printer=CLAIMS_PRINTER,
     returns_deleted=True,
+    rules=CLAIM_RULES,
 )
 RESOURCE_CLAIM_TEMPLATES = Kind(
     group="resource.k8s.io",
@@ -224,6 +245,7 @@ RESOURCE_CLAIM_TEMPLATES = Kind(
     name_rule=dns_subdomain,
     printer=NAME_AND_AGE,
     returns_deleted=True,
+    rules=TEMPLATE_RULES,
 )
 DEVICE_CLASSES = Kind(
     group="resource.k8s.io",
@@ -235,6 +257,7 @@ DEVICE_CLASSES = Kind(
     generation=True,
     printer=NAME_AND_AGE,
     returns_deleted=True,
+    rules=CLASS_RULES,
 )
 LEASES = Kind(
     group="coordination.k8s.io",

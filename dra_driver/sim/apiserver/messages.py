@@ -9,6 +9,8 @@ import yaml
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
 from dra_driver.sim.apiserver.problems import bad_request, plain
+from dra_driver.sim.apiserver.protobody import MEDIA_TYPE as PROTOBUF
+from dra_driver.sim.apiserver.protobody import decode_body
 
 JSON = "application/json"
 # Typed Go clients may prefer protobuf but accept JSON; every answer is JSON.
@@ -62,6 +64,8 @@ class ApiRequest:
     def document(self) -> Any:
         """The body as a value. Raises InvalidObjectError (400) when it cannot be read, 415 for other media types."""
         kind = self.content_type
+        if kind == PROTOBUF:
+            return decode_body(self.body)
         if kind not in {*_YAML_TYPES, JSON} and not kind.endswith("+json"):
             accepted = f"{JSON}, application/yaml"
             text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"

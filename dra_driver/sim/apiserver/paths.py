@@ -31,6 +31,14 @@ class Target:
         return self.group_version != self.kind.api_version
 
 
+def is_known_group(path: str) -> bool:
+    """Whether the path lies in a served group and version; outside of them the real server knows no objects at all."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:1] == ["api"]:
+        return len(parts) > 2 and parts[1] == "v1"
+    return len(parts) > 3 and any((group, version) == (parts[1], parts[2]) for group, version, _ in _KINDS)
+
+
 def target_of(path: str) -> Target | None:
     """The object or collection that ``path`` names; None when the API has no such path."""
     parts = [part for part in path.split("/") if part]

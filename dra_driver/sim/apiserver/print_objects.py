@@ -153,7 +153,7 @@ EVENTS_PRINTER = Printer(
         Column("Message"),
         Column("First Seen", priority=1),
         Column("Count", priority=1),
-        Column("Name", priority=1),
+        Column("Name", priority=1, format="name"),
     ),
     _event,
 )

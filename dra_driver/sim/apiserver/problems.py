@@ -78,9 +78,9 @@ def too_long(path: str, limit: int) -> Problem:
     return Problem(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
 
 
-def not_found_field(path: str, value: object) -> Problem:
+def not_found_field(path: str, value: object, detail: str) -> Problem:
     """A reference inside the object that leads nowhere."""
-    return Problem(path, "FieldValueNotFound", f"Not found: {shown(value)}")
+    return Problem(path, "FieldValueNotFound", f"Not found: {shown(value)}: {detail}")
 
 
 def wrong_type(path: str, value: object, expected: str) -> Problem:
@@ -119,19 +119,34 @@ def conflict(kind: "Kind", name: str, why: str = MODIFIED, *, subresource: str =
     collection = f"{kind.qualified}/{subresource}" if subresource else kind.qualified
     message = f'Operation cannot be fulfilled on {collection} "{name}": {why}'
     error = ConflictError(message, status=409, reason="Conflict")
-    error.details = _details(kind, name)
+    error.details = _details(kind, name) | {"kind": collection.partition(".")[0] if not kind.group else kind.plural}
     return error
 
 
-def invalid_object(kind: "Kind", name: str, problems: Sequence[Problem]) -> InvalidObjectError:
-    """422 with every broken rule as a cause."""
+def precondition_failed(kind: "Kind", name: str, what: str, asked: str, found: str) -> ConflictError:
+    """409 because a delete names another UID or resourceVersion; ``what`` is one of the two words."""
+    happened = "deleted and then recreated" if what == "UID" else "modified"
+    why = (
+        f"the {what} in the precondition ({asked}) does not match the {what} in record ({found}). "
+        f"The object might have been {happened}"
+    )
+    shown_kind = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
+    message = f'Operation cannot be fulfilled on {shown_kind} "{name}": {why}'
+    error = ConflictError(message, status=409, reason="Conflict")
+    error.details = _details(kind, name) | {"kind": kind.kind}
+    return error
+
+
+def invalid_object(kind: "Kind", name: str, problems: Sequence[Problem], said_kind: str = "") -> InvalidObjectError:
+    """422 with every broken rule as a cause. ``said_kind`` is for the one rule that names the collection instead."""
     texts = [str(problem) for problem in problems]
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    shown_kind = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
+    said = said_kind or kind.kind
+    shown_kind = f"{said}.{kind.group}" if kind.group else said
     error = InvalidObjectError(f'{shown_kind} "{name}" is invalid: {listed}', status=422, reason="Invalid")
     causes = [{"reason": item.reason, "message": item.message, "field": item.field} for item in problems]
     details: Obj = {"name": name} if name else {}
-    error.details = details | ({"group": kind.group} if kind.group else {}) | {"kind": kind.kind, "causes": causes}
+    error.details = details | ({"group": kind.group} if kind.group else {}) | {"kind": said, "causes": causes}
     return error
 
 
@@ -167,9 +182,9 @@ def status_body(error: KubernetesApiError) -> Obj:
         "metadata": {},
         "status": "Failure",
         "message": str(error),
-        "reason": error.reason,
-        "code": error.status or 500,
     }
-    if error.details:
+    if error.reason:
+        body["reason"] = error.reason
+    if error.details is not None:
         body["details"] = error.details
-    return body
+    return body | {"code": error.status or 500}

@@ -6,6 +6,7 @@ pkg/registry/generic/registry/store.go, pkg/controller/garbagecollector of kuber
 until their kubelet deletes them with grace 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,7 +14,7 @@ from dra_driver.errors import NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, rfc3339
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
-from dra_driver.sim.apiserver.problems import conflict, forbidden, not_found
+from dra_driver.sim.apiserver.problems import forbidden, not_found, precondition_failed
 from dra_driver.sim.apiserver.state import Key, Record, State
 
 FOREGROUND = "foregroundDeletion"
@@ -32,11 +33,16 @@ class DeleteOptions:
 
 
 class Removal:
-    """Deletes objects of a `State` and finishes deletions that were waiting. Not thread-safe; the store locks."""
+    """Deletes objects of a `State` and finishes deletions that were waiting. Not thread-safe; the store locks.
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    ``when_terminating`` is told the name of a namespace that was just marked, and has to see to `empty_namespace`; the
+    default does it at once.
+    """
+
+    def __init__(self, state: State, clock: Clock, when_terminating: Callable[[str], None] | None = None) -> None:
         self._state = state
         self._clock = clock
+        self._when_terminating = when_terminating or self.empty_namespace
 
     def delete(self, kind: Kind, key: Key, options: DeleteOptions) -> Record:
         """Remove the object, or mark it when grace, finalizers or dependents hold it; the last version either way."""
@@ -58,7 +64,14 @@ class Removal:
             if waits_for:
                 self._delete_dependents(record, options.propagation)
             return self._state.get(kind, key) or record
-        return self.remove(kind, key)
+        return self._with_grace(kind, self.remove(kind, key))
+
+    def _with_grace(self, kind: Kind, record: Record) -> Record:
+        """The last version as the answer shows it: pods say that they had no grace left."""
+        if kind is not PODS:
+            return record
+        ended = {"deletionTimestamp": rfc3339(self._clock()), "deletionGracePeriodSeconds": 0}
+        return Record(record.obj | {"metadata": record.obj["metadata"] | ended}, record.revision)
 
     def remove(self, kind: Kind, key: Key) -> Record:
         """Take the object out now, then whatever hung on it."""
@@ -94,14 +107,10 @@ class Removal:
         if kind is NAMESPACES and metadata["name"] in UNDELETABLE_NAMESPACES:
             raise forbidden(kind, metadata["name"], "this namespace may not be deleted")
         if options.uid and options.uid != metadata["uid"]:
-            why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {metadata['uid']}"
-            raise conflict(kind, metadata["name"], why)
+            raise precondition_failed(kind, metadata["name"], "UID", options.uid, metadata["uid"])
         if options.resource_version and options.resource_version != metadata["resourceVersion"]:
-            why = (
-                f"Precondition failed: ResourceVersion in precondition: {options.resource_version}, "
-                f"ResourceVersion in object meta: {metadata['resourceVersion']}"
-            )
-            raise conflict(kind, metadata["name"], why)
+            asked, found = options.resource_version, metadata["resourceVersion"]
+            raise precondition_failed(kind, metadata["name"], "ResourceVersion", asked, found)
 
     def _grace_s(self, kind: Kind, record: Record, options: DeleteOptions) -> int:
         """Seconds that a kubelet has to stop the pod; 0 removes at once (pod strategy's CheckGracefulDelete)."""
@@ -193,11 +202,15 @@ class Removal:
         obj["metadata"].setdefault("deletionTimestamp", rfc3339(self._clock()))
         obj.setdefault("status", {})["phase"] = "Terminating"
         marked = record if obj == record.obj else self._state.put(NAMESPACES, obj)
-        for kind in self._state.kinds():
-            for inside in self._state.records(kind, key[1]) if kind.namespaced else ():
-                self._delete_quietly(kind, inside, "Background")
-        self._finish_namespace(key[1])
+        self._when_terminating(key[1])
         return marked
+
+    def empty_namespace(self, name: str) -> None:
+        """Delete what is in a namespace that is being deleted, and the namespace itself once it is empty."""
+        for kind in self._state.kinds():
+            for inside in self._state.records(kind, name) if kind.namespaced else ():
+                self._delete_quietly(kind, inside, "Background")
+        self._finish_namespace(name)
 
     def _finish_namespace(self, name: str) -> None:
         record = self._state.get(NAMESPACES, ("", name))

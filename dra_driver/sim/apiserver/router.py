@@ -12,7 +12,7 @@ from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
 from dra_driver.sim.apiserver.mergepatch import merge
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.patching import JSON_PATCH
-from dra_driver.sim.apiserver.paths import Target, target_of
+from dra_driver.sim.apiserver.paths import Target, is_known_group, target_of
 from dra_driver.sim.apiserver.podsubs import LogPlan
 from dra_driver.sim.apiserver.problems import bad_request, plain
 from dra_driver.sim.apiserver.verbs import Verbs
@@ -50,6 +50,8 @@ class Router:
             return self._object(request, target)
         reply = self._other(request)
         if reply is None:
+            if not is_known_group(request.path):
+                return Reply(body=b"404 page not found\n", status=404, media_type="text/plain; charset=utf-8")
             raise plain(404, "NotFound", "the server could not find the requested resource", {})
         return reply
 

@@ -51,8 +51,8 @@ def common_problems(metadata: Obj, path: str) -> list[Problem]:
     return [
         *label_problems(metadata.get("labels"), f"{path}.labels"),
         *_annotation_problems(metadata.get("annotations"), f"{path}.annotations"),
-        *_finalizer_problems(metadata, f"{path}.finalizers"),
         *_owner_problems(metadata, f"{path}.ownerReferences"),
+        *_finalizer_problems(metadata, f"{path}.finalizers"),
     ]
 
 
@@ -84,11 +84,11 @@ def _annotation_problems(annotations: object, path: str) -> list[Problem]:
 
 def _finalizer_problems(metadata: Obj, path: str) -> list[Problem]:
     problems = []
-    for name in entries(metadata, "finalizers"):
+    for at, name in enumerate(entries(metadata, "finalizers")):
         problems += [invalid(path, name, text) for text in label_key(str(name))]
         if "/" not in str(name) and name not in {"orphan", "foregroundDeletion", "kubernetes"}:
             text = "name is neither a standard finalizer name nor is it fully qualified"
-            problems.append(invalid(path, name, text))
+            problems.append(invalid(f"{path}[{at}]", name, text))
     return problems
 
 

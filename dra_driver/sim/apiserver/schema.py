@@ -12,7 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.quantity import Quantity
+from dra_driver.sim.apiserver.jsonvalue import Obj, parse_time, rfc3339
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.problems import bad_request
 
@@ -123,26 +124,47 @@ def _decode_fields(obj: Obj, type_name: str, path: str, unknown: list[str]) -> N
         elif obj[key] is None:
             del obj[key]
         else:
-            _decode_value(obj[key], field, here, unknown)
+            obj[key] = _decoded(obj[key], field, here, unknown)
 
 
-def _decode_value(value: Any, field: FieldType, path: str, unknown: list[str]) -> None:
+def _decoded(value: Any, field: FieldType, path: str, unknown: list[str]) -> Any:
+    """The value in canonical form; containers are changed in place."""
     if field.wraps:
         if not isinstance(value, list if field.is_list else dict):
             raise _mismatch(value, path, field)
         pairs: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else value.items()
-        for key, item in pairs:
-            here = f"{path}[{key}]" if field.is_list else f"{path}.{key}"
+        for key, item in list(pairs):
             if item is not None:
-                _decode_value(item, field.inner, here, unknown)
-    elif field.name in _JSON_TYPES:
+                here = f"{path}[{key}]" if field.is_list else f"{path}.{key}"
+                value[key] = _decoded(item, field.inner, here, unknown)
+        return value
+    if field.name in _JSON_TYPES:
         allowed = _JSON_TYPES[field.name]
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             raise _mismatch(value, path, field)
-    elif field.name != ANY:
+        return _canonical(value, field.name)
+    if field.name != ANY:
         if not isinstance(value, dict):
             raise _mismatch(value, path, field)
         _decode_fields(value, field.name, path, unknown)
+    return value
+
+
+def _canonical(value: Any, type_name: str) -> Any:
+    """Quantities and times as the real server writes them back, whatever form they came in."""
+    if type_name == "Quantity":
+        try:
+            return str(Quantity.parse(str(value)))
+        except ValueError as error:
+            rule = "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+            raise bad_request(f"quantities must match the regular expression {rule}: {error}") from error
+    if type_name in {"Time", "MicroTime"}:
+        moment = parse_time(value)
+        if moment is None or moment.tzinfo is None:
+            raise bad_request(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": it is not an RFC 3339 time')
+        whole = rfc3339(moment)
+        return whole if type_name == "Time" else f"{whole[:-1]}.{moment.microsecond:06d}Z"
+    return value
 
 
 def _mismatch(value: Any, path: str, field: FieldType) -> TypeError:

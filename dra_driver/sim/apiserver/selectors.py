@@ -93,7 +93,9 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def field_match(selector: str, allowed: Sequence[str] | None = None) -> Match | None:
+def field_match(
+    selector: str, allowed: Sequence[str] | None = None, unsupported: str = "field label not supported: {key}"
+) -> Match | None:
     """A predicate for ``a.b=x,c!=y``; None for an empty selector.
 
     ``allowed`` are the paths that the kind offers; None allows any path (in-process callers). A missing field reads
@@ -105,7 +107,7 @@ def field_match(selector: str, allowed: Sequence[str] | None = None) -> Match | 
     for text in selector.split(","):
         key, operator, value = _field_term(text)
         if allowed is not None and key not in allowed:
-            raise bad_request(f"field label not supported: {key}")
+            raise bad_request(unsupported.format(key=key))
         terms.append((key.split("."), operator != "!=", value))
     return lambda obj: all((_text(dig(obj, *path)) == value) is equal for path, equal, value in terms)
 

@@ -10,6 +10,7 @@ from dra_driver.errors import NotFoundError
 from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.event_view import read_as_old
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
+from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.paths import Target
@@ -23,11 +24,22 @@ _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")
 
 
+def _unsupported_field(kind: Kind) -> str:
+    """The words for a field selector that the kind does not offer, which differ by how the kind was registered."""
+    if not kind.selectable:
+        known = ", ".join(f'"{field}"' for field in _META_FIELDS)
+        return f'"{{key}}" is not a known field selector: only {known}'
+    if kind.group == "resource.k8s.io":
+        return f"field label not supported for {kind.api_version}, Kind={kind.kind}: {{key}}"
+    return "field label not supported: {key}"
+
+
 def selection(request: ApiRequest, target: Target) -> list[Match]:
     """Predicates of a request's label and field selectors. Raises InvalidObjectError (400)."""
+    fields, kind = request.query.get("fieldSelector", ""), target.kind
     matches = [
         label_match(request.query.get("labelSelector", "")),
-        field_match(request.query.get("fieldSelector", ""), (*_META_FIELDS, *target.kind.selectable)),
+        field_match(fields, (*_META_FIELDS, *kind.selectable), _unsupported_field(kind)),
     ]
     if target.name:
         matches.append(field_match(f"metadata.name={target.name}"))
@@ -81,10 +93,11 @@ class Verbs:
         """The object, or one of its subresources, replaced."""
         obj, checks = self._body(request, target), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
-        for field, wanted in (("name", target.name), ("namespace", target.namespace)):
-            if metadata.setdefault(field, wanted) != wanted:
+        wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})
+        for field, value in wanted.items():
+            if metadata.setdefault(field, value) != value:
                 raise bad_request(
-                    f"the {field} of the object ({metadata[field]}) does not match the {field} on the URL ({wanted})"
+                    f"the {field} of the object ({metadata[field]}) does not match the {field} on the URL ({value})"
                 )
         known = self._known(target)
         dry_run = self._dry_run(request, "UpdateOptions")
@@ -222,5 +235,5 @@ def revision_number(text: str) -> int:
 def too_large(asked: int, current: int) -> Exception:
     """504: the client has seen a revision that this server has not reached."""
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-    text = f"Too large resource version: {asked}, current: {current}"
+    text = f"Timeout: Too large resource version: {asked}, current: {current}"
     return plain(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})

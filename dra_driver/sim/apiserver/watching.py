@@ -17,7 +17,7 @@ from dra_driver.sim.apiserver.problems import Problem, plain, status_body
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import Change, Record
 from dra_driver.sim.apiserver.tables import partial, table
-from dra_driver.sim.apiserver.verbs import revision_number, selection
+from dra_driver.sim.apiserver.verbs import selection
 from dra_driver.sim.apiserver.views import include_option, view_of
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
@@ -55,11 +55,19 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
         request=request,
         target=target,
         matches=selection(request, target),
-        since=None if from_start else revision_number(sent) if sent else 0,
+        since=None if from_start else _watch_revision(sent),
         send_initial_events=streams,
         bookmarks=request.flag("allowWatchBookmarks"),
         timeout_s=float(timeout) if timeout.isdigit() and int(timeout) else DEFAULT_TIMEOUT_S,
     )
+
+
+def _watch_revision(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    # The real server says 500 here, and 400 to a list.
+    wrong = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+    raise plain(500, "", wrong)
 
 
 def _list_options(problem: Problem) -> Exception:
@@ -86,7 +94,7 @@ class Frames:
     def bookmark(self, revision: int, *, initial_end: bool = False) -> bytes:
         """A line that only says how far the client has come."""
         kind = self._plan.target.kind
-        metadata: Obj = {"resourceVersion": str(revision), "creationTimestamp": None}
+        metadata: Obj = {"resourceVersion": str(revision)}
         if initial_end:
             metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
         obj = {"kind": kind.kind, "apiVersion": self._plan.target.group_version, "metadata": metadata}

@@ -20,6 +20,7 @@ from dra_driver.sim.apiserver.problems import (
     invalid,
     invalid_object,
     not_found,
+    plain,
 )
 from dra_driver.sim.apiserver.removal import Removal
 from dra_driver.sim.apiserver.rules_meta import meta_problems, meta_update_problems
@@ -69,9 +70,11 @@ class Writes:
         kind.rules.default(obj)
         if kind.has_status and not kind.keeps_status_on_create:
             obj.pop("status", None)
-        kind.rules.prepare_create(obj)
         self._check_namespace(kind, obj)
         self._name(kind, obj)
+        kind.rules.prepare_create(obj)
+        if kind.has_status:
+            obj.setdefault("status", {})
         problems = meta_problems(kind, obj) + kind.rules.validate(obj, self._review(obj, None, ""))
         if problems:
             raise invalid_object(kind, dig(obj, "metadata", "name", default=""), problems)
@@ -138,7 +141,7 @@ class Writes:
         conditions = child(new, "status").setdefault("conditions", [])
         conditions[:] = [item for item in conditions if item.get("type") != "PodScheduled"]
         now = rfc3339(self._clock())
-        conditions.append({"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now})
+        conditions.append({"type": "PodScheduled", "status": "True", "lastTransitionTime": now})
         return self._state.put(PODS, new)
 
     def _check_type(self, kind: Kind, obj: Obj) -> None:
@@ -159,16 +162,14 @@ class Writes:
             return
         said = metadata.get("namespace", "")
         if namespace and said and said != namespace:
-            raise bad_request(
-                f"the namespace of the provided object does not match the namespace sent on the request: {said} is not "
-                f"{namespace}"
-            )
+            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         metadata["namespace"] = namespace or said or "default"
 
     def _fill_new(self, kind: Kind, obj: Obj) -> None:
         metadata = obj["metadata"]
         if metadata.get("resourceVersion"):
-            raise bad_request("resourceVersion should not be set on objects to be created")
+            # The real server says 500 too, without a reason.
+            raise plain(500, "", "resourceVersion should not be set on objects to be created")
         for field in _SERVER_OWNED:
             metadata.pop(field, None)
         metadata["uid"] = str(uuid.uuid4())
@@ -206,9 +207,13 @@ class Writes:
         sent = metadata.get("resourceVersion", "")
         if not sent and kind.needs_resource_version and not subresource:
             problem = invalid("metadata.resourceVersion", 0, "must be specified for an update")
-            raise invalid_object(kind, before["name"], [problem])
+            raise invalid_object(kind, before["name"], [problem], said_kind=kind.plural)
         if metadata.get("uid") and metadata["uid"] != before["uid"]:
-            why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {before['uid']}"
+            key = "/".join(part for part in (kind.plural, before.get("namespace", ""), before["name"]) if part)
+            why = (
+                f"StorageError: invalid object, Code: 4, Key: /registry/{key}, ResourceVersion: 0, AdditionalErrorMsg: "
+                f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {before['uid']}"
+            )
             raise conflict(kind, before["name"], why)
         if sent and sent != before["resourceVersion"]:
             raise conflict(kind, before["name"])
@@ -231,6 +236,8 @@ class Writes:
         obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         if kind.namespaced:
             obj["metadata"].setdefault("namespace", old["metadata"]["namespace"])
+        else:
+            obj["metadata"].pop("namespace", None)
         obj["metadata"].setdefault("name", old["metadata"]["name"])
         if kind.has_status:
             obj.pop("status", None)

@@ -1,6 +1,7 @@
 """The real pynvml against our own library: errors, other processes, threads, and a driver that goes and comes."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,9 +13,11 @@ import pynvml
 import pytest
 
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml import NvmlBackend
 from dra_driver.gpu.simulated_spec import SimulatedNode
 from dra_driver.model.gpu import Snapshot
+from tests.fakes.nvml import library
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 
@@ -34,9 +37,10 @@ state.close()
 """
 
 
-def python(script: str, *arguments: str) -> str:
+def python(script: str, *arguments: str, **environment: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables).stdout
 
 
 def test_another_process_sees_the_same_node(nvml: NvmlBackend, nvml_library: Path, tmp_path: Path) -> None:
@@ -154,24 +158,46 @@ def test_driver_trouble_in_the_middle_ends_the_session_and_the_next_look_starts_
 
 
 def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
-    nvml_library: Path, state: State, tmp_path: Path
+    nvml_library: Path, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pynvml caches symbols of the first library; the linker caches the path that was a link."""
     folder = tmp_path / "root/usr/lib64"
     folder.mkdir(parents=True)
-    link = folder / "libnvidia-ml.so.1"
     backend = NvmlBackend(driver_root=str(tmp_path / "root"), sysfs_root=str(tmp_path / "sys"))
     with pytest.raises(DriverUnavailableError, match="below the driver root"):
         backend.open()
-    used = []
-    for version in ("580.65.06", "610.43.02"):
-        (folder / f"libnvidia-ml.so.{version}").write_bytes(nvml_library.read_bytes())
-        link.unlink(missing_ok=True)
-        link.symlink_to(f"libnvidia-ml.so.{version}")
-        assert len(backend.snapshot().gpus) == 7
-        used.append(pynvml.nvmlLib._name)
-        backend.close()
-    assert [Path(path).name for path in used] == ["libnvidia-ml.so.580.65.06", "libnvidia-ml.so.610.43.02"]
+
+    def install(built: Path, version: str) -> None:
+        (folder / f"libnvidia-ml.so.{version}").write_bytes(built.read_bytes())
+        (folder / "libnvidia-ml.so.1").unlink(missing_ok=True)
+        (folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+
+    install(nvml_library, "580.65.06")
+    assert backend.snapshot().driver_version == "580.65.06"
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    install(library.build(newer, "NEWER_NVML_STATE"), "610.43.02")
+    monkeypatch.setenv("NEWER_NVML_STATE", str(tmp_path / "newer/state"))
+    State.create(tmp_path / "newer/state", SimulatedNode(driver_version="610.43.02")).close()
+    state.inject("nvmlDeviceGetCount_v2", codes.LIB_RM_VERSION_MISMATCH)
+    with pytest.raises(DriverUnavailableError, match="finish the driver upgrade"):
+        backend.snapshot()
+    assert backend.snapshot().driver_version == "610.43.02"
+    backend.close()
+
+
+def test_the_dynamic_linker_is_asked_when_our_own_root_has_the_library_elsewhere(
+    nvml_library: Path, state: State, tmp_path: Path
+) -> None:
+    """NixOS and containers with LD_LIBRARY_PATH keep it outside the usual folders; another root is not ours to ask."""
+    script = """
+import sys
+from dra_driver.gpu.nvml import NvmlBackend
+print(len(NvmlBackend(driver_root="/").snapshot().gpus))
+"""
+    if find_library("/") is not None:
+        pytest.skip("this machine has an NVIDIA driver of its own")
+    assert python(script, LD_LIBRARY_PATH=str(nvml_library.parent)).strip() == "7"
 
 
 def test_a_file_that_is_no_library_is_a_driver_problem(tmp_path: Path) -> None:

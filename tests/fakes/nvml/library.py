@@ -4,6 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.fakes.nvml.state import ENVIRONMENT
+
 SOURCE = Path(__file__).with_name("nvml.c")
 FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC", "-shared", "-pthread")
 
@@ -13,10 +15,22 @@ def reason_why_not() -> str | None:
     return None if shutil.which("gcc") else "gcc is not installed, which builds the stand-in for libnvidia-ml.so.1"
 
 
-def build(folder: Path) -> Path:
-    """``folder/libnvidia-ml.so.1``, compiled without a warning. Takes about 0.3 s."""
+def build(folder: Path, environment: str = ENVIRONMENT) -> Path:
+    """``folder/libnvidia-ml.so.1``, compiled without a warning. Takes about 0.3 s.
+
+    ``environment`` names the variable that holds the path of its state file: a library with another one plays another
+    release of the driver.
+    """
     library = folder / "libnvidia-ml.so.1"
-    command = ["gcc", *FLAGS, "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)]
+    command = [
+        "gcc",
+        *FLAGS,
+        "-Wl,-soname,libnvidia-ml.so.1",
+        f'-DSTATE_ENVIRONMENT="{environment}"',
+        "-o",
+        str(library),
+        str(SOURCE),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return library

@@ -21,6 +21,9 @@ enum {
     GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25
 };
 
+#ifndef STATE_ENVIRONMENT
+#define STATE_ENVIRONMENT "FAKE_NVML_STATE"
+#endif
 #define MAX_GPUS 64
 #define MAX_FAULTS 32
 #define STATE_MAGIC 0x4C4D564Eu /* "NVML" */
@@ -68,7 +71,7 @@ static uint64_t epoch; /* counts sessions, to tell stale handles */
 size_t fakeNvmlStateSize(void) { return sizeof(struct state); }
 
 static int open_state(void) {
-    const char *path = getenv("FAKE_NVML_STATE");
+    const char *path = getenv(STATE_ENVIRONMENT);
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0)
         return DRIVER_NOT_LOADED;

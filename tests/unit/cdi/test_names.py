@@ -115,7 +115,7 @@ def test_other_writers_files_are_nobodys_claim(name: str) -> None:
 
 def test_only_our_own_unfinished_files_are_recognised() -> None:
     """Every writer built on the reference library leaves spec.*.tmp in the same folder."""
-    assert NAMES.is_temporary(f"{NAMES.temporary_prefix}a1b2c3_d.tmp")
+    assert NAMES.is_temporary(f"{NAMES.temporary_prefix}a1b2c3d4.tmp")
     for name in ("spec.12345678.tmp", ".k8s.gpu_a1b2c3d4.tmp", ".k8s.gpu.nvidia.com_a1b2c3d4.json", "a1b2c3d4.tmp"):
         assert not NAMES.is_temporary(name)
     assert not CdiNames("gpu").is_temporary(f"{CdiNames('gpu-x').temporary_prefix}a1b2c3d4.tmp")

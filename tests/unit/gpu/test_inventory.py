@@ -180,9 +180,10 @@ def test_stop_ends_the_thread_and_closes_the_backend(start: Start) -> None:
     assert never_started.closed.is_set()
 
 
-def test_stop_may_be_called_from_a_callback(start: Start) -> None:
+def test_stop_may_be_called_from_a_callback(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """A subscriber that gives up must not wait for its own thread."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend)
     inventory.subscribe(lambda _: inventory.stop())
     assert backend.closed.wait(WAIT_S)
+    assert "subscriber" not in caplog.text

@@ -1,0 +1,79 @@
+"""Puts the room together over one directory.
+
+Owns which files are where in the plugin's directory: ``state.db`` (the journal) and ``owner-*.lock`` (runs alive).
+"""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from dra_driver.cdi.names import CdiNames
+from dra_driver.claims.boot import read_boot_id
+from dra_driver.claims.journal import Journal
+from dra_driver.claims.owners import Owners
+from dra_driver.claims.service import ClaimService
+from dra_driver.claims.tools import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, Tools
+from dra_driver.claims.waiting import Patience
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import PoolName
+
+JOURNAL = "state.db"
+
+
+class Claims:
+    """An open `service.ClaimService` with what has to be closed after it.
+
+    ``close`` once the last call is answered; it leaves journal, files and prepared claims as they are.
+    """
+
+    def __init__(self, service: ClaimService, journal: Journal, owners: Owners) -> None:
+        self.service = service
+        self.journal = journal
+        self._owners = owners
+
+    def close(self) -> None:
+        """Close the journal and stop counting as alive. Idempotent."""
+        self.journal.close()
+        self._owners.close()
+
+
+def open_claims(
+    directory: Path | str,
+    *,
+    pool: PoolName,
+    names: CdiNames,
+    reader: ClaimReader,
+    writer: CdiWriter,
+    provider: CdiProvider,
+    snapshot: Callable[[], Snapshot],
+    lister: ClaimLister | None = None,
+    count: Callable[[Event], None] = lambda _event: None,
+    boot_id: str | None = None,
+    patience: Patience | None = None,
+) -> Claims:
+    """Open the journal in ``directory`` (made with mode 0700 when missing) and everything that works on it.
+
+    Call ``service.recover()`` before the kubelet may call. ``boot_id`` None reads the kernel's. Raises `StorageError`
+    and `ConfigurationError` as `journal.Journal.open` does.
+    """
+    directory = Path(directory)
+    owners = Owners.register(directory, uuid.uuid4().hex)
+    try:
+        boot = read_boot_id() if boot_id is None else boot_id
+        journal = Journal.open(directory / JOURNAL, boot_id=boot, owner=owners.own)
+    except BaseException:
+        owners.close()
+        raise
+    tools = Tools(
+        pool=pool,
+        names=names,
+        reader=reader,
+        journal=journal,
+        writer=writer,
+        provider=provider,
+        owners=owners,
+        snapshot=snapshot,
+        count=count,
+        patience=patience or Patience(),
+    )
+    return Claims(ClaimService(tools, lister=lister), journal, owners)

@@ -1,0 +1,227 @@
+"""The journal's file: made, opened, checked, and moved aside when it is damaged.
+
+Owns the schema and its version, the file's mode (0600) and SQLite's settings. Refuses to know what the rows mean.
+
+A damaged journal never keeps a node from working: it is renamed (the newest few are kept for whoever wants to look)
+and a new one starts with the note that it has to be rebuilt. A new file always carries that note, also when somebody
+deleted the old one: what other claims hold is then unknown until `recover` has asked.
+
+Only the opening is guarded by a lock file, so that of two processes which find the same damage one moves it aside.
+After that SQLite's own locks do; write-ahead logging works for processes in different containers that share the
+directory, because they share the host's kernel and page cache.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.errors import ConfigurationError, StorageError
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 10.0
+OPEN_TIMEOUT_S = 15.0
+REBUILD = "rebuild-pending"
+_KEPT_DAMAGED = 3
+
+# A device may be held once: the partial unique index makes that true whatever any process does. A device given with
+# admin access is nobody's, and one share of a device that is shared is a holding of its own. The note is REBUILD, the
+# version SCHEMA_VERSION.
+_SCHEMA = """
+BEGIN IMMEDIATE;
+CREATE TABLE claim (
+  uid TEXT PRIMARY KEY,
+  namespace TEXT NOT NULL,
+  name TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('preparing', 'prepared', 'unpreparing')),
+  owner TEXT NOT NULL,
+  attempt INTEGER NOT NULL,
+  boot_id TEXT NOT NULL,
+  changed_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE device (
+  uid TEXT NOT NULL REFERENCES claim (uid) ON DELETE CASCADE,
+  position INTEGER NOT NULL,
+  request TEXT NOT NULL,
+  pool TEXT NOT NULL,
+  device TEXT NOT NULL,
+  share_id TEXT NOT NULL,
+  admin INTEGER NOT NULL CHECK (admin IN (0, 1)),
+  gpu_uuid TEXT NOT NULL,
+  PRIMARY KEY (uid, position)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0;
+CREATE TABLE note (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO note VALUES ('rebuild-pending', 'yes');
+PRAGMA user_version = 1;
+COMMIT;
+"""
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "the file system is full: free space there",
+    sqlite3.SQLITE_READONLY: "it is read-only: mount the plugin directory writable into the node process",
+    sqlite3.SQLITE_BUSY: f"another process has kept it locked for more than {BUSY_TIMEOUT_S:g} s",
+    sqlite3.SQLITE_IOERR: "the disk refuses (full or failing): look at df and the kernel's log",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: check the plugin directory's path and permissions",
+    sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
+    sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: restart the node process, which rebuilds it",
+    sqlite3.SQLITE_NOTADB: "it is damaged: restart the node process, which rebuilds it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenJournal:
+    """A connection ready for use, and where a damaged predecessor was moved (None when there was none)."""
+
+    connection: sqlite3.Connection
+    set_aside: Path | None
+
+
+def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
+    """Open the journal at ``path``, making it and its directory (0700) when missing.
+
+    Raises `StorageError` when the file system refuses and `ConfigurationError` when a newer version of the driver wrote
+    the file. When the process dies inside, the next start finds a complete file or none.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opening(path):
+            return _open_or_replace(path, now)
+    except OSError as error:
+        raise StorageError(
+            f"cannot open the journal {path}: {(error.strerror or str(error)).lower()}; "
+            "check the plugin directory's path, permissions and free space"
+        ) from error
+
+
+def storage_error(path: Path, doing: str, error: sqlite3.Error) -> StorageError:
+    """SQLite's error as a sentence for the pod's events."""
+    advice = _ADVICE.get(primary_code(error), str(error))
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name}); it is tried again")
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code, -1 when Python's module itself raised."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return -1 if code is None else int(code) & 0xFF
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file's content is at fault and not the moment."""
+    return primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
+
+@contextlib.contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        while not _try_lock(fd):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"cannot open the journal {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s; "
+                    "end it (look for a second node process) and start again"
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
+    try:
+        return OpenJournal(connection=_open(path), set_aside=None)
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise storage_error(path, "read what is noted", error) from error
+        reason = str(error)
+    aside = _set_aside(path, now())
+    log.error(
+        "the journal is damaged and is rebuilt",
+        extra={"path": str(path), "kept_as": str(aside), "reason": reason},
+    )
+    try:
+        return OpenJournal(connection=_open(path), set_aside=aside)
+    except sqlite3.Error as error:
+        raise storage_error(path, "start anew", error) from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    _create_private(path)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        _configure(connection, path)
+        _check_schema(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create_private(path: Path) -> None:
+    # Never opens a file that is there: closing any descriptor of a file drops all POSIX locks which this process has on
+    # it, SQLite's included. The files beside it (-wal, -shm) get its mode from SQLite.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    path.chmod(0o600)
+
+
+def _configure(connection: sqlite3.Connection, path: Path) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        # A file system without shared memory maps. Slower, and just as safe.
+        log.warning("the journal works without write-ahead logging here", extra={"path": str(path), "mode": mode})
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    # A claim touches some five pages twice, so 1000 pages are a hundred claims between checkpoints in a call; most
+    # checkpoints happen in `Journal.tidy` and cost no call anything. The log stays below some 4 MiB.
+    connection.execute("PRAGMA wal_autocheckpoint = 1000")
+    connection.execute("PRAGMA journal_size_limit = 4194304")
+    connection.execute("PRAGMA cache_size = -512")  # KiB; the whole journal of a node fits
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}); install that version again, or drain the node and delete the file"
+        )
+    if version == 0:
+        connection.executescript(_SCHEMA)  # fails on a file with foreign tables, which is then moved aside
+    problems = connection.execute("PRAGMA quick_check(1)").fetchall()
+    if problems != [("ok",)]:
+        damage = sqlite3.DatabaseError(str(problems[0][0]))
+        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise damage
+    connection.execute("SELECT count(*) FROM note, (SELECT uid, boot_id FROM claim LIMIT 1), device LIMIT 1").fetchone()
+
+
+def _set_aside(path: Path, now_s: float) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
+    for suffix in ("-wal", "-shm", ""):  # the file itself last: until then the next start finds the damage again
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
+    kept = sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
+    for old in kept[:-_KEPT_DAMAGED]:
+        for suffix in ("", "-wal", "-shm"):
+            old.with_name(old.name + suffix).unlink(missing_ok=True)
+    return target

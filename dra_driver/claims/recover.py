@@ -1,0 +1,180 @@
+"""Makes journal, CDI files and reality agree: at start, and again now and then.
+
+Owns what may be concluded from what. Refuses to guess: an entry or a file goes only when it is known to be nobody's.
+
+- *An earlier boot.* All entries of earlier boots are dropped. No container survives a reboot; the kubelet prepares
+  again for pods whose sandbox it makes anew (it does not remember across its own restart what was prepared) and
+  unprepares the others, for which "not prepared" is success. Nothing that this version does to hardware outlives one.
+- *Half done.* Entries in state ``preparing`` or ``unpreparing`` whose run of the driver is dead are undone: the kubelet
+  was never told that the first kind is prepared, and was on its way to have the second kind gone.
+- *Prepared, but no CDI file.* Written again, so that a container that restarts before the next prepare starts.
+- *A CDI file, but no entry.* Removed, unless the journal itself is new: then the files are what is known, and
+  `rebuild` asks the API server whose they are.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dra_driver.cdi.edits import claim_spec
+from dra_driver.claims.entry import Entry, State
+from dra_driver.claims.plan import plan, restore
+from dra_driver.claims.tools import ClaimLister, Tools
+from dra_driver.claims.undo import is_left_over, undo
+from dra_driver.errors import DraError
+from dra_driver.model.claim import AllocatedClaim
+from dra_driver.model.ids import ClaimUid
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was found and done; ``problems`` are sentences about what could not be done and is tried again."""
+
+    earlier_boot: tuple[ClaimUid, ...] = ()
+    undone: tuple[ClaimUid, ...] = ()
+    adopted: tuple[ClaimUid, ...] = ()
+    rewritten: tuple[ClaimUid, ...] = ()
+    orphans: tuple[ClaimUid, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
+    """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
+
+    Never raises for the world's faults: they end in ``problems`` for the caller to report. ``lister``
+    is asked once at most, and only when the journal is new while CDI files are there; None leaves it for later.
+    """
+    problems: list[str] = []
+    earlier = _attempt(problems, tools.journal.drop_older_boots)
+    undone = _attempt(problems, lambda: tuple(undo_left_over(tools, problems)))
+    adopted = _attempt(problems, lambda: rebuild(tools, lister, problems))
+    rewritten = _attempt(problems, lambda: tuple(rewrite_files(tools, problems)))
+    orphans = _attempt(problems, lambda: remove_orphans(tools))
+    found = Recovery(
+        earlier_boot=earlier,
+        undone=undone,
+        adopted=adopted,
+        rewritten=rewritten,
+        orphans=orphans,
+        problems=tuple(problems),
+    )
+    _report(found)
+    return found
+
+
+def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
+    """Undo what dead runs left half done."""
+    for entry in tools.journal.entries():
+        if entry.state is State.PREPARED:
+            continue
+        with tools.locks.hold(entry.ref.uid, 0.0) as held:
+            now = tools.journal.entry(entry.ref.uid) if held else None
+            if now is None or not is_left_over(tools, now):
+                continue
+            try:
+                done = undo(tools, now.ref.uid, only=now.attempt)
+            except DraError as error:
+                problems.append(f"claim {entry.ref} stays half done: {error}")
+                continue
+        if done:
+            tools.count("undone")
+            yield entry.ref.uid
+
+
+def rewrite_files(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
+    """Write the CDI files of prepared claims that have none. Files that are there are left to a repeated prepare."""
+    present = frozenset(tools.writer.claim_uids())
+    missing = [
+        entry for entry in tools.journal.entries() if entry.state is State.PREPARED and entry.ref.uid not in present
+    ]
+    if missing:
+        tools.provider.ensure_base()
+    for entry in missing:
+        try:
+            if _rewrite(tools, entry):
+                tools.count("file-rewritten")
+                yield entry.ref.uid
+        except DraError as error:
+            problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
+
+
+def _rewrite(tools: Tools, entry: Entry) -> bool:
+    todo = restore(entry, tools.snapshot(), tools.names)
+    document = claim_spec(tools.names, [(d.cdi_device, tools.provider.edits_for(d.gpu)) for d in todo.devices])
+    with tools.locks.hold(entry.ref.uid, 0.0) as held, tools.journal.exclusive():
+        now = tools.journal.entry(entry.ref.uid)
+        if not held or now is None or now.attempt != entry.attempt or now.state is not State.PREPARED:
+            return False  # somebody is at it
+        return tools.writer.write_claim(entry.ref.uid, document)
+
+
+def remove_orphans(tools: Tools) -> tuple[ClaimUid, ...]:
+    """Remove our CDI files that belong to no entry; none while it is unknown what was prepared."""
+    with tools.journal.exclusive():  # otherwise another process could begin a claim and write its file in between
+        if tools.journal.rebuild_pending:
+            return ()
+        removed = tuple(tools.writer.remove_orphans(tools.journal.uids()))
+    for _ in removed:
+        tools.count("orphan-removed")
+    return removed
+
+
+def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tuple[ClaimUid, ...]:
+    """Fill a new journal from the CDI files and the claims that the API server says they belong to.
+
+    A claim is adopted as prepared when it has a CDI file of ours, is allocated from this pool and fits the hardware.
+    Claims without a file are not: whether they were prepared is not known, and the kubelet calls again. Until every
+    file is explained, files stay, and in-use checks know only what was adopted or prepared since.
+    """
+    if not tools.journal.rebuild_pending:
+        return ()
+    unexplained = frozenset(tools.writer.claim_uids()) - tools.journal.uids()
+    failures: list[str] = []
+    adopted: list[ClaimUid] = []
+    if unexplained and lister is None:
+        failures.append("the journal is new and claims have CDI files already; whose they are is asked later")
+    elif unexplained and lister is not None:
+        claims = [claim for claim in lister.allocated(tools.pool) if claim.ref.uid in unexplained]
+        adopted = [claim.ref.uid for claim in claims if _adopt(tools, claim, failures)]
+    if not failures:
+        tools.journal.note_rebuilt()
+    problems += failures
+    return tuple(adopted)
+
+
+def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
+    with tools.locks.hold(claim.ref.uid, 0.0) as held:
+        if not held:
+            return False  # it is being prepared or unprepared right now, which makes its entry known
+        try:
+            blocked = tools.journal.adopt(claim.ref, plan(claim, tools.snapshot(), tools.names, tools.pool).held)
+        except DraError as error:
+            failures.append(f"claim {claim.ref} had a CDI file, but cannot be taken over: {error}")
+            return False
+    if blocked is not None:
+        failures.append(f"claim {claim.ref} had a CDI file, but its device is held by claim {blocked.by[0].ref}")
+        return False
+    tools.count("adopted")
+    return True
+
+
+def _attempt(problems: list[str], step: Callable[[], tuple[ClaimUid, ...]]) -> tuple[ClaimUid, ...]:
+    try:
+        return step()
+    except DraError as error:
+        problems.append(str(error))
+        return ()
+
+
+def _report(found: Recovery) -> None:
+    counts = {
+        "earlier_boot": len(found.earlier_boot),
+        "undone": len(found.undone),
+        "adopted": len(found.adopted),
+        "rewritten": len(found.rewritten),
+        "orphans": len(found.orphans),
+    }
+    if any(counts.values()):
+        log.info("claims recovered", extra=counts)

@@ -1,0 +1,84 @@
+"""The node's claims: what the kubelet's calls and the process around them use.
+
+Owns the rule that every claim of a call gets an answer of its own. Refuses to know gRPC and how one claim is prepared.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from dra_driver.claims.collect import Collector
+from dra_driver.claims.prepare import Preparer
+from dra_driver.claims.recover import Recovery, recover
+from dra_driver.claims.tools import ClaimLister, Tools
+from dra_driver.claims.unprepare import unprepare_claim
+from dra_driver.errors import DraError
+from dra_driver.model.claim import ClaimRef, PreparedDevice
+from dra_driver.model.ids import ClaimUid
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Prepared = tuple[PreparedDevice, ...]
+
+
+class ClaimService:
+    """Prepare, unprepare, recover and collect over one set of tools.
+
+    Order: ``recover`` before the first call of the kubelet, ``maintain`` every ten minutes from one thread, ``prepare``
+    and ``unprepare`` from any number of threads. Nothing to stop: calls end by themselves within
+    `waiting.Patience.call_s`.
+    """
+
+    def __init__(self, tools: Tools, *, lister: ClaimLister | None = None) -> None:
+        self._tools = tools
+        self._lister = lister
+        self._preparer = Preparer(tools)
+        self._collector = Collector(tools)
+
+    def prepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, Prepared | DraError]:
+        """Each claim's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
+
+        One after the other within one budget of time: a pod's claims rarely number more than one, and a claim that has
+        to wait leaves the others their answer.
+        """
+        work = partial(self._preparer.prepare, deadline=self._deadline())
+        return {ref.uid: _guarded(work, ref, "prepared") for ref in refs}
+
+    def unprepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, DraError | None]:
+        """None for each claim that holds nothing any more, else its error. Idempotent."""
+        work = partial(unprepare_claim, self._tools, deadline=self._deadline())
+        return {ref.uid: _guarded(work, ref, "unprepared") for ref in refs}
+
+    def recover(self) -> Recovery:
+        """Make journal and files agree with reality; never raises for the world's faults. See `recover.recover`."""
+        return recover(self._tools, self._lister)
+
+    def maintain(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """What is due every ten minutes: recover what could not be recovered, free what the kubelet forgot, tidy up.
+
+        Never raises for the world's faults: they are logged, and met again next time.
+        """
+        try:
+            for problem in self.recover().problems:
+                log.warning("claims are not fully recovered, tried again later", extra={"reason": problem})
+            self._collector.collect(stopping)
+            self._tools.journal.tidy()
+        except DraError as error:
+            log.warning("claims could not be maintained, tried again later", extra={"reason": str(error)})
+
+    def _deadline(self) -> float:
+        return self._tools.bell.now() + self._tools.patience.call_s
+
+
+def _guarded(work: Callable[[ClaimRef], Answer], ref: ClaimRef, what: str) -> Answer | DraError:
+    try:
+        return work(ref)
+    except DraError as error:
+        return error
+    except Exception as error:  # one claim's defect must not take its neighbours' answers with it
+        log.exception("unexpected failure", extra={"claim": str(ref)})
+        return DraError(
+            f"claim {ref} could not be {what}: unexpected {type(error).__name__}; the driver's log has the details"
+        )

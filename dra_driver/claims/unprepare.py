@@ -1,0 +1,35 @@
+"""NodeUnprepareResources for one claim.
+
+Owns what makes unprepare succeed whenever it can: it needs neither the claim object nor an entry. Source: the
+kubelet's ``pkg/kubelet/cm/dra/manager.go``, which calls it for claims that were never prepared and for claims that no
+longer exist. A failure keeps the pod in ``Terminating`` and is tried again after 10 to 60 seconds.
+"""
+
+import logging
+
+from dra_driver.claims.tools import Tools
+from dra_driver.claims.undo import undo
+from dra_driver.claims.waiting import ClaimBusyError
+from dra_driver.model.claim import ClaimRef
+
+log = logging.getLogger(__name__)
+
+
+def unprepare_claim(tools: Tools, ref: ClaimRef, *, deadline: float) -> None:
+    """Free what the claim holds on this node; nothing to free is success.
+
+    ``deadline`` is on the bell's clock. Raises `StorageError` (the claim keeps its devices, call again) or
+    `ClaimBusyError` when an earlier call for the same claim does not end. If the process dies inside, the rest is done
+    by the next call or at the next start. Thread-safe.
+    """
+    with tools.locks.hold(ref.uid, deadline - tools.bell.now()) as held:
+        if not held:
+            raise ClaimBusyError(
+                f"claim {ref} is still being worked on by an earlier call after {tools.patience.call_s:g} s; "
+                "it is tried again"
+            )
+        if undo(tools, ref.uid):
+            tools.count("unprepared")
+            log.info("claim unprepared", extra={"claim": str(ref)})
+        else:
+            log.info("claim was not prepared, nothing to unprepare", extra={"claim": str(ref)})

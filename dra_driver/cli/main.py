@@ -1,0 +1,57 @@
+"""The command ``dra-driver``: finds the subcommand and runs it.
+
+Owns the list of subcommands and the exit statuses: 0 done, 1 it did not work, 2 it was asked for something wrong (one
+sentence on stderr). Refuses to know what a subcommand does. Each lives in a module of its own, imported only when it is
+asked for: the node process must stay small, and ``--help`` quick.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from dra_driver.errors import ConfigurationError, DraError
+
+ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
+# Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its line in the overview.
+SUBCOMMANDS: Final = {
+    "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
+    "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),
+    "version": ("dra_driver.cli.version", "print the version"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return execute("dra-driver", ABOUT, SUBCOMMANDS, arguments)
+
+
+def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], arguments: list[str]) -> int:
+    """Parses ``arguments`` with the parser of the one subcommand that they name, and runs it."""
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = argparse.ArgumentParser(prog=program, description=about, allow_abbrev=False)
+    known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    loaded = {}
+    for name, (path, line) in subcommands.items():
+        if name == wanted:
+            loaded[name] = importlib.import_module(path)
+            loaded[name].add_parser(known)
+        else:
+            known.add_parser(name, help=line)
+    args = parser.parse_args(arguments)
+    try:
+        return int(loaded[args.command].run(args))
+    except ConfigurationError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except DraError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""``dra-driver sim``: an embedded cluster with simulated GPUs, to try (``up``) or to watch (``demo``).
+
+Owns flags and what is printed. The cluster is ``dra_driver.sim.cluster``.
+"""
+
+import argparse
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+DESCRIPTION = """\
+Run a Kubernetes cluster in this process: an API server on loopback that kubectl works with, a scheduler, controllers,
+and per node a kubelet and the real node process with simulated GPUs. Containers are not started: a container's log is
+what its nvidia-smi would list.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "sim",
+        help="run an embedded cluster with simulated GPUs on this machine",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    up = actions.add_parser("up", help="run until Ctrl-C", allow_abbrev=False)
+    _add_nodes(up)
+    up.add_argument("--port", type=int, default=0, metavar="PORT", help="port of the API server (default: a free one)")
+    up.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig; removed at the end")
+    up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
+    demo = actions.add_parser("demo", help="apply every example and tell what happened", allow_abbrev=False)
+    _add_nodes(demo)
+    demo.add_argument(
+        "--root", type=Path, metavar="DIR", help="the checkout with examples/ and deploy/ (default: here)"
+    )
+
+
+def _add_nodes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME=SPEC",
+        help="a node and its GPUs, such as gpu-a=4xa100-sxm4-40gb; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action; its exit status."""
+    from dra_driver.telemetry import logs
+
+    logs.configure("text", "warning")
+    return _up(args) if args.action == "up" else _demo(args)
+
+
+def _up(args: argparse.Namespace) -> int:
+    from dra_driver.sim import demo
+    from dra_driver.sim.cluster import Cluster, parse_nodes
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    kubeconfig = args.kubeconfig.absolute() if args.kubeconfig else None
+    nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
+    with Cluster(nodes, port=args.port, kubeconfig=kubeconfig) as cluster:
+        if not args.no_classes:
+            demo.apply_classes(cluster)
+        print(f"API server   {cluster.url}")
+        for node in cluster.nodes.values():
+            print(f"node         {node.name}: {node.spec}, log of its node process: {node.folders.log}")
+        print(f"kubeconfig   {cluster.kubeconfig}")
+        print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
+        print("Ctrl-C ends the cluster and removes everything it made.", flush=True)
+        stop.wait()
+        print("stopping", flush=True)
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from dra_driver.sim import demo
+    from dra_driver.sim.cluster import parse_nodes
+
+    root = args.root or demo.checkout()
+    good = demo.run(root, lambda text: print(text, flush=True), nodes=parse_nodes(args.node) or None)
+    return 0 if good else 1

@@ -1,0 +1,16 @@
+"""``dra-driver version``: which version this is. Owns two lines of output; knows nothing else."""
+
+import argparse
+import platform
+from typing import Any
+
+from dra_driver import __version__
+
+
+def add_parser(subparsers: Any) -> None:
+    subparsers.add_parser("version", help="print the version", description="Print the version of this program.")
+
+
+def run(_args: argparse.Namespace) -> int:
+    print(f"dra-driver {__version__} (Python {platform.python_version()})")
+    return 0

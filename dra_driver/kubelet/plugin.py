@@ -1,0 +1,246 @@
+"""The node process: every room wired together, started and stopped in order.
+
+Owns the order of start and stop and the verdicts about health. Refuses to do any work itself.
+
+Start, each step relying on those before it:
+
+1. directories and lock: a second process, a wrong path or a read-only directory ends here, with exit status 2
+2. HTTP endpoint: says "not ready" and why, from the first moment
+3. hardware: NVML or simulated GPUs; the inventory takes its first look while the next steps go on
+4. API client, publisher, events: threads that wait for the first snapshot; an API server that is down is waited for
+5. driver files and base CDI document follow the inventory, slices follow them; a missing NVIDIA driver is waited for
+6. journal, and recovery of what a former process left half done
+7. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods that
+   run from before need their unprepare
+8. maintenance: sockets that vanished, driver files that were missing, claims that are gone
+
+Stop is the reverse, so the kubelet stops calling before anything that a call needs goes away. Calls in work get
+``CALL_GRACE_S``, everything together less than 5 s. Slices and prepared claims stay: a successor takes them over, and
+the kubelet removes the slices of a driver that does not come back.
+"""
+
+import faulthandler
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from dra_driver import __version__
+from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi.provider import CdiProvider
+from dra_driver.cdi.writer import CdiWriter
+from dra_driver.config.settings import NodeSettings
+from dra_driver.errors import ConfigurationError
+from dra_driver.gpu.inventory import Inventory
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.rest import RestClient
+from dra_driver.kubelet import hardware, preflight, probe, service
+from dra_driver.kubelet.claim_work import MAINTAIN_EVERY_S, ClaimWork
+from dra_driver.kubelet.endpoints import Endpoints
+from dra_driver.kubelet.hardware import Follower
+from dra_driver.kubelet.health_stream import HealthStreams
+from dra_driver.kubelet.maintenance import Chore, Maintenance
+from dra_driver.kubelet.registration import Registration
+from dra_driver.kubelet.sockets import SocketPaths, remove_dead
+from dra_driver.slices.publisher import Publisher
+from dra_driver.telemetry import metrics
+from dra_driver.telemetry.http import ObservabilityServer
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "dra-driver"
+# Sockets of former pods; what else lies in the kubelet's registry may be another driver's, about to listen.
+ANY_UID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
+CALL_GRACE_S = 2.0
+# Recovery knows more with a first look at the hardware, but pods that end are not kept waiting for a slow driver.
+FIRST_LOOK_S = 2.0
+# For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
+ROOM_STOP_S = 0.5
+SOCKETS_EVERY_S, FILES_EVERY_S, GAUGES_EVERY_S = 1.0, 5.0, 5.0
+
+
+class NodeProcess:
+    """One run of the driver on one node. ``start`` and ``stop`` once, by one owner; the rest from any thread."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._running = ExitStack()  # what has to be undone, in the order of the start
+        driver = settings.driver_name
+        self._plugin_dir = Path(settings.kubelet_plugins_dir) / driver
+        self._paths = SocketPaths.choose(
+            driver=driver,
+            registrar_dir=Path(settings.kubelet_registrar_dir),
+            plugin_dir=self._plugin_dir,
+            pod_uid=settings.pod_uid,
+        )
+        self._registration = Registration(driver=driver, endpoint=self._paths.dra)
+        self._streams = HealthStreams()
+        # Set by start(), in this order.
+        self._inventory: Inventory | None = None
+        self._publisher: Publisher | None = None
+        self._follower: Follower | None = None
+        self._claims: ClaimWork | None = None
+        self._endpoints: Endpoints | None = None
+
+    def start(self) -> None:
+        """Everything of the module's docstring. Raises ConfigurationError, with everything started so far undone."""
+        try:
+            self._check_and_lock()
+            self._serve_http()
+            self._start_rooms()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops in reverse. Idempotent."""
+        self._stopping.set()
+        self._running.close()
+
+    def ready(self) -> list[str]:
+        """Why this node cannot serve a new pod, one sentence each; empty when it can."""
+        if self._stopping.is_set():
+            return ["stopping"]
+        rooms = (self._inventory, self._publisher, self._follower, self._claims, self._endpoints)
+        if any(room is None for room in rooms):
+            return ["starting"]
+        found = [room.problem for room in (*rooms, self._registration) if room is not None]
+        if self._publisher is not None and not self._publisher.published:
+            found.append("the newest inventory is not published yet")
+        return [problem for problem in found if problem is not None]
+
+    def live(self) -> list[str]:
+        """Why only a restart would help; empty when it would not. Before the sockets are there all is well."""
+        if self._endpoints is None or self._claims is None or self._stopping.is_set():
+            return []
+        dead = [self._claims.problem] if self._claims.problem else []
+        # A socket that is gone or not ours is the maintenance's business; a restart would not do it better.
+        return dead if self._endpoints.problem else dead + probe.problems(self._paths)
+
+    def _check_and_lock(self) -> None:
+        settings, paths = self._settings, self._paths
+        if settings.simulate is None:
+            preflight.check_driver_root(Path(settings.driver_root))
+        preflight.check_registrar_dir(paths.registration.parent)
+        preflight.make_plugin_dir(Path(settings.kubelet_plugins_dir), settings.driver_name)
+        preflight.make_cdi_dir(Path(settings.cdi_dir))
+        lock = preflight.ProcessLock(self._plugin_dir, shared=settings.pod_uid is not None)
+        lock.acquire()
+        self._running.callback(lock.release)
+        remove_dead(paths.registration.parent, f"{settings.driver_name}-{ANY_UID}-reg.sock")
+        remove_dead(self._plugin_dir, f"dra-{ANY_UID}.sock")
+
+    def _serve_http(self) -> None:
+        metrics.initialise(driver=self._settings.driver_name, node=self._settings.node_name, version=__version__)
+        if not self._settings.http_addr:
+            return
+        try:
+            server = ObservabilityServer(self._settings.http_addr, self.ready, self.live)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {self._settings.http_addr}: {error}: choose another --http-addr (HTTP_ADDR)"
+            ) from error
+        server.start()
+        self._running.callback(server.stop)
+        log.info("serving metrics and health", extra={"port": server.port})
+
+    def _start_rooms(self) -> None:
+        settings = self._settings
+        found = hardware.choose(settings, self._plugin_dir)
+        names = CdiNames(settings.driver_name)
+        writer = CdiWriter(settings.cdi_dir, names)
+        provider = CdiProvider(found.root, names, writer, found.proc_devices, settings.nvidia_cdi_hook_path)
+        rest = RestClient(Connection.load(settings.kubeconfig))
+        self._inventory = inventory = Inventory(found.backend, settings.poll_interval)
+        self._running.callback(_within, ROOM_STOP_S, inventory.stop)
+        inventory.start()
+        self._publisher = publisher = self._start_publisher(rest)
+        self._follower = follower = Follower(provider, publisher, found.simulated_root)
+        inventory.subscribe(follower.changed)
+        self._claims = claims = ClaimWork.open(
+            settings, self._plugin_dir, rest=rest, names=names, writer=writer, provider=provider, inventory=inventory
+        )
+        self._running.callback(_within, ROOM_STOP_S, claims.close)
+        inventory.wait_first(FIRST_LOOK_S)
+        claims.recover()
+        self._open_doors(claims)
+        self._start_maintenance(follower, claims)
+
+    def _start_publisher(self, rest: RestClient) -> Publisher:
+        settings = self._settings
+        events = EventRecorder(rest, COMPONENT, settings.node_name)
+        events.start()
+        self._running.callback(events.stop, ROOM_STOP_S)
+        publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events)
+        publisher.start()
+        self._running.callback(_within, ROOM_STOP_S, publisher.stop)
+        return publisher
+
+    def _open_doors(self, claims: ClaimWork) -> None:
+        handlers = [*service.handlers(claims.service, self._settings.driver_name), *self._streams.handlers()]
+        self._endpoints = endpoints = Endpoints(self._paths, self._registration, handlers)
+        endpoints.start()
+        self._running.callback(self._close_doors, endpoints)
+        log.info("serving the kubelet", extra={"dra": self._paths.dra, "registration": self._paths.registration})
+
+    def _close_doors(self, endpoints: Endpoints) -> None:
+        self._streams.stop()
+        endpoints.stop(CALL_GRACE_S)
+
+    def _start_maintenance(self, follower: Follower, claims: ClaimWork) -> None:
+        assert self._endpoints is not None  # noqa: S101 - for the type checker; _open_doors came before
+        local = [
+            Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
+            Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.retry),
+            Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
+        ]
+        remote = [Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain)]
+        for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
+            maintenance = Maintenance(name, chores)
+            maintenance.start()
+            self._running.callback(maintenance.stop, ROOM_STOP_S)
+
+    def _update_gauges(self) -> None:
+        if self._publisher is not None:
+            metrics.published.set(self._publisher.published)
+        if self._claims is not None:
+            counts = self._claims.counts()
+            metrics.prepared_claims.set(counts.claims)
+            labels = (self._settings.node_name, self._settings.driver_name, "gpu")
+            metrics.nvidia_prepared_devices.labels(*labels).set(counts.devices)
+
+
+def _within(seconds: float, stop: Callable[[], object]) -> None:
+    """Calls ``stop`` and goes on after ``seconds`` even if it has not come back."""
+    stopper = threading.Thread(target=stop, name="stop", daemon=True)
+    stopper.start()
+    stopper.join(seconds)
+    if stopper.is_alive():
+        log.warning("a room did not stop in time and ends with the process", extra={"room": stop})
+
+
+def run(settings: NodeSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
+
+    SIGUSR2 prints all threads' stacks on stderr, for a process that seems to hang.
+    """
+    wanted = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wanted.set())
+    faulthandler.register(signal.SIGUSR2)
+    begin = time.monotonic()
+    facts = {"version": __version__, "node": settings.node_name, "driver": settings.driver_name}
+    log.info("starting", extra=facts)
+    process = NodeProcess(settings)
+    process.start()
+    log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
+    wanted.wait()
+    begin = time.monotonic()
+    log.info("stopping; slices and prepared claims stay")
+    process.stop()
+    log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3)})

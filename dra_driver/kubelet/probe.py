@@ -1,0 +1,40 @@
+"""Asks this process' own sockets whether they answer, as the kubelet would: what liveness means here.
+
+Owns one short call and its timeout. ``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread.
+The DRA socket is only connected to: its workers may rightly be busy for as long as an API server is slow, and a
+restart would not make that one faster.
+"""
+
+import grpc
+
+from dra_driver._pb.pluginregistration import api_pb2 as pb
+from dra_driver.kubelet.sockets import SocketPaths, is_served
+
+TIMEOUT_S = 2.0
+
+
+def problems(paths: SocketPaths) -> list[str]:
+    """Why the kubelet would get no answer; empty when it would. Takes at most some 3 s."""
+    found = []
+    if not is_served(paths.dra):
+        found.append(f"nothing accepts connections on {paths.dra}")
+    try:
+        get_info(paths)
+    except grpc.RpcError as error:
+        found.append(f"no answer to GetInfo on {paths.registration}: {error}")
+    return found
+
+
+def get_info(paths: SocketPaths) -> pb.PluginInfo:
+    """One ``GetInfo`` on a connection of its own; raises grpc.RpcError."""
+    # The subchannel pool is process-wide; a local one makes sure that nothing outlives the probe.
+    with grpc.insecure_channel(
+        f"unix:{paths.registration}", options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        call = channel.unary_unary(
+            "/pluginregistration.Registration/GetInfo",
+            request_serializer=pb.InfoRequest.SerializeToString,
+            response_deserializer=pb.PluginInfo.FromString,
+        )
+        info: pb.PluginInfo = call(pb.InfoRequest(), timeout=TIMEOUT_S)
+        return info

@@ -1,0 +1,91 @@
+"""Defaults and validation of namespaces, services, secrets and events (kubernetes/kubernetes pkg/apis/core)."""
+
+import base64
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries
+from dra_driver.sim.apiserver.kind import Review, Rules
+from dra_driver.sim.apiserver.problems import Problem, invalid, required
+
+
+def _label_namespace(obj: Obj) -> None:
+    if name := obj["metadata"].get("name"):
+        child(obj, "metadata", "labels")["kubernetes.io/metadata.name"] = name
+
+
+def _create_namespace(obj: Obj) -> None:
+    _label_namespace(obj)
+    child(obj, "spec")["finalizers"] = ["kubernetes"]
+    obj["status"] = {"phase": "Active"}
+
+
+def _default_service(obj: Obj) -> None:
+    spec = child(obj, "spec")
+    spec.setdefault("sessionAffinity", "None")
+    spec.setdefault("type", "ClusterIP")
+    if spec["type"] in {"ClusterIP", "NodePort", "LoadBalancer"}:
+        spec.setdefault("internalTrafficPolicy", "Cluster")
+    for port in entries(spec, "ports"):
+        port.setdefault("protocol", "TCP")
+        if not port.get("targetPort"):
+            port["targetPort"] = port.get("port", 0)
+
+
+def _validate_service(obj: Obj, review: Review) -> list[Problem]:
+    if review.subresource:
+        return []
+    problems: list[Problem] = []
+    headless = dig(obj, "spec", "clusterIP") == "None" or dig(obj, "spec", "type") == "ExternalName"
+    if not entries(obj, "spec", "ports") and not headless:
+        problems.append(required("spec.ports"))
+    for at, port in enumerate(entries(obj, "spec", "ports")):
+        if not isinstance(port.get("port"), int) or not 1 <= port["port"] <= 65535:
+            text = "must be between 1 and 65535, inclusive"
+            problems.append(invalid(f"spec.ports[{at}].port", port.get("port", 0), text))
+    return problems
+
+
+def _default_secret(obj: Obj) -> None:
+    """Plain texts become data, as if they had been sent encoded."""
+    obj.setdefault("type", "Opaque")
+    for key, text in (obj.pop("stringData", None) or {}).items():
+        child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()
+
+
+def _validate_secret(obj: Obj, _review: Review) -> list[Problem]:
+    problems = []
+    for key, value in (obj.get("data") or {}).items():
+        try:
+            base64.b64decode(value, validate=True)
+        except ValueError:
+            problems.append(invalid(f"data[{key}]", "<value omitted>", "must be base64"))
+    return problems
+
+
+def _default_event(obj: Obj) -> None:
+    """Fields without omitempty: readers in Go and kubectl expect them, null or not."""
+    for field in ("eventTime", "firstTimestamp", "lastTimestamp"):
+        obj.setdefault(field, None)
+    for field in ("reportingComponent", "reportingInstance"):
+        obj.setdefault(field, "")
+    obj.setdefault("source", {})
+
+
+def _create_service(obj: Obj) -> None:
+    obj["status"] = {"loadBalancer": {}}
+
+
+def _validate_event(obj: Obj, review: Review) -> list[Problem]:
+    """The object of an event and the event live in one namespace; those of cluster objects in default."""
+    if review.old is not None:
+        return []
+    involved, own = dig(obj, "involvedObject", "namespace", default=""), dig(obj, "metadata", "namespace")
+    expected = involved or ("default", "kube-system")
+    if own == expected or (not involved and own in expected):
+        return []
+    return [invalid("involvedObject.namespace", involved, "does not match event.namespace")]
+
+
+NAMESPACE_RULES = Rules(prepare_create=_create_namespace, prepare_update=lambda obj, _old, _sub: _label_namespace(obj))
+SERVICE_RULES = Rules(default=_default_service, prepare_create=_create_service, validate=_validate_service)
+SECRET_RULES = Rules(default=_default_secret, validate=_validate_secret)
+EVENT_RULES = Rules(default=_default_event, validate=_validate_event)

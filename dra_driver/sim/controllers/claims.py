@@ -1,0 +1,143 @@
+"""Claims of templates, and the end of claims: what the kube-controller-manager's resourceclaim controller does.
+
+Makes a ResourceClaim for each template that a pod names, takes pods that are done out of ``status.reservedFor``, takes
+the allocation back when nobody uses it any more, and deletes generated claims of pods that are done. Follows
+kubernetes/kubernetes pkg/controller/resourceclaim/controller.go.
+"""
+
+from dra_driver.errors import ConflictError, DraError, NotFoundError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
+from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.sim.loop import Loop
+from dra_driver.sim.objects import (
+    CLAIM_ANNOTATION,
+    FINALIZER,
+    is_deleted,
+    is_finished,
+    key,
+    owned_by,
+    owner_reference,
+    uid,
+)
+from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.store import DeleteOptions, Store
+
+
+class ClaimController:
+    """Start it once, stop it once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._recorder = Recorder(store, "resource_claim")
+        self._loop = Loop("claim-controller", store, (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES), self.step)
+        self._complained: set[tuple[str, str]] = set()
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def stop(self) -> None:
+        self._loop.stop()
+
+    def step(self) -> float | None:
+        """One look at all pods and claims."""
+        pods = self._store.list(PODS).items
+        claims = self._store.list(RESOURCE_CLAIMS).items
+        failed = False
+        for pod in pods:
+            if not is_deleted(pod) and not is_finished(pod):
+                failed |= not self._ensure_claims(pod, claims)
+        users = {uid(pod): pod for pod in pods}
+        for claim in claims:
+            try:
+                self._release(claim, users)
+            except (ConflictError, NotFoundError):
+                failed = True
+        return 1.0 if failed else None
+
+    def _ensure_claims(self, pod: Obj, claims: list[Obj]) -> bool:
+        """Whether every claim of the pod's templates exists and is named in the pod's status."""
+        wanted = [item for item in entries(pod, "spec", "resourceClaims") if item.get("resourceClaimTemplateName")]
+        known = {item["name"] for item in entries(pod, "status", "resourceClaimStatuses")}
+        missing = [item for item in wanted if item["name"] not in known]
+        if not missing:
+            return True
+        statuses = list(entries(pod, "status", "resourceClaimStatuses"))
+        for item in missing:
+            try:
+                claim = self._generated(pod, item["name"], claims) or self._generate(pod, item)
+            except DraError as error:
+                self._complain(pod, item["name"], str(error))
+                return False
+            statuses.append({"name": item["name"], "resourceClaimName": claim["metadata"]["name"]})
+        pod.setdefault("status", {})["resourceClaimStatuses"] = statuses
+        self._store.update_status(PODS, pod)
+        return True
+
+    def _complain(self, pod: Obj, claim: str, reason: str) -> None:
+        if (uid(pod), claim) not in self._complained:
+            self._complained.add((uid(pod), claim))
+            text = f"PodResourceClaim {claim}: failed to create ResourceClaim: {reason}"
+            self._recorder.warning(pod, "FailedResourceClaimCreation", text)
+
+    @staticmethod
+    def _generated(pod: Obj, name: str, claims: list[Obj]) -> Obj | None:
+        """A claim made by an earlier look whose result did not reach the pod's status."""
+        return next(
+            (
+                claim
+                for claim in claims
+                if owned_by(claim, pod) and mapping(claim, "metadata", "annotations").get(CLAIM_ANNOTATION) == name
+            ),
+            None,
+        )
+
+    def _generate(self, pod: Obj, item: Obj) -> Obj:
+        namespace, pod_name = key(pod)
+        template = self._store.get(RESOURCE_CLAIM_TEMPLATES, item["resourceClaimTemplateName"], namespace)
+        given = mapping(template, "spec", "metadata")
+        # Generated names stay readable: a long pod name is cut, not the claim's.
+        prefix = f"{pod_name[:200]}-{item['name']}-"
+        metadata = {
+            "generateName": prefix,
+            "labels": mapping(given, "labels"),
+            "annotations": {**mapping(given, "annotations"), CLAIM_ANNOTATION: item["name"]},
+            "ownerReferences": [owner_reference(pod)],
+        }
+        claim = {"metadata": metadata, "spec": mapping(template, "spec", "spec")}
+        return self._store.create(RESOURCE_CLAIMS, claim, namespace=namespace)
+
+    def _release(self, claim: Obj, pods: dict[str, Obj]) -> None:
+        """Take users that are done out; with the last one goes the allocation, and a generated claim altogether."""
+        reserved = entries(claim, "status", "reservedFor")
+        kept = [user for user in reserved if _uses(user, pods.get(user.get("uid", "")))]
+        if kept and kept != reserved:
+            claim["status"]["reservedFor"] = kept
+            self._store.update_status(RESOURCE_CLAIMS, claim)
+        if kept:
+            return
+        if reserved or dig(claim, "status", "allocation") is not None:
+            for field in ("reservedFor", "allocation", "devices"):
+                claim["status"].pop(field, None)
+            claim = self._store.update_status(RESOURCE_CLAIMS, claim)
+        if FINALIZER in entries(claim, "metadata", "finalizers") and dig(claim, "status", "allocation") is None:
+            claim["metadata"]["finalizers"].remove(FINALIZER)
+            claim = self._store.update(RESOURCE_CLAIMS, claim)
+        self._delete_generated(claim, pods)
+
+    def _delete_generated(self, claim: Obj, pods: dict[str, Obj]) -> None:
+        if is_deleted(claim) or CLAIM_ANNOTATION not in mapping(claim, "metadata", "annotations"):
+            return
+        owner = next((pods.get(item.get("uid", "")) for item in entries(claim, "metadata", "ownerReferences")), None)
+        if owner is not None and _done(owner):
+            self._store.delete(RESOURCE_CLAIMS, key(claim)[1], key(claim)[0], DeleteOptions(uid=uid(claim)))
+
+
+def _done(pod: Obj) -> bool:
+    """Whether the pod will never use a claim again: finished, or deleted before it reached a node."""
+    return is_finished(pod) or (is_deleted(pod) and not dig(pod, "spec", "nodeName"))
+
+
+def _uses(user: Obj, pod: Obj | None) -> bool:
+    if user.get("resource") != "pods" or user.get("apiGroup"):
+        return True  # users of other kinds are for whoever put them there
+    return pod is not None and not _done(pod)

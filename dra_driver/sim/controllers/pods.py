@@ -1,0 +1,63 @@
+"""Pods made from a template, for every workload controller: naming, ownership, counting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, mapping
+from dra_driver.sim.apiserver.kinds import PODS
+from dra_driver.sim.objects import is_deleted, is_finished, is_ready, key, owned_by, owner_reference
+from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.store import DeleteOptions, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """An owner's pods, sorted by what they are at. Deleted ones count for nothing but "not gone yet"."""
+
+    pods: Sequence[Obj]
+
+    @property
+    def active(self) -> list[Obj]:
+        """Neither finished nor on the way out."""
+        return [pod for pod in self.pods if not is_finished(pod) and not is_deleted(pod)]
+
+    @property
+    def ready(self) -> list[Obj]:
+        """Active and ready."""
+        return [pod for pod in self.active if is_ready(pod)]
+
+    def in_phase(self, phase: str) -> list[Obj]:
+        """Pods that ended that way."""
+        return [pod for pod in self.pods if mapping(pod, "status").get("phase") == phase]
+
+
+class PodMaker:
+    """Creates and deletes pods on behalf of controllers."""
+
+    def __init__(self, store: Store, recorder: Recorder) -> None:
+        self._store = store
+        self._recorder = recorder
+
+    def owned(self, owner: Obj) -> Owned:
+        """The pods that belong to ``owner``, oldest first."""
+        pods = self._store.list(PODS, key(owner)[0]).items
+        mine = [pod for pod in pods if owned_by(pod, owner)]
+        return Owned(sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
+
+    def create(self, owner: Obj, template: Obj, labels: Obj | None = None) -> Obj:
+        """One more pod of ``owner``."""
+        namespace, name = key(owner)
+        metadata = copy_json(mapping(template, "metadata"))
+        metadata = {part: metadata[part] for part in ("labels", "annotations") if part in metadata}
+        metadata["labels"] = {**metadata.get("labels", {}), **(labels or {})}
+        metadata |= {"generateName": f"{name}-", "ownerReferences": [owner_reference(owner)]}
+        pod = {"metadata": metadata, "spec": copy_json(mapping(template, "spec"))}
+        created = self._store.create(PODS, pod, namespace=namespace)
+        self._recorder.normal(owner, "SuccessfulCreate", f"Created pod: {created['metadata']['name']}")
+        return created
+
+    def delete(self, owner: Obj, pod: Obj) -> None:
+        """One pod less."""
+        namespace, name = key(pod)
+        self._store.delete(PODS, name, namespace, DeleteOptions(uid=pod["metadata"]["uid"]))
+        self._recorder.normal(owner, "SuccessfulDelete", f"Deleted pod: {name}")

@@ -1,0 +1,151 @@
+"""What the simulated kubelet remembers over a restart: which pods use which claims, and what the drivers answered.
+
+Owns one JSON file, replaced by a rename. The real kubelet's file is ``dra_manager_state``
+(kubernetes/kubernetes pkg/kubelet/cm/dra/state): it is written before a driver is called, and whether a claim is
+prepared is not in it, so that a restarted kubelet asks again.
+"""
+
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from dra_driver.errors import RetryableError, StorageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClaim:
+    """A claim that a pod on this node uses; ``drivers`` are those with results in its allocation."""
+
+    namespace: str
+    name: str
+    uid: str
+    drivers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device as a driver answered it."""
+
+    driver: str
+    request_names: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Entry:
+    """A claim on this node. ``prepared`` lives in memory only."""
+
+    claim: NodeClaim
+    pods: set[str] = field(default_factory=set)
+    devices: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    prepared: bool = False
+
+
+class KubeletState:
+    """All entries, by claim UID. Thread-safe; every change is on disk when its method returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # guards the entries and the file
+        self._entries = _load(path)
+
+    def add_user(self, claim: NodeClaim, pod_uid: str) -> None:
+        """The pod uses the claim from now on. Raises RetryableError while another claim of that name is still there."""
+        with self._lock:
+            for entry in self._entries.values():
+                same = (entry.claim.namespace, entry.claim.name) == (claim.namespace, claim.name)
+                if same and entry.claim.uid != claim.uid:
+                    old = f"old ResourceClaim with same name {claim.name} and different UID {entry.claim.uid}"
+                    raise RetryableError(f"{old} is not unprepared yet")
+            self._entries.setdefault(claim.uid, Entry(claim)).pods.add(pod_uid)
+            self._save()
+
+    def set_prepared(self, uid: str, driver: str, devices: tuple[Device, ...]) -> None:
+        """What a driver answered for the claim. The claim is prepared once all of its drivers have."""
+        with self._lock:
+            entry = self._entries.get(uid)
+            if entry is None:
+                return
+            entry.devices[driver] = devices
+            entry.prepared = set(entry.claim.drivers) <= entry.devices.keys()
+            self._save()
+
+    def is_prepared(self, uid: str) -> bool:
+        """Whether the claim was prepared since the start of this kubelet."""
+        with self._lock:
+            return uid in self._entries and self._entries[uid].prepared
+
+    def devices(self, uid: str) -> tuple[Device, ...]:
+        """All devices of the claim; empty for an unknown one."""
+        with self._lock:
+            entry = self._entries.get(uid)
+            return tuple(device for devices in entry.devices.values() for device in devices) if entry else ()
+
+    def claims_of(self, pod_uid: str) -> list[NodeClaim]:
+        """Every claim that the pod uses."""
+        with self._lock:
+            return [entry.claim for entry in self._entries.values() if pod_uid in entry.pods]
+
+    def drop_user(self, pod_uid: str) -> list[NodeClaim]:
+        """Claims of the pod that no other pod uses; the pod stays their user until `forget`. Others lose it here."""
+        with self._lock:
+            last = []
+            for entry in self._entries.values():
+                if pod_uid in entry.pods and len(entry.pods) == 1:
+                    entry.prepared = False
+                    last.append(entry.claim)
+                entry.pods = entry.pods if len(entry.pods) == 1 else entry.pods - {pod_uid}
+            self._save()
+            return last
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """These claims are unprepared."""
+        with self._lock:
+            for uid in uids:
+                self._entries.pop(uid, None)
+            self._save()
+
+    def pods(self) -> frozenset[str]:
+        """Pods that use a claim on this node."""
+        with self._lock:
+            return frozenset(pod for entry in self._entries.values() for pod in entry.pods)
+
+    def _save(self) -> None:
+        entries = [
+            {
+                "claim": asdict(e.claim),
+                "pods": sorted(e.pods),
+                "devices": {d: [asdict(x) for x in v] for d, v in e.devices.items()},
+            }
+            for e in self._entries.values()
+        ]
+        temporary = self._path.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps({"version": 1, "claims": entries}))
+            temporary.replace(self._path)
+        except OSError as error:
+            raise StorageError(f"the simulated kubelet cannot write {self._path}: {error.strerror}") from error
+
+
+def _load(path: Path) -> dict[str, Entry]:
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StorageError(f"the simulated kubelet cannot read its state {path}: {error}") from error
+    entries = {}
+    for item in document["claims"]:
+        claim = NodeClaim(**{**item["claim"], "drivers": tuple(item["claim"]["drivers"])})
+        devices = {driver: tuple(map(_device, listed)) for driver, listed in item["devices"].items()}
+        entries[claim.uid] = Entry(claim, set(item["pods"]), devices)
+    return entries
+
+
+def _device(item: dict[str, object]) -> Device:
+    lists = {name: tuple(item[name]) for name in ("request_names", "cdi_ids")}  # type: ignore[arg-type]
+    return Device(**{**item, **lists})  # type: ignore[arg-type]

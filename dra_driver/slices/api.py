@@ -1,0 +1,63 @@
+"""The part of the Kubernetes API that publishing needs, as an interface and over REST.
+
+Owns paths and selectors. Refuses to know what slices should say. The interface is what tests fake.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from dra_driver.errors import KubernetesApiError
+from dra_driver.kube import paths
+from dra_driver.kube.rest import RestClient
+from dra_driver.kube.types import ResourceSlice
+from dra_driver.slices.diff import Delete
+
+Slice = Mapping[str, Any]
+
+
+class SlicesApi(Protocol):
+    """This driver's slices on this node. Raises errors.KubernetesApiError's subclasses."""
+
+    def list(self) -> list[Slice]:
+        """All slices of the driver and node, current (not from a cache)."""
+
+    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> Slice:
+        """The slice as stored, or as it would be."""
+
+    def update(self, body: ResourceSlice) -> Slice:
+        """The slice as stored; ConflictError when somebody else wrote first, NotFoundError when it is gone."""
+
+    def delete(self, slice_: Delete) -> None:
+        """ConflictError when it changed, NotFoundError when it is gone already."""
+
+    def node_uid(self) -> str:
+        """UID of the Node object; NotFoundError when there is none."""
+
+
+class RestSlicesApi:
+    """``SlicesApi`` against an API server. Thread-safe."""
+
+    def __init__(self, rest: RestClient, driver: str, node: str) -> None:
+        self._rest = rest
+        self._node = node
+        self.field_selector = f"spec.driver={driver},spec.nodeName={node}"
+
+    def list(self) -> list[Slice]:
+        items = self._rest.list(paths.resource_slices(), {"fieldSelector": self.field_selector})["items"]
+        return [item for item in items if isinstance(item, dict)]
+
+    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> Slice:
+        return self._rest.create(paths.resource_slices(), body, dry_run=dry_run)
+
+    def update(self, body: ResourceSlice) -> Slice:
+        return self._rest.update(paths.resource_slices(body["metadata"]["name"]), body)
+
+    def delete(self, slice_: Delete) -> None:
+        self._rest.delete(paths.resource_slices(slice_.name), slice_.uid, slice_.resource_version)
+
+    def node_uid(self) -> str:
+        metadata = self._rest.get(paths.node(self._node)).get("metadata")
+        uid = metadata.get("uid") if isinstance(metadata, dict) else None
+        if not isinstance(uid, str) or not uid:
+            raise KubernetesApiError(f"node {self._node}: the API server's answer has no metadata.uid")
+        return uid

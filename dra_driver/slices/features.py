@@ -1,0 +1,116 @@
+"""Which gated fields of a slice the API server keeps.
+
+A field whose feature gate is off is dropped without a word, or the object is refused; no endpoint tells which gates
+are on. So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation
+and stores nothing, and what comes back is looked at. Owns the canaries. Refuses to decide what to publish. Source:
+kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from dra_driver.errors import InvalidObjectError
+from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.types import ResourceSlice
+from dra_driver.slices.api import SlicesApi
+from dra_driver.slices.compare import lacking
+from dra_driver.slices.layout import generate_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What the API server keeps. ``counters`` is KEP-4815, ``taints`` KEP-5055, ``multi_allocation`` KEP-5075."""
+
+    counters: bool = False
+    taints: bool = False
+    multi_allocation: bool = False
+
+
+# Two canaries for counters: since 1.35 the sets and their users are in different slices.
+_CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
+    "counters": (
+        {"sharedCounters": [{"name": "canary", "counters": {"memory": {"value": "1"}}}]},
+        {
+            "devices": [
+                {
+                    "name": "canary",
+                    "consumesCounters": [{"counterSet": "canary", "counters": {"memory": {"value": "1"}}}],
+                }
+            ]
+        },
+    ),
+    "taints": ({"devices": [{"name": "canary", "taints": [{"key": "canary", "value": "x", "effect": "NoSchedule"}]}]},),
+    "multi_allocation": (
+        {
+            "devices": [
+                {
+                    "name": "canary",
+                    "allowMultipleAllocations": True,
+                    "capacity": {
+                        "memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}
+                    },
+                }
+            ]
+        },
+    ),
+}
+
+
+def probe(api: SlicesApi, driver: str, node: str) -> Features:
+    """Asks the API server, in up to four dry runs. Raises KubernetesApiError when it cannot be asked at all."""
+    kept = {name: all(_keeps(api, part, driver, node) for part in parts) for name, parts in _CANARIES.items()}
+    return Features(**kept)
+
+
+def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> bool:
+    body = _canary(part, driver, node)
+    try:
+        answer = api.create(body, dry_run=True)
+    except InvalidObjectError:
+        return False  # what is left after dropping does not make a valid slice
+    return not any(lacking(body["spec"], answer.get("spec")))
+
+
+def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
+    spec = {
+        "driver": driver,
+        "nodeName": node,  # admission policies bind a node's credentials to its own slices
+        "pool": {"name": f"{node}/{driver}/canary", "generation": 1, "resourceSliceCount": 1},
+        **part,
+    }
+    return ResourceSlice(
+        apiVersion="resource.k8s.io/v1",
+        kind="ResourceSlice",
+        metadata={"generateName": generate_name(0xFFFFF, driver, node)},
+        spec=cast(Any, spec),
+    )
+
+
+class FeatureWatch:
+    """Remembers the answer and asks again when the API server's version changes. Not thread-safe."""
+
+    def __init__(self, api: SlicesApi, version: Callable[[], ServerVersion], driver: str, node: str) -> None:
+        self._api, self._version = api, version
+        self._driver, self._node = driver, node
+        self._asked: ServerVersion | None = None
+        self._features = Features()
+
+    @property
+    def current(self) -> Features:
+        """Nothing gated is there until the server was asked."""
+        return self._features
+
+    def refresh(self) -> bool:
+        """Asks if that is needed; True when the answer changed. On KubernetesApiError the old answer stays."""
+        version = self._version()
+        if version == self._asked:
+            return False
+        before, self._features = self._features, probe(self._api, self._driver, self._node)
+        self._asked = version
+        kept = {field.name: getattr(self._features, field.name) for field in fields(Features)}
+        log.info("API server", extra={"version": str(version), **kept})
+        return before != self._features

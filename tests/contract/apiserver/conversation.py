@@ -1,0 +1,184 @@
+"""A conversation with an API server: requests from a file, answers made comparable.
+
+The same conversation is held with a real kube-apiserver (``python -m tests.contract.apiserver.record``) and with the
+embedded one (``test_recorded.py``). What differs from run to run (UIDs, revisions, times, random suffixes, ages) is
+replaced by a marker.
+"""
+
+import http.client
+import json
+import re
+import ssl
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+STEPS = HERE / "steps"
+RECORDED = HERE / "recorded"
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_GENERATED = re.compile(r"\b(gen-[a-z]*-?)[bcdfghjklmnpqrstvwxz2456789]{5}\b")
+_REVISIONS = re.compile(
+    r"(ResourceVersion in (?:precondition|object meta): |[Tt]oo (?:large|old) resource version: |current: |"
+    r"the ResourceVersion in (?:the precondition|record) \()\d+"
+)
+# The real server prints its internal Go structs here, with fields that the wire does not have.
+_GO_VALUE = re.compile(r"Invalid value: \{.*\}: (field is immutable|exactly one value|must specify one)")
+_AGE = re.compile(r"\d+[smhd]\d*[smhd]?")
+_VOLATILE = {"resourceVersion", "continue"}
+_DROPPED = {"managedFields", "selfLink"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to talk to, and with which token."""
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status code, warnings and a body: a value, or a list of them for watches."""
+
+    code: int
+    body: Any
+    warnings: list[str]
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    """Steps of one conversation."""
+    steps: list[dict[str, Any]] = yaml.safe_load((STEPS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return steps
+
+
+def ask(server: Server, step: dict[str, Any], known: dict[str, str]) -> Answer:
+    """Send one step; ``known`` are values captured from earlier answers."""
+    connection = http.client.HTTPSConnection(server.host, server.port, timeout=20, context=_unverified())
+    headers = {"Authorization": f"Bearer {server.token}", "Accept": "application/json", **step.get("headers", {})}
+    body = step.get("body")
+    if body is not None and not isinstance(body, str):
+        body = json.dumps(body)
+    if body is not None:
+        headers.setdefault("Content-Type", "application/json")
+    connection.request(step.get("method", "GET"), fill(step["path"], known), fill(body, known), headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    warnings = [value for key, value in response.getheaders() if key.lower() == "warning"]
+    connection.close()
+    if "watch=" in step["path"] and response.status == 200:
+        return Answer(response.status, [json.loads(line) for line in text.splitlines()], warnings)
+    try:
+        return Answer(response.status, json.loads(text), warnings)
+    except ValueError:
+        return Answer(response.status, text, warnings)
+
+
+@cache
+def _unverified() -> ssl.SSLContext:
+    """Recorded servers have no certificate that could be verified; the tests of kubectl verify the embedded one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def fill(text: str | None, known: dict[str, str]) -> Any:
+    """Replace ``${name}`` by what was captured under that name."""
+    if text is None:
+        return None
+    for name, value in known.items():
+        text = text.replace("${" + name + "}", value)
+    return text
+
+
+def capture(step: dict[str, Any], answer: Answer, known: dict[str, str]) -> None:
+    """Remember parts of the answer for later steps."""
+    for name, path in step.get("capture", {}).items():
+        value = answer.body
+        for part in path.split("."):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        known[name] = str(value)
+
+
+def comparable(step: dict[str, Any], answer: Answer) -> dict[str, Any]:
+    """What two servers must agree on: code, warnings and body, without what changes from run to run."""
+    body = _stable(answer.body, "")
+    if only := step.get("only"):
+        body = {path: _at(body, path) for path in only}
+    for path in step.get("ignore", ()):
+        _remove(body, path.split("."))
+    return {"code": answer.code, "body": body} | ({"warnings": answer.warnings} if answer.warnings else {})
+
+
+def _at(value: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(value, list):
+            value = value[int(part)] if int(part) < len(value) else None
+        elif isinstance(value, dict):
+            value = value.get(part)
+    return value
+
+
+def _stable(value: Any, key: str) -> Any:
+    if isinstance(value, dict):
+        if value.get("kind") == "Table":
+            value = _plain_table(value)
+        return {name: _stable(item, name) for name, item in sorted(value.items()) if name not in _DROPPED}
+    if isinstance(value, list):
+        return [_stable(item, key) for item in value]
+    if isinstance(value, str):
+        return _stable_text(value, key)
+    return value
+
+
+def _stable_text(text: str, key: str) -> str:
+    if key in _VOLATILE and text not in {"", "0"}:
+        return "<volatile>"
+    text = _GO_VALUE.sub(r"Invalid value: <object>: \1", text)
+    text = _REVISIONS.sub(r"\1<revision>", text)
+    text = _GENERATED.sub(r"\1<random>", text)
+    return _TIME.sub("<time>", _UUID.sub("<uuid>", text))
+
+
+def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
+    """A table without descriptions and ages."""
+    columns = table.get("columnDefinitions") or []
+    kept = [{key: value for key, value in column.items() if key != "description"} for column in columns]
+    rows = [row | {"cells": [_plain_cell(cell) for cell in row["cells"]]} for row in table.get("rows") or []]
+    return table | {"columnDefinitions": kept, "rows": rows}
+
+
+def _plain_cell(cell: Any) -> Any:
+    return "<age>" if isinstance(cell, str) and _AGE.fullmatch(cell) else cell
+
+
+def _remove(value: Any, path: list[str]) -> None:
+    for part in path[:-1]:
+        if part == "*":
+            for item in value if isinstance(value, list) else list(value.values()):
+                _remove(item, path[path.index(part) + 1 :])
+            return
+        if isinstance(value, list):
+            value = value[int(part)] if int(part) < len(value) else None
+        elif isinstance(value, dict):
+            value = value.get(part)
+    if isinstance(value, dict):
+        value.pop(path[-1], None)
+
+
+def hold(server: Server, name: str) -> dict[str, dict[str, Any]]:
+    """The whole conversation: comparable answers by step name, in order."""
+    known: dict[str, str] = {}
+    answers: dict[str, dict[str, Any]] = {}
+    for step in load(name):
+        answer = ask(server, step, known)
+        capture(step, answer, known)
+        answers[step["name"]] = comparable(step, answer)
+    return answers

@@ -1,0 +1,389 @@
+"""The real kubectl against the embedded API server: what people type while they try the project out.
+
+Runs the kubectl named by $KUBECTL, else the one on PATH; skipped, with the reason, where there is none of at least
+1.34.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.sim.apiserver.kinds import EVENTS, JOBS, NODES, PODS, REPLICA_SETS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.server import ApiServer
+
+OLDEST_MINOR = 34  # resource.k8s.io/v1 is in client-go's scheme since then
+
+MANIFEST = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu.example.com}
+spec:
+  selectors: [{cel: {expression: "device.driver == 'gpu.example.com'"}}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: shared}
+spec:
+  devices:
+    requests: [{name: gpu, exactly: {deviceClassName: gpu.example.com}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: trainer, labels: {app: trainer}}
+spec:
+  restartPolicy: Never
+  containers:
+  - {name: main, image: "ubuntu:24.04", env: [{name: A, value: "1"}, {name: B, value: "2"}], resources: {claims:
+  [{name: gpu}]}}
+  - {name: side, image: "busybox:1"}
+  resourceClaims: [{name: gpu, resourceClaimName: shared}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: server}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: server}}
+  template:
+    metadata: {labels: {app: server}}
+    spec: {containers: [{name: main, image: "ubuntu:24.04"}]}
+"""
+
+Kubectl = Callable[..., str]
+
+
+def _find_kubectl() -> str:
+    """The path of a kubectl that is new enough; skips the test when there is none."""
+    path = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if not path:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
+    shown = subprocess.run(
+        [path, "version", "--client", "-o", "json"], capture_output=True, text=True, timeout=30, check=False
+    ).stdout
+    minor = re.search(r'"minor":\s*"(\d+)', shown)
+    if minor is None or int(minor[1]) < OLDEST_MINOR:
+        pytest.skip(f"{path} is older than 1.{OLDEST_MINOR}, which does not know resource.k8s.io/v1")
+    return path
+
+
+@pytest.fixture(scope="module")
+def kubectl_path() -> str:
+    """A kubectl that knows resource.k8s.io/v1."""
+    return _find_kubectl()
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    """A fresh API server."""
+    server = ApiServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def kubectl(api: ApiServer, kubectl_path: str, tmp_path: Path) -> Kubectl:
+    """Run kubectl and return what it prints; ``code`` is the exit status it must have."""
+    config = api.kubeconfig(tmp_path / "kubeconfig")
+
+    def run(*arguments: str, stdin: str = "", code: int = 0) -> str:
+        command = [kubectl_path, "--kubeconfig", str(config), "--cache-dir", str(tmp_path / "cache"), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_the_kubeconfig_is_for_its_owner_only_and_the_token_is_needed(
+    api: ApiServer, kubectl: Kubectl, kubectl_path: str, tmp_path: Path
+) -> None:
+    """Nobody else on the machine can read the token, and without it nothing is answered."""
+    assert (tmp_path / "kubeconfig").stat().st_mode & 0o777 == 0o600
+    assert kubectl("get", "--raw", "/readyz") == "ok"
+    config = json.loads((tmp_path / "kubeconfig").read_text())
+    config["users"][0]["user"]["token"] = "wrong"
+    (tmp_path / "wrong").write_text(json.dumps(config))
+    command = [kubectl_path, "--kubeconfig", str(tmp_path / "wrong"), "get", "pods"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "You must be logged in to the server" in done.stderr
+
+
+def test_discovery_names_what_is_served(kubectl: Kubectl) -> None:
+    """api-resources, version, cluster-info and auth can-i work, short names included."""
+    resources = kubectl("api-resources")
+    assert re.search(r"^resourceclaims +resource.k8s.io/v1 +true +ResourceClaim$", resources, re.MULTILINE)
+    assert re.search(r"^pods +po +v1 +true +Pod$", resources, re.MULTILINE)
+    assert "Server Version: v1.36" in kubectl("version")
+    assert "is running at" in kubectl("cluster-info")
+    assert kubectl("auth", "can-i", "create", "pods") == "yes\n"
+
+
+def test_apply_creates_changes_and_leaves_alone(kubectl: Kubectl) -> None:
+    """Client-side apply: created, then unchanged, then configured with lists merged by name."""
+    first = kubectl("apply", "-f", "-", stdin=MANIFEST)
+    assert first.count(" created") == 4
+    again = kubectl("apply", "-f", "-", stdin=MANIFEST)
+    assert "pod/trainer unchanged" in again
+    assert "deployment.apps/server unchanged" in again
+    kubectl("apply", "-f", "-", stdin=MANIFEST.replace("replicas: 2", "replicas: 3").replace("busybox:1", "busybox:2"))
+    assert kubectl("get", "deploy", "server", "-o", "jsonpath={.spec.replicas}") == "3"
+    images = kubectl("get", "pod", "trainer", "-o", "jsonpath={.spec.containers[*].image}")
+    assert images == "ubuntu:24.04 busybox:2"
+
+
+def test_apply_takes_removed_fields_away(kubectl: Kubectl) -> None:
+    """What an earlier apply set and the manifest no longer says goes; what others added stays."""
+    manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, labels: {a: b}}\ndata: {x: '1', y: '2'}\n"
+    kubectl("apply", "-f", "-", stdin=manifest)
+    kubectl("patch", "configmap", "c", "--type=merge", "-p", '{"data":{"z":"3"}}')
+    kubectl("apply", "-f", "-", stdin=manifest.replace(", y: '2'", ""))
+    assert json.loads(kubectl("get", "cm", "c", "-o", "jsonpath={.data}")) == {"x": "1", "z": "3"}
+
+
+def test_server_side_apply_reports_conflicts_and_takes_over_by_force(kubectl: Kubectl) -> None:
+    """Two managers, one field: refused with the other's name, then forced."""
+    manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {x: '1'}\n"
+    other = manifest.replace("'1'", "'2'")
+    kubectl("apply", "--server-side", "--field-manager=one", "-f", "-", stdin=manifest)
+    refused = kubectl("apply", "--server-side", "--field-manager=two", "-f", "-", stdin=other, code=1)
+    assert 'conflict with "one": .data.x' in refused
+    kubectl("apply", "--server-side", "--field-manager=two", "--force-conflicts", "-f", "-", stdin=other)
+    assert kubectl("get", "cm", "c", "-o", "jsonpath={.data.x}") == "2"
+
+
+def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> None:
+    """--dry-run=server answers as the write would; diff is built on it."""
+    kubectl("apply", "--dry-run=server", "-f", "-", stdin=MANIFEST)
+    assert "NotFound" in kubectl("get", "pod", "trainer", code=1)
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    changed = kubectl("diff", "-f", "-", stdin=MANIFEST.replace("replicas: 2", "replicas: 5"), code=1)
+    assert "+  replicas: 5" in changed
+
+
+def test_unknown_fields_are_refused(kubectl: Kubectl) -> None:
+    """kubectl asks for strict validation: a typo in a manifest is an error that names the field."""
+    refused = kubectl("apply", "-f", "-", stdin=MANIFEST.replace("deviceClassName", "deviceclassname"), code=1)
+    assert 'unknown field "spec.devices.requests[0].exactly.deviceclassname"' in refused
+
+
+def test_validation_names_the_field(kubectl: Kubectl) -> None:
+    """A claim without a class is invalid, in the words of the real server."""
+    refused = kubectl("apply", "-f", "-", stdin=MANIFEST.replace("{deviceClassName: gpu.example.com}", "{}"), code=1)
+    assert "spec.devices.requests[0].exactly.deviceClassName: Required value" in refused
+
+
+def test_get_shows_tables_and_every_output_format(api: ApiServer, kubectl: Kubectl) -> None:
+    """Columns as people know them; yaml, json, name, jsonpath and custom columns; selectors; all namespaces."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": {"name": "n1", "resourceSliceCount": 1}}
+    api.store.create(RESOURCE_SLICES, {"metadata": {"name": "s1"}, "spec": spec})
+    assert re.match(r"NAME +READY +STATUS +RESTARTS +AGE +IP +NODE", kubectl("get", "pods", "-o", "wide"))
+    assert re.search(r"^s1 +n1 +gpu.example.com +n1 +\d+s$", kubectl("get", "resourceslices"), re.MULTILINE)
+    assert re.search(r"^shared +pending +\d+s$", kubectl("get", "resourceclaims"), re.MULTILINE)
+    assert kubectl("get", "pods", "-o", "name") == "pod/trainer\n"
+    assert kubectl("get", "pod", "trainer", "-o", "jsonpath={.status.phase}") == "Pending"
+    assert kubectl("get", "pods", "-o", "custom-columns=P:.metadata.name", "--no-headers") == "trainer\n"
+    assert "kind: Pod" in kubectl("get", "pod", "trainer", "-o", "yaml")
+    assert json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"][0]["kind"] == "Pod"
+    assert kubectl("get", "pods", "-l", "app=trainer", "-o", "name") == "pod/trainer\n"
+    assert kubectl("get", "pods", "-l", "app notin (trainer)", "-o", "name") == ""
+    assert kubectl("get", "pods", "--field-selector", "status.phase=Pending", "-o", "name") == "pod/trainer\n"
+    assert "default" in kubectl("get", "pods", "-A")
+    assert "pod/trainer" in kubectl("get", "all")
+
+
+def test_get_watch_prints_changes_as_they_come(
+    api: ApiServer, kubectl_path: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """`get -w` prints a row per change, under one header."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    command = [kubectl_path, "--kubeconfig", str(tmp_path / "kubeconfig"), "get", "pods", "-w"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        pod = api.store.get(PODS, "trainer", "default")
+        api.store.update_status(PODS, pod | {"status": {"phase": "Running"}})
+        lines.append(process.stdout.readline())
+        api.store.bind("default", "trainer", "n1")
+        lines.append(process.stdout.readline())
+        process.terminate()
+    assert lines[0].split()[:3] == ["NAME", "READY", "STATUS"]
+    assert [line.split()[2] for line in lines[1:]] == ["Pending", "Running", "Running"]
+
+
+def test_describe_shows_objects_with_their_events(api: ApiServer, kubectl: Kubectl) -> None:
+    """describe works for the kinds that somebody debugs a claim with, and finds the events of each."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    api.store.create(NODES, {"metadata": {"name": "n1"}})
+    pod = api.store.get(PODS, "trainer", "default")
+    event = {
+        "metadata": {"name": "trainer.1", "namespace": "default"},
+        "involvedObject": {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "name": "trainer",
+            "namespace": "default",
+            "uid": pod["metadata"]["uid"],
+        },
+        "reason": "FailedScheduling",
+        "message": "no GPU is free",
+        "type": "Warning",
+        "firstTimestamp": "2026-01-01T00:00:00Z",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    api.store.create(EVENTS, event)
+    assert re.search(r"Warning +FailedScheduling .* no GPU is free", kubectl("describe", "pod", "trainer"))
+    assert "Device Class Name:  gpu.example.com" in kubectl("describe", "resourceclaim", "shared")
+    assert "device.driver == 'gpu.example.com'" in kubectl("describe", "deviceclass", "gpu.example.com")
+    assert "Non-terminated Pods" in kubectl("describe", "node", "n1")
+    assert "FailedScheduling" in kubectl("get", "events")
+    assert "FailedScheduling" in kubectl("events")
+
+
+def test_create_run_label_annotate_patch_and_scale(kubectl: Kubectl) -> None:
+    """The verbs that write: typed clients send protobuf, the others JSON."""
+    kubectl("create", "namespace", "team")
+    kubectl("create", "configmap", "c", "--from-literal=a=b", "-n", "team")
+    kubectl("create", "deployment", "web", "--image=nginx:1", "--replicas=2", "-n", "team")
+    kubectl("run", "once", "--image=busybox:1", "--restart=Never", "-n", "team")
+    kubectl("label", "pod", "once", "tier=web", "-n", "team")
+    kubectl("annotate", "pod", "once", "note=hello", "-n", "team")
+    kubectl(
+        "patch",
+        "deploy",
+        "web",
+        "-n",
+        "team",
+        "-p",
+        '{"spec":{"template":{"spec":{"containers":[{"name":"nginx","image":"nginx:2"}]}}}}',
+    )
+    kubectl(
+        "patch",
+        "deploy",
+        "web",
+        "-n",
+        "team",
+        "--type=json",
+        "-p",
+        '[{"op":"replace","path":"/spec/replicas","value":3}]',
+    )
+    kubectl("scale", "deploy", "web", "--replicas=4", "-n", "team")
+    shown = "jsonpath={.spec.replicas} {.spec.template.spec.containers[0].image} {.metadata.generation}"
+    assert kubectl("get", "deploy", "web", "-n", "team", "-o", shown) == "4 nginx:2 4"
+    assert kubectl("get", "pod", "once", "-n", "team", "-o", "jsonpath={.metadata.labels.tier}") == "web"
+    assert kubectl("get", "cm", "c", "-n", "team", "-o", "jsonpath={.data}") == '{"a":"b"}'
+    kubectl("delete", "namespace", "team")
+    assert "NotFound" in kubectl("get", "cm", "c", "-n", "team", code=1)
+
+
+def test_logs_come_from_the_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
+    """logs, -c, --tail, --timestamps, and -f until the container has ended."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    api.store.logs.append("default", "trainer", "main", "GPU 0: one\nGPU 1: two\n")
+    assert kubectl("logs", "trainer", "-c", "main") == "GPU 0: one\nGPU 1: two\n"
+    assert kubectl("logs", "trainer", "-c", "main", "--tail=1") == "GPU 1: two\n"
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z GPU 0", kubectl("logs", "trainer", "-c", "main", "--timestamps"))
+    assert "container nope is not valid for pod trainer" in kubectl("logs", "trainer", "-c", "nope", code=1)
+    assert kubectl("logs", "trainer", "-c", "side") == ""
+
+    def finish() -> None:
+        api.store.logs.append("default", "trainer", "main", "done\n")
+        pod = api.store.get(PODS, "trainer", "default")
+        api.store.update_status(PODS, pod | {"status": {"phase": "Succeeded"}})
+
+    timer = threading.Timer(0.5, finish)
+    timer.start()
+    assert kubectl("logs", "-f", "trainer", "-c", "main") == "GPU 0: one\nGPU 1: two\ndone\n"
+    timer.join()
+
+
+def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kubectl) -> None:
+    """wait --for condition, jsonpath and delete return when the watch says so."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    pod = api.store.get(PODS, "trainer", "default")
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    ready = threading.Timer(0.4, lambda: api.store.update_status(PODS, pod | {"status": status}))
+    ready.start()
+    assert "condition met" in kubectl("wait", "--for=condition=Ready", "pod/trainer", "--timeout=10s")
+    assert "condition met" in kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/trainer", "--timeout=10s")
+    gone = threading.Timer(0.4, lambda: api.store.delete(PODS, "trainer", "default"))
+    gone.start()
+    assert "condition met" in kubectl("wait", "--for=delete", "pod/trainer", "--timeout=10s")
+    ready.join()
+    gone.join()
+
+
+def test_deleting_a_running_pod_waits_for_its_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
+    """A bound pod stays, Terminating, until somebody deletes it with grace 0; --force does so at once."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    api.store.bind("default", "trainer", "n1")
+    kubectl("delete", "pod", "trainer", "--wait=false", "--grace-period=20")
+    assert re.search(r"^trainer +0/2 +Terminating", kubectl("get", "pods"), re.MULTILINE)
+    assert api.store.get(PODS, "trainer", "default")["metadata"]["deletionGracePeriodSeconds"] == 20
+    kubectl("delete", "pod", "trainer", "--force")
+    assert "NotFound" in kubectl("get", "pod", "trainer", code=1)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("background", 0), ("foreground", 0), ("orphan", 1)])
+def test_delete_policies_decide_about_dependents(api: ApiServer, kubectl: Kubectl, policy: str, left: int) -> None:
+    """Dependents go with their owner, before it, or stay without it."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    owner = json.loads(kubectl("get", "deploy", "server", "-o", "json"))
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "server", "uid": owner["metadata"]["uid"]}
+    replica_set = {
+        "metadata": {
+            "name": "server-1",
+            "namespace": "default",
+            "ownerReferences": [reference | {"blockOwnerDeletion": True}],
+        },
+        "spec": owner["spec"] | {"strategy": None, "progressDeadlineSeconds": None, "revisionHistoryLimit": None},
+    }
+    api.store.create(REPLICA_SETS, replica_set)
+    kubectl("delete", "deploy", "server", f"--cascade={policy}")
+    remaining = api.store.list(REPLICA_SETS).items
+    assert len(remaining) == left
+    assert not any("ownerReferences" in item["metadata"] for item in remaining)
+
+
+def test_a_finalizer_keeps_a_claim_until_it_is_taken_off(api: ApiServer, kubectl: Kubectl) -> None:
+    """delete returns, the claim shows as deleted, and goes with its last finalizer."""
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    kubectl(
+        "patch", "resourceclaim", "shared", "--type=merge", "-p", '{"metadata":{"finalizers":["example.com/busy"]}}'
+    )
+    kubectl("delete", "resourceclaim", "shared", "--wait=false")
+    assert re.search(r"^shared +deleted", kubectl("get", "resourceclaims"), re.MULTILINE)
+    kubectl("patch", "resourceclaim", "shared", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    assert api.store.find(RESOURCE_CLAIMS, "shared", "default") is None
+
+
+def test_a_job_gets_its_selector_and_deletes_by_label(api: ApiServer, kubectl: Kubectl) -> None:
+    """create job, then delete by selector and the whole collection."""
+    kubectl("create", "job", "once", "--image=busybox:1")
+    assert api.store.get(JOBS, "once", "default")["spec"]["selector"]["matchLabels"]
+    kubectl("apply", "-f", "-", stdin=MANIFEST)
+    kubectl("delete", "pods", "-l", "app=trainer")
+    assert kubectl("get", "pods", "-o", "name") == ""
+    kubectl("delete", "jobs", "--all")
+    assert api.store.list(JOBS).items == []
+
+
+BASE = Path(__file__).parents[3] / "deploy" / "base"
+
+
+@pytest.mark.skipif(not (BASE / "kustomization.yaml").exists(), reason="deploy/base has no kustomization")
+def test_the_kustomize_base_applies_and_goes(kubectl: Kubectl) -> None:
+    """`kubectl apply -k deploy/base` succeeds twice and `delete -k` takes everything back."""
+    kubectl("apply", "-k", str(BASE))
+    assert "created" not in kubectl("apply", "-k", str(BASE))
+    kubectl("delete", "-k", str(BASE))
+    assert "dra-driver" not in kubectl("get", "clusterroles,validatingadmissionpolicies,namespaces", "-o", "name")

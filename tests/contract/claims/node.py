@@ -1,0 +1,126 @@
+"""A node process's claims in a process of its own, for tests that kill it, race it or take its disk away.
+
+usage: python -m tests.contract.claims.node STATE_DIR CDI_DIR MODE [argument]
+
+Journal, owner locks and CDI writer are the real ones; the API server's claims are made up from their number: claim N is
+allocated GPU N modulo 8, all claims are allocated GPU 0 in mode ``race``.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from dra_driver.cdi.writer import CdiWriter
+from dra_driver.claims.assembly import Claims, open_claims
+from dra_driver.claims.waiting import Patience
+from dra_driver.errors import ClaimReplacedError, DraError
+from dra_driver.model.claim import AllocatedClaim, ClaimRef
+from dra_driver.model.ids import PoolName
+from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, claim, machine, ref, result
+
+GPUS = 8
+
+
+class EveryClaim:
+    """Every claim whose UID starts with its number exists."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+
+    def read(self, of: ClaimRef) -> AllocatedClaim:
+        number = int(of.uid[:8], 16)
+        if ref(number).uid != of.uid:
+            raise ClaimReplacedError(f"claim {of} does not exist any more")
+        return claim(number, result(f"gpu-{number % self._gpus}"))
+
+    def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
+        return tuple(self.read(ref(number)) for number in range(64)) if pool == POOL else ()
+
+
+def open_room(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
+    api = EveryClaim(gpus)
+    return open_claims(
+        state,
+        pool=POOL,
+        names=NAMES,
+        reader=api,
+        writer=CdiWriter(cdi, NAMES),
+        provider=FakeCdiProvider(),
+        snapshot=lambda: machine(GPUS),
+        lister=api,
+        boot_id="boot",
+        patience=Patience(call_s=5.0, in_use_s=0.0),
+    )
+
+
+def churn(room: Claims, start: int) -> None:
+    """Prepare and unprepare eight claims round and round; a line before and after each call."""
+    number = start
+    while True:
+        call, what = (
+            (room.service.prepare, "prepare") if (number // GPUS) % 2 == 0 else (room.service.unprepare, "unprepare")
+        )
+        of = ref(number % GPUS)
+        say({"begin": what, "claim": number % GPUS})
+        answer = call([of])[of.uid]
+        assert not isinstance(answer, DraError), answer
+        say({"done": what, "claim": number % GPUS})
+        number += 1
+
+
+def race(room: Claims, own: int, go: Path, rounds: int) -> None:
+    """In each round, at the same moment as the other process: prepare a claim for GPU 0; let go of it later."""
+    for number in range(rounds):
+        of = ref(own * 1000 + number)
+        while not (go / f"go-{number}").exists():
+            time.sleep(0.0005)
+        answer = room.service.prepare([of])[of.uid]
+        say({"round": number, "won": not isinstance(answer, DraError), "answer": str(answer)})
+        while not (go / f"over-{number}").exists():
+            time.sleep(0.0005)
+        assert room.service.unprepare([of])[of.uid] is None
+        say({"free": number})
+
+
+def small_files(room: Claims, limit: int) -> None:
+    """Prepare claims until files may not grow any more, then unprepare all with room to write again."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    errors = []
+    for number in range(GPUS):
+        answer = room.service.prepare([ref(number)])[ref(number).uid]
+        errors += [str(answer)] if isinstance(answer, DraError) else []
+    say({"errors": errors, "prepared": len(room.journal.entries())})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+    again = [room.service.prepare([ref(number)])[ref(number).uid] for number in range(GPUS)]
+    say(
+        {
+            "errors": [str(answer) for answer in again if isinstance(answer, DraError)],
+            "prepared": len(room.journal.entries()),
+        }
+    )
+
+
+def say(line: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def main(state: str, cdi: str, mode: str, *arguments: str) -> None:
+    room = open_room(state, cdi, gpus=1 if mode == "race" else GPUS)
+    room.service.recover()
+    say({"ready": True})
+    match mode:
+        case "churn":
+            churn(room, int(arguments[0]))
+        case "race":
+            race(room, int(arguments[0]), Path(arguments[1]), int(arguments[2]))
+        case "small-files":
+            small_files(room, int(arguments[0]))
+    room.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,102 @@
+"""Publisher, reflector and REST client together, against the embedded cluster's API server over TLS."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ConflictError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.slices.api import RestSlicesApi
+from dra_driver.slices.publisher import Publisher
+from tests.unit.slices.gpus import node_of
+
+NODE, DRIVER = "node-a", "gpu.nvidia.com"
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[RestClient]:
+    server = ApiServer(port=0)
+    server.start()
+    connection = Connection.load(str(server.kubeconfig(tmp_path / "kubeconfig")))
+    client = RestClient(connection)
+    try:
+        client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        yield client
+    finally:
+        connection.close()
+        server.stop()
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def test_slices_are_published_repaired_and_left_at_the_end(rest: RestClient) -> None:
+    """The whole life of a node process, as the API server sees it."""
+    api = RestSlicesApi(rest, DRIVER, NODE)
+    events = EventRecorder(rest, DRIVER, NODE)
+    events.start()
+    publisher = Publisher.connect(rest, DRIVER, NODE, events)
+    publisher.set_snapshot(node_of(65))
+    publisher.start()
+    eventually(lambda: publisher.published)
+    names = sorted(item["metadata"]["name"] for item in api.list())
+    assert [name[:28] for name in names] == ["00000-gpu.nvidia.com-node-a-", "00001-gpu.nvidia.com-node-a-"]
+    rest.delete(paths.resource_slices(names[0]))
+    began = time.monotonic()
+    eventually(lambda: len(api.list()) == 2)
+    assert time.monotonic() - began < 5
+    assert names[1] in {item["metadata"]["name"] for item in api.list()}
+    foreign = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "other"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": NODE,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+        },
+    }
+    rest.create(paths.resource_slices(), foreign)
+    eventually(lambda: "second publisher" in (publisher.problem or ""))
+    eventually(lambda: len(rest.list(paths.events("default"))["items"]) == 1)
+    publisher.stop()
+    events.stop()
+    assert len(api.list()) == 3
+
+
+def test_a_second_start_writes_nothing(rest: RestClient) -> None:
+    """What came back over the wire counts as what was sent."""
+    api = RestSlicesApi(rest, DRIVER, NODE)
+    for _ in range(2):
+        publisher = Publisher.connect(rest, DRIVER, NODE)
+        publisher.set_snapshot(node_of(3))
+        publisher.start()
+        eventually(lambda: publisher.published)  # noqa: B023 - runs before the next turn
+        publisher.stop()
+    (item,) = api.list()
+    assert item["metadata"]["generation"] == 1
+    assert item["spec"]["pool"]["generation"] == 1
+
+
+def test_preconditions_hold(rest: RestClient) -> None:
+    """What changed since it was read is neither overwritten nor deleted."""
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
+    created = rest.create("/api/v1/nodes", body)
+    rest.merge_patch(paths.node("n"), {"metadata": {"labels": {"a": "b"}}})
+    with pytest.raises(ConflictError):
+        rest.update(paths.node("n"), created)
+    with pytest.raises(ConflictError):
+        rest.delete(paths.node("n"), uid="another")
+    rest.delete(paths.node("n"), uid=created["metadata"]["uid"])
+    with pytest.raises(NotFoundError):
+        rest.get(paths.node("n"))

@@ -1,0 +1,341 @@
+"""The whole node process from outside: how it starts, what it survives, how it ends."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.fakes.kubelet import DraClient, dial, register, watch_health
+from tests.fakes.node_process import NodeProcess
+
+NODE, DRIVER = "node-a", "gpu.nvidia.com"
+UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig"))
+
+
+@pytest.fixture
+def rest(kubeconfig: str) -> Iterator[RestClient]:
+    """A cluster with the node's object and no slices."""
+    connection = Connection.load(kubeconfig)
+    client = RestClient(connection)
+    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    yield client
+    client.delete(f"/api/v1/nodes/{NODE}")
+    for item in client.list(SLICES)["items"]:
+        client.delete(f"{SLICES}/{item['metadata']['name']}")
+    connection.close()
+
+
+@pytest.fixture
+def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., NodeProcess]]:
+    """Makes node processes in one folder and ends them."""
+    made: list[NodeProcess] = []
+
+    def make(**flags: str | None) -> NodeProcess:
+        made.append(NodeProcess(folder, **({"kubeconfig": kubeconfig} | flags)))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    except OSError as error:
+        return 0, str(error)
+    finally:
+        connection.close()
+
+
+def generations(rest: RestClient) -> list[tuple[str, int]]:
+    return [(item["metadata"]["name"], item["spec"]["pool"]["generation"]) for item in rest.list(SLICES)["items"]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"node_name": None}, "--node-name (NODE_NAME) is missing"),
+        ({"node_name": "Not_A_Name"}, "--node-name (NODE_NAME): 'Not_A_Name': expected a DNS subdomain"),
+        ({"http_addr": "everywhere"}, "--http-addr (HTTP_ADDR): 'everywhere': expected HOST:PORT"),
+        (
+            {"kubelet_registrar_dir": "/nowhere/plugins_registry"},
+            "registry /nowhere/plugins_registry is not a directory",
+        ),
+        ({"simulate": None, "driver_root": "/nowhere/driver"}, "driver root /nowhere/driver is not a directory"),
+        ({"cdi_dir": "/proc/version"}, "cannot make the CDI directory /proc/version"),
+        ({"cdi_dir": "/proc/sys"}, "the CDI directory /proc/sys is not writable"),
+        ({"kubeconfig": "/nowhere/kubeconfig"}, "kubeconfig /nowhere/kubeconfig does not exist"),
+        ({"simulate": "3xnonsense"}, "nonsense"),
+        ({"kubelet_plugins_dir": "/tmp/" + "p" * 100}, "unix socket's may have 107"),
+    ],
+)
+def test_wrong_configuration_ends_with_status_2_and_a_sentence(
+    node: Callable[..., NodeProcess], flags: dict[str, str | None], sentence: str
+) -> None:
+    """Whoever reads the pod's last log line must know which setting to correct."""
+    status, text = node(**flags).refused()
+    assert status == 2, text
+    last = text.splitlines()[-1]
+    assert last.startswith("dra-driver: ")
+    assert sentence in last
+    assert "Traceback" not in text
+
+
+def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
+    """Manifests give the node's name through the downward API."""
+    process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
+    status, text = process.refused()
+    assert (status, "'Wrong'" in text) == (2, True)
+
+
+def test_port_in_use_is_a_configuration_error(node: Callable[..., NodeProcess]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, text = node(http_addr=f"127.0.0.1:{taken.getsockname()[1]}").refused()
+    assert status == 2
+    assert "choose another --http-addr" in text
+
+
+def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """The life of the process; slices stay, so that a restart does not make devices vanish."""
+    port = free_port()
+    process = node(http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    status, reasons = ask(port, "/readyz")
+    assert status == 503
+    assert "has not registered" in reasons
+    assert register(process.registration).endpoint == str(process.dra)
+    process.wait_for(lambda: ask(port, "/readyz") == (200, "ok\n"))
+    assert ask(port, "/healthz") == (200, "ok\n")
+    assert "dra_driver_registered 1.0" in ask(port, "/metrics")[1]
+    before = generations(rest)
+    assert len(before) == 1
+    status, seconds = process.end()
+    assert (status, seconds < 5.0) == (0, True), process.text
+    assert not process.registration.exists()
+    assert not process.dra.exists()
+    assert generations(rest) == before
+
+
+def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Running pods keep their devices, the second prepare answers the same, and unprepare leaves nothing."""
+    process = node().start()
+    process.wait_for(lambda: len(generations(rest)) == 1 and process.dra.exists())
+    ensure_namespace(rest)
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    claim = maker.make(0)
+    fields = {"namespace": claim["namespace"], "name": claim["name"]}
+    with dial(process.dra) as channel:
+        first = DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]]
+    assert first.devices, first.error
+    files, slices = process.cdi_files, generations(rest)
+    process.end(signal.SIGKILL)
+
+    again = node().start()
+    again.wait_for(lambda: again.text.count("serving the kubelet") == 2)
+    with dial(again.dra) as channel:
+        client = DraClient(channel)
+        assert client.prepare(claim["uid"], **fields).claims[claim["uid"]] == first
+        assert again.cdi_files == files
+        maker.drop(claim)
+        assert not client.unprepare(claim["uid"], **fields).claims[claim["uid"]].error
+    assert [name for name in again.cdi_files if claim["uid"] in name] == []
+    assert generations(rest) == slices, "a restart must not rewrite slices"
+
+
+def test_second_process_on_the_node_is_refused_and_the_first_unharmed(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """Two drivers of one name would hand out the same GPUs."""
+    first = node().start()
+    first.wait_for(first.registration.exists)
+    status, text = node().refused()
+    assert status == 2
+    assert "another process of this driver runs on this node" in text
+    assert first.process is not None
+    assert f"process {first.process.pid}" in text
+    assert register(first.registration).name == DRIVER
+
+
+def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """maxSurge 1: the new pod registers while the old one still serves; both see one journal."""
+    old = node(pod_uid="aaaa").start()
+    old.wait_for(lambda: "serving the kubelet" in old.text)
+    new = node(pod_uid="bbbb").start()
+    sockets = [new.folder / "reg" / f"{DRIVER}-{uid}-reg.sock" for uid in ("aaaa", "bbbb")]
+    new.wait_for(lambda: all(path.exists() for path in sockets))
+    endpoints = {register(path).endpoint for path in sockets}
+    assert len(endpoints) == 2
+    assert old.end()[0] == 0
+    assert not sockets[0].exists()
+    assert register(sockets[1]).endpoint in endpoints
+    status, text = node().refused()
+    assert (status, "runs on this node" in text) == (2, True)
+
+
+def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Within the time in which a kubelet would notice."""
+    process = node().start()
+    process.wait_for(process.registration.exists)
+    for path in (process.registration, process.dra):
+        path.unlink()
+    process.wait_for(lambda: process.registration.exists() and process.dra.exists(), timeout_s=5.0)
+    with dial(Path(register(process.registration).endpoint)) as channel:
+        assert not DraClient(channel).unprepare(UID).claims[UID].error
+
+
+def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., NodeProcess]) -> None:
+    """The kubelet is served meanwhile, because pods that end need their unprepare."""
+    server = ApiServer()
+    server.start()
+    kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
+    connection = Connection.load(kubeconfig)
+    RestClient(connection).create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    connection.close()
+    server.stop()
+    port = free_port()
+    process = node(kubeconfig=kubeconfig, http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: "no answer from the API server" in ask(port, "/readyz")[1])
+    assert ask(port, "/healthz") == (200, "ok\n"), "a restart would not bring the API server back"
+    with dial(process.dra) as channel:
+        assert not DraClient(channel).unprepare(UID).claims[UID].error
+    back = ApiServer(successor_of=server)
+    back.start()
+    try:
+        process.wait_for(lambda: ask(port, "/readyz")[0] == 200, timeout_s=40.0)
+    finally:
+        process.kill()
+        back.stop()
+
+
+def test_missing_nvidia_driver_is_waited_for(rest: RestClient, folder: Path, node: Callable[..., NodeProcess]) -> None:
+    """On a new node the driver is often installed after this process has started."""
+    root = folder / "driver"
+    root.mkdir()
+    port = free_port()
+    process = node(simulate=None, driver_root=str(root), http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: "libnvidia-ml.so.1" in ask(port, "/readyz")[1])
+    assert ask(port, "/healthz")[0] == 200
+    assert generations(rest) == [], "nothing is offered that could not be handed out"
+    with dial(process.dra) as channel:
+        assert not DraClient(channel).unprepare(UID).claims[UID].error
+    assert process.end()[0] == 0
+
+
+def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
+    tmp_path: Path, node: Callable[..., NodeProcess]
+) -> None:
+    """A node that is cut off from its control plane must still shut down in order."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        kubeconfig = tmp_path / "kubeconfig"
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        document = {
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | document))
+        process = node(kubeconfig=str(kubeconfig)).start()
+        process.wait_for(process.dra.exists)
+        with dial(process.dra) as channel:
+            stream = watch_health(channel, "v1alpha1")
+            client = DraClient(channel)
+            request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+            stuck = client.prepare_method.future(request, timeout=45)
+            time.sleep(0.3)  # let the call reach the API client, whose answer never comes
+            status, seconds = process.end()
+            assert (status, seconds < 5.0) == (0, True), f"{seconds}: {process.text}"
+            stuck.cancel()
+            stream.cancel()
+
+
+LOADED = """
+import sys, threading
+from dra_driver.config.settings import load_node_settings
+from dra_driver.kubelet.plugin import NodeProcess
+process = NodeProcess(load_node_settings({flags!r}, {{}}))
+process.start()
+assert not process.live()
+process._update_gauges()
+from pathlib import Path
+from tests.fakes.kubelet import DraClient, dial
+before = set(sys.modules)
+with dial(Path({dra!r})) as channel:
+    answer = DraClient(channel).prepare({uid!r}, namespace={namespace!r}, name={name!r}).claims[{uid!r}]
+    assert answer.devices, answer.error
+process.stop()
+print(" ".join(sorted(sys.modules)))
+"""
+
+FORBIDDEN_ROOMS = ("cel", "allocation", "explain", "sim", "webhook", "controller")
+FORBIDDEN_PACKAGES = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.client.models", "rich", "pydantic")
+
+
+def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Its 60 MiB come from there; one import too many in a shared room would cost every node 20 MiB."""
+    process = node().start()
+    process.wait_for(lambda: len(generations(rest)) == 1)
+    process.end()
+    ensure_namespace(rest)
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    claim = maker.make(0)
+    script = LOADED.format(flags=process.flags, dra=str(process.dra), **claim)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=Path(__file__).parents[3],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded: set[Any] = set(done.stdout.split())
+    assert "dra_driver.claims.service" in loaded, "the check must look at a process that has worked"
+    wrong = [f"dra_driver.{room}" for room in FORBIDDEN_ROOMS if f"dra_driver.{room}" in loaded]
+    wrong += [package for package in FORBIDDEN_PACKAGES if package in loaded]
+    assert wrong == []
+    maker.drop(claim)

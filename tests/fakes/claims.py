@@ -1,0 +1,189 @@
+"""Stand-ins for what the claims room is handed: the API server, CDI files in memory, a clock that never waits."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dra_driver.cdi.edits import claim_spec
+from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi.spec import CdiSpec, ContainerEdits, DeviceNode
+from dra_driver.cdi.writer import render
+from dra_driver.claims.entry import OwnerId
+from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError
+from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
+
+DRIVER = "gpu.nvidia.com"
+POOL = PoolName(f"node-a/{DRIVER}")
+NAMES = CdiNames(DRIVER)
+
+
+def gpu(minor: int, **changes: Any) -> Gpu:
+    return Gpu(uuid=GpuUuid(f"GPU-00000000-0000-0000-0000-{minor:012d}"), minor=minor, **changes)
+
+
+def machine(count: int) -> Snapshot:
+    return Snapshot(driver_version="580.105.08", gpus=tuple(gpu(minor) for minor in range(count)))
+
+
+def uid(number: int) -> ClaimUid:
+    return ClaimUid(f"{number:08x}-1111-2222-3333-444444444444")
+
+
+def ref(number: int, name: str | None = None) -> ClaimRef:
+    return ClaimRef(namespace="default", name=name or f"claim-{number}", uid=uid(number))
+
+
+def result(device: str = "gpu-0", *, request: str = "gpu", **more: Any) -> AllocatedDevice:
+    return AllocatedDevice(
+        request=request, driver=DRIVER, pool=more.pop("pool", POOL), device=DeviceName(device), **more
+    )
+
+
+def claim(number: int, *results: AllocatedDevice, configs: Sequence[OpaqueConfig] = (), **more: Any) -> AllocatedClaim:
+    return AllocatedClaim(ref=ref(number, **more), results=results or (result(),), configs=tuple(configs))
+
+
+class FakeClaims:
+    """Claims as the API server has them, by namespace and name. ``outage`` is raised by every read while set."""
+
+    def __init__(self, *claims: AllocatedClaim) -> None:
+        self.by_name: dict[tuple[str, str], AllocatedClaim | None] = {}
+        self.outage: DraError | None = None
+        self.reads = 0
+        for each in claims:
+            self.put(each)
+
+    def put(self, each: AllocatedClaim) -> AllocatedClaim:
+        self.by_name[each.ref.namespace, each.ref.name] = each
+        return each
+
+    def remove(self, of: ClaimRef) -> None:
+        self.by_name.pop((of.namespace, of.name), None)
+
+    def deallocate(self, of: ClaimRef) -> None:
+        self.by_name[of.namespace, of.name] = None
+
+    def read(self, of: ClaimRef) -> AllocatedClaim:
+        self.reads += 1
+        if self.outage is not None:
+            raise self.outage
+        if (of.namespace, of.name) not in self.by_name:
+            raise ClaimReplacedError(f"claim {of} does not exist any more")
+        found = self.by_name[of.namespace, of.name]
+        if found is None:
+            raise ClaimNotAllocatedError(f"claim {of} is not allocated")
+        if found.ref.uid != of.uid:
+            raise ClaimReplacedError(f"claim {of} was replaced by uid {found.ref.uid}")
+        return found
+
+    def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
+        if self.outage is not None:
+            raise self.outage
+        return tuple(c for c in self.by_name.values() if c is not None and any(r.pool == pool for r in c.results))
+
+
+class FakeCdiWriter:
+    """Claims' CDI files in a dict, as bytes. ``failure`` is raised by every change while set."""
+
+    def __init__(self) -> None:
+        self.files: dict[ClaimUid, bytes] = {}
+        self.failure: DraError | None = None
+
+    def write_claim(self, of: str, spec: CdiSpec) -> bool:
+        data = render(spec, NAMES.claim_file_name(of))
+        if self.files.get(ClaimUid(of)) == data:
+            return False
+        self._may_change()
+        self.files[ClaimUid(of)] = data
+        return True
+
+    def remove_claim(self, of: str) -> bool:
+        self._may_change()
+        return self.files.pop(ClaimUid(of), None) is not None
+
+    def claim_uids(self) -> frozenset[ClaimUid]:
+        return frozenset(self.files)
+
+    def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
+        return tuple(each for each in sorted(self.files) if each not in keep and self.remove_claim(each))
+
+    def devices(self, of: ClaimUid) -> list[str]:
+        """Names of the devices in a claim's file."""
+        return [device["name"] for device in json.loads(self.files[of])["devices"]]
+
+    def _may_change(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class FakeCdiProvider:
+    """One device node per GPU. ``failure`` is raised while set."""
+
+    def __init__(self) -> None:
+        self.failure: DraError | None = None
+        self.base_checks = 0
+
+    def ensure_base(self) -> bool:
+        self.base_checks += 1
+        if self.failure is not None:
+            raise self.failure
+        return False
+
+    def edits_for(self, of: Gpu) -> ContainerEdits:
+        return ContainerEdits(
+            env=(f"DRA_GPU_{of.minor}_UUID={of.uuid}",),
+            device_nodes=(DeviceNode(path=f"/dev/nvidia{of.minor}", type="c", major=195, minor=of.minor),),
+        )
+
+    def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
+        """What a claim with whole GPUs gets."""
+        pairs = [(NAMES.claim_device(of, each.device_name), self.edits_for(each)) for each in devices]
+        return claim_spec(NAMES, pairs)
+
+
+class FakeBell:
+    """Waiting takes no time: it moves the clock, then does what was planned for that moment."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.waits: list[float] = []
+        self.rings = 0
+        self._planned: list[tuple[float, Callable[[], object]]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def ring(self) -> None:
+        self.rings += 1
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.time += seconds
+        due = [action for at, action in self._planned if at <= self.time]
+        self._planned = [(at, action) for at, action in self._planned if at > self.time]
+        for action in due:
+            action()
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do ``action`` during the wait in which ``seconds`` from now have passed."""
+        self._planned.append((self.time + seconds, action))
+
+
+class FakeOwners:
+    """Which runs are alive, by decree."""
+
+    def __init__(self, own: str = "run-1", alive: Collection[str] = ()) -> None:
+        self.own = OwnerId(own)
+        self.alive = {*alive}
+
+    def is_alive(self, owner: OwnerId) -> bool:
+        return owner == self.own or owner in self.alive
+
+
+def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
+    """The same machine with one GPU different."""
+    gpus = (replace(each, **changes) if each.minor == minor else each for each in snapshot.gpus)
+    return replace(snapshot, gpus=tuple(gpus))

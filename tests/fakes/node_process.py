@@ -1,0 +1,82 @@
+"""The real node process, run as a user would, in folders of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+WAIT_S = 15.0
+
+
+class NodeProcess:
+    """``dra-driver kubelet-plugin`` as a child process. ``flags`` of None are left out."""
+
+    def __init__(self, folder: Path, *, environ: Mapping[str, str] | None = None, **flags: str | None) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        for name in ("reg", "plugins", "cdi"):
+            (folder / name).mkdir(exist_ok=True)
+        self.flags: dict[str, str | None] = {
+            "node_name": "node-a",
+            "simulate": "2xh100-sxm5-80gb",
+            "kubelet_registrar_dir": str(folder / "reg"),
+            "kubelet_plugins_dir": str(folder / "plugins"),
+            "cdi_dir": str(folder / "cdi"),
+        } | flags
+        self.environ = {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), **(environ or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items() if value is not None]
+        return [sys.executable, "-m", "dra_driver.cli.main", "kubelet-plugin", *flags]
+
+    def refused(self) -> tuple[int, str]:
+        """Runs to the end and returns exit status and stderr; for a process that must not start."""
+        done = subprocess.run(
+            self.command(), env=self.environ, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        return done.returncode, done.stderr
+
+    def start(self) -> "NodeProcess":
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command(), env=self.environ, stdout=log, stderr=log)
+        return self
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process is not None
+            assert self.process.poll() is None, f"the process ended: {self.text}"
+            assert time.monotonic() < deadline, f"it did not happen: {self.text}"
+            time.sleep(0.01)
+
+    def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = WAIT_S) -> tuple[int, float]:
+        """Sends a signal and waits; exit status and seconds."""
+        assert self.process is not None
+        begin = time.monotonic()
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s), time.monotonic() - begin
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(WAIT_S)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def registration(self) -> Path:
+        return self.folder / "reg" / "gpu.nvidia.com-reg.sock"
+
+    @property
+    def dra(self) -> Path:
+        return self.folder / "plugins" / "gpu.nvidia.com" / "dra.sock"
+
+    @property
+    def cdi_files(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "cdi").iterdir())

@@ -1,0 +1,44 @@
+"""A claim preparer that does what a test tells it to."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from dra_driver.errors import DraError
+from dra_driver.model.claim import ClaimRef, PreparedDevice
+from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
+
+Answer = tuple[PreparedDevice, ...] | DraError
+
+
+def device(name: str = "gpu-0", share_id: str | None = None) -> PreparedDevice:
+    return PreparedDevice(
+        request_names=("main",),
+        pool=PoolName("node/gpu.nvidia.com"),
+        device=DeviceName(name),
+        cdi_device_ids=(f"k8s.gpu.nvidia.com/claim={name}",),
+        share_id=share_id,
+    )
+
+
+class FakePreparer:
+    """Answers one GPU for every claim unless ``answers`` says otherwise; remembers every call."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.before: Callable[[ClaimRef], None] = lambda ref: None
+        self.prepared: list[ClaimRef] = []
+        self.unprepared: list[ClaimRef] = []
+        self.lock = threading.Lock()
+
+    def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, Answer]:
+        for ref in refs:
+            self.before(ref)
+        with self.lock:
+            self.prepared.extend(refs)
+        return {ref.uid: self.answers.get(ref.uid, (device(),)) for ref in refs}
+
+    def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, DraError | None]:
+        with self.lock:
+            self.unprepared.extend(refs)
+        found = {ref.uid: self.answers.get(ref.uid) for ref in refs}
+        return {uid: answer if isinstance(answer, DraError) else None for uid, answer in found.items()}

@@ -1,0 +1,126 @@
+"""The API server's ResourceSlices in memory, behind the interface that publishing declares.
+
+Owns names, UIDs, versions, conflicts and the dropping of gated fields. Every write is recorded in ``writes``; every
+change, whoever made it, reaches ``listeners`` as a watch event would.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
+from dra_driver.kube.reflector import Change
+from dra_driver.kube.types import ResourceSlice
+from dra_driver.slices.diff import Delete
+
+
+class FakeSlicesApi:
+    """``failures`` are raised one per call, before anything happens. ``drops`` are device fields that are not kept."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.writes: list[tuple[str, str]] = []
+        self.lists = 0
+        self.failures: list[KubernetesApiError] = []
+        self.drops: set[str] = set()
+        self.listeners: list[Callable[[Change], None]] = []
+        self.uid: str | None = "node-uid-1"
+        self.during_write: Callable[[], None] = lambda: None
+        self._counter = itertools.count(100)
+
+    def list(self) -> list[dict[str, Any]]:
+        self._maybe_fail()
+        self.lists += 1
+        return [copy.deepcopy(item) for _, item in sorted(self.objects.items())]
+
+    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
+        self._maybe_fail()
+        stored = self._stored(body)
+        if dry_run:
+            return stored
+        self.during_write()
+        number = next(self._counter)
+        name = body["metadata"].get("name") or f"{body['metadata']['generateName'][:58]}{number:05d}"
+        stored["metadata"] |= {"name": name, "uid": f"uid-{number}", "resourceVersion": str(number)}
+        self.objects[name] = stored
+        self.writes.append(("create", name))
+        answer = copy.deepcopy(stored)  # before listeners change the object again
+        self._tell("added", name)
+        return answer
+
+    def update(self, body: ResourceSlice) -> dict[str, Any]:
+        self._maybe_fail()
+        self.during_write()
+        name = body["metadata"]["name"]
+        old = self._existing(name)
+        if body["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+            raise ConflictError("the object has been modified", status=409, reason="Conflict")
+        stored = self._stored(body)
+        stored["metadata"] |= {"uid": old["metadata"]["uid"], "resourceVersion": str(next(self._counter))}
+        self.objects[name] = stored
+        self.writes.append(("update", name))
+        answer = copy.deepcopy(stored)  # before listeners change the object again
+        self._tell("modified", name)
+        return answer
+
+    def delete(self, slice_: Delete) -> None:
+        self._maybe_fail()
+        metadata = self._existing(slice_.name)["metadata"]
+        if (slice_.uid, slice_.resource_version) != (metadata["uid"], metadata["resourceVersion"]):
+            raise ConflictError("the precondition does not hold", status=409, reason="Conflict")
+        self.writes.append(("delete", slice_.name))
+        self.remove(slice_.name)
+
+    def node_uid(self) -> str:
+        self._maybe_fail()
+        if self.uid is None:
+            raise NotFoundError('nodes "node-a" not found', status=404, reason="NotFound")
+        return self.uid
+
+    # What others do:
+
+    def remove(self, name: str) -> None:
+        gone = self.objects.pop(name)
+        self._tell("deleted", name, gone)
+
+    def remove_all(self) -> None:
+        for name in list(self.objects):
+            self.remove(name)
+
+    def edit(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+        change(self.objects[name])
+        self.objects[name]["metadata"]["resourceVersion"] = str(next(self._counter))
+        self._tell("modified", name)
+
+    def add(self, body: dict[str, Any]) -> str:
+        number = next(self._counter)
+        item = copy.deepcopy(body)
+        item["metadata"].setdefault("name", f"foreign-{number}")
+        item["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number)}
+        self.objects[item["metadata"]["name"]] = item
+        self._tell("added", item["metadata"]["name"])
+        return str(item["metadata"]["name"])
+
+    def _stored(self, body: ResourceSlice) -> dict[str, Any]:
+        stored: dict[str, Any] = copy.deepcopy(dict(body))
+        for field in self.drops:
+            stored["spec"].pop(field, None)
+            for device in stored["spec"].get("devices", []):
+                device.pop(field, None)
+        if len(stored["spec"].get("devices", [])) > 128:
+            raise InvalidObjectError("spec.devices: Too many", status=422, reason="Invalid")
+        return stored
+
+    def _existing(self, name: str) -> dict[str, Any]:
+        if name not in self.objects:
+            raise NotFoundError(f'resourceslices "{name}" not found', status=404, reason="NotFound")
+        return self.objects[name]
+
+    def _maybe_fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def _tell(self, kind: Any, name: str, item: dict[str, Any] | None = None) -> None:
+        for listener in self.listeners:
+            listener(Change(kind, name, copy.deepcopy(item or self.objects.get(name))))

@@ -1,0 +1,185 @@
+"""Our gateway on a real GPU, and what NVML answers there. Read-only, under a minute.
+
+    python -m pytest tests/hardware -n 0 -rs
+
+Skipped with the reason where there is no NVIDIA driver. GPU_REPORT=path also writes what was seen to a file.
+"""
+
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from dra_driver.gpu.catalog import GpuModel, models
+from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.model.gpu import Gpu, Snapshot
+from tests.hardware import probes
+
+UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+READ_ONLY_SMI = (["-L"], ["compute-policy", "-l"], ["mig", "-lgip"], ["mig", "-lgipp"], ["topo", "-m"])
+
+
+@pytest.fixture
+def snapshot(backend: NvmlBackend) -> Snapshot:
+    return backend.snapshot()
+
+
+@pytest.fixture(autouse=True)
+def settings_stay(backend: NvmlBackend) -> Iterator[None]:
+    """No check may leave a GPU with other settings than it had."""
+    backend.open()
+    before = [probes.settings(handle) for handle in probes.handles()]
+    yield
+    backend.open()
+    assert [probes.settings(handle) for handle in probes.handles()] == before
+
+
+def milliseconds(call: Any) -> float:
+    begin = time.perf_counter()
+    call()
+    return round((time.perf_counter() - begin) * 1000, 3)
+
+
+def model_of(gpu: Gpu) -> GpuModel | None:
+    return next((model for model in models().values() if model.product_name == gpu.product_name), None)
+
+
+def test_the_inventory_has_every_gpu_with_well_formed_properties(snapshot: Snapshot, report: dict[str, Any]) -> None:
+    """What would be published for this node."""
+    report["snapshot"] = [str(gpu) for gpu in snapshot.gpus]
+    report["left_out"] = [str(gpu) for gpu in snapshot.left_out]
+    report["versions"] = [snapshot.driver_version, snapshot.cuda_driver_version]
+    assert snapshot.left_out == ()
+    assert len(snapshot.gpus) == pynvml.nvmlDeviceGetCount()
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", snapshot.driver_version or "")
+    for gpu in snapshot.gpus:
+        assert UUID.fullmatch(gpu.uuid)
+        assert BUS_ID.fullmatch(gpu.pci_bus_id or "")
+        assert gpu.brand not in (None, "Unknown")
+        assert gpu.architecture not in (None, "Unknown")
+        assert gpu.cuda_compute_capability is not None
+        assert gpu.memory_bytes is None or gpu.memory_bytes > 2**30
+
+
+def test_the_minor_names_the_device_file(snapshot: Snapshot) -> None:
+    """Containers get /dev/nvidia<minor>; the NVML index would be the wrong number on some machines."""
+    missing = [gpu.minor for gpu in snapshot.gpus if not Path(f"/dev/nvidia{gpu.minor}").exists()]
+    assert missing == []
+
+
+def test_the_place_in_the_machine_is_that_of_sysfs(snapshot: Snapshot) -> None:
+    """Read by another way than topology.py does."""
+    for gpu in snapshot.gpus:
+        device = Path("/sys/bus/pci/devices") / (gpu.pci_bus_id or "")
+        if not device.exists():
+            pytest.skip(f"{device} does not exist: this container has no view of the PCI bus")
+        assert gpu.pcie_root is None or f"/{gpu.pcie_root}/" in str(device.resolve())
+        assert (gpu.numa_node if gpu.numa_node is not None else -1) == int((device / "numa_node").read_text())
+
+
+def test_a_known_board_agrees_with_the_catalogue(snapshot: Snapshot, report: dict[str, Any]) -> None:
+    """Otherwise the simulation teaches the wrong thing. Memory drifts a little with driver and ECC: 2 % are allowed."""
+    known = [(gpu, model) for gpu in snapshot.gpus if (model := model_of(gpu)) is not None]
+    report["catalogue"] = [f"{gpu.device_name} is {model.key}" for gpu, model in known]
+    if not known:
+        pytest.skip(f"no board of this machine is in the catalogue: {[gpu.product_name for gpu in snapshot.gpus]}")
+    for gpu, model in known:
+        assert (gpu.brand, gpu.architecture) == (model.brand, model.architecture)
+        assert gpu.cuda_compute_capability == model.cuda_compute_capability
+        assert gpu.mig_capable == (model.mig is not None)
+        if gpu.memory_bytes is not None and model.memory_mib is not None:
+            assert gpu.memory_bytes / 2**20 == pytest.approx(model.memory_mib, rel=0.02)
+
+
+def test_opening_and_looking_are_fast_enough_to_poll(backend: NvmlBackend, report: dict[str, Any]) -> None:
+    """Cold means a new NVML session. The bounds are generous: GPUs without persistence mode wake up first."""
+    cold = []
+    for _ in range(3):
+        backend.close()
+        cold.append({"open_ms": milliseconds(backend.open), "first_look_ms": milliseconds(backend.snapshot)})
+    warm = sorted(milliseconds(backend.snapshot) for _ in range(50))
+    report["latency"] = {"cold": cold, "warm_p50_ms": warm[25], "warm_max_ms": warm[-1]}
+    assert warm[25] < 100 * len(backend.snapshot().gpus)
+
+
+def test_eight_threads_see_the_same(backend: NvmlBackend, snapshot: Snapshot, report: dict[str, Any]) -> None:
+    """NVML is thread-safe by its documentation; our lock and pynvml's globals have to be as well."""
+    different: list[object] = []
+
+    def look() -> None:
+        different.extend(seen for seen in (backend.snapshot() for _ in range(50)) if seen != snapshot)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    report["400 looks by 8 threads, s"] = round(time.perf_counter() - begin, 3)
+    assert not any(thread.is_alive() for thread in threads)
+    assert different == []
+
+
+def test_nvml_calls_answer_or_fail_in_known_ways(handles: list[Any], report: dict[str, Any]) -> None:
+    """Every question ends in a value or in an NVML error; the report is the golden data for the simulation."""
+    report["system"] = probes.system()
+    report["devices"] = [probes.device(handle) for handle in handles]
+    report["fields"] = [probes.fields(handle) for handle in handles]
+    for answers in report["devices"]:
+        assert {"nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode"} <= answers.keys()
+        assert all("value" in answer or answer["error"].startswith("NVML") for answer in answers.values())
+
+
+def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Snapshot, report: dict[str, Any]) -> None:
+    """Where the driver tells them (perhaps only with MIG mode on), profile ids and placements must be ours."""
+    report["mig"] = [probes.mig(handle) for handle in handles]
+    compared = 0
+    by_uuid = {gpu.uuid: model_of(gpu) for gpu in snapshot.gpus}
+    for handle, rows in zip(handles, report["mig"], strict=True):
+        model = by_uuid.get(pynvml.nvmlDeviceGetUUID(handle))
+        if model is None or model.mig is None:
+            continue
+        ours = {profile.enum: profile for profile in model.mig.profiles}
+        for row in rows:
+            info = row["info"].get("value")
+            if info is None or row["enum"] not in ours:
+                continue
+            compared += 1
+            profile = ours[row["enum"]]
+            assert (info["id"], info["sliceCount"]) == (profile.profile_id, profile.compute_slices)
+            assert info["name"].removeprefix("MIG ") == profile.name
+            if "value" in row["placements"]:
+                places = [f"{start}:{profile.memory_slices}" for start in profile.starts]
+                assert row["placements"]["value"] == places
+    report["mig profiles compared"] = compared
+    if compared == 0:
+        pytest.skip("the driver tells no MIG profile of a board that the catalogue knows")
+
+
+def test_waiting_for_an_event_that_does_not_come_ends_in_time(handles: list[Any], report: dict[str, Any]) -> None:
+    """A health thread has to come back to look at its stop flag."""
+    answers = [probes.event_wait(handle, 200) for handle in handles]
+    report["event wait of 200 ms"] = answers
+    assert all(answer["ms"] < 2000 for answer in answers)
+
+
+def test_nvidia_smi_lists_the_gpus_of_the_inventory(snapshot: Snapshot, report: dict[str, Any]) -> None:
+    """In the format that the simulated one imitates. The other sub-commands only list."""
+    program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
+    if program is None:
+        pytest.skip("nvidia-smi is not on PATH")
+    outputs = {}
+    for arguments in READ_ONLY_SMI:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, check=False)
+        outputs[" ".join(arguments)] = {"status": done.returncode, "output": done.stdout}
+    report["nvidia-smi"] = outputs
+    listed = re.findall(r"^GPU \d+: (.+) \(UUID: (GPU-[0-9a-f-]+)\)$", outputs["-L"]["output"], re.MULTILINE)
+    assert sorted(listed) == sorted((gpu.product_name, gpu.uuid) for gpu in snapshot.gpus)

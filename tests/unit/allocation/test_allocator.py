@@ -1,0 +1,212 @@
+"""Allocation of a pod's claims on a node: what fits, what does not, and what ends the attempt."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.allocation import Allocator
+from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, gpu, node, resource_slice
+
+Obj = dict[str, Any]
+A = f'device.attributes["{DRIVER}"]'
+FOUR = resource_slice("a", *[gpu(f"gpu-{index}", memory=f"{(index + 1) * 20}Gi") for index in range(4)])
+
+
+def allocate(*claims: Obj, slices: list[Obj] | None = None, held: list[Obj] | None = None, **kwargs: Any) -> Any:
+    classes = kwargs.get("classes", [device_class()])
+    allocator = Allocator(slices=slices if slices is not None else [FOUR], classes=classes, allocated=held or [])
+    return allocator.allocate(kwargs.get("on", node("a")), claims).allocations
+
+
+def devices(allocations: Any) -> list[list[str]]:
+    return [[result["device"] for result in item["devices"]["results"]] for item in allocations]
+
+
+def test_first_free_devices_in_published_order() -> None:
+    """The order in a slice is a preference: the first devices that fit are taken."""
+    held = [allocated(claim("other"), "gpu-0", node_name="a")]
+    assert devices(allocate(claim("c", exactly(count=2)), held=held)) == [["gpu-1", "gpu-2"]]
+
+
+def test_two_claims_of_a_pod_never_share_a_device() -> None:
+    """What one claim of the pod gets is gone for the others."""
+    assert devices(allocate(claim("one"), claim("two", exactly(count=3)))) == [["gpu-0"], ["gpu-1", "gpu-2", "gpu-3"]]
+    assert allocate(claim("one", exactly(count=2)), claim("two", exactly(count=3))) is None
+
+
+def test_result_is_what_the_scheduler_writes() -> None:
+    """Results carry request, driver, pool and device, and the allocation is tied to the node of its devices."""
+    (allocation,) = allocate(claim("c"))
+    only = {"key": "metadata.name", "operator": "In", "values": ["a"]}
+    assert allocation == {
+        "devices": {"results": [{"request": "gpu", "driver": DRIVER, "pool": f"a/{DRIVER}", "device": "gpu-0"}]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [only]}]},
+    }
+
+
+def test_selectors_of_class_and_request_both_count() -> None:
+    """A device has to satisfy the class and every selector of the request."""
+    big = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("60Gi")) >= 0'
+    assert devices(allocate(claim("c", exactly("gpu", big)))) == [["gpu-2"]]
+    assert allocate(claim("c", exactly("gpu", f'{A}.type == "mig"'))) is None
+
+
+def test_earlier_choices_are_revised() -> None:
+    """A request that could take anything gives way to one that needs the device it took first."""
+    small = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("20Gi")) <= 0'
+    assert devices(allocate(claim("c", exactly("any"), exactly("small", small)))) == [["gpu-1", "gpu-0"]]
+
+
+def test_all_takes_every_match_or_nothing() -> None:
+    """Mode All needs every matching device to be free."""
+    everything = claim("c", exactly(allocationMode="All"))
+    assert devices(allocate(everything)) == [["gpu-0", "gpu-1", "gpu-2", "gpu-3"]]
+    assert allocate(everything, held=[allocated(claim("other"), "gpu-3", node_name="a")]) is None
+
+
+def test_first_available_falls_back() -> None:
+    """Alternatives are tried in order, and the result names the one that was taken."""
+    request = {
+        "name": "gpu",
+        "firstAvailable": [
+            {"name": "many", "deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 5},
+            {"name": "one", "deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 1},
+        ],
+    }
+    (allocation,) = allocate(claim("c", request))
+    assert [result["request"] for result in allocation["devices"]["results"]] == ["gpu/one"]
+
+
+def test_admin_access_looks_at_devices_in_use_and_takes_nothing() -> None:
+    """A monitor sees devices that others hold, and others do not notice it."""
+    held = [allocated(claim("user"), "gpu-0", node_name="a")]
+    monitor = claim("m", exactly(allocationMode="All", adminAccess=True))
+    (allocation,) = allocate(monitor, held=held)
+    assert all(result["adminAccess"] for result in allocation["devices"]["results"])
+    assert len(allocation["devices"]["results"]) == 4
+    monitoring = [allocated(monitor, "gpu-0", node_name="a", admin=True)]
+    assert devices(allocate(claim("c"), held=monitoring)) == [["gpu-0"]]
+
+
+def test_configuration_of_class_comes_before_that_of_the_claim() -> None:
+    """Later entries win, so what the claim says overrides what the class says."""
+    opaque = {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}}
+    wanted = claim("c", exactly("x"), exactly("y"), config=[{"requests": ["y"], **opaque}, opaque])
+    (allocation,) = allocate(wanted, classes=[device_class(config=[opaque])])
+    assert allocation["devices"]["config"] == [
+        {"source": "FromClass", "requests": ["x", "y"], **opaque},
+        {"source": "FromClaim", "requests": ["y"], **opaque},
+        {"source": "FromClaim", **opaque},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        ({"matchAttribute": f"{DRIVER}/board"}, [["gpu-1", "gpu-2"]]),
+        ({"distinctAttribute": f"{DRIVER}/board", "requests": ["x", "y"]}, [["gpu-0", "gpu-1"]]),
+        ({"matchAttribute": f"{DRIVER}/missing"}, None),
+    ],
+)
+def test_constraints_hold_between_devices(constraint: Obj, expected: list[list[str]] | None) -> None:
+    """matchAttribute wants one value, distinctAttribute different ones; a missing attribute never satisfies."""
+    boards = resource_slice("a", gpu("gpu-0", board="p"), gpu("gpu-1", board="q"), gpu("gpu-2", board="q"))
+    allocations = allocate(claim("c", exactly("x"), exactly("y"), constraints=[constraint]), slices=[boards])
+    assert (devices(allocations) if allocations else None) == expected
+
+
+def test_taints_block_unless_tolerated() -> None:
+    """A tainted GPU goes to claims that say they accept it, and to no others."""
+    taint = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
+    sick = resource_slice("a", {**gpu("gpu-0"), "taints": [taint]})
+    assert allocate(claim("c"), slices=[sick]) is None
+    tolerant = claim("c", exactly(tolerations=[{"key": "gpu.nvidia.com/xid", "operator": "Exists"}]))
+    assert devices(allocate(tolerant, slices=[sick])) == [["gpu-0"]]
+
+
+def test_an_incomplete_pool_is_not_used() -> None:
+    """While a driver is writing several slices, none of them counts; All says so instead of taking a part."""
+    half = resource_slice("a", gpu("gpu-0"), count=2)
+    assert allocate(claim("c"), slices=[half]) is None
+    with pytest.raises(AllocationError, match="currently being updated"):
+        allocate(claim("c", exactly(allocationMode="All")), slices=[half])
+
+
+def test_only_the_newest_generation_counts() -> None:
+    """Slices of an older generation are leftovers of the change before."""
+    slices = [
+        resource_slice("a", gpu("old"), name="s1"),
+        resource_slice("a", gpu("new"), generation=2, name="s2"),
+    ]
+    assert devices(allocate(claim("c"), slices=slices)) == [["new"]]
+
+
+def test_devices_that_need_counters_or_shares_are_passed_over() -> None:
+    """What this allocator cannot account for is never handed out twice: it is not handed out at all."""
+    counted = {**gpu("mig"), "consumesCounters": [{"counterSet": "s", "counters": {"m": {"value": "1"}}}]}
+    counters = resource_slice("a", count=2, name="c")
+    counters["spec"]["sharedCounters"] = [{"name": "s", "counters": {"m": {"value": "1"}}}]
+    shared = {**gpu("shared"), "allowMultipleAllocations": True}
+    slices = [counters, resource_slice("a", counted, shared, gpu("plain"), count=2, name="d")]
+    assert devices(allocate(claim("c"), slices=slices)) == [["plain"]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "what"),
+    [
+        (
+            claim("c", exactly(deviceClassName="nope")),
+            AllocationError,
+            'deviceclasses.resource.k8s.io "nope" not found',
+        ),
+        (claim("c", exactly(count=33)), AllocationError, "33 exceeds the claim limit of 32"),
+        (claim("c", exactly(allocationMode="Some")), AllocationError, "unsupported count mode Some"),
+        (claim("c", exactly("gpu", "device.nope")), CelSyntaxError, "selector #0: CEL compile error"),
+        (claim("c", exactly("gpu", f'{A}.nope == "x"')), CelEvaluationError, r"runtime error on device .*no such key"),
+        (claim("c", constraints=[{"requests": ["gpu"]}]), AllocationError, "empty constraint"),
+        (claim("c", {"name": "gpu"}), AllocationError, "unsupported request type"),
+    ],
+)
+def test_what_cannot_be_weighed_ends_the_attempt(wanted: Obj, error: type[Exception], what: str) -> None:
+    """Such a claim is wrong on every node, so the pod gets the reason instead of "does not fit"."""
+    with pytest.raises(error, match=what):
+        allocate(wanted)
+
+
+def test_selectors_are_not_run_on_devices_that_are_not_needed() -> None:
+    """A selector that would fail on a later device does no harm when an earlier one is enough."""
+    mixed = resource_slice("a", gpu("gpu-0", board="p"), gpu("gpu-1"))
+    assert devices(allocate(claim("c", exactly("gpu", f'{A}.board == "p"')), slices=[mixed])) == [["gpu-0"]]
+
+
+def test_too_few_devices_is_found_out_quickly() -> None:
+    """Twenty of sixty-four when nineteen are free is a plain no, not a walk through all combinations."""
+    many = resource_slice("a", *[gpu(f"gpu-{index}") for index in range(64)])
+    held = [allocated(claim("other"), *[f"gpu-{index}" for index in range(45)], node_name="a")]
+    assert allocate(claim("c", exactly(count=20)), slices=[many], held=held) is None
+
+
+def test_a_search_without_end_is_ended() -> None:
+    """Constraints can make the search exponential; it stops with an error that says where."""
+    many = resource_slice("a", *[gpu(f"gpu-{index}", board=str(index // 2)) for index in range(60)])
+    impossible = claim(
+        "c",
+        exactly("x", count=15),
+        exactly("y", count=15),
+        constraints=[{"distinctAttribute": f"{DRIVER}/type", "requests": ["y"]}, {"matchAttribute": f"{DRIVER}/type"}],
+    )
+    slices = [many, resource_slice("b", gpu("far"))]
+    with pytest.raises(AllocationError, match="no answer after weighing devices"):
+        allocate(impossible, claim("d", exactly("z", f'{A}.type == "never"')), slices=slices)
+
+
+def test_devices_of_other_nodes_do_not_exist_here() -> None:
+    """A node reaches its own slices, those for all nodes, and those whose selector matches its labels."""
+    by_label = resource_slice("b", gpu("net"), name="net")
+    by_label["spec"].pop("nodeName")
+    expression = {"key": "zone", "operator": "In", "values": ["z1"]}
+    by_label["spec"]["nodeSelector"] = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    assert allocate(claim("c"), slices=[by_label], on=node("a", zone="z2")) is None
+    (allocation,) = allocate(claim("c"), slices=[by_label], on=node("a", zone="z1"))
+    assert allocation["nodeSelector"]["nodeSelectorTerms"] == [{"matchExpressions": [expression]}]

@@ -1,0 +1,176 @@
+"""The content of both documents, against files that a person can read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.cdi import edits
+from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
+from dra_driver.cdi.libraries import DriverFiles, discover
+from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi.root import DriverRoot
+from dra_driver.cdi.spec import CdiSpec, ContainerEdits
+from dra_driver.cdi.validation import validate
+from dra_driver.errors import DriverUnavailableError, InvalidSpecError
+from tests.fakes.driver_root import debian
+
+GOLDEN = Path(__file__).parents[2] / "golden/cdi"
+NAMES = CdiNames("gpu.nvidia.com")
+MAJORS = Majors(nvidia=195, modeset=195, uvm=510, caps=237)
+HOST = DriverRoot()
+CONTAINER = DriverRoot(root="/driver-root", host_root="/run/nvidia/driver", dev_root="/driver-root")
+UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
+UUIDS = {0: "GPU-6a1f3c52-9d7e-4b8a-8c1d-2e3f4a5b6c7d", 3: "GPU-b2c4d6e8-1a3b-4c5d-9e7f-8091a2b3c4d5"}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> DriverFiles:
+    """A Debian driver in a driver container, as the container runtime sees it."""
+    root = DriverRoot(root=str(debian(tmp_path).path), host_root="/run/nvidia/driver", dev_root=str(tmp_path))
+    return discover(root)
+
+
+def golden(name: str) -> Any:
+    return yaml.safe_load((GOLDEN / name).read_text())
+
+
+def paths(document: ContainerEdits) -> list[str]:
+    return [node.path for node in document.device_nodes]
+
+
+def test_base_document_without_hooks(files: DriverFiles) -> None:
+    """Every library under each name that programs ask for, in the loader's default folders."""
+    spec = edits.base_spec(NAMES, files, MAJORS, None)
+    validate(spec, "base")
+    assert spec.to_wire() == golden("base-soname.yaml")
+
+
+def test_base_document_with_hooks(files: DriverFiles) -> None:
+    """Every library once; NVIDIA's hook makes the links and the linker's cache."""
+    spec = edits.base_spec(NAMES, files, MAJORS, "/usr/bin/nvidia-cdi-hook")
+    validate(spec, "base")
+    assert spec.to_wire() == golden("base-hooks.yaml")
+
+
+def test_claim_document() -> None:
+    """The granted devices alone; the version is the lowest that allows a name starting with a digit."""
+    devices = [
+        (NAMES.claim_device(UID, f"gpu-{minor}"), edits.gpu_edits(minor, MAJORS, HOST, uuid=uuid))
+        for minor, uuid in UUIDS.items()
+    ]
+    spec = edits.claim_spec(NAMES, devices)
+    validate(spec, "claim")
+    assert spec.to_wire() == golden("claim.yaml")
+
+
+@pytest.mark.parametrize("hook", [None, "/usr/bin/nvidia-ctk"])
+def test_no_container_path_is_mounted_twice(files: DriverFiles, hook: str | None) -> None:
+    """Runtimes keep the last of two mounts at one path, which would hide a library."""
+    mounts = edits.base_spec(NAMES, files, MAJORS, hook).container_edits.mounts
+    targets = [mount.container_path for mount in mounts]
+    assert len(targets) == len(set(targets))
+
+
+def test_soname_mode_covers_both_default_layouts(files: DriverFiles) -> None:
+    """Debian images search one folder, RHEL images the other; vdpau drivers are looked for in a folder of their own."""
+    mounts = edits.base_spec(NAMES, files, MAJORS, None).container_edits.mounts
+    targets = {mount.container_path for mount in mounts}
+    for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"):
+        assert {f"{folder}/libcuda.so.1", f"{folder}/libcuda.so", f"{folder}/libnvidia-ml.so.1"} <= targets
+        assert f"{folder}/vdpau/libvdpau_nvidia.so.1" in targets
+
+
+def test_control_nodes_follow_the_loaded_modules(files: DriverFiles) -> None:
+    """A node of a module that is not loaded would only mislead programs that look for it."""
+    only_core = edits.base_spec(NAMES, files, Majors(nvidia=195), None)
+    assert paths(only_core.container_edits) == ["/dev/nvidiactl"]
+    with_uvm = edits.base_spec(NAMES, files, Majors(nvidia=195, uvm=507), None)
+    assert paths(with_uvm.container_edits) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+    assert {node.major for node in with_uvm.container_edits.device_nodes} == {195, 507}
+
+
+def test_a_real_node_is_trusted_over_the_kernels_list(files: DriverFiles) -> None:
+    """Its numbers are what programs on the host open; older modules do not list modeset at all."""
+    real = {"/dev/nvidia-modeset": NodeNumbers(major=195, minor=254), "/dev/nvidiactl": NodeNumbers(major=300, minor=9)}
+    nodes = edits.base_spec(NAMES, files, Majors(nvidia=195), None, real).container_edits.device_nodes
+    assert [(node.path, node.major, node.minor) for node in nodes] == [
+        ("/dev/nvidiactl", 300, 9),
+        ("/dev/nvidia-modeset", 195, 254),
+    ]
+    gpu = edits.gpu_edits(2, MAJORS, HOST, found=NodeNumbers(major=300, minor=7)).device_nodes[0]
+    assert (gpu.major, gpu.minor) == (300, 7)
+
+
+def test_without_the_kernel_module_nothing_is_promised(files: DriverFiles) -> None:
+    """A node with a made-up number would give a pod that starts and cannot work."""
+    with pytest.raises(DriverUnavailableError, match=r"/dev/nvidiactl.*load the NVIDIA kernel module"):
+        edits.base_spec(NAMES, files, Majors(), None)
+    with pytest.raises(DriverUnavailableError, match=r"/dev/nvidia4.*/proc/devices lists neither"):
+        edits.gpu_edits(4, Majors(uvm=510), HOST)
+
+
+def test_a_gpus_node_needs_nothing_on_the_host() -> None:
+    """Type and numbers are always given: runtimes then create it without looking."""
+    wire = edits.gpu_edits(1, MAJORS, HOST).to_wire()
+    assert wire == {
+        "deviceNodes": [
+            {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 438, "permissions": "rwm"}
+        ]
+    }
+
+
+def test_the_host_path_is_given_only_where_it_differs() -> None:
+    """It would raise the document to CDI 0.5.0 for nothing."""
+    assert edits.gpu_edits(1, MAJORS, HOST).device_nodes[0].host_path == ""
+    assert edits.gpu_edits(1, MAJORS, CONTAINER).device_nodes[0].host_path == "/run/nvidia/driver/dev/nvidia1"
+
+
+def test_variables_of_two_claims_do_not_replace_each_other() -> None:
+    """CDI keeps one variable per name, so each GPU has its own."""
+    env = [edits.gpu_edits(minor, MAJORS, HOST, uuid=f"GPU-{minor}").env[0] for minor in (0, 1)]
+    assert env == ["DRA_GPU_0_UUID=GPU-0", "DRA_GPU_1_UUID=GPU-1"]
+
+
+@pytest.mark.parametrize("hook", [None, "/usr/bin/nvidia-cdi-hook"])
+def test_graphics_nodes_come_with_their_links_where_a_hook_can_make_them(hook: str | None) -> None:
+    """CDI itself cannot make links."""
+    nodes = [
+        DrmNode(name="card1", numbers=NodeNumbers(major=226, minor=1)),
+        DrmNode(name="renderD128", numbers=NodeNumbers(major=226, minor=128)),
+    ]
+    result = edits.graphics_edits(nodes, HOST, "0000:65:00.0", hook)
+    assert paths(result) == ["/dev/dri/card1", "/dev/dri/renderD128"]
+    links = [word for made in result.hooks for word in made.args if "::" in word]
+    assert links == (
+        [
+            "../card1::/dev/dri/by-path/pci-0000:65:00.0-card",
+            "../renderD128::/dev/dri/by-path/pci-0000:65:00.0-render",
+        ]
+        if hook
+        else []
+    )
+
+
+def test_no_graphics_nodes_no_edits() -> None:
+    """Compute-only modules; a hook without links would be an error."""
+    assert edits.graphics_edits([], HOST, "0000:65:00.0", "/usr/bin/nvidia-cdi-hook").empty
+
+
+def test_the_same_device_twice_is_one_device() -> None:
+    """Two requests with admin access may get one GPU; two devices of one name would make the file unreadable."""
+    pair = (NAMES.claim_device(UID, "gpu-0"), edits.gpu_edits(0, MAJORS, HOST))
+    spec = edits.claim_spec(NAMES, [pair, pair])
+    assert len(spec.devices) == 1
+    validate(spec, "claim")
+
+
+def test_one_name_for_two_different_devices_is_refused() -> None:
+    """Nobody may guess which of them the container should get."""
+    name = NAMES.claim_device(UID, "gpu-0")
+    spec: CdiSpec = edits.claim_spec(
+        NAMES, [(name, edits.gpu_edits(0, MAJORS, HOST)), (name, edits.gpu_edits(1, MAJORS, HOST))]
+    )
+    with pytest.raises(InvalidSpecError, match="listed 2 times"):
+        validate(spec, "claim")

@@ -1,0 +1,77 @@
+"""When NVIDIA's hook is used, and how it is called."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.cdi.hook import create_symlinks, find_hook, update_ldcache
+from dra_driver.cdi.root import DriverRoot
+from dra_driver.errors import ConfigurationError
+from tests.fakes.driver_root import FakeDriverRoot
+
+HOOK, OPERATOR, CTK = (
+    "/usr/bin/nvidia-cdi-hook",
+    "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+    "/usr/bin/nvidia-ctk",
+)
+
+
+def host_view(path: Path) -> DriverRoot:
+    return DriverRoot(root=str(path), host_root="/")
+
+
+def test_the_first_hook_on_the_host_is_taken(tmp_path: Path) -> None:
+    """Package, GPU operator, then the toolkit's main program."""
+    root = FakeDriverRoot(tmp_path)
+    assert find_hook(host_view(tmp_path)) is None
+    for path in (CTK, OPERATOR, HOOK):
+        root.put(path, b"", 0o755)
+        assert find_hook(host_view(tmp_path)) == path
+
+
+def test_a_hook_that_cannot_run_is_not_used(tmp_path: Path) -> None:
+    """A hook that fails keeps every container from starting."""
+    root = FakeDriverRoot(tmp_path)
+    root.put(HOOK, b"", 0o644)
+    root.link(CTK, "/nowhere")
+    (tmp_path / OPERATOR.lstrip("/")).mkdir(parents=True)
+    assert find_hook(host_view(tmp_path)) is None
+
+
+def test_a_driver_containers_root_tells_nothing_about_the_host(tmp_path: Path) -> None:
+    """Its own copy of the hook is not where the runtime would look."""
+    FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
+    assert find_hook(DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver")) is None
+
+
+def test_hooks_can_be_switched_off(tmp_path: Path) -> None:
+    """With 'none' the libraries are mounted under every name instead."""
+    FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
+    assert find_hook(host_view(tmp_path), "none") is None
+
+
+def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
+    """The process refuses to start rather than let every pod fail."""
+    FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
+    assert find_hook(host_view(tmp_path), "/opt/hook") == "/opt/hook"
+    with pytest.raises(ConfigurationError, match=r"/opt/other is not an executable file on the host"):
+        find_hook(host_view(tmp_path), "/opt/other")
+    with pytest.raises(ConfigurationError, match="not an absolute path"):
+        find_hook(host_view(tmp_path), "nvidia-cdi-hook")
+
+
+def test_a_chosen_hook_is_believed_where_the_host_cannot_be_seen(tmp_path: Path) -> None:
+    """The administrator knows the host; this process does not."""
+    assert find_hook(DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver"), "/opt/hook") == "/opt/hook"
+
+
+@pytest.mark.parametrize(("path", "prefix"), [(HOOK, ("nvidia-cdi-hook",)), (CTK, ("nvidia-ctk", "hook"))])
+def test_hooks_are_called_as_the_program_expects(path: str, prefix: tuple[str, ...]) -> None:
+    """The first argument is the program's own name; the environment is never empty."""
+    links = create_symlinks(path, [("libcuda.so.580", "/usr/lib64/libcuda.so.1")])
+    assert links.args == (*prefix, "create-symlinks", "--link", "libcuda.so.580::/usr/lib64/libcuda.so.1")
+    cache = update_ldcache(path, ["/usr/lib64", "/usr/lib64/vdpau"])
+    assert cache.args == (*prefix, "update-ldcache", "--folder", "/usr/lib64", "--folder", "/usr/lib64/vdpau")
+    for hook in (links, cache):
+        assert (hook.hook_name, hook.path) == ("createContainer", path)
+        assert hook.env

@@ -1,0 +1,211 @@
+"""The base document's life while drivers, modules and files change underneath."""
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi.provider import CdiProvider
+from dra_driver.cdi.root import DriverRoot
+from dra_driver.cdi.writer import CdiWriter
+from dra_driver.errors import ConfigurationError, DriverUnavailableError, StorageError
+from dra_driver.model.gpu import Gpu
+from dra_driver.model.ids import GpuUuid
+from tests.fakes import elf
+from tests.fakes.driver_root import FakeDriverRoot, debian
+from tests.fakes.flaky_files import FlakyFiles
+
+NAMES = CdiNames("gpu.nvidia.com")
+LIBS = "usr/lib/x86_64-linux-gnu"
+GPU = Gpu(uuid=GpuUuid("GPU-6a1f3c52-9d7e-4b8a-8c1d-2e3f4a5b6c7d"), minor=3, pci_bus_id="0000:65:00.0")
+
+
+class Node:
+    """A driver root, a CDI directory and a provider between them."""
+
+    def __init__(self, folder: Path, files: FlakyFiles | None = None, **settings: Any) -> None:
+        self.root = debian(folder / "root")
+        self.cdi = folder / "cdi"
+        self.base_path = self.cdi / NAMES.base_file_name
+        past = time.time() - 60  # so that every later change has another time
+        for path, _, _ in os.walk(self.root.path):
+            os.utime(path, (past, past))
+        writer = CdiWriter(str(self.cdi), NAMES, files=files)
+        root = DriverRoot(root=str(self.root.path), host_root="/", dev_root=str(self.root.path), host_dev_root="/")
+        self.provider = CdiProvider(root, NAMES, writer, self.root.proc_devices, **settings)
+
+    def base(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.base_path.read_text())
+        return document
+
+    def majors(self) -> dict[str, int]:
+        return {node["path"]: node["major"] for node in self.base()["containerEdits"]["deviceNodes"]}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node that was just started."""
+    return Node(tmp_path)
+
+
+def test_the_base_file_is_written_once(node: Node) -> None:
+    """At start, then only when something changed."""
+    assert node.provider.refresh()
+    assert not node.provider.refresh()
+    assert not node.provider.ensure_base()
+    assert node.base()["devices"][0]["containerEdits"]["env"] == ["DRA_GPU_DRIVER_VERSION=580.65.06"]
+
+
+def test_a_removed_or_changed_base_file_is_restored(node: Node) -> None:
+    """Without it a runtime refuses every device of the claim; no search of the driver is needed for it."""
+    assert node.provider.ensure_base()
+    whole = node.base_path.read_bytes()
+    node.base_path.unlink()
+    assert node.provider.ensure_base()
+    node.base_path.write_text("{}")
+    assert node.provider.ensure_base()
+    assert node.base_path.read_bytes() == whole
+
+
+def test_an_upgraded_driver_is_picked_up_by_the_next_prepare(node: Node) -> None:
+    """Old paths in the document would keep every container from starting."""
+    node.provider.refresh()
+    for path in (node.root.path / LIBS).glob("lib*"):
+        path.unlink()
+    node.root.libraries(f"/{LIBS}", "590.10")
+    assert node.provider.ensure_base()
+    assert node.base()["devices"][0]["containerEdits"]["env"] == ["DRA_GPU_DRIVER_VERSION=590.10"]
+
+
+def test_a_vanished_socket_leaves_the_document(node: Node) -> None:
+    """A stopped persistence daemon must not stop pods."""
+    node.provider.refresh()
+    assert "nvidia-persistenced/socket" in node.base_path.read_text()
+    (node.root.path / "run/nvidia-persistenced/socket").unlink()
+    assert node.provider.ensure_base()
+    assert "nvidia-persistenced/socket" not in node.base_path.read_text()
+
+
+def test_a_module_loaded_again_gets_its_new_number(node: Node) -> None:
+    """nvidia-uvm's major is dynamic."""
+    node.provider.refresh()
+    assert node.majors()["/dev/nvidia-uvm"] == 510
+    path = Path(node.root.proc_devices)
+    path.write_text(path.read_text().replace("510 nvidia-uvm", "507 nvidia-uvm"))
+    assert node.provider.ensure_base()
+    assert node.majors()["/dev/nvidia-uvm"] == 507
+
+
+def test_a_vanished_driver_is_an_error_until_it_is_back(node: Node) -> None:
+    """During a driver container's restart prepare fails with a sentence, then works again."""
+    node.provider.refresh()
+    folder = node.root.path / LIBS
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(DriverUnavailableError, match="no NVIDIA driver found"):
+        node.provider.ensure_base()
+    folder.with_name("away").rename(folder)
+    node.provider.ensure_base()
+    assert node.base()["kind"] == "k8s.gpu.nvidia.com/device"
+
+
+def test_without_the_kernel_module_there_is_no_base_document(node: Node) -> None:
+    """Libraries alone make no GPU."""
+    Path(node.root.proc_devices).write_text("Character devices:\n  1 mem\n")
+    with pytest.raises(DriverUnavailableError, match="load the NVIDIA kernel module"):
+        node.provider.refresh()
+    assert not node.base_path.exists()
+
+
+def test_a_gpus_edits_are_its_node_and_its_uuid(node: Node) -> None:
+    """Asked before anything else, the driver root is searched first."""
+    assert node.provider.edits_for(GPU).to_wire() == {
+        "env": ["DRA_GPU_3_UUID=GPU-6a1f3c52-9d7e-4b8a-8c1d-2e3f4a5b6c7d"],
+        "deviceNodes": [
+            {"path": "/dev/nvidia3", "type": "c", "major": 195, "minor": 3, "fileMode": 438, "permissions": "rwm"}
+        ],
+    }
+
+
+def test_graphics_nodes_are_given_only_when_asked_for(tmp_path: Path) -> None:
+    """A claim for compute grants no display."""
+    folder = tmp_path / "sys/bus/pci/devices/0000:65:00.0/drm/renderD128"
+    folder.mkdir(parents=True)
+    (folder / "dev").write_text("226:128\n")
+    settings = {"sysfs_root": str(tmp_path / "sys")}
+    without = Node(tmp_path / "a", **settings).provider.edits_for(GPU)
+    with_graphics = Node(tmp_path / "b", graphics=True, **settings).provider.edits_for(GPU)
+    assert [node.path for node in without.device_nodes] == ["/dev/nvidia3"]
+    assert [node.path for node in with_graphics.device_nodes] == ["/dev/nvidia3", "/dev/dri/renderD128"]
+
+
+def test_the_hook_is_used_where_it_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the log says which of the two ways a node takes."""
+    node = Node(tmp_path)
+    node.root.put("/usr/bin/nvidia-cdi-hook", b"", 0o755)
+    with caplog.at_level(logging.INFO, "dra_driver.cdi.provider"):
+        node.provider.refresh()
+    assert [hook["args"][1] for hook in node.base()["containerEdits"]["hooks"]] == ["create-symlinks", "update-ldcache"]
+    assert caplog.records[0].__dict__["mode"] == "hooks"
+
+
+def test_a_chosen_hook_that_is_missing_stops_the_start(tmp_path: Path) -> None:
+    """Rather than every pod."""
+    with pytest.raises(ConfigurationError, match="/opt/hook is not an executable file"):
+        Node(tmp_path, hook_path="/opt/hook").provider.refresh()
+
+
+def test_a_full_disk_is_a_storage_error_and_repairs_itself(tmp_path: Path) -> None:
+    """Nothing is remembered as written that is not."""
+    files = FlakyFiles("write")
+    node = Node(tmp_path, files)
+    with pytest.raises(StorageError, match="the file system is full"):
+        node.provider.ensure_base()
+    files.step = ""
+    assert node.provider.ensure_base()
+
+
+def test_many_threads_may_ask_at_once(node: Node) -> None:
+    """Prepare calls overlap; the search runs once."""
+    results: list[bool] = []
+    start = threading.Barrier(8, timeout=10)
+
+    def ask() -> None:
+        start.wait()
+        results.append(node.provider.ensure_base())
+        node.provider.edits_for(GPU)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(results) == [False] * 7 + [True]
+
+
+def test_checking_costs_little(node: Node) -> None:
+    """Every prepare does it: below 2 ms, so that 3 ms for the whole call stay possible."""
+    node.provider.refresh()
+
+    def timed() -> float:
+        start = time.perf_counter()
+        assert not node.provider.ensure_base()
+        return time.perf_counter() - start
+
+    assert min(timed() for _ in range(5)) < 0.002
+
+
+def test_a_root_without_links_works_too(tmp_path: Path) -> None:
+    """The smallest driver: one library and the kernel's list."""
+    root = FakeDriverRoot(tmp_path / "root")
+    root.put("/usr/lib64/libcuda.so.580.1", elf.library("libcuda.so.1"))
+    root.put("/proc/devices", b"Character devices:\n195 nvidia\n")
+    writer = CdiWriter(str(tmp_path / "cdi"), NAMES)
+    provider = CdiProvider(DriverRoot(root=str(root.path)), NAMES, writer, root.proc_devices)
+    assert provider.refresh()
+    assert json.loads((tmp_path / "cdi" / NAMES.base_file_name).read_text())["containerEdits"]["mounts"]

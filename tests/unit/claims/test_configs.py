@@ -1,0 +1,74 @@
+"""Which opaque config applies to which result."""
+
+from typing import Any, Literal
+
+import pytest
+
+from dra_driver.claims.configs import config_for_gpu, decode_all
+from dra_driver.config.parameters import API_VERSION
+from dra_driver.errors import InvalidParametersError
+from dra_driver.model.claim import OpaqueConfig
+from tests.fakes.claims import ref, result
+
+Source = Literal["FromClass", "FromClaim"]
+
+
+def entry(interval: str, *requests: str, source: Source = "FromClaim", kind: str = "GpuConfig") -> OpaqueConfig:
+    sharing: dict[str, Any] = {"strategy": "TimeSlicing"}
+    if kind == "GpuConfig":
+        sharing["timeSlicingConfig"] = {"interval": interval}
+    parameters = {"apiVersion": API_VERSION, "kind": kind, "sharing": sharing}
+    return OpaqueConfig(source=source, requests=requests, parameters=parameters)
+
+
+def winner(request: str, *configs: OpaqueConfig) -> str | None:
+    """What the config that applies to ``request`` asks for."""
+    found = config_for_gpu(result(request=request), decode_all(ref(1), configs))
+    return found.parameters.asks_for if found else None
+
+
+def test_later_wins() -> None:
+    """Of two entries that apply the later one counts, as the API promises."""
+    assert winner("gpu", entry("Short"), entry("Long")) == "time-slicing with interval Long"
+
+
+def test_claim_goes_before_class_wherever_it_stands() -> None:
+    """A user's own config is never beaten by the administrator's default."""
+    assert winner("gpu", entry("Short"), entry("Long", source="FromClass")) == "time-slicing with interval Short"
+
+
+@pytest.mark.parametrize("named", ["main", "main/small"])
+def test_a_subrequest_is_matched_by_its_full_and_its_base_name(named: str) -> None:
+    """A config for ``main`` applies to whatever alternative of it was allocated."""
+    assert winner("main/small", entry("Short", named)) == "time-slicing with interval Short"
+
+
+@pytest.mark.parametrize("named", ["main/large", "small", "other"])
+def test_other_requests_are_not_matched(named: str) -> None:
+    """A config for another alternative or request does nothing."""
+    assert winner("main/small", entry("Short", named)) is None
+
+
+def test_a_later_entry_for_another_request_does_not_hide_an_earlier_one() -> None:
+    """Precedence counts among the entries that apply only."""
+    assert winner("a", entry("Short", "a"), entry("Long", "b")) == "time-slicing with interval Short"
+
+
+def test_a_mig_config_for_all_requests_is_passed_over_for_a_gpu() -> None:
+    """A claim with GPUs and MIG devices may carry one config for each kind."""
+    assert winner("gpu", entry("Short"), entry("", kind="MigDeviceConfig")) == "time-slicing with interval Short"
+
+
+def test_a_mig_config_that_names_a_gpu_request_is_refused() -> None:
+    """Naming the request says that it was meant, and it cannot be done."""
+    with pytest.raises(InvalidParametersError, match="whole GPU; use kind GpuConfig"):
+        winner("gpu", entry("", "gpu", kind="MigDeviceConfig"))
+
+
+def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
+    """The error names the entry and who has to correct it."""
+    wrong = OpaqueConfig(source="FromClass", requests=(), parameters={"kind": "GpuConfig"})
+    with pytest.raises(InvalidParametersError) as caught:
+        decode_all(ref(1), [wrong, entry("Short")])
+    assert "config[0] (FromClass) of claim default/claim-1" in str(caught.value)
+    assert str(caught.value).endswith("correct the device class")

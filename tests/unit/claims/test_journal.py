@@ -1,0 +1,242 @@
+"""The journal: states, holdings, and two runs over one file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.claims.entry import Attempt, Blocked, HeldDevice, OwnerId, State
+from dra_driver.claims.journal import Counts, Journal
+from dra_driver.errors import StorageError
+from dra_driver.model.ids import DeviceName
+from tests.fakes.claims import POOL, gpu, ref, uid
+
+SHARES = ("aaaaaaaa-0000-0000-0000-000000000000", "bbbbbbbb-0000-0000-0000-000000000000")
+
+
+def held(minor: int = 0, *, admin: bool = False, share: str | None = None) -> HeldDevice:
+    return HeldDevice(
+        request="gpu",
+        pool=POOL,
+        device=DeviceName(f"gpu-{minor}"),
+        share_id=share,
+        admin_access=admin,
+        gpu_uuid=gpu(minor).uuid,
+    )
+
+
+def open_journal(folder: Path, owner: str = "run-1", boot_id: str = "boot-1") -> Journal:
+    return Journal.open(folder / "state.db", boot_id=boot_id, owner=OwnerId(owner), now=lambda: 1700000000.5)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = open_journal(tmp_path)
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path, journal: Journal) -> Iterator[Journal]:
+    other = open_journal(tmp_path, "run-2")
+    yield other
+    other.close()
+
+
+def begun(journal: Journal, number: int, *devices: HeldDevice) -> Attempt:
+    attempt = journal.begin(ref(number), devices or (held(),))
+    assert isinstance(attempt, Attempt)
+    return attempt
+
+
+def prepared(journal: Journal, number: int, *devices: HeldDevice) -> Attempt:
+    attempt = begun(journal, number, *devices)
+    assert journal.finish(uid(number), attempt)
+    return attempt
+
+
+def test_an_entry_comes_back_as_it_was_noted(journal: Journal) -> None:
+    """Everything that a repeat, an unprepare or a person needs is in the file, namespace and name included."""
+    devices = (held(1, share=SHARES[0]), held(0, admin=True))
+    begun(journal, 1, *devices)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert (entry.ref, entry.state, entry.boot_id, entry.changed_at, entry.devices) == (
+        ref(1),
+        State.PREPARING,
+        "boot-1",
+        1700000000.5,
+        devices,
+    )
+
+
+def test_states_follow_one_another(journal: Journal) -> None:
+    """preparing, prepared, unpreparing, gone."""
+    attempt = begun(journal, 1)
+    assert journal.finish(uid(1), attempt)
+    assert [entry.state for entry in journal.entries()] == [State.PREPARED]
+    attempt_to_undo = journal.start_unprepare(uid(1))
+    assert attempt_to_undo is not None
+    assert [entry.state for entry in journal.entries()] == [State.UNPREPARING]
+    assert journal.forget(uid(1), attempt_to_undo)
+    assert journal.entries() == ()
+    assert journal.counts() == Counts(claims=0, devices=0)
+
+
+def test_a_device_is_held_once_from_the_first_step_to_the_last(journal: Journal) -> None:
+    """Neither intent nor a half-done unprepare leaves a moment in which two claims have one device."""
+    attempt = begun(journal, 1)
+    for step in (
+        lambda: None,
+        lambda: journal.finish(uid(1), attempt),
+        lambda: journal.start_unprepare(uid(1)),
+    ):
+        step()
+        blocked = journal.begin(ref(2), [held()])
+        assert isinstance(blocked, Blocked)
+        assert [entry.ref for entry in blocked.by] == [ref(1)]
+    assert journal.entry(uid(2)) is None
+
+
+def test_a_claim_that_is_blocked_takes_none_of_its_devices(journal: Journal) -> None:
+    """Two claims that want the same two GPUs must not end with one each."""
+    prepared(journal, 1, held(0))
+    assert isinstance(journal.begin(ref(2), [held(1), held(0)]), Blocked)
+    prepared(journal, 3, held(1))
+
+
+def test_admin_access_neither_occupies_nor_is_kept_out(journal: Journal) -> None:
+    """Monitoring disturbs nobody, in whichever order it comes."""
+    prepared(journal, 1, held(admin=True))
+    prepared(journal, 2, held())
+    prepared(journal, 3, held(admin=True))
+    assert journal.counts() == Counts(claims=3, devices=3)
+
+
+def test_shares_exclude_whole_holdings_and_themselves_but_not_each_other(journal: Journal) -> None:
+    """A share belongs to one claim, and a device held whole has no shares."""
+    prepared(journal, 1, held(0, share=SHARES[0]))
+    prepared(journal, 2, held(0, share=SHARES[1]))
+    assert isinstance(journal.begin(ref(3), [held(0)]), Blocked)
+    assert isinstance(journal.begin(ref(3), [held(0, share=SHARES[0])]), Blocked)
+    prepared(journal, 4, held(1))
+    assert isinstance(journal.begin(ref(3), [held(1, share=SHARES[0])]), Blocked)
+
+
+def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:
+    """Of two runs that prepare one claim at once, one finds the other at work."""
+    begun(journal, 1)
+    blocked = other.begin(ref(1), [held()])
+    assert isinstance(blocked, Blocked)
+    assert [entry.ref for entry in blocked.by] == [ref(1)]
+
+
+def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other: Journal) -> None:
+    """A slow prepare must not bring back what another run has unprepared meanwhile."""
+    slow = begun(journal, 1)
+    undoing = other.start_unprepare(uid(1))
+    assert undoing is not None
+    assert not journal.finish(uid(1), slow)
+    assert not journal.forget(uid(1), slow)
+    assert other.forget(uid(1), undoing)
+    again = begun(other, 1)
+    assert not journal.finish(uid(1), slow)
+    assert other.finish(uid(1), again)
+
+
+def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal) -> None:
+    """Who cleans up after a failure must not undo what another run has done since."""
+    first = begun(journal, 1)
+    assert journal.start_unprepare(uid(1), only=Attempt(owner=OwnerId("run-9"), number=1)) is None
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.state is State.PREPARING
+    assert other.start_unprepare(uid(1), only=first) is not None
+
+
+def test_earlier_boots_are_dropped_and_only_they(tmp_path: Path, journal: Journal) -> None:
+    """After a reboot nothing is prepared; within one boot everything stays."""
+    prepared(journal, 1)
+    assert journal.drop_older_boots() == ()
+    journal.close()
+    rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
+    assert rebooted.drop_older_boots() == (uid(1),)
+    assert rebooted.counts() == Counts(claims=0, devices=0)
+    rebooted.close()
+
+
+def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None:
+    """Not knowing is no reason to forget what running pods use."""
+    prepared(journal, 1)
+    unknown = open_journal(tmp_path, "run-2", boot_id="")
+    assert unknown.drop_older_boots() == ()
+    prepared(unknown, 2, held(1))
+    unknown.close()
+    assert journal.drop_older_boots() == ()
+
+
+def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) -> None:
+    """Another run sees what was committed, whatever happened to the first."""
+    prepared(journal, 1)
+    begun(journal, 2, held(1))
+    again = open_journal(tmp_path, "run-2")
+    assert [(entry.ref, entry.state) for entry in again.entries()] == [
+        (ref(1), State.PREPARED),
+        (ref(2), State.PREPARING),
+    ]
+    again.close()
+
+
+def test_what_happens_inside_exclusive_sees_the_journal(journal: Journal) -> None:
+    """A decision about files is taken on what the journal says at that moment."""
+    prepared(journal, 1)
+    with journal.exclusive():
+        assert journal.uids() == {uid(1)}
+        assert journal.entry(uid(2)) is None
+    prepared(journal, 2, held(1))
+
+
+def test_adopting_keeps_to_the_rules(journal: Journal) -> None:
+    """A rebuilt journal does not let two claims have one device either."""
+    assert journal.adopt(ref(1), [held()]) is None
+    blocked = journal.adopt(ref(2), [held()])
+    assert isinstance(blocked, Blocked)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.state is State.PREPARED
+
+
+def test_a_new_journal_says_that_it_knows_nothing_yet(tmp_path: Path, journal: Journal) -> None:
+    """Until somebody has looked, files without an entry are not known to be orphans; that outlives a restart."""
+    assert journal.rebuild_pending
+    again = open_journal(tmp_path, "run-2")
+    assert again.rebuild_pending
+    again.note_rebuilt()
+    again.close()
+    assert not journal.rebuild_pending
+
+
+def test_a_closed_journal_answers_with_an_error_for_users(journal: Journal) -> None:
+    """A call that comes while the process stops gets a sentence, not a foreign exception."""
+    journal.close()
+    journal.close()
+    with pytest.raises(StorageError, match="cannot look up a claim in the journal"):
+        journal.entry(uid(1))
+
+
+def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: Journal) -> None:
+    """What the log holds moves into the file at a quiet moment, so that no call has to pay for it."""
+    prepared(journal, 1)
+    before = (tmp_path / "state.db").read_bytes()
+    journal.tidy()
+    assert (tmp_path / "state.db").read_bytes() != before
+    assert journal.uids() == {uid(1)}
+
+
+def test_hostile_text_stays_text(journal: Journal) -> None:
+    """Names are values to the database, never part of a statement."""
+    name = "x'); DROP TABLE claim; --"
+    assert isinstance(journal.begin(ref(1, name), [held()]), Attempt)
+    entry = journal.entry(uid(1))
+    assert entry is not None
+    assert entry.ref.name == name

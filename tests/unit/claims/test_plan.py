@@ -1,0 +1,175 @@
+"""What an allocation becomes, and which allocations are refused with which sentence."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.claims.entry import Attempt, Entry, OwnerId, State
+from dra_driver.claims.plan import ClaimPlan, plan, restore
+from dra_driver.config.parameters import API_VERSION
+from dra_driver.errors import ClaimError, DeviceLostError, DraError, InvalidParametersError, UnknownDeviceError
+from dra_driver.model.claim import AllocatedClaim, OpaqueConfig, PreparedDevice
+from dra_driver.model.gpu import LeftOutGpu, Snapshot
+from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, ref, result, uid
+
+SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+
+
+def planned(of: AllocatedClaim, snapshot: Snapshot | None = None) -> ClaimPlan:
+    return plan(of, snapshot or machine(2), NAMES, POOL)
+
+
+def refusal(of: AllocatedClaim, snapshot: Snapshot | None = None) -> DraError:
+    with pytest.raises(DraError) as caught:
+        planned(of, snapshot)
+    return caught.value
+
+
+def gpu_config(sharing: Any, *requests: str) -> OpaqueConfig:
+    parameters = {"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": sharing}
+    return OpaqueConfig(source="FromClaim", requests=requests, parameters=parameters)
+
+
+def test_each_result_becomes_one_answer_in_order() -> None:
+    """The kubelet keys health and pod resources on pool and device, so no result may be missing or merged."""
+    done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a")))
+    assert done.prepared == (
+        PreparedDevice(
+            request_names=("b",),
+            pool=POOL,
+            device=gpu(1).device_name,
+            cdi_device_ids=(f"k8s.{DRIVER}/device=common", f"k8s.{DRIVER}/claim={uid(1)}-gpu-1"),
+        ),
+        PreparedDevice(
+            request_names=("a",),
+            pool=POOL,
+            device=gpu(0).device_name,
+            cdi_device_ids=(f"k8s.{DRIVER}/device=common", f"k8s.{DRIVER}/claim={uid(1)}-gpu-0"),
+        ),
+    )
+
+
+def test_a_subrequest_is_answered_under_its_base_name() -> None:
+    """Containers refer to ``main``; the kubelet would find no device for ``main/small``."""
+    assert planned(claim(1, result(request="main/small"))).prepared[0].request_names == ("main",)
+
+
+def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
+    """Two shares of one device in one claim must not meet in one CDI device."""
+    done = planned(claim(1, result(share_id=SHARE), result(share_id=SHARE[::-1].replace("-", "a"))))
+    assert done.devices[0].cdi_device == f"{uid(1)}-gpu-0-{SHARE}"
+    assert done.prepared[0].share_id == SHARE
+    assert done.devices[0].cdi_device != done.devices[1].cdi_device
+
+
+def test_the_same_gpu_with_admin_access_beside_a_normal_request_is_fine() -> None:
+    """Admin access ignores who has the device, also within a claim."""
+    done = planned(claim(1, result(request="work"), result(request="watch", admin_access=True)))
+    assert [device.cdi_device for device in done.devices] == [f"{uid(1)}-gpu-0"] * 2
+    assert [answer.request_names for answer in done.prepared] == [("work",), ("watch",)]
+
+
+def test_a_device_twice_is_refused() -> None:
+    """A broken allocation must not become a document with one name twice."""
+    error = refusal(claim(1, result(request="a"), result(request="b")))
+    assert isinstance(error, ClaimError)
+    assert "lists device gpu-0 twice" in str(error)
+
+
+def test_an_unknown_gpu_is_refused_with_the_names_that_exist() -> None:
+    """The reader sees at once whether the device or the node is the wrong one."""
+    error = refusal(claim(1, result("gpu-7")))
+    assert isinstance(error, UnknownDeviceError)
+    assert "device gpu-7 of claim default/claim-1" in str(error)
+    assert "gpu-0, gpu-1" in str(error)
+
+
+def test_an_unknown_gpu_is_refused_with_the_reason_why_one_is_missing() -> None:
+    """A GPU that fell off the bus explains the error better than its absence."""
+    snapshot = replace(machine(1), left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),))
+    assert "0000:65:00.0 is left out: it does not answer" in str(refusal(claim(1, result("gpu-1")), snapshot))
+
+
+def test_another_pool_is_refused() -> None:
+    """A claim of another node must not get this node's GPU of the same name."""
+    error = refusal(claim(1, result(pool=f"node-b/{DRIVER}")))
+    assert isinstance(error, UnknownDeviceError)
+    assert f"pool node-b/{DRIVER}, but this node's pool is {POOL}" in str(error)
+
+
+def test_another_kind_of_device_is_refused_as_such() -> None:
+    """A MIG name is no typing mistake: this version does not make MIG devices."""
+    assert "of a kind that this version of the driver does not prepare" in str(
+        refusal(claim(1, result("gpu-0-mig-1g5gb-19-0")))
+    )
+
+
+def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:
+    """Whole, it runs nothing; for looking at it, its mode does not matter."""
+    snapshot = changed(machine(1), 0, mig_enabled=True)
+    assert "in MIG mode" in str(refusal(claim(1), snapshot))
+    assert planned(claim(1, result(admin_access=True)), snapshot).devices[0].gpu.mig_enabled
+
+
+@pytest.mark.parametrize("count", [0, 33])
+def test_the_number_of_devices_is_bounded(count: int) -> None:
+    """Neither an empty answer nor a document of any size is ever made."""
+    results = tuple(result(f"gpu-{minor}") for minor in range(count))
+    error = refusal(replace(claim(1), results=results), machine(40))
+    assert f"has {count} devices of this driver, expected 1 to 32" in str(error)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [None, {"strategy": "TimeSlicing"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}],
+)
+def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
+    """What the hardware does anyway needs nobody to apply it."""
+    assert planned(claim(1, configs=[gpu_config(sharing)])) == planned(claim(1))
+
+
+@pytest.mark.parametrize("admin", [False, True])
+@pytest.mark.parametrize(
+    ("sharing", "wish"),
+    [
+        ({"strategy": "MPS"}, "sharing through MPS"),
+        ({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}, "time-slicing with interval Long"),
+    ],
+)
+def test_sharing_settings_are_refused_rather_than_ignored(sharing: Any, wish: str, admin: bool) -> None:
+    """A pod must not believe in limits that nobody set, and admin access must not change them for others."""
+    error = refusal(claim(1, result(admin_access=admin), configs=[gpu_config(sharing, "gpu")]))
+    assert isinstance(error, InvalidParametersError)
+    assert f"asks for {wish} on gpu-0, which this version of the driver does not apply" in str(error)
+
+
+def test_a_wish_for_another_request_does_not_matter() -> None:
+    """Only what applies to one of our devices has to be applied."""
+    assert planned(claim(1, configs=[gpu_config({"strategy": "MPS"}, "elsewhere")])).devices
+
+
+def journalled(done: ClaimPlan) -> Entry:
+    attempt = Attempt(owner=OwnerId("run-1"), number=1)
+    return Entry(ref=done.ref, state=State.PREPARED, attempt=attempt, boot_id="b", changed_at=0.0, devices=done.held)
+
+
+def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
+    """The answer to a repeat is the answer to the first call, or the kubelet would mix two up."""
+    done = planned(
+        claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
+    )
+    assert restore(journalled(done), machine(2), NAMES) == done
+
+
+@pytest.mark.parametrize("now", [machine(1), changed(machine(2), 1, uuid=gpu(5).uuid)])
+def test_a_gpu_that_is_gone_or_another_is_noticed_on_repeat(now: Snapshot) -> None:
+    """The name alone does not make it the GPU that the containers were given."""
+    entry = journalled(planned(claim(1, result("gpu-1"))))
+    with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which is not there any more"):
+        restore(entry, now, NAMES)
+
+
+def test_the_reference_names_the_claim_by_what_people_know() -> None:
+    """Namespace and name find the object, the UID tells replaced ones apart."""
+    assert str(ref(1)) == f"default/claim-1 (uid {uid(1)})"

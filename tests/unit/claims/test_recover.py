@@ -1,0 +1,207 @@
+"""What a start makes of what it finds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from dra_driver.claims.entry import State
+from dra_driver.claims.recover import recover
+from dra_driver.errors import ApiUnreachableError, DriverUnavailableError, StorageError
+from dra_driver.model.gpu import Snapshot
+from tests.fakes.claims import claim, gpu, machine, ref, result, uid
+from tests.unit.claims.conftest import Room, Run
+from tests.unit.claims.test_prepare import left_preparing
+
+
+def lose_journal(room: Room) -> None:
+    for journal in room.opened:
+        journal.close()
+    for path in room.folder.glob("state.db*"):
+        path.unlink()
+
+
+def test_a_restart_changes_nothing_for_prepared_claims(room: Room) -> None:
+    """Running pods keep what they have, files are not touched."""
+    first = room.run("run-1")
+    answer = first.prepare(claim(1))
+    files = dict(room.writer.files)
+    second = room.run("run-2")
+    assert room.writer.files == files
+    assert second.journal.entries() == first.journal.entries()
+    assert second.prepare(ref(1)) == answer
+
+
+def test_after_a_reboot_nothing_is_prepared(room: Room) -> None:
+    """No container survived; the kubelet prepares again, and the devices are free for whoever comes first."""
+    room.run("run-1").prepare(claim(1))
+    room.writer.files.clear()
+    run = room.run("run-2", boot_id="boot-2")
+    assert run.journal.entries() == ()
+    run.prepare(claim(2))
+
+
+def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(room: Room) -> None:
+    """Files of an earlier boot name devices that nobody holds any more."""
+    room.run("run-1").prepare(claim(1))
+    room.run("run-2", boot_id="boot-2")
+    assert room.writer.files == {}
+
+
+def test_a_prepare_that_was_cut_off_is_undone(room: Room) -> None:
+    """The kubelet was never told, so it asks again or frees it; the device is not kept."""
+    left_preparing(room, 1)
+    room.writer.files[uid(1)] = b"half done"
+    run = room.run("run-1")
+    assert run.journal.entries() == ()
+    assert room.writer.files == {}
+
+
+def test_an_unprepare_that_was_cut_off_is_finished(room: Room) -> None:
+    """The kubelet wanted it gone."""
+    first = room.run("run-0")
+    first.prepare(claim(1))
+    first.journal.start_unprepare(uid(1))
+    run = room.run("run-1")
+    assert run.journal.entries() == ()
+    assert room.writer.files == {}
+
+
+def test_what_a_living_run_is_at_is_left_alone(room: Room) -> None:
+    """A rolling update starts the new run while the old one serves its last calls."""
+    left_preparing(room, 1)
+    room.writer.files[uid(1)] = b"being written"
+    run = room.run("run-1", alive=("run-0",))
+    assert run.journal.uids() == {uid(1)}
+    assert uid(1) in room.writer.files
+
+
+def test_missing_files_of_prepared_claims_are_written_again(room: Room) -> None:
+    """A container that restarts before the next prepare starts."""
+    first = room.run("run-1")
+    first.prepare(claim(1))
+    first.prepare(claim(2, result("gpu-1")))
+    file = room.writer.files.pop(uid(1))
+    again = recover(first.tools, None)
+    assert again.rewritten == (uid(1),)
+    assert room.writer.files[uid(1)] == file
+
+
+def test_files_of_nobody_are_removed(room: Room) -> None:
+    """An orphan is a GPU that a container could still be started with."""
+    run = room.run("run-1")
+    run.prepare(claim(1))
+    room.writer.files[uid(2)] = b"orphan"
+    assert recover(run.tools, None).orphans == (uid(2),)
+    assert set(room.writer.files) == {uid(1)}
+
+
+def test_a_lost_journal_is_rebuilt_from_files_and_claims(room: Room) -> None:
+    """Prepared claims keep their devices, and a double allocation is still noticed."""
+    answer = room.run("run-1").prepare(claim(1, result(request="main/small")))
+    room.api.put(claim(2, result("gpu-1")))
+    lose_journal(room)
+    run = room.run("run-2")
+    assert [(entry.ref, entry.state) for entry in run.journal.entries()] == [(ref(1), State.PREPARED)]
+    assert run.prepare(ref(1)) == answer
+    assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
+    assert not run.journal.rebuild_pending
+
+
+def test_a_damaged_journal_is_rebuilt_likewise(room: Room) -> None:
+    """Damage costs nobody anything but the sight of a log line."""
+    room.run("run-1").prepare(claim(1))
+    room.opened[0].close()
+    Path(room.folder / "state.db").write_bytes(b"damaged" * 1000)
+    run = room.run("run-2")
+    assert run.journal.set_aside is not None
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_files_of_claims_that_are_over_go_when_the_journal_is_rebuilt(room: Room) -> None:
+    """The API server knows the claims; a file whose claim is gone or elsewhere is nobody's."""
+    first = room.run("run-1")
+    for number in (1, 2, 3):
+        first.prepare(claim(number, result(f"gpu-{number}")))
+    lose_journal(room)
+    room.api.remove(ref(2))
+    room.api.deallocate(ref(3))
+    assert room.run("run-2").journal.uids() == {uid(1)}
+    assert set(room.writer.files) == {uid(1)}
+
+
+def test_without_the_api_server_files_are_kept_until_it_answers(room: Room) -> None:
+    """Not knowing whose a file is is no reason to remove it, also over another restart."""
+    room.run("run-1").prepare(claim(1))
+    lose_journal(room)
+    room.api.outage = ApiUnreachableError("down")
+    run = room.run("run-2")
+    assert set(room.writer.files) == {uid(1)}
+    assert "down" in recover(run.tools, room.api).problems
+    run.journal.close()
+    room.run("run-3")
+    assert set(room.writer.files) == {uid(1)}
+    room.api.outage = None
+    again = room.run("run-4")
+    assert again.journal.uids() == {uid(1)}
+
+
+def test_without_hardware_files_are_kept_until_it_is_read(room: Room) -> None:
+    """At a node's start the driver may come up after this process."""
+    room.run("run-1").prepare(claim(1))
+    lose_journal(room)
+    hardware, room.hardware = room.hardware, Snapshot()
+    run = room.run("run-2")
+    assert set(room.writer.files) == {uid(1)}
+    room.hardware = hardware
+    run.service.maintain()
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_a_pending_rebuild_disturbs_no_call(room: Room) -> None:
+    """Claims are prepared, repeated and unprepared while it is unknown what was before."""
+    answer = room.run("run-1").prepare(claim(1))
+    lose_journal(room)
+    room.api.outage = ApiUnreachableError("down")
+    run = room.run("run-2")
+    room.api.outage = None
+    assert run.prepare(ref(1)) == answer
+    assert run.unprepare(ref(1)) is None
+    run.service.maintain()
+    assert not run.journal.rebuild_pending
+    assert room.writer.files == {}
+
+
+def test_two_files_for_one_device_do_not_both_become_holdings(room: Room) -> None:
+    """A rebuilt journal keeps the rule, and says what it could not take over."""
+    first = room.run("run-1")
+    first.prepare(claim(1))
+    first.room.writer.files[uid(2)] = b"a second claim's file"
+    room.api.put(claim(2))
+    lose_journal(room)
+    run = room.run("run-2")
+    assert len(run.journal.entries()) == 1
+    assert set(room.writer.files) == {uid(1), uid(2)}
+
+
+def test_trouble_is_reported_and_the_rest_is_done(room: Room) -> None:
+    """A start never fails because of one claim, and what failed is tried again."""
+    run = room.run("run-1")
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    room.writer.files.clear()
+    room.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+    found = recover(run.tools, None)
+    assert found.rewritten == (uid(2),)
+    assert [problem for problem in found.problems if "claim-1" in problem and "not there any more" in problem]
+
+
+def test_a_disk_that_refuses_everything_does_not_stop_a_start(room: Room) -> None:
+    """The process comes up and says what is wrong."""
+    run = room.run("run-1")
+    run.prepare(claim(1))
+    run.journal.start_unprepare(uid(1))
+    room.writer.failure = StorageError("read-only")
+    room.provider.failure = DriverUnavailableError("no driver")
+    run.owners.alive.clear()
+    again = Run(room=room, journal=run.journal, tools=run.tools, owners=run.owners)
+    assert recover(again.tools, None).problems
+    assert run.journal.uids() == {uid(1)}

@@ -1,0 +1,62 @@
+"""Locks per claim, and the bell."""
+
+import threading
+
+import pytest
+
+from dra_driver.claims.waiting import ClaimLocks, RealBell
+from tests.fakes.claims import uid
+
+
+def test_a_claim_is_held_by_one_thread() -> None:
+    """A second thread is told instead of let in, and another claim is free."""
+    locks, seen = ClaimLocks(), []
+
+    def ask() -> None:
+        for number in (1, 2):
+            with locks.hold(uid(number), 0.0) as held:
+                seen.append(held)
+
+    with locks.hold(uid(1), 0.0) as held:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(10)
+    assert held
+    assert seen == [False, True]
+
+
+def test_no_lock_stays_behind() -> None:
+    """The table does not grow with the claims of a node's life."""
+    locks = ClaimLocks()
+    with locks.hold(uid(1), 0.0), locks.hold(uid(1), 0.0) as second:
+        assert not second
+        assert len(locks) == 1
+    assert len(locks) == 0
+
+
+def test_a_lock_is_released_when_the_work_fails() -> None:
+    """An error of one call does not block the next."""
+    locks = ClaimLocks()
+    with pytest.raises(ZeroDivisionError), locks.hold(uid(1), 0.0):
+        _ = 1 / 0
+    with locks.hold(uid(1), 0.0) as held:
+        assert held
+
+
+def test_a_ring_wakes_who_waits() -> None:
+    """An unprepare lets the call that waits for its device go on at once, not after its pause."""
+    bell = RealBell()
+    begin = bell.now()
+    waiter = threading.Thread(target=bell.wait, args=(60.0,))
+    waiter.start()
+    while waiter.is_alive():
+        bell.ring()
+        waiter.join(0.001)
+    assert bell.now() - begin < 30
+
+
+def test_a_wait_ends_by_itself() -> None:
+    """Nobody has to ring."""
+    bell = RealBell()
+    bell.wait(0.001)
+    assert bell.now() > 0

@@ -1,0 +1,228 @@
+"""Reading claims that people and controllers wrote, well or badly."""
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import (
+    ApiUnreachableError,
+    ClaimError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    NotFoundError,
+)
+from dra_driver.kube.claims import ApiClaimReader, allocated_claim
+from dra_driver.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
+
+DRIVER = "gpu.nvidia.com"
+REF = ClaimRef(namespace="ns", name="c", uid=ClaimUid("0b1f1c1e-0000-4000-8000-000000000001"))
+SHARE = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
+
+
+def claim() -> dict[str, Any]:
+    return {
+        "metadata": {"name": "c", "namespace": "ns", "uid": REF.uid},
+        "spec": {},
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {"request": "gpu/big", "driver": DRIVER, "pool": "node-a/gpu.nvidia.com", "device": "gpu-0"},
+                        {"request": "nic", "driver": "dra.net", "pool": "node-a", "device": "eth0"},
+                        {
+                            "request": "mon",
+                            "driver": DRIVER,
+                            "pool": "node-a/gpu.nvidia.com",
+                            "device": "gpu-1",
+                            "adminAccess": True,
+                            "shareID": SHARE,
+                            "consumedCapacity": {"memory": "10Gi"},
+                        },
+                    ],
+                    "config": [
+                        {"source": "FromClass", "opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}},
+                        {"source": "FromClaim", "requests": ["gpu"], "opaque": {"driver": "other", "parameters": 7}},
+                        {
+                            "source": "FromClaim",
+                            "requests": ["gpu/big"],
+                            "opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig", "sharing": {}}},
+                        },
+                    ],
+                }
+            }
+        },
+    }
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The claim above with one field replaced (or, for ``...``, taken away)."""
+    document = copy.deepcopy(claim())
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    at: Any = document
+    for key in parents:
+        at = at[key]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return document
+
+
+RESULT = "status.allocation.devices.results.2"
+CONFIG = "status.allocation.devices.config.2"
+
+
+def test_reads_this_drivers_part_in_order() -> None:
+    """Results and configs of other drivers are theirs, and may look as they like."""
+    found = allocated_claim(claim(), REF, DRIVER)
+    pool = PoolName("node-a/gpu.nvidia.com")
+    assert found.results == (
+        AllocatedDevice(request="gpu/big", driver=DRIVER, pool=pool, device=DeviceName("gpu-0")),
+        AllocatedDevice(
+            request="mon", driver=DRIVER, pool=pool, device=DeviceName("gpu-1"), admin_access=True, share_id=SHARE,
+            consumed_capacity={"memory": "10Gi"},
+        ),
+    )  # fmt: skip
+    assert found.configs == (
+        OpaqueConfig(source="FromClass", requests=(), parameters={"kind": "GpuConfig"}),
+        OpaqueConfig(source="FromClaim", requests=("gpu/big",), parameters={"kind": "GpuConfig", "sharing": {}}),
+    )
+    assert found.results[0].base_request == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "error"),
+    [
+        ("metadata.uid", "another", ClaimReplacedError),
+        ("metadata.uid", ..., ClaimReplacedError),
+        ("status", None, ClaimNotAllocatedError),
+        ("status", ..., ClaimNotAllocatedError),
+        ("status.allocation", None, ClaimNotAllocatedError),
+        ("status.allocation.devices", {}, ClaimNotAllocatedError),
+        ("status.allocation.devices.results", None, ClaimNotAllocatedError),
+        ("status.allocation.devices.results", [], ClaimNotAllocatedError),
+    ],
+)
+def test_a_replaced_or_unallocated_claim_is_told_apart(path: str, value: Any, error: type[Exception]) -> None:
+    """The kubelet's reader has to know whether waiting helps."""
+    with pytest.raises(error, match="ns/c"):
+        allocated_claim(changed(path, value), REF, DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("metadata", 7, "metadata is 7, expected an object"),
+        ("status", "x", "status is 'x'"),
+        ("status.allocation", [], "status.allocation is []"),
+        ("status.allocation.devices", "x", "status.allocation.devices is 'x'"),
+        ("status.allocation.devices.results", {}, "results is {}, expected a list"),
+        ("status.allocation.devices.results", [{}] * 33, "33 entries long', expected at most 32"),
+        (RESULT, "x", "results[2] is 'x'"),
+        (f"{RESULT}.driver", 3, "results[2].driver is 3"),
+        (f"{RESULT}.request", ..., "results[2].request is None"),
+        (f"{RESULT}.request", "a/b/c", "expected a request name"),
+        (f"{RESULT}.request", "../etc", "expected a request name"),
+        (f"{RESULT}.pool", "", "results[2].pool is ''"),
+        (f"{RESULT}.pool", "a//b", "expected a pool name"),
+        (f"{RESULT}.pool", "p" * 300, "expected a string of 1 to 253"),
+        (f"{RESULT}.device", "GPU_0", "expected a DNS label"),
+        (f"{RESULT}.device", "../../passwd", "expected a DNS label"),
+        (f"{RESULT}.device", "gpu-0\n", "expected a DNS label"),
+        (f"{RESULT}.device", ["gpu-0"], "results[2].device is ['gpu-0']"),
+        (f"{RESULT}.adminAccess", "true", "adminAccess is 'true', expected true or false"),
+        (f"{RESULT}.shareID", "not-a-uuid", "expected a UUID in lower case"),
+        (f"{RESULT}.shareID", SHARE.upper(), "expected a UUID in lower case"),
+        (f"{RESULT}.shareID", 5, "shareID is 5"),
+        (f"{RESULT}.consumedCapacity", [], "consumedCapacity is []"),
+        (f"{RESULT}.consumedCapacity", {"memory": 5}, "expected capacity names with quantities"),
+        (f"{RESULT}.consumedCapacity", {"memory": "9" * 4000}, "expected capacity names with quantities"),
+        (f"{RESULT}.consumedCapacity", {"a=b": "1"}, "expected capacity names with quantities"),
+        (f"{RESULT}.consumedCapacity", {f"c{n}": "1" for n in range(33)}, "at most 32"),
+        ("status.allocation.devices.config", "x", "config is 'x', expected a list"),
+        ("status.allocation.devices.config", [{}] * 65, "at most 64"),
+        (f"{CONFIG}.source", "FromNowhere", "expected FromClass or FromClaim"),
+        (f"{CONFIG}.requests", "gpu", "requests is 'gpu', expected a list"),
+        (f"{CONFIG}.requests", [1], "requests[0] is 1"),
+        (f"{CONFIG}.opaque", [], "opaque is []"),
+        (f"{CONFIG}.opaque.driver", None, "opaque.driver is None"),
+        (f"{CONFIG}.opaque.parameters", None, "parameters is None, expected an object"),
+        (f"{CONFIG}.opaque.parameters", "x", "parameters is 'x', expected an object"),
+        (f"{CONFIG}.opaque.parameters", {"x": "é" * 6000}, "expected at most 10240"),
+    ],
+)  # fmt: skip
+def test_a_malformed_claim_is_refused_with_the_path_of_the_field(path: str, value: Any, expected: str) -> None:
+    """Names end in file names and environments; whoever reads the pod's events must find the field."""
+    with pytest.raises(ClaimError) as caught:
+        allocated_claim(changed(path, value), REF, DRIVER)
+    assert str(caught.value).startswith(f"claim {REF} is malformed: ")
+    assert expected in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_deeply_nested_parameters_are_refused() -> None:
+    """A thousand brackets fit into ten KiB and would exhaust the stack of whoever walks them."""
+    deep: Any = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    with pytest.raises(ClaimError, match="nested at most 32"):
+        allocated_claim(changed(f"{CONFIG}.opaque.parameters", deep), REF, DRIVER)
+    with pytest.raises(ClaimError, match="a nested dict"):
+        allocated_claim(changed(f"{RESULT}.device", deep), REF, DRIVER)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([RESULT, f"{RESULT}.device", CONFIG, "status", "status.allocation.devices", "metadata"]), _json)
+def test_no_value_anywhere_breaks_more_than_the_claim(path: str, value: Any) -> None:
+    """Whatever stands in a claim, the answer is a claim or a ClaimError."""
+    with contextlib.suppress(ClaimError):
+        assert allocated_claim(changed(path, value), REF, DRIVER).results
+
+
+class Api:
+    """Answers one GET."""
+
+    def __init__(self, answer: dict[str, Any] | Exception) -> None:
+        self.answer = answer
+        self.paths: list[str] = []
+
+    def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        self.paths.append(path)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
+    """A name can never address another path of the API."""
+    api = Api(claim())
+    assert ApiClaimReader(api, DRIVER).read(REF).ref == REF
+    evil = ClaimRef(namespace="ns", name="../../pods/x?y", uid=REF.uid)
+    ApiClaimReader(api, DRIVER).read(evil)
+    assert api.paths == [
+        "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c",
+        "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/..%2F..%2Fpods%2Fx%3Fy",
+    ]
+    with pytest.raises(ClaimError, match="not the name"):
+        ApiClaimReader(api, DRIVER).read(ClaimRef(namespace="..", name="c", uid=REF.uid))
+
+
+def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
+    """404 for a claim and 404 for the whole API group have different readers."""
+    with pytest.raises(ClaimReplacedError, match="does not exist any more"):
+        ApiClaimReader(Api(NotFoundError("no", status=404, reason="NotFound")), DRIVER).read(REF)
+    with pytest.raises(NotFoundError):
+        ApiClaimReader(Api(NotFoundError("no such path", status=404)), DRIVER).read(REF)
+    with pytest.raises(ApiUnreachableError):
+        ApiClaimReader(Api(ApiUnreachableError("down")), DRIVER).read(REF)

@@ -1,0 +1,94 @@
+"""Finding the API server, and failing with a sentence where there is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube.connection import Connection
+
+
+def kubeconfig(path: Path, server: str = "http://127.0.0.1:1", user: dict[str, str] | None = None) -> Path:
+    document = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
+        "clusters": [{"name": "s", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user if user is not None else {"token": "t"}}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def service_account(folder: Path) -> dict[str, str]:
+    (folder / "token").write_text("abc")
+    (folder / "ca.crt").write_text("x")
+    return {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+def test_the_service_account_wins_over_the_environment(tmp_path: Path) -> None:
+    """In a pod nobody expects a KUBECONFIG that the image brought along."""
+    environ = {**service_account(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "k"))}
+    connection = Connection.load(environ=environ, service_account_dir=tmp_path)
+    assert connection.base_url == "https://10.0.0.1:443"
+    assert connection.auth_headers() == {"authorization": "bearer abc"}
+
+
+def test_a_kubeconfig_that_was_asked_for_wins_over_everything(tmp_path: Path) -> None:
+    """--kubeconfig means what it says, in a pod as well."""
+    path = kubeconfig(tmp_path / "k")
+    connection = Connection.load(str(path), environ=service_account(tmp_path), service_account_dir=tmp_path)
+    assert connection.base_url == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("variable", ["KUBECONFIG", "HOME"])
+def test_outside_a_pod_the_usual_places_are_looked_at(tmp_path: Path, variable: str) -> None:
+    """As kubectl does: the variable, then ~/.kube/config."""
+    (tmp_path / ".kube").mkdir()
+    path = kubeconfig(tmp_path / ".kube" / "config")
+    environ = {variable: str(path if variable == "KUBECONFIG" else tmp_path)}
+    assert Connection.load(environ=environ, service_account_dir=tmp_path / "none").base_url == "http://127.0.0.1:1"
+
+
+def test_a_token_file_is_read_and_read_again_when_credentials_are_renewed(tmp_path: Path) -> None:
+    """A kubeconfig may name a file that somebody rotates."""
+    (tmp_path / "tok").write_text("one\n")
+    connection = Connection.load(str(kubeconfig(tmp_path / "k", user={"tokenFile": "tok"})))
+    assert connection.auth_headers() == {"authorization": "Bearer one"}
+    (tmp_path / "tok").write_text("two\n")
+    connection.renew()
+    assert connection.auth_headers() == {"authorization": "Bearer two"}
+
+
+def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) -> None:
+    """The commonest first mistake on a laptop."""
+    with pytest.raises(ConfigurationError, match="pass --kubeconfig, set KUBECONFIG, or run in a pod"):
+        Connection.load(environ={"HOME": str(tmp_path)}, service_account_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "{{{",
+        "a: v1",
+        '{"current-context": "x", "contexts": []}',
+        "\x00",
+        "current-context: c\ncontexts: 7",
+    ],
+)
+def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str) -> None:
+    """Never a traceback: exit status 2 and the file's name."""
+    path = tmp_path / "broken"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="broken"):
+        Connection.load(str(path))
+
+
+def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
+    """Going on without would mean talking to the API server as nobody."""
+    environ = service_account(tmp_path)
+    (tmp_path / "token").write_text("")
+    with pytest.raises(ConfigurationError, match="Token file exists but empty"):
+        Connection.load(environ=environ, service_account_dir=tmp_path)

@@ -1,0 +1,117 @@
+"""Recording events: bounded, joined, never in the way."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from dra_driver.errors import ForbiddenError, KubernetesApiError, NotFoundError
+from dra_driver.kube.events import MAX_PENDING, EventRecorder
+from dra_driver.kube.types import ObjectReference
+
+NODE: ObjectReference = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "u"}
+POD: ObjectReference = {"apiVersion": "v1", "kind": "Pod", "namespace": "ns", "name": "p", "uid": "v"}
+
+
+class Api:
+    """Keeps what is written; ``failures`` are raised one per call."""
+
+    def __init__(self) -> None:
+        self.created: list[tuple[str, Mapping[str, Any]]] = []
+        self.patched: list[tuple[str, Mapping[str, Any]]] = []
+        self.failures: list[KubernetesApiError] = []
+
+    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.created.append((path, body))
+        return {}
+
+    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.patched.append((path, body))
+        return {}
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.api = Api()
+        self.recorder = EventRecorder(
+            self.api, "gpu.nvidia.com", "node-a", clock=lambda: self.now, now=lambda: datetime(2026, 1, 1, tzinfo=UTC)
+        )
+
+    def say(self, text: str = "hello", about: ObjectReference = NODE, after_s: float = 0.0) -> None:
+        self.now += after_s
+        self.recorder.record(about, "Warning", "Reason", text)
+        self.recorder.flush()
+
+
+def test_an_event_is_written_where_kubectl_describe_looks() -> None:
+    """In the object's namespace, in "default" for a node, with the object's UID."""
+    bench = Bench()
+    bench.say()
+    bench.say(about=POD)
+    (path, body), (pod_path, _) = bench.api.created
+    assert path == "/api/v1/namespaces/default/events"
+    assert pod_path == "/api/v1/namespaces/ns/events"
+    assert body["involvedObject"] == NODE
+    assert (body["type"], body["reason"], body["message"], body["count"]) == ("Warning", "Reason", "hello", 1)
+    assert body["firstTimestamp"] == "2026-01-01T00:00:00Z"
+
+
+def test_repeats_raise_a_count_and_wait_their_turn() -> None:
+    """A failure every second for a minute is one event with a count, written every ten seconds."""
+    bench = Bench()
+    for _ in range(61):
+        bench.say(after_s=1.0)
+    assert len(bench.api.created) == 1
+    assert [body["count"] for _, body in bench.api.patched] == [11, 21, 31, 41, 51, 61]
+
+
+def test_an_old_or_forgotten_event_is_written_anew() -> None:
+    """The API server forgets events after an hour; a count on something that is gone helps nobody."""
+    bench = Bench()
+    bench.say()
+    bench.api.failures = [NotFoundError("gone", status=404, reason="NotFound")]
+    bench.say(after_s=20)
+    bench.say(after_s=700)
+    assert len(bench.api.created) == 3
+    assert bench.recorder.dropped == 0
+
+
+def test_a_full_queue_drops_and_counts() -> None:
+    """Who reports is never held up, and memory is bounded."""
+    bench = Bench()
+    for number in range(MAX_PENDING + 5):
+        bench.recorder.record(NODE, "Normal", "Reason", f"text {number}")
+    assert bench.recorder.dropped == 5
+    bench.recorder.flush()
+    assert len(bench.api.created) == MAX_PENDING
+
+
+def test_a_refused_event_is_dropped_and_counted() -> None:
+    """Best effort: no retry, no exception, the next one is tried again."""
+    bench = Bench()
+    bench.api.failures = [ForbiddenError("403", status=403)]
+    bench.say("one")
+    bench.say("two")
+    assert bench.recorder.dropped == 1
+    assert len(bench.api.created) == 1
+
+
+def test_a_long_message_is_cut() -> None:
+    """1024 characters are the API server's limit."""
+    bench = Bench()
+    bench.say("x" * 5000)
+    assert len(bench.api.created[0][1]["message"]) == 1024
+
+
+def test_stop_writes_what_is_queued() -> None:
+    """The last words of a process that stops are often the ones looked for."""
+    bench = Bench()
+    bench.recorder.start()
+    bench.recorder.record(NODE, "Normal", "Stopping", "bye")
+    bench.recorder.stop(5)
+    bench.recorder.stop(5)
+    assert [body["reason"] for _, body in bench.api.created] == ["Stopping"]

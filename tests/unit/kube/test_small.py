@@ -1,0 +1,96 @@
+"""Paths, names, waits and the server's version."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.kube.backoff import Backoff
+from dra_driver.kube.discovery import server_version, serves_resource_v1
+from dra_driver.kube.names import is_label, is_pool_name, is_subdomain
+
+
+def test_paths_are_those_of_the_api() -> None:
+    """A wrong path is a 404 that looks like a missing object."""
+    assert paths.resource_slices() == "/apis/resource.k8s.io/v1/resourceslices"
+    assert paths.resource_slices("a") == "/apis/resource.k8s.io/v1/resourceslices/a"
+    assert paths.resource_claim("n", "c") == "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/c"
+    assert paths.resource_claims() == "/apis/resource.k8s.io/v1/resourceclaims"
+    assert paths.device_classes("x") == "/apis/resource.k8s.io/v1/deviceclasses/x"
+    assert paths.node("n") == "/api/v1/nodes/n"
+    assert paths.events("n", "e") == "/api/v1/namespaces/n/events/e"
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_is_a_step_in_a_path_is_refused(name: str) -> None:
+    """Quoting does not help against these three."""
+    with pytest.raises(ValueError, match="not the name"):
+        paths.node(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "subdomain", "pool"),
+    [
+        ("a", True, True, True),
+        ("a-b", True, True, True),
+        ("a.b", False, True, True),
+        ("a/b.c", False, False, True),
+        ("a" * 63, True, True, True),
+        ("a" * 64, False, True, True),
+        ("a" * 254, False, False, False),
+        ("A", False, False, False),
+        ("-a", False, False, False),
+        ("a-", False, False, False),
+        ("a\n", False, False, False),
+        ("", False, False, False),
+        ("a//b", False, False, False),
+        ("a..b", False, False, False),
+        ("/a", False, False, False),
+    ],
+)
+def test_names(text: str, label: bool, subdomain: bool, pool: bool) -> None:
+    """What the API server would refuse is known before it is asked."""
+    assert (is_label(text), is_subdomain(text), is_pool_name(text)) == (label, subdomain, pool)
+
+
+def test_waits_double_up_to_the_longest_and_start_anew() -> None:
+    """With jitter they are between half and all of that."""
+    backoff = Backoff(first_s=1.0, longest_s=5.0, rand=lambda: 0.0)
+    assert [backoff.next_s() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    backoff.reset()
+    assert backoff.next_s() == 1.0
+    assert Backoff(first_s=1.0, jitter=0.5, rand=lambda: 1.0).next_s() == 0.5
+    old = Backoff()
+    old.failures = 10**9
+    assert old.next_s() <= 30.0
+
+
+class Api:
+    def __init__(self, answer: dict[str, Any] | Exception) -> None:
+        self.answer = answer
+
+    def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_the_servers_version_is_read_with_its_suffixes() -> None:
+    """Managed clusters say "36+"."""
+    found = server_version(Api({"major": "1", "minor": "36+", "gitVersion": "v1.36.2-eks-1"}))
+    assert (found.major, found.minor, str(found)) == (1, 36, "v1.36.2-eks-1")
+
+
+@pytest.mark.parametrize("answer", [{}, {"major": 1, "minor": 2, "gitVersion": "x"}, {"major": "one", "minor": "1"}])
+def test_a_version_that_is_none_is_an_error(answer: dict[str, Any]) -> None:
+    """Something answered that is no API server."""
+    with pytest.raises(KubernetesApiError, match="GET /version"):
+        server_version(Api(answer))
+
+
+def test_whether_the_api_is_served() -> None:
+    """Kubernetes before 1.34, or an API that was turned off."""
+    assert serves_resource_v1(Api({"resources": [{"name": "resourceclaims"}, {"name": "resourceslices"}]}))
+    assert not serves_resource_v1(Api({"resources": None}))
+    assert not serves_resource_v1(Api(NotFoundError("no", status=404)))

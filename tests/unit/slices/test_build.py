@@ -1,0 +1,88 @@
+"""What is published about a GPU."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.slices.build import build_devices, pool_name, unpublished
+from tests.unit.slices.gpus import gpu, snapshot
+
+
+def test_versions_are_strict_semver() -> None:
+    """580.65.06 as NVML prints it would make the whole slice invalid."""
+    attributes = build_devices(snapshot(gpu()))[0]["attributes"]
+    assert attributes["driverVersion"] == {"version": "580.65.6"}
+    assert attributes["cudaDriverVersion"] == {"version": "13.0.0"}
+    assert attributes["cudaComputeCapability"] == {"version": "9.0.0"}
+
+
+def test_what_the_hardware_does_not_tell_is_absent() -> None:
+    """A guess would be matched by somebody's selector."""
+    bare = gpu(
+        product_name=None, brand=None, architecture="", cuda_compute_capability=None, memory_bytes=None,
+        pci_bus_id=None, pcie_root=None, numa_node=None, addressing_mode=None,
+    )  # fmt: skip
+    device = build_devices(snapshot(bare))[0]
+    assert sorted(device["attributes"]) == ["cudaDriverVersion", "driverVersion", "type", "uuid"]
+    assert "capacity" not in device
+
+
+def test_numa_node_zero_is_published_and_a_negative_one_is_not() -> None:
+    """Zero is a node; -1 is how sysfs says that there is none."""
+    first, second = build_devices(snapshot(gpu(0, numa_node=0), gpu(1, numa_node=-1)))
+    assert first["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 0}
+    assert "resource.kubernetes.io/numaNode" not in second["attributes"]
+
+
+def test_a_long_product_name_is_cut_between_characters_and_a_long_identifier_is_left_out() -> None:
+    """64 bytes are the limit; half a UUID would name another GPU."""
+    device = build_devices(snapshot(gpu(product_name="é" * 40, pcie_root="p" * 65)))[0]
+    assert device["attributes"]["productName"] == {"string": "é" * 32}
+    assert "resource.kubernetes.io/pcieRoot" not in device["attributes"]
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_no_text_breaks_the_limits(name: str, version: str) -> None:
+    """One value over the limit and the API server refuses all GPUs of the node."""
+    from dataclasses import replace
+
+    shot = replace(snapshot(gpu(product_name=name, addressing_mode=name, brand=name)), driver_version=version)
+    for attribute in build_devices(shot)[0]["attributes"].values():
+        text = attribute.get("string") or attribute.get("version") or "1"
+        assert 0 < len(text.encode()) <= 64
+
+
+def test_devices_come_in_order_of_minor() -> None:
+    """The order in the slice is the order in which the scheduler tries devices; it must not change over restarts."""
+    assert [d["name"] for d in build_devices(snapshot(gpu(10), gpu(2), gpu(0)))] == ["gpu-0", "gpu-2", "gpu-10"]
+
+
+def test_a_gpu_in_mig_mode_and_a_double_minor_are_left_out_with_a_reason() -> None:
+    """Neither can be used whole, and two devices of one name make the whole pool invalid."""
+    shot = snapshot(gpu(0), gpu(1, mig_enabled=True), gpu(2), gpu(2, uuid="GPU-other"))
+    assert [device["name"] for device in build_devices(shot)] == ["gpu-0", "gpu-2"]
+    reasons = {gpu.label: gpu.reason for gpu in unpublished(shot)}
+    assert "MIG mode" in reasons["GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cd001"]
+    assert "same minor number" in reasons["GPU-other"]
+
+
+def test_the_pool_is_named_for_node_and_driver() -> None:
+    """Schedulers up to 1.36.2 mix up counters of pools with equal names, so the driver is part of it."""
+    assert pool_name("node-a.example.org", "gpu.nvidia.com") == "node-a.example.org/gpu.nvidia.com"
+
+
+@pytest.mark.parametrize(
+    ("node", "driver", "message"),
+    [
+        ("node_a", "gpu.nvidia.com", "node name 'node_a'"),
+        ("", "gpu.nvidia.com", "node name ''"),
+        ("a", "GPU.nvidia.com", "driver name"),
+        ("a", "d" * 64, "at most 63"),
+        ("n" * 245, "gpu.nvidia.com", "at most 253"),
+    ],
+)
+def test_names_that_cannot_be_a_pool_are_refused_with_a_sentence(node: str, driver: str, message: str) -> None:
+    """Found at start, not as an error of the API server for ever after."""
+    with pytest.raises(ConfigurationError, match=message):
+        pool_name(node, driver)
