@@ -95,7 +95,8 @@ class Checker:
         node.variable = self._lookup(node.name)
         if node.variable is None:
             known = [name for scope in self._scopes for name in scope if name[0].isalpha()]
-            raise self._source.error(node.offset, f"undeclared name {node.name!r}{_near(node.name, known)}")
+            hint = f", did you mean 'device.{node.name}'?" if node.name in FIELDS else _near(node.name, known)
+            raise self._source.error(node.offset, f"undeclared name {node.name!r}{hint}")
         term: Type = node.variable.type
         return term
 

@@ -66,17 +66,26 @@ def build() -> dict[str, Any]:
 
     lark = Lark(source(), parser="lalr", start="expr", maybe_placeholders=False)
     table = lark.parser.parser._parse_table
-    rules = {rule: number for number, rule in enumerate(lark.rules)}
+    # Neither rules nor states have an order of their own in lark.
+    ordered = sorted(lark.rules, key=lambda rule: (str(rule.origin.name), str(rule.expansion)))
+    rules = {rule: number for number, rule in enumerate(ordered)}
+    numbers, queue = {table.start_states["expr"]: 0}, [table.start_states["expr"]]
     states: list[dict[str, int]] = []
-    for state in sorted(table.states):
+    for state in queue:
         actions = {}
-        for symbol, (action, argument) in table.states[state].items():
-            actions[symbol] = argument if action is Shift else -rules[argument] - 1
-        states.append(dict(sorted(actions.items())))
+        for symbol, (action, argument) in sorted(table.states[state].items()):
+            if action is Shift:
+                if argument not in numbers:
+                    numbers[argument] = len(numbers)
+                    queue.append(argument)
+                actions[symbol] = numbers[argument]
+            else:
+                actions[symbol] = -rules[argument] - 1
+        states.append(actions)
     return {
-        "start": table.start_states["expr"],
-        "end": table.end_states["expr"],
-        "rules": [_described(rule) for rule in lark.rules],
+        "start": 0,
+        "end": numbers[table.end_states["expr"]],
+        "rules": [_described(rule) for rule in ordered],
         "states": states,
         "terminals": {t.pattern.value: t.name for t in lark.terminals if t.pattern.type == "str"},
     }

@@ -74,6 +74,9 @@ _OPERAND: Final = frozenset(
 )
 
 
+_OPERATORS: Final = ("&&", "||", "==", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "?", "in")
+
+
 class _Tables:
     """The parse tables in the shape that the driver reads fastest."""
 
@@ -114,7 +117,7 @@ def _run(source: Source, tables: _Tables, stream: list[Token], builder: "_Builde
         while True:
             action = actions[states[-1]].get(token.kind)
             if action is None:
-                raise _unexpected(source, tables, states[-1], token)
+                raise _unexpected(source, tables, stream, token)
             if action >= 0:
                 states.append(action)
                 values.append(token)
@@ -144,23 +147,42 @@ def _check_nesting(source: Source, stream: list[Token]) -> None:
             depth -= 1
 
 
-def _unexpected(source: Source, tables: _Tables, state: int, token: Token) -> Exception:
-    wanted = {kind for kind in tables.states[state] if kind == END or kind.upper() == kind}
-    words = []
+def _advanced(tables: _Tables, states: list[int], kind: str) -> list[int] | None:
+    """The stack after a token of this kind, None where it cannot come."""
+    states = list(states)
+    while True:
+        action = tables.states[states[-1]].get(kind)
+        if action is None:
+            return None
+        if action >= 0:
+            return [*states, action]
+        _, origin, length, _, _ = tables.rules[-action - 1]
+        del states[-length:]
+        states.append(tables.states[states[-1]][origin])
+        if states[-1] == tables.end and kind == END:
+            return states
+
+
+def _wanted(tables: _Tables, stream: list[Token], wrong: Token) -> set[str]:
+    """All kinds of tokens that could have stood in the place of the wrong one."""
+    states = [tables.start]
+    for token in stream:
+        if token is wrong:
+            break
+        states = _advanced(tables, states, token.kind) or states
+    kinds = {kind for kind in tables.states[states[-1]] if kind == END or kind.upper() == kind}
+    return {kind for kind in kinds if _advanced(tables, states, kind) is not None}
+
+
+def _unexpected(source: Source, tables: _Tables, stream: list[Token], token: Token) -> Exception:
+    wanted, words = _wanted(tables, stream, token), []
     if wanted >= _OPERAND - {"DOT"}:
         words.append("an operand (a name, a literal, a parenthesis)")
         wanted -= _OPERAND
-    binary = wanted & {tables.terminals[text] for text in ("&&", "||", "==", "+", "?")}
-    if len(binary) > 3:
+    operators = {tables.terminals[text] for text in _OPERATORS}
+    if len(wanted & operators) > 3:
         words.append("an operator")
-        wanted -= {
-            tables.terminals[t]
-            for t in ["&&", "||", "==", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "?", "in"]
-        } | {
-            "DOT",
-            "LSQB",
-            "LBRACE",
-        }
+        wanted -= operators | {"DOT", "LSQB", "LBRACE", "LPAR"}
     words += sorted(_NAMES.get(kind) or repr(tables.spelling.get(kind, kind)) for kind in wanted)
     seen = repr(token.text) if token.kind != END else "the end of the expression"
     return source.error(token.offset, f"syntax error at {seen}: expected {' or '.join(words)}")

@@ -172,8 +172,8 @@ class NamedFormat:
 class Amount:
     """A quantity as CEL holds it: ``mantissa`` times ten to the ``scale``.
 
-    ``big`` says that the number is held as a big decimal, for which ``isInteger`` is false. ``derived`` marks results of
-    add and sub, which no other quantity equals from the left.
+    ``big`` says that the number is held as a big decimal, for which ``isInteger`` is false. ``derived`` marks results
+    of add and sub, which no other quantity equals from the left.
     """
 
     __slots__ = ("big", "derived", "mantissa", "quantity", "scale")

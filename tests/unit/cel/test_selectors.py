@@ -111,7 +111,7 @@ def test_logic_absorbs_an_error_that_does_not_matter(expression: str) -> None:
     [
         ("", "syntax error"),
         ("device.driver ==", "syntax error"),
-        ("driver == 'x'", "1:1: undeclared name 'driver', did you mean 'device'"),
+        ("driver == 'x'", "1:1: undeclared name 'driver', did you mean 'device.driver'"),
         ("device.attribute['x'].y", "1:8: device has no field 'attribute', did you mean 'attributes'"),
         (f"{A}.architecture.lower() == 'hopper'", "undeclared function 'lower'"),
         ("quantities('1') == 1", "undeclared function 'quantities', did you mean 'quantity'"),
