@@ -4,7 +4,6 @@ Owns what compiles and what does not, after cel-go's checker/checker.go with the
 list and map literals, numeric comparison across types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
 """
 
-import difflib
 from typing import Final, NamedTuple
 
 from dra_driver.cel import types as t
@@ -301,5 +300,7 @@ def _signature(overload: Overload) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
+    import difflib  # noqa: PLC0415  only for complaints
+
     found = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {found[0]!r}?" if found else ""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-import re2
-
 from dra_driver.cel.values import EvalError, check_text, no_overload, spend
 
 # unicode.IsSpace of Go, which str.strip() exceeds by U+001C to U+001F.
@@ -100,6 +98,8 @@ def quote(text: str) -> str:
 @lru_cache(maxsize=512)
 def pattern(text: str) -> Any:
     """The compiled pattern. Raises EvalError on a syntax that Go's regexp does not have. Thread-safe."""
+    import re2  # noqa: PLC0415  only for selectors that use patterns
+
     options = re2.Options()
     options.log_errors = False
     try:
