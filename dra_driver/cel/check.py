@@ -24,7 +24,7 @@ from dra_driver.cel.syntax import (
 )
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import UInt
-from dra_driver.cel.wellknown import MESSAGES, TYPE_NAMES
+from dra_driver.cel.wellknown import MESSAGE_TYPES, MESSAGES, TYPE_NAMES
 
 _LITERAL_TYPES: Final[dict[type, Type]] = {
     bool: t.BOOL,
@@ -251,7 +251,7 @@ class Checker:
                 term = self._unwrapped(entry.value, term)
             if not self._unifier.assignable((fields[entry.key],), (term,)):
                 raise self._source.error(entry.offset, f"{entry.key} is of type {fields[entry.key]}, not {term}")
-        return TYPE_NAMES[node.name]
+        return MESSAGE_TYPES[node.name]
 
     def _fold(self, node: Fold) -> Type:
         over = self._check(node.range)

@@ -19,7 +19,7 @@ _RUNTIME: Final = {
     "timestamp": "google.protobuf.Timestamp",
     "null": "null_type",
 }
-_UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false", "__not_strictly_false__"})
+_UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
 
 
 @lru_cache(maxsize=1)

@@ -215,13 +215,11 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "-_": negate,
     "!_": logical_not,
     "@not_strictly_false": not_strictly_false,
-    "__not_strictly_false__": not_strictly_false,
     "_<_": less,
     "_<=_": less_equals,
     "_>_": greater,
     "_>=_": greater_equals,
     "@in": contained,
-    "_in_": contained,
     "size": size,
 }
 """Implementations by function, for all overloads of each."""

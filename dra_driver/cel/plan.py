@@ -286,13 +286,13 @@ class Planner:
             stops = True
         if name in _CONVERSIONS and len(arguments) == 1 and isinstance(arguments[0], Constant):
             return self._folded(node, lambda: call(arguments[0].value))  # type: ignore[attr-defined]
-        lenient = name in {"@not_strictly_false", "__not_strictly_false__"}
+        lenient = name == "@not_strictly_false"
         return Invoke(name, overload, tuple(arguments), call, stops=stops, lenient=lenient)
 
     def _folded(self, node: Node, compute: Callable[[], Any]) -> Constant:
         try:
             return Constant(compute())
-        except (EvalError, AbortedError) as error:
+        except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
             raise self._source.error(node.offset, f"this can never be evaluated: {error}") from error
 
     # --- literals and folds
@@ -397,5 +397,4 @@ _SPECIAL: Final[dict[str, Callable[[Planner, Call, list[Plan]], Plan]]] = {
     "or": Planner._or_else,
     "orValue": Planner._or_else,
     "@in": Planner._in,
-    "_in_": Planner._in,
 }

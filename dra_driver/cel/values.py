@@ -188,6 +188,21 @@ class Amount:
         self.derived = derived
 
 
+class _Identity:
+    """A key that equals nothing but itself, such as a list."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 MISSING: Final = object()
 _INT_LIMIT: Final = 2**63
 
@@ -275,13 +290,15 @@ def encode_key(key: Any) -> Any:
         return (kind, int(key) if kind is UInt else key)
     if kind in {bytes, Semver, NamedFormat}:
         raise AbortedError(f"a value of type {type_name(key)} cannot be a key")
-    return (kind, id(key), key)
+    return (kind, _Identity(key))
 
 
 def decode_key(key: Any) -> Any:
     if type(key) is not tuple:
         return key
-    return UInt(key[1]) if key[0] is UInt else key[-1]
+    if key[0] is UInt:
+        return UInt(key[1])
+    return key[1].value if type(key[1]) is _Identity else key[1]
 
 
 def _other_numbers(kind: type, key: Any) -> Iterator[Any]:

@@ -175,3 +175,9 @@ def test_malformed_devices_are_refused() -> None:
         compile_selector("true").evaluate(unreadable)
     with pytest.raises(ValueError, match="not a quantity"):
         DeviceView("x", {"capacity": {"a": {"value": "much"}}})
+
+
+@pytest.mark.parametrize("key", ["[1]", "{1: 2}", "optional.of(1)"])
+def test_odd_keys_are_keys(key: str) -> None:
+    """A key that equals nothing else is kept, and never found."""
+    assert selects(f"{{{key}: 1}}.size() == 1")
