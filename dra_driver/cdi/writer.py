@@ -78,18 +78,19 @@ class CdiWriter:
         if kept is None or kept[0] is not spec:
             kept = (spec, self._render(spec, name, self._names.device_kind))
             self._rendered_base = kept
-        return self._put(name, kept[1])
+        return self._put(name, kept[1], durable=True)
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool:
         """Make the claim's file say ``spec``; False when it already did, byte for byte.
 
         For repeated prepares too: the directory is usually in memory and empty after a reboot. When the process
         dies inside, the old file (or none) stands and at most a temporary file is left, which `remove_orphans`
-        clears later. Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would not
-        load; then nothing is touched.
+        clears later. Not synced to disk: only a power cut loses the page cache, and after one the boot id is another,
+        so the journal forgets the claim (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID,
+        `InvalidSpecError` when the document would not load; then nothing is touched.
         """
         name = self._names.claim_file_name(uid)
-        return self._put(name, self._render(spec, name, self._names.claim_kind))
+        return self._put(name, self._render(spec, name, self._names.claim_kind), durable=False)
 
     def remove_claim(self, uid: str) -> bool:
         """Remove the claim's file; False when there was none. Raises `ClaimError` when ``uid`` is no UID.
@@ -132,16 +133,16 @@ class CdiWriter:
             raise InvalidSpecError(f"CDI document {self._path(name)} would be of kind {spec.kind!r}, expected {kind!r}")
         return render(spec, self._path(name))
 
-    def _put(self, name: str, data: bytes) -> bool:
+    def _put(self, name: str, data: bytes, *, durable: bool) -> bool:
         if self._files.read(self._path(name), len(data) + 1) == data:
             return False
         try:
-            self._replace(name, data)
+            self._replace(name, data, durable=durable)
         except OSError as error:
             raise self._storage_error("write", name, error) from error
         return True
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _replace(self, name: str, data: bytes, *, durable: bool) -> None:
         files = self._files
         try:
             fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
@@ -152,7 +153,8 @@ class CdiWriter:
             try:
                 files.write(fd, data)
                 files.set_mode(fd, 0o644)  # readable for whoever debugs; there is no secret in it
-                files.sync(fd)
+                if durable:
+                    files.sync(fd)
             finally:
                 files.close(fd)
             files.replace(temporary, self._path(name))
@@ -160,7 +162,8 @@ class CdiWriter:
             with suppress(OSError):  # the first failure is the one to report; the leftover is removed when it is old
                 files.remove(temporary)
             raise
-        files.sync_folder(self._directory)
+        if durable:
+            files.sync_folder(self._directory)
 
     def _remove(self, name: str) -> bool:
         try:

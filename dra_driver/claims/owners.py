@@ -7,8 +7,11 @@ shows it across containers that share the directory.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.claims.entry import OwnerId
@@ -16,6 +19,7 @@ from dra_driver.errors import StorageError
 
 _PREFIX = "owner-"
 _SUFFIX = ".lock"
+_TRIES = 100
 
 
 class Owners:
@@ -36,10 +40,7 @@ class Owners:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _sweep(directory)
-            fd = os.open(
-                directory / f"{_PREFIX}{own}{_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-            )
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = _take(directory / f"{_PREFIX}{own}{_SUFFIX}")
         except OSError as error:
             raise StorageError(
                 f"cannot announce this process in {directory}: {(error.strerror or str(error)).lower()}; "
@@ -67,20 +68,41 @@ class Owners:
             os.close(fd)
 
 
+def _take(path: Path) -> int:
+    """The locked file at ``path``, made; made again when another run's sweep removed it before it was locked."""
+    for _ in range(_TRIES):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            time.sleep(0.01)  # somebody is just looking whether it is free
+        os.close(fd)
+    raise TimeoutError(errno.ETIMEDOUT, "another process keeps locking or removing this process' file")
+
+
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            if _is_free(path):
-                path.unlink()
+        with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+            path.unlink()  # under the lock, so that `_take` either sees the lock or the missing file
 
 
 def _is_free(path: Path) -> bool:
     """Whether nobody holds the lock. Asked with a shared lock, so that askers do not take each other for owners."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with _locked(path, fcntl.LOCK_SH):
+            return True
     except BlockingIOError:
         return False
+
+
+@contextlib.contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    """Raises BlockingIOError at once when somebody else has the lock."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        yield
     finally:
         os.close(fd)
-    return True

@@ -43,7 +43,7 @@ class Recovery:
 def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
-    Never raises for the world's faults: they end in ``problems``, and the node works on with what it knows. ``lister``
+    Never raises for the world's faults: they end in ``problems`` for the caller to report. ``lister``
     is asked once at most, and only when the journal is new while CDI files are there; None leaves it for later.
     """
     problems: list[str] = []
@@ -178,5 +178,3 @@ def _report(found: Recovery) -> None:
     }
     if any(counts.values()):
         log.info("claims recovered", extra=counts)
-    for problem in found.problems:
-        log.warning("claims are not fully recovered, tried again later", extra={"reason": problem})

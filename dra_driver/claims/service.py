@@ -61,7 +61,8 @@ class ClaimService:
         Never raises for the world's faults: they are logged, and met again next time.
         """
         try:
-            self.recover()
+            for problem in self.recover().problems:
+                log.warning("claims are not fully recovered, tried again later", extra={"reason": problem})
             self._collector.collect(stopping)
             self._tools.journal.tidy()
         except DraError as error:

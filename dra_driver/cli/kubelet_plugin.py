@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.telemetry import logs
 
     logs.configure(settings.log_format, settings.log_level)
+    # gRPC's core would write lines of its own format to stderr; what fails there arrives here as an exception too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from dra_driver.kubelet import plugin
 
     plugin.run(settings)

@@ -225,12 +225,15 @@ def _required(function: str, call: Callable[[], T]) -> T:
     """The answer of one call that a GPU cannot do without. Raises DeviceLostError or DriverUnavailableError."""
     answer = _optional(function, call, absent=frozenset())
     if answer is None:
-        raise DeviceLostError(f"{function} failed: the driver's library is too old for it; upgrade the driver")
+        raise DeviceLostError(
+            f"{function} failed: the driver's library is too old for it, or its answer makes no sense; "
+            "upgrade the driver, and see XID messages in the node's kernel log"
+        )
     return answer
 
 
 def _optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
-    """As ``_required``, but None for a property that is not there: an NVML code in ``absent``."""
+    """As ``_required``, but None for a property that is not there: an NVML code in ``absent``, or no readable text."""
     try:
         return call()
     except pynvml.NVMLError as error:
@@ -238,6 +241,10 @@ def _optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABS
             return None
         _raise_translated(function, error)
     except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: a wrapper found only an older form of the symbol
+        return None
+    except ValueError as error:
+        # A damaged board's name need not be UTF-8, nor its bus id a number; its neighbours are read all the same.
+        log.debug("an answer of NVML cannot be read", extra={"function": function, "reason": str(error)})
         return None
 
 

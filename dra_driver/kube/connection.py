@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-from urllib3.exceptions import InsecureRequestWarning
+from urllib3.exceptions import InsecureRequestWarning, LocationParseError
+from urllib3.util import parse_url
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube.transport import ClientParts, client_parts
@@ -93,7 +94,14 @@ class Connection:
 
         def make() -> Any:
             configuration = parts.configuration()
-            parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
+            try:
+                parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
+            except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+                # How the client's reader trips over a file of another shape; its text would help nobody.
+                raise ConfigurationError(
+                    f"{path} is not a kubeconfig, expected the YAML that kubectl config view --raw prints "
+                    f"({type(error).__name__}: {error})"
+                ) from error
             return configuration
 
         return cls(f"kubeconfig {path}", make, parts)
@@ -134,6 +142,11 @@ class Connection:
 
     def _new_session(self) -> _Session:
         configuration = self._guarded(self._make_configuration)
+        if not _is_server(str(configuration.host)):
+            raise ConfigurationError(
+                f"cannot use {self.source} to reach the API server: its server is {str(configuration.host)[:200]!r}, "
+                "expected an address such as https://10.0.0.1:6443"
+            )
         configuration.socket_options = self._parts.keepalive_options(
             idle=_KEEPALIVE_IDLE_S, interval=_KEEPALIVE_INTERVAL_S, count=_KEEPALIVE_PROBES
         )
@@ -151,9 +164,20 @@ class Connection:
         """
         try:
             return read()
+        except ConfigurationError:
+            raise
         except Exception as error:  # a fence: translated, with the cause kept
             what = str(error) or type(error).__name__
             raise ConfigurationError(f"cannot use {self.source} to reach the API server: {what}") from error
+
+
+def _is_server(address: str) -> bool:
+    """Whether requests can be sent there at all; a typing mistake would otherwise look like a server that is down."""
+    try:
+        url = parse_url(address)
+    except LocationParseError:
+        return False
+    return url.scheme in {"http", "https"} and bool(url.host) and not any(char.isspace() for char in address)
 
 
 def _in_cluster(environ: Mapping[str, str], directory: Path) -> bool:

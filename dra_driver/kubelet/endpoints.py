@@ -1,4 +1,4 @@
-"""The two sockets as one thing: shown in the right order, made again when they vanish, taken away in reverse.
+"""The two sockets as one thing: shown and taken away in the right order, made again when they vanish.
 
 Owns both servers. Refuses to know when to look: the process calls ``check`` about once a second.
 
@@ -6,6 +6,10 @@ The DRA socket accepts calls before the registration socket appears, because the
 ``GetInfo``. A kubelet that restarts walks its registry again and finds the registration socket by itself. But when the
 file is gone (a cleaned directory, a node reset), nothing would ever bring it back: a unix socket cannot be put back
 under a name, so a new server takes its place, and the old one finishes the calls that it has.
+
+The registration socket goes last, after the calls in work: once it is gone the kubelet closes its connection with
+every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose prepare was cut
+off waits half a minute for the next. Meanwhile the kubelet sees our service go and prefers a successor's.
 
 A socket that somebody else has put in place of ours is left alone: two drivers taking turns would be worse than one.
 """
@@ -71,9 +75,9 @@ class Endpoints:
             self._problem = problem
 
     def stop(self, grace_s: float) -> None:
-        """Registration first, so that no new kubelet comes; then the service, whose calls get ``grace_s``."""
-        self._registrar.stop(0)
+        """New calls are refused at once, those in work get ``grace_s``; registration ends after that."""
         self._dra.stop(grace_s)
+        self._registrar.stop(0)
 
     def _restore(self) -> None:
         if self._dra.socket.is_missing():
@@ -82,9 +86,9 @@ class Endpoints:
             _started(fresh, self._paths.dra)
             self._dra, old = fresh, self._dra
             metrics.sockets_recreated_total.labels("dra").inc()
+            # Tells a connected kubelet to dial again; it finds the new server at the old path. Registering anew would
+            # do that as well, but the kubelet would cut the calls in work (see above).
             old.retire()
-            # The kubelet may be connected to the old server only; a new registration makes it dial the new socket.
-            self._registrar.socket.withdraw()
         if self._registrar.socket.is_missing():
             _log_missing(self._paths.registration)
             registrar = self._new_registrar()

@@ -53,6 +53,8 @@ from dra_driver.telemetry.http import ObservabilityServer
 log = logging.getLogger(__name__)
 
 COMPONENT = "dra-driver"
+# Sockets of former pods; what else lies in the kubelet's registry may be another driver's, about to listen.
+ANY_UID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 CALL_GRACE_S = 2.0
 # Recovery knows more with a first look at the hardware, but pods that end are not kept waiting for a slow driver.
 FIRST_LOOK_S = 2.0
@@ -130,8 +132,8 @@ class NodeProcess:
         lock = preflight.ProcessLock(self._plugin_dir, shared=settings.pod_uid is not None)
         lock.acquire()
         self._running.callback(lock.release)
-        remove_dead(paths.registration.parent, f"{settings.driver_name}-*reg.sock")
-        remove_dead(self._plugin_dir, "dra*.sock")
+        remove_dead(paths.registration.parent, f"{settings.driver_name}-{ANY_UID}-reg.sock")
+        remove_dead(self._plugin_dir, f"dra-{ANY_UID}.sock")
 
     def _serve_http(self) -> None:
         metrics.initialise(driver=self._settings.driver_name, node=self._settings.node_name, version=__version__)

@@ -49,7 +49,8 @@ class SocketPaths:
                 f"{driver}-{short}-reg.sock",
                 f"dra-{_hashed(driver, pod_uid, size=16)}-reg.sock",
             ]
-            dra = [f"dra-{pod_uid}.sock", f"dra-{short}.sock"]
+            # The last fits under /var/lib/kubelet/plugins with a driver name of any length that Kubernetes takes.
+            dra = [f"dra-{pod_uid}.sock", f"dra-{short}.sock", f"dra-{_hashed(pod_uid, size=6)}.sock"]
         return cls(
             registration=_first_that_fits(registrar_dir, registration, "--kubelet-registrar-dir"),
             dra=_first_that_fits(plugin_dir, dra, "--kubelet-plugins-dir or --driver-name"),

@@ -45,8 +45,8 @@ class AllocatedDevice:
 class OpaqueConfig:
     """One entry of ``status.allocation.devices.config`` for this driver, parameters undecoded.
 
-    An entry applies to a result when ``requests`` is empty or holds the result's request or its base request; of several
-    that apply the later one wins (KEP-4381; class entries stand before claim entries).
+    An entry applies to a result when ``requests`` is empty or holds the result's request or its base request; of
+    several that apply the later one wins (KEP-4381; class entries stand before claim entries).
     """
 
     source: Literal["FromClass", "FromClaim"]

@@ -13,9 +13,9 @@ from dra_driver.model.ids import DeviceName, GpuUuid
 class Gpu:
     """One physical GPU.
 
-    ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs form,
-    ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total, ``None`` on
-    unified-memory parts. ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
+    ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs
+    form, ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total,
+    ``None`` on unified-memory parts. ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
     ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
     """
 

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from dra_driver.cel import compile_selector
 from dra_driver.errors import CelSyntaxError, ConfigurationError, RetryableError
+from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
@@ -77,12 +78,14 @@ class Cluster:
     """The embedded cluster. Use it as a context manager, or `start` it once and `stop` it once.
 
     ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). ``kubeconfig`` is where to write one, None for a
-    place in the cluster's own folder.
+    place in the cluster's own folder. Raises ConfigurationError for hardware that does not exist.
     """
 
     def __init__(self, nodes: Mapping[str, str], *, port: int = 0, kubeconfig: Path | None = None) -> None:
         if not nodes:
             raise ConfigurationError("an embedded cluster needs at least one node, such as gpu-a=4xa100-sxm4-40gb")
+        for name, spec in nodes.items():
+            SimulatedBackend.from_spec(spec, name)  # a typing mistake is found here and not in a child's log
         self._specs = dict(nodes)
         self.folder = _private_folder()
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
@@ -151,7 +154,7 @@ class Cluster:
         self._api.start()
 
     def wait_published(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Until every node's driver is registered with its kubelet and has slices."""
+        """Until every node's driver is registered with its kubelet and has slices. Raises RetryableError if not."""
         for node in self.nodes.values():
             self.wait(lambda node=node: self._unready(node), timeout_s, f"node {node.name} to publish its GPUs")  # type: ignore[misc]
 
@@ -200,7 +203,9 @@ class Cluster:
 
     def _unready(self, node: ClusterNode) -> str | None:
         if not node.process.is_running:
-            return f"its process has ended; its log ends with\n{node.process.log_tail()}"
+            raise RetryableError(
+                f"the process of node {node.name} has ended; its log ends with\n{node.process.log_tail()}"
+            )
         if DRIVER not in node.kubelet.kubelet.drivers():
             return "its driver is not registered with the kubelet"
         return None if self.slices(node.name) else "it has no ResourceSlice"

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,7 +30,7 @@ class CheckResult:
     output: str
 
 
-def cdi_names(container: Wire, claims: dict[str, Sequence[Device]]) -> list[str]:
+def cdi_names(container: Wire, claims: Mapping[str, Sequence[Device]]) -> list[str]:
     """CDI names for a container, as the kubelet's GetResources finds them.
 
     ``claims`` maps the pod's claim names to prepared devices. A reference without a request takes every device, one

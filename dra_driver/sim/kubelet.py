@@ -7,7 +7,6 @@ are not prepared yet, what makes an answer wrong, the health stream that is open
 """
 
 import logging
-import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from dra_driver._pb.health_v1alpha1 import api_pb2 as health
 from dra_driver._pb.pluginregistration import api_pb2 as registration
 from dra_driver.errors import RetryableError
 from dra_driver.sim.kubelet_state import Device, KubeletState, NodeClaim
+from dra_driver.sim.registry import Identity, check_served, find_sockets
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,13 @@ HEALTH_RETRY_S: Final = 5.0
 # In the order of preference of the real kubelet: the first of the driver's list that is here wins.
 _SERVICES: Final[dict[str, Any]] = {"v1.DRAPlugin": v1, "v1beta1.DRAPlugin": v1beta1}
 
-_Identity = tuple[int, int]
+# Every connection on its own: in grpc's shared pool a new one would inherit the back-off of one to a dead process. The
+# real kubelet reconnects at once.
+_OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 class DraPlugin:
@@ -48,7 +54,7 @@ class DraPlugin:
         self.endpoint = endpoint
         self.service = service
         self._messages = _SERVICES[service]
-        self._channel = grpc.insecure_channel(f"unix:{endpoint}")
+        self._channel = grpc.insecure_channel(f"unix:{endpoint}", options=_OPTIONS)
         self._connected = threading.Event()
         self._stop = threading.Event()
         self._channel.subscribe(self._changed, try_to_connect=True)
@@ -112,7 +118,7 @@ class DraPlugin:
 class _Socket:
     """What is known about one registration socket: when to try it (again) and what came of it."""
 
-    def __init__(self, identity: _Identity) -> None:
+    def __init__(self, identity: Identity) -> None:
         self.identity = identity
         self.plugin: DraPlugin | None = None
         self.failures = 0
@@ -235,7 +241,7 @@ class FakeKubelet:
             self._stop.wait(self._interval_s)
 
     def _look(self) -> None:
-        found = dict(_sockets(self._registry))
+        found = dict(find_sockets(self._registry))
         for path in [path for path, known in self._sockets.items() if found.get(path) != known.identity]:
             self._deregister(self._sockets.pop(path))
         for path, identity in found.items():
@@ -253,7 +259,8 @@ class FakeKubelet:
             log.warning("plugin not registered", extra={"socket": path, "reason": error, "retry_s": backoff_s})
 
     def _handshake(self, path: Path) -> DraPlugin:
-        with grpc.insecure_channel(f"unix:{path}") as channel:
+        check_served(path, GET_INFO_TIMEOUT_S)
+        with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
             try:
                 grpc.channel_ready_future(channel).result(DIAL_TIMEOUT_S)
             except grpc.FutureTimeoutError as error:
@@ -323,19 +330,6 @@ class FakeKubelet:
         for name in due:
             if self._on_wipe is not None:
                 self._on_wipe(name)
-
-
-def _sockets(registry: Path) -> Iterator[tuple[Path, _Identity]]:
-    """Every socket below the folder, hidden names apart, with what tells a new one under an old name."""
-    for path in sorted(registry.rglob("*")):
-        if any(part.startswith(".") for part in path.relative_to(registry).parts):
-            continue
-        try:
-            status = path.lstat()
-        except OSError:
-            continue
-        if stat.S_ISSOCK(status.st_mode):
-            yield path, (status.st_ino, status.st_ctime_ns)
 
 
 def _devices(driver: str, answer: Any) -> tuple[Device, ...]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dra_driver.errors import RetryableError, StorageError
 
@@ -146,6 +147,6 @@ def _load(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _device(item: dict[str, object]) -> Device:
-    lists = {name: tuple(item[name]) for name in ("request_names", "cdi_ids")}  # type: ignore[arg-type]
-    return Device(**{**item, **lists})  # type: ignore[arg-type]
+def _device(item: dict[str, Any]) -> Device:
+    lists = {name: tuple(item[name]) for name in ("request_names", "cdi_ids")}
+    return Device(**{**item, **lists})

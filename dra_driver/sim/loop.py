@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from dra_driver.errors import DraError
 from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.state import Change
 from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
@@ -23,14 +24,24 @@ class Loop:
     """Calls ``step`` in one thread, at the start and after changes of ``kinds``.
 
     ``step`` returns the seconds after which it wants to be called without a change, None for no wish. A DraError (a
-    conflict, an object that is gone) means "look again soon"; anything else is logged and means the same.
+    conflict, an object that is gone) means "look again soon"; anything else is logged and means the same. ``observe``
+    sees every change before the step that follows it, in order, and must not change its object.
     """
 
-    def __init__(self, name: str, store: Store, kinds: Iterable[Kind], step: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        kinds: Iterable[Kind],
+        step: Callable[[], float | None],
+        *,
+        observe: Callable[[Change], None] = lambda _change: None,
+    ) -> None:
         self._name = name
         self._store = store
         self._kinds = tuple(kinds)
         self._step = step
+        self._observe = observe
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -51,12 +62,12 @@ class Loop:
         self._changed.set()
 
     def _run(self) -> None:
-        # Only the wake-up of the subscription is used; what it collects is thrown away before each look.
         with self._store.watch(self._kinds, since=self._store.revision, wake=self._changed.set) as changes:
             while not self._stop.is_set():
                 self._changed.clear()
                 try:
-                    changes.take_all()
+                    for change in changes.take_all():
+                        self._observe(change)
                     wait_s = self._step()
                 except DraError as error:
                     log.debug("looking again", extra={"loop": self._name, "reason": error})

@@ -4,8 +4,10 @@ Owns the v1 Event: repeats of the same event count up one object instead of maki
 tools/record/events_cache.go does the same). Best effort: a failed write is logged and forgotten.
 """
 
-import hashlib
 import logging
+import threading
+import time
+from collections import OrderedDict
 
 from dra_driver.errors import DraError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
@@ -15,6 +17,8 @@ from dra_driver.sim.store import Store
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1024
+# client-go remembers as many (maxLruCacheEntries) to count repeats.
+REMEMBERED = 4096
 
 
 class Recorder:
@@ -23,6 +27,8 @@ class Recorder:
     def __init__(self, store: Store, component: str, host: str = "") -> None:
         self._store = store
         self._source = {"component": component, **({"host": host} if host else {})}
+        self._lock = threading.Lock()  # guards _names
+        self._names: OrderedDict[tuple[str, ...], str] = OrderedDict()
 
     def normal(self, obj: Obj, reason: str, message: str, field_path: str = "") -> None:
         """Something that went as it should."""
@@ -35,9 +41,7 @@ class Recorder:
     def _record(self, kind: str, obj: Obj, reason: str, message: str, field_path: str) -> None:
         message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
         metadata = obj["metadata"]
-        what = "\0".join([self._source["component"], metadata.get("uid", ""), kind, reason, message, field_path])
-        digest = hashlib.sha256(what.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        name = f"{metadata['name'][:200]}.{digest}"
+        name = self._name(metadata["name"], (metadata.get("uid", ""), kind, reason, message, field_path))
         namespace = metadata.get("namespace", "default")
         try:
             known = self._store.find(EVENTS, name, namespace)
@@ -50,6 +54,15 @@ class Recorder:
                 self._store.update(EVENTS, known)
         except DraError as error:
             log.debug("event not recorded", extra={"reason": error})
+
+    def _name(self, subject: str, what: tuple[str, ...]) -> str:
+        """The event's name; the same for a repeat. The time in it keeps events of one second in order."""
+        with self._lock:
+            name = self._names.setdefault(what, f"{subject[:200]}.{time.time_ns():016x}")
+            self._names.move_to_end(what)
+            if len(self._names) > REMEMBERED:
+                self._names.popitem(last=False)
+            return name
 
     def _event(self, obj: Obj, name: str, words: Obj, field_path: str) -> Obj:
         metadata, now = obj["metadata"], rfc3339(utc_now())

@@ -17,6 +17,7 @@ from dra_driver.allocation.nodes import node_matches
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.state import Change
 from dra_driver.sim.loop import Loop
 from dra_driver.sim.node_fit import why_not
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
@@ -65,7 +66,7 @@ class Scheduler:
         self._store = store
         self._recorder = Recorder(store, DEFAULT_NAME)
         kinds = (PODS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES)
-        self._loop = Loop("scheduler", store, kinds, self.step)
+        self._loop = Loop("scheduler", store, kinds, self.step, observe=self._arrived)
         self._attempts: dict[str, _Attempts] = {}
 
     def start(self) -> None:
@@ -77,7 +78,7 @@ class Scheduler:
     def step(self) -> float | None:
         """Try every pending pod that is due; the seconds until the next one is."""
         pods = self._store.list(PODS).items
-        waiting = sorted((pod for pod in pods if _is_pending(pod)), key=_age)
+        waiting = sorted((pod for pod in pods if _is_pending(pod)), key=self._place_in_queue)
         self._attempts = {uid(pod): self._attempts.get(uid(pod), _Attempts()) for pod in waiting}
         moments = []
         for pod in waiting:
@@ -93,6 +94,17 @@ class Scheduler:
             if current is not None and uid(current) == uid(pod) and _is_pending(current):
                 self._try(current, attempts, state)
         return min(moments) if moments else None
+
+    def _arrived(self, change: Change) -> None:
+        """Remember the order in which pods came: their time stamps have whole seconds only."""
+        if change.kind is PODS and change.type == "ADDED":
+            self._attempts.setdefault(uid(change.record.obj), _Attempts())
+
+    def _place_in_queue(self, pod: Obj) -> tuple[int, str, int]:
+        """First come, first served; of pods that were there before the scheduler, the older one."""
+        known = list(self._attempts)
+        place = known.index(uid(pod)) if uid(pod) in self._attempts else len(known)
+        return place, pod["metadata"].get("creationTimestamp", ""), int(pod["metadata"]["resourceVersion"])
 
     def _relevant_state(self) -> int:
         """Changes when anything changes that can make a pod fit; conditions of waiting pods are not among it."""
@@ -218,10 +230,6 @@ def _is_pending(pod: Obj) -> bool:
         or is_deleted(pod)
         or is_finished(pod)
     )
-
-
-def _age(pod: Obj) -> tuple[str, str]:
-    return pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]
 
 
 def _is_reserved(claim: Obj, pod: Obj) -> bool:

@@ -54,7 +54,10 @@ class ClaimMaker:
         here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self._node]}]}
         return {
             "allocation": {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [here]}},
-            "reservedFor": [{"resource": "pods", "name": "bench", "uid": str(uuid.uuid4())}],
+            # Not a pod: the controller of a cluster takes a claim back from pods that do not exist.
+            "reservedFor": [
+                {"apiGroup": "bench.example.com", "resource": "rounds", "name": "bench", "uid": str(uuid.uuid4())}
+            ],
         }
 
     def drop(self, claim: dict[str, str]) -> None:

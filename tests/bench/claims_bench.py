@@ -20,6 +20,7 @@ from dra_driver.claims.assembly import Claims, open_claims
 from dra_driver.errors import DraError
 from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, FakeClaims, claim, machine, ref, result
+from tests.fakes.memory import memory_folder
 
 WARM_UP = 20
 PREPARED = (0, 128, 2000)
@@ -33,17 +34,13 @@ def main() -> None:
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=args.state_dir) as state,
-        tempfile.TemporaryDirectory(dir=args.cdi_dir or _memory_dir()) as cdi,
+        tempfile.TemporaryDirectory(dir=args.cdi_dir or memory_folder()) as cdi,
     ):
         for prepared in PREPARED:
             measure(Path(state) / str(prepared), Path(cdi) / str(prepared), prepared, args.rounds)
         parallel(Path(state) / "parallel", Path(cdi) / "parallel", args.rounds)
         for label, folder in (("state", state), ("CDI", cdi)):
             report(f"sync of one page, {label} directory", sync_times(Path(folder), args.rounds))
-
-
-def _memory_dir() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def open_room(state: Path, cdi: Path, api: FakeClaims) -> Claims:

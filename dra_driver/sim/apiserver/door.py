@@ -136,7 +136,9 @@ class Door:
                     yield lines
                     continue
                 try:
-                    await asyncio.wait_for(signal.wait(), min(left, BOOKMARK_INTERVAL_S))
+                    # Not wait_for: up to Python 3.11 it can swallow a cancellation that comes with the signal.
+                    async with asyncio.timeout(min(left, BOOKMARK_INTERVAL_S)):
+                        await signal.wait()
                 except TimeoutError:
                     if plan.bookmarks and left > BOOKMARK_INTERVAL_S:
                         yield frames.bookmark(revision)

@@ -1,7 +1,7 @@
 """The API server as a thing to start and stop: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
 
 Start: 1. bind the socket, 2. make certificate and token, 3. run the event loop in a thread, 4. wait until it accepts.
-Stop: 1. end every watch, 2. let requests in flight finish (2 s), 3. join the thread (5 s).
+Stop: 1. end every watch, 2. let requests in flight finish (0.3 s), 3. cut what is left, 4. join the thread (5 s).
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from dra_driver.sim.store import Store
 ADDRESS = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
+GOODBYE_S = 0.3
 NAMESPACE_DELAY_S = 1.0
 
 
@@ -91,9 +92,21 @@ class ApiServer:
             return
         self._server.should_exit = True
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._door.close)
+            self._loop.call_soon_threadsafe(self._end_streams, self._server, self._door, self._loop)
         self._thread.join(STOP_TIMEOUT_S)
         self._server = None
+
+    @staticmethod
+    def _end_streams(server: uvicorn.Server, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+        """End watches; then cut connections whose clients keep them open and do not answer TLS's goodbye."""
+        door.close()
+
+        def cut() -> None:
+            for connection in list(server.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+
+        loop.call_later(GOODBYE_S, cut)
 
     def kubeconfig(self, path: str | os.PathLike[str]) -> Path:
         """Write a kubeconfig that only its owner may read, replacing what is there in one step."""
@@ -118,7 +131,9 @@ class ApiServer:
         }
 
     def _bind(self) -> socket.socket:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # The protocol is named because asyncio sets TCP_NODELAY only then; without it every answer waits 40 ms for
+        # an ACK.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((ADDRESS, self._port))

@@ -57,6 +57,18 @@ def test_a_fault_set_by_another_process_shows_at_the_next_snapshot(nvml: NvmlBac
     assert "nvidia-smi --gpu-reset" in left_out.reason
 
 
+def test_a_gpu_with_garbage_for_a_name_and_a_bus_id_harms_no_other(nvml: NvmlBackend, state: State) -> None:
+    """NVML promises no encoding; what cannot be read is left out, and a GPU without a UUID altogether."""
+    whole = nvml.snapshot()
+    state.scramble(0, "name", "bus_id")
+    state.scramble(1, "uuid")
+    found = nvml.snapshot()
+    assert [gpu.uuid for gpu in found.gpus] == [whole.gpus[0].uuid, *(gpu.uuid for gpu in whole.gpus[2:])]
+    assert (found.gpus[0].product_name, found.gpus[0].pci_bus_id) == (None, None)
+    (left_out,) = found.left_out
+    assert "nvmlDeviceGetUUID" in left_out.reason
+
+
 @pytest.mark.parametrize("code", [codes.NOT_SUPPORTED, codes.FUNCTION_NOT_FOUND, codes.NO_PERMISSION])
 @pytest.mark.parametrize(
     ("function", "field"),

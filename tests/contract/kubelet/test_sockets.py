@@ -61,14 +61,19 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
     assert plugin.registration.problem is None
 
 
-def test_dra_socket_that_was_deleted_comes_back_and_registers_again(plugin: Plugin) -> None:
-    """A connected kubelet has to learn of the new socket, so the registration socket is made anew as well."""
-    before = plugin.paths.registration.lstat().st_ino
-    plugin.paths.dra.unlink()
-    plugin.endpoints.check()
-    assert plugin.paths.registration.lstat().st_ino != before
+def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
+    """The old connection is told to go and leads to the new socket; registering anew would cut calls in work."""
+    registered = plugin.paths.registration.lstat().st_ino
     with dial(plugin.paths.dra) as channel:
-        assert DraClient(channel).prepare(UID).claims[UID].devices
+        client = DraClient(channel)
+        assert client.prepare(UID).claims[UID].devices
+        before = plugin.endpoints._dra
+        plugin.paths.dra.unlink()
+        plugin.endpoints.check()
+        assert plugin.endpoints._dra is not before
+        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+        assert client.prepare_method(request, timeout=10, wait_for_ready=True).claims[UID].devices
+    assert plugin.paths.registration.lstat().st_ino == registered
 
 
 def test_call_in_work_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
@@ -222,3 +227,25 @@ def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: P
         with pytest.raises(grpc.RpcError):
             future.result(5)
         release.set()
+
+
+def test_registration_outlives_the_calls_in_work(plugin: Plugin) -> None:
+    """The kubelet drops its connection, calls included, when the registration socket goes: a prepare would be lost."""
+    entered, release = threading.Event(), threading.Event()
+    plugin.preparer.before = lambda ref: (entered.set(), release.wait(30))[0]
+    with dial(plugin.paths.dra) as channel:
+        client = DraClient(channel)
+        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+        future = client.prepare_method.future(request, timeout=30)
+        assert entered.wait(5)
+        stopper = threading.Thread(target=plugin.stop, args=(10.0,))
+        stopper.start()
+        deadline = time.monotonic() + 5
+        while plugin.paths.dra.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert not plugin.paths.dra.exists(), "new calls are refused at once"
+        assert plugin.paths.registration.exists()
+        release.set()
+        assert future.result(5).claims[UID].devices
+        stopper.join(5)
+    assert not plugin.paths.registration.exists()

@@ -116,6 +116,12 @@ class State:
         with self._locked() as state:
             state.gpus[index].lost = int(lost)
 
+    def scramble(self, index: int, *fields: str) -> None:
+        """Texts of the GPU at NVML index ``index`` are no UTF-8 any more: ``uuid``, ``name`` or ``bus_id``."""
+        with self._locked() as state:
+            for field in fields:
+                setattr(state.gpus[index], field, b"\xff\xfe?")
+
     def inject(self, function: str, code: int, *, device: int = ABSENT, latency_ms: int = 0, times: int = 0) -> None:
         """Answer ``function`` (its exported name) with ``code``, for one NVML index or all, ``times`` calls or always.
 

@@ -19,6 +19,10 @@ NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
 OTHER = "9d6a2c1e-11aa-4b5f-8c0d-d1e2f3a4b5c6"
 NOW = 1_800_000_000.0
+# A claim's file is not synced, so those steps are taken for the base file alone.
+DOCUMENT_STEPS = [("base", step) for step in WRITE_STEPS] + [
+    ("claim", step) for step in WRITE_STEPS if step not in ("sync", "sync_folder")
+]
 
 
 def claim(text: str = "1", uid: str = UID) -> CdiSpec:
@@ -37,6 +41,18 @@ def writer(folder: Path, files: FlakyFiles | None = None) -> CdiWriter:
 
 def claim_path(folder: Path, uid: str = UID) -> Path:
     return folder / NAMES.claim_file_name(uid)
+
+
+def put(one: CdiWriter, document: str, text: str) -> bool:
+    return one.write_base(base(text)) if document == "base" else one.write_claim(UID, claim(text))
+
+
+def path_of(folder: Path, document: str) -> Path:
+    return folder / NAMES.base_file_name if document == "base" else claim_path(folder)
+
+
+def content(document: str, text: str) -> bytes:
+    return render(base(text) if document == "base" else claim(text), "x")
 
 
 def names(folder: Path) -> list[str]:
@@ -118,35 +134,37 @@ def test_the_base_file_is_compared_byte_for_byte(tmp_path: Path) -> None:
         (errno.EIO, "input/output error (EIO)"),
     ],
 )
-@pytest.mark.parametrize("step", WRITE_STEPS)
+@pytest.mark.parametrize(("document", "step"), DOCUMENT_STEPS)
 def test_a_refusing_file_system_is_one_sentence_and_leaves_the_old_file(
-    tmp_path: Path, step: str, number: int, advice: str
+    tmp_path: Path, document: str, step: str, number: int, advice: str
 ) -> None:
     """The pod's event says what to repair; the claim's devices stay as they were."""
-    writer(tmp_path).write_claim(UID, claim("old"))
+    put(writer(tmp_path), document, "old")
+    path = path_of(tmp_path, document)
     with pytest.raises(StorageError) as raised:
-        writer(tmp_path, FlakyFiles(step, error(number))).write_claim(UID, claim("new"))
+        put(writer(tmp_path, FlakyFiles(step, error(number))), document, "new")
     assert advice in str(raised.value)
-    assert f"cannot write CDI file {claim_path(tmp_path)}" in str(raised.value)
+    assert f"cannot write CDI file {path}" in str(raised.value)
     # After the rename the new file is in place, only not yet safe from a power cut.
-    expected = claim("new" if step == "sync_folder" else "old")
-    assert claim_path(tmp_path).read_bytes() == render(expected, "x")
-    assert names(tmp_path) == [NAMES.claim_file_name(UID)]
-    writer(tmp_path).write_claim(UID, claim("new"))
-    assert claim_path(tmp_path).read_bytes() == render(claim("new"), "x")
+    assert path.read_bytes() == content(document, "new" if step == "sync_folder" else "old")
+    assert names(tmp_path) == [path.name]
+    put(writer(tmp_path), document, "new")
+    assert path.read_bytes() == content(document, "new")
 
 
-@pytest.mark.parametrize("step", WRITE_STEPS)
+@pytest.mark.parametrize(("document", "step"), DOCUMENT_STEPS)
 @pytest.mark.parametrize("existed", [False, True])
-def test_dying_between_any_two_steps_leaves_no_half_file(tmp_path: Path, step: str, existed: bool) -> None:
+def test_dying_between_any_two_steps_leaves_no_half_file(
+    tmp_path: Path, document: str, step: str, existed: bool
+) -> None:
     """A runtime sees the old document, the new one or none; the leftover goes away once it is old."""
     if existed:
-        writer(tmp_path).write_claim(UID, claim("old"))
+        put(writer(tmp_path), document, "old")
     with pytest.raises(Died):
-        writer(tmp_path, FlakyFiles(step, Died())).write_claim(UID, claim("new"))
-    path = claim_path(tmp_path)
+        put(writer(tmp_path, FlakyFiles(step, Died())), document, "new")
+    path = path_of(tmp_path, document)
     if path.exists():
-        assert path.read_bytes() in (render(claim("old"), "x"), render(claim("new"), "x"))
+        assert path.read_bytes() in (content(document, "old"), content(document, "new"))
     assert path.exists() or not existed
     leftovers = [name for name in names(tmp_path) if name != path.name]
     assert all(not name.endswith((".json", ".yaml")) for name in leftovers)

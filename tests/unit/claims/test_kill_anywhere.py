@@ -20,6 +20,7 @@ from dra_driver.errors import ApiUnreachableError, DeviceInUseError, DraError, S
 from dra_driver.model.claim import AllocatedClaim, PreparedDevice
 from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import claim, machine, ref, result, uid
+from tests.fakes.memory import memory_folder
 from tests.unit.claims.conftest import Room, Run
 
 JOURNAL_STEPS = ["begin", "finish", "start_unprepare", "forget", "adopt", "drop_older_boots", "note_rebuilt"]
@@ -74,7 +75,7 @@ class NodeHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        self.folder = Path(tempfile.mkdtemp(dir=memory_folder()))
         self.room = Room(self.folder, hardware=machine(GPUS))
         self.fuse = Fuse()
         self.boot = 1

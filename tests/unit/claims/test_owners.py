@@ -1,5 +1,6 @@
 """Which runs are alive."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,25 @@ def test_a_directory_that_refuses_is_an_error_for_users(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot announce this process in"):
         Owners.register(tmp_path / "file" / "below", "one")
+
+
+def test_runs_that_start_together_do_not_sweep_each_other_away(tmp_path: Path) -> None:
+    """A file that is made but not locked yet looks dead; its run must come out alive all the same."""
+    for attempt in range(5):
+        made: list[Owners] = []
+        gate = threading.Barrier(4)
+
+        def start(number: int, attempt: int = attempt, gate: threading.Barrier = gate) -> None:
+            gate.wait(10)
+            made.append(Owners.register(tmp_path, f"run-{attempt}-{number}"))  # noqa: B023 - joined below
+
+        threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert len(made) == 4
+        assert all(one.is_alive(other.own) for one in made for other in made)
+        assert len(list(tmp_path.glob("owner-*"))) == 4
+        for one in made:
+            one.close()

@@ -32,6 +32,14 @@ def test_a_library_that_has_only_an_older_form_of_a_call_does_not_offer_it() -> 
         nvml._required("f", failing(mismatch))
 
 
+def test_an_answer_that_cannot_be_read_is_no_answer() -> None:
+    """One board with a damaged name must not take the node's other GPUs with it."""
+    garbage = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    assert nvml._optional("f", failing(garbage)) is None
+    with pytest.raises(DeviceLostError, match="its answer makes no sense"):
+        nvml._required("f", failing(garbage))
+
+
 @pytest.mark.parametrize("code", sorted(nvml.DRIVER_TROUBLE))
 @pytest.mark.parametrize("ask", [nvml._optional, nvml._required, nvml._driver_call])
 def test_trouble_of_the_whole_driver_is_never_blamed_on_one_gpu(code: int, ask: Callable[..., object]) -> None:

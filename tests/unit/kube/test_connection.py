@@ -92,3 +92,29 @@ def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("")
     with pytest.raises(ConfigurationError, match="Token file exists but empty"):
         Connection.load(environ=environ, service_account_dir=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", ":::", "current-context: c\ncontexts: 7", "a: v1"])
+def test_a_file_of_another_shape_is_called_no_kubeconfig_or_its_fault_is_named(tmp_path: Path, text: str) -> None:
+    """ "'str' object does not support item assignment" would help nobody who mounted the wrong file."""
+    path = tmp_path / "broken"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config"):
+        Connection.load(str(path))
+
+
+@pytest.mark.parametrize(
+    "server", ["not a url", "https://not a url", "10.0.0.1:6443", "https://", "ftp://10.0.0.1", "https://a:99999999"]
+)
+def test_a_server_that_is_no_address_is_a_configuration_error(tmp_path: Path, server: str) -> None:
+    """Nobody should wait for a server to come back that can never be reached."""
+    with pytest.raises(ConfigurationError, match=r"its server is .* expected an address such as https://"):
+        Connection.load(str(kubeconfig(tmp_path / "k", server=server)))
+
+
+@pytest.mark.parametrize(
+    "server", ["https://[fd00::1]:6443", "https://api.example.com", "https://10.0.0.1/k8s/clusters/c"]
+)
+def test_addresses_of_every_usual_form_are_taken(tmp_path: Path, server: str) -> None:
+    """IPv6, the default port, and the path that a cluster manager's proxy puts behind the host."""
+    assert Connection.load(str(kubeconfig(tmp_path / "k", server=server))).base_url == server

@@ -1,0 +1,151 @@
+"""The cluster in KUBECONFIG as the tests use it: objects go in, states are waited for, nothing stays.
+
+Everything goes through the API server's REST interface, logs included, so no kubectl is needed.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dra_driver.errors import DraError
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kinds import (
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    SERVICE_ACCOUNTS,
+)
+from dra_driver.sim.client import RestClusterClient
+from dra_driver.sim.manifests import deletion_order, kind_of, load
+
+DRIVER = "gpu.nvidia.com"
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES = ROOT / "deploy" / "base" / "deviceclasses.yaml"
+# A failed prepare makes the kubelet wait for its next look at the pod, which takes up to 90 s.
+REACH_S = 150.0
+GONE_S = 90.0
+# How long something that must not change is watched.
+SETTLE_S = 2.0
+POLL_S = 0.1
+
+Complaint = Callable[[], str | None]
+
+
+def wait(complaint: Complaint, timeout_s: float) -> None:
+    """Until ``complaint`` has none (None or an empty string). An API error is a complaint like any other."""
+    deadline = time.monotonic() + timeout_s
+    while said := _said(complaint):
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {said}"
+        time.sleep(POLL_S)
+
+
+def _said(complaint: Complaint) -> str | None:
+    try:
+        return complaint()
+    except DraError as error:
+        return str(error)
+
+
+class RealCluster:
+    """One cluster. For one thread."""
+
+    def __init__(self, rest: RestClient) -> None:
+        self.rest = rest
+        self.client = RestClusterClient(rest)
+        self._namespaces: list[str] = []
+
+    def version(self) -> str:
+        return str(self.rest.get("/version")["gitVersion"])
+
+    def slices(self) -> list[Obj]:
+        """This driver's slices, of all nodes."""
+        return [item for item in self.client.list(RESOURCE_SLICES, "") if item["spec"]["driver"] == DRIVER]
+
+    def nodes(self) -> list[Obj]:
+        return self.client.list(NODES, "")
+
+    def claim_uids(self) -> set[str]:
+        """UIDs of all claims of all namespaces."""
+        return {item["metadata"]["uid"] for item in self.client.list(RESOURCE_CLAIMS, "")}
+
+    @contextmanager
+    def classes(self) -> Iterator[None]:
+        """The project's DeviceClasses; those that were not there before go again."""
+        missing = [obj for obj in load(CLASSES) if self.client.find(kind_of(obj), obj["metadata"]["name"], "") is None]
+        for obj in missing:
+            self.client.create(obj, "")
+        yield
+        for obj in missing:
+            self.client.delete(kind_of(obj), obj["metadata"]["name"], "")
+
+    def make_namespace(self, title: str) -> str:
+        """A namespace that nobody else uses, ready for pods."""
+        stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40]
+        name = f"e2e-{stem}-{os.urandom(3).hex()}"
+        self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, "")
+        self._namespaces.append(name)
+        # Pods are refused until the controller has made it.
+        wait(lambda: None if self.client.find(SERVICE_ACCOUNTS, "default", name) else "no service account", 30.0)
+        return name
+
+    def apply(self, objects: Sequence[Obj], namespace: str) -> None:
+        for obj in objects:
+            self.client.create(obj, namespace)
+
+    def remove(self, objects: Sequence[Obj], namespace: str) -> None:
+        """Deletes what a person would with `kubectl delete -f`, and waits until no pod and no claim is left."""
+        for obj in deletion_order(objects):
+            self.client.delete(kind_of(obj), obj["metadata"]["name"], namespace)
+        wait(lambda: self._remains(namespace), GONE_S)
+
+    def _remains(self, namespace: str) -> str:
+        kinds = (PODS, RESOURCE_CLAIMS)
+        return ", ".join(f"{k.singular} {o['metadata']['name']}" for k in kinds for o in self.client.list(k, namespace))
+
+    def drop_namespace(self, name: str) -> None:
+        """Everything in it goes too, sooner or later; ``dropped`` waits for that."""
+        self.client.delete(NAMESPACES, name, "")
+
+    def dropped(self) -> None:
+        """Waits until all namespaces made here are gone."""
+        wait(lambda: ", ".join(n for n in self._namespaces if self.client.find(NAMESPACES, n, "")), GONE_S)
+
+    def pod(self, name: str, namespace: str) -> Obj:
+        found = self.client.find(PODS, name, namespace)
+        assert found is not None, f"there is no pod {name} in {namespace}"
+        return found
+
+    def pods(self, namespace: str) -> list[Obj]:
+        return self.client.list(PODS, namespace)
+
+    def logs(self, namespace: str, phase: str | None = None) -> dict[str, str]:
+        """The log of the first container of each pod (in that phase), by pod."""
+        found = {}
+        for pod in self.pods(namespace):
+            if phase in (None, dig(pod, "status", "phase")):
+                name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
+                found[name] = self.client.log(namespace, name, container)
+        return found
+
+    def warnings(self, namespace: str, reason: str | None = None) -> list[str]:
+        """Messages of warning events in a namespace, for a test's failure and for what people would see."""
+        return [
+            f"{dig(event, 'involvedObject', 'name')}: {event.get('reason')}: {event.get('message')}"
+            for event in self.client.list(EVENTS, namespace)
+            if event.get("type") == "Warning" and reason in (None, event.get("reason"))
+        ]
+
+
+def containers(pod: Obj) -> list[tuple[str, str, int]]:
+    """Name, container id and restarts of each container: what must not change for a pod that is left alone."""
+    return sorted(
+        (item["name"], str(item.get("containerID")), int(item["restartCount"]))
+        for item in entries(pod, "status", "containerStatuses")
+    )

@@ -1,0 +1,111 @@
+"""A cluster, GPUs published in it, and a namespace for each test that leaves nothing behind.
+
+    KUBECONFIG=... python -m pytest tests/e2e -rs
+
+Without KUBECONFIG everything is skipped, and says so. Where no node publishes GPUs and this host is a node of the
+cluster, a node process with simulated GPUs is started on it; tests that kill and restart it need that one.
+
+Environment: E2E_NODE_NAME (which node this host is, if it cannot be found out), E2E_KUBELET_ROOT, E2E_CDI_DIR and
+E2E_STATE_DIR (folders of the node process, looked through for leftovers), E2E_KUBELET_RESTART (a command that restarts
+this host's kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient, Timeouts
+from tests.e2e.cluster import GONE_S, RealCluster, wait
+from tests.e2e.node import Folders, folders, host_process, local_node
+from tests.fakes.node_process import NodeProcess
+
+HERE = Path(__file__).parent
+TEST_TIMEOUT_S = 600
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """One cluster with few GPUs, and tests that kill its driver: no two of them may run at the same time."""
+    config.option.numprocesses = None
+    config.option.dist = "no"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real pods take their time; whether the API server is verified is for the owner of KUBECONFIG to say."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Unverified HTTPS request"))
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> str:
+    path = os.environ.get("KUBECONFIG")
+    if not path:
+        pytest.skip("no cluster: KUBECONFIG is not set")
+    return path
+
+
+@pytest.fixture(scope="session")
+def cluster(kubeconfig: str) -> Iterator[RealCluster]:
+    """The cluster with the project's DeviceClasses. One that does not answer is an error, not a reason to skip."""
+    rest = RestClient(Connection.load(kubeconfig), timeouts=Timeouts(read_s=30.0, total_s=60.0))
+    found = RealCluster(rest)
+    found.version()
+    with found.classes():
+        yield found
+        found.dropped()
+
+
+@pytest.fixture(scope="session")
+def node(cluster: RealCluster) -> str | None:
+    """The cluster's node that this host is; None when it is none."""
+    return local_node(cluster.nodes())
+
+
+@pytest.fixture(scope="session")
+def driver(
+    cluster: RealCluster, kubeconfig: str, node: str | None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NodeProcess | None]:
+    """GPUs are published: by whoever does it already (None), else by a process of our own."""
+    if cluster.slices():
+        yield None
+        return
+    if node is None:
+        pytest.skip("no node of the cluster publishes GPUs, and this host is not one of its nodes (E2E_NODE_NAME)")
+    process = host_process(tmp_path_factory.mktemp("node"), node, kubeconfig).start()
+    try:
+        process.wait_for(cluster.slices, 30.0)
+        yield process
+        process.end()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def own_driver(driver: NodeProcess | None) -> NodeProcess:
+    """A node process that the test may kill."""
+    if driver is None:
+        pytest.skip("GPUs are published by a node process that is not ours to kill: stop it to run this test")
+    return driver
+
+
+@pytest.fixture(scope="session")
+def node_folders(node: str | None) -> Folders | None:
+    return folders(node)
+
+
+@pytest.fixture
+def namespace(
+    cluster: RealCluster, driver: NodeProcess | None, node_folders: Folders | None, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    """A namespace of the test's own. After the test its claims are gone, and with them all traces on this node."""
+    name = cluster.make_namespace(request.node.name)
+    yield name
+    cluster.drop_namespace(name)
+    if node_folders is not None:
+        kept = node_folders
+        wait(lambda: kept.left_of_others(cluster.claim_uids()), GONE_S)

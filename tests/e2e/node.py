@@ -1,0 +1,71 @@
+"""The node that this host is, if it is one: what lies in its folders, and a node process of our own on it."""
+
+import os
+import sqlite3
+from collections.abc import Set
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from tests.e2e.cluster import DRIVER
+from tests.fakes.node_process import NodeProcess
+
+GPUS = "2xa100-sxm4-40gb,2xh100-sxm5-80gb"
+KUBELET_ROOT = Path(os.environ.get("E2E_KUBELET_ROOT", "/var/lib/kubelet"))
+CDI_DIR = Path(os.environ.get("E2E_CDI_DIR", "/var/run/cdi"))
+STATE_DIR = Path(os.environ.get("E2E_STATE_DIR", str(KUBELET_ROOT / "plugins" / DRIVER)))
+_CLAIM_FILE = f"k8s.{DRIVER}-claim_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where the node process of this host keeps what it knows of claims."""
+
+    cdi: Path
+    state: Path
+
+    def claims_with_files(self) -> set[str]:
+        return {path.stem.removeprefix(_CLAIM_FILE) for path in self.cdi.glob(f"{_CLAIM_FILE}*.json")}
+
+    def claims_in_journal(self) -> set[str]:
+        database = self.state / "state.db"
+        if not database.exists():
+            return set()
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)) as journal:
+            return {uid for (uid,) in journal.execute("SELECT uid FROM claim")}
+
+    def left_of_others(self, known: Set[str]) -> str:
+        """CDI files and journal rows of claims that are not among ``known``; "" when there is none."""
+        files = [f"CDI file of claim {uid}" for uid in sorted(self.claims_with_files() - known)]
+        rows = [f"journal row of claim {uid}" for uid in sorted(self.claims_in_journal() - known)]
+        return ", ".join(files + rows)
+
+
+def local_node(nodes: list[Obj]) -> str | None:
+    """The name of the node that this host is: the one named in E2E_NODE_NAME, or that booted when this host did."""
+    if name := os.environ.get("E2E_NODE_NAME"):
+        return name
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    here = [node["metadata"]["name"] for node in nodes if dig(node, "status", "nodeInfo", "bootID") == boot_id]
+    # Several nodes in containers of one host share its boot id, but not its folders.
+    return here[0] if len(here) == 1 and (KUBELET_ROOT / "plugins_registry").is_dir() else None
+
+
+def folders(node: str | None) -> Folders | None:
+    """The folders of the node process where they can be looked at from here."""
+    given = "E2E_CDI_DIR" in os.environ and "E2E_STATE_DIR" in os.environ
+    return Folders(cdi=CDI_DIR, state=STATE_DIR) if given or node is not None else None
+
+
+def host_process(folder: Path, node: str, kubeconfig: str) -> NodeProcess:
+    """A node process on this host, not started yet, with its log in ``folder``; the folders are the real kubelet's."""
+    return NodeProcess(
+        folder,
+        environ={"KUBECONFIG": kubeconfig},
+        node_name=node,
+        simulate=GPUS,
+        kubelet_registrar_dir=str(KUBELET_ROOT / "plugins_registry"),
+        kubelet_plugins_dir=str(STATE_DIR.parent),
+        cdi_dir=str(CDI_DIR),
+    )

@@ -1,0 +1,218 @@
+"""Node process, kubelet and slices come and go; running pods do not notice, and new ones start as soon as it is back.
+
+The node process is one of our own on this host (see conftest), its kubelet and container runtime are the real ones.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dra_driver.errors import NotFoundError
+from dra_driver.kube.paths import resource_slices
+from dra_driver.sim import expect
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import PODS
+from dra_driver.sim.manifests import load
+from dra_driver.sim.objects import is_ready
+from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
+from tests.e2e.node import Folders
+from tests.fakes.node_process import NodeProcess
+
+KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")
+REPUBLISH_S = 5.0
+REGISTERED = "registered with the kubelet"
+# The kubelet's retries of a failed prepare or unprepare are this far apart at most.
+RETRY_S = 180.0
+
+
+class Pods:
+    """Pods with one GPU each, in one namespace, after examples/one-gpu.yaml."""
+
+    def __init__(self, cluster: RealCluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+        template, self._pod = load(ROOT / "examples" / "one-gpu.yaml")
+        cluster.apply([template], namespace)
+
+    def create(self, name: str) -> None:
+        self._cluster.apply([{**self._pod, "metadata": {"name": name}}], self._namespace)
+
+    def get(self, name: str) -> Obj:
+        return self._cluster.pod(name, self._namespace)
+
+    def delete(self, name: str) -> None:
+        self._cluster.client.delete(PODS, name, self._namespace)
+
+    def log(self, name: str) -> str:
+        return self._cluster.client.log(self._namespace, name, "main")
+
+    def gpu(self, name: str) -> str:
+        """The one GPU that the pod's log lists, which is the one that it was granted."""
+        seen = expect.seen_gpus(self.log(name))
+        assert seen == expect.granted_gpus(self.get(name), self._cluster.client)
+        return str(*seen)
+
+    def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:
+        wait(lambda: self._unready(names), timeout_s)
+
+    def wait_gone(self, name: str) -> None:
+        wait(lambda: f"pod {name} is there" if name in self._names() else None, RETRY_S)
+
+    def wait_warning(self, reason: str) -> str:
+        """The first warning event of that reason in the namespace."""
+        wait(lambda: None if self._cluster.warnings(self._namespace, reason) else f"no event {reason}", REACH_S)
+        return self._cluster.warnings(self._namespace, reason)[0]
+
+    def _names(self) -> set[str]:
+        return {pod["metadata"]["name"] for pod in self._cluster.pods(self._namespace)}
+
+    def _unready(self, names: tuple[str, ...]) -> str | None:
+        waiting = [name for name in names if not is_ready(self.get(name))]
+        return f"{waiting} not ready; {self._cluster.warnings(self._namespace)}" if waiting else None
+
+
+def restart(process: NodeProcess) -> None:
+    """Starts it again, and waits until the kubelet knows it."""
+    before = process.text.count(REGISTERED)
+    process.start()
+    process.wait_for(lambda: process.text.count(REGISTERED) > before, 30.0)
+
+
+@pytest.fixture
+def pods(cluster: RealCluster, driver: NodeProcess | None, namespace: str) -> Iterator[Pods]:
+    """After the test the pods are deleted while the driver runs, and no pod or claim may be left."""
+    yield Pods(cluster, namespace)
+    if driver is not None and (driver.process is None or driver.process.poll() is not None):
+        restart(driver)
+    for pod in cluster.pods(namespace):
+        cluster.client.delete(PODS, pod["metadata"]["name"], namespace)
+    cluster.remove([], namespace)
+
+
+@pytest.fixture
+def steady(driver: NodeProcess | None, pods: Pods) -> Iterator[str]:
+    """A running pod which must not notice anything: same containers, same log, at the end of the test."""
+    pods.create("steady")
+    pods.wait_ready("steady")
+    before, log = containers(pods.get("steady")), pods.log("steady")
+    yield pods.gpu("steady")
+    assert containers(pods.get("steady")) == before
+    assert dig(pods.get("steady"), "status", "phase") == "Running"
+    assert pods.log("steady") == log
+
+
+def test_kill_and_restart_change_nothing_for_running_pods(
+    own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders
+) -> None:
+    """The journal and the CDI files are as before, and the GPU is not given to anybody else."""
+    before = node_folders.claims_in_journal(), node_folders.claims_with_files()
+    own_driver.end(signal.SIGKILL)
+    time.sleep(1.0)
+    restart(own_driver)
+    assert (node_folders.claims_in_journal(), node_folders.claims_with_files()) == before
+    pods.create("next")
+    pods.wait_ready("next")
+    assert pods.gpu("next") != steady
+
+
+def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders) -> None:
+    """Wherever in a prepare it died, every pod gets a GPU of its own in the end."""
+    before = len(node_folders.claims_in_journal())
+    names = ["a", "b", "c"]
+    for name in names:
+        pods.create(name)
+    wait(lambda: None if len(node_folders.claims_in_journal()) > before else "nothing in work", 30.0)
+    own_driver.end(signal.SIGKILL)
+    restart(own_driver)
+    pods.wait_ready(*names, timeout_s=RETRY_S)
+    assert len({steady, *(pods.gpu(name) for name in names)}) == 4
+
+
+def test_pod_made_while_the_driver_is_down_starts_afterwards(own_driver: NodeProcess, steady: str, pods: Pods) -> None:
+    """The pod's events say what is missing; nobody has to touch it."""
+    own_driver.end(signal.SIGKILL)
+    pods.create("waiting")
+    assert "NodePrepareResources" in pods.wait_warning("FailedPrepareDynamicResources")
+    assert not is_ready(pods.get("waiting"))
+    restart(own_driver)
+    pods.wait_ready("waiting", timeout_s=RETRY_S)
+    assert pods.gpu("waiting") != steady
+
+
+def test_pod_deleted_while_the_driver_is_down_goes_afterwards(
+    own_driver: NodeProcess, pods: Pods, node_folders: Folders
+) -> None:
+    """Its GPU stays its own until the driver has taken it back."""
+    pods.create("leaving")
+    pods.wait_ready("leaving")
+    held = node_folders.claims_in_journal()
+    own_driver.end(signal.SIGKILL)
+    pods.delete("leaving")
+    time.sleep(3.0)
+    assert node_folders.claims_in_journal() == held
+    restart(own_driver)
+    pods.wait_gone("leaving")
+    wait(lambda: "it is still held" if held & node_folders.claims_in_journal() else None, GONE_S)
+
+
+def test_orderly_stop_leaves_slices_and_pods_alone(own_driver: NodeProcess, steady: str, cluster: RealCluster) -> None:
+    """SIGTERM ends it with status 0 within 5 s; the successor finds its slices and writes none."""
+    before = [item["metadata"]["resourceVersion"] for item in cluster.slices()]
+    status, seconds = own_driver.end()
+    assert (status, seconds < 5.0) == (0, True)
+    assert [item["metadata"]["resourceVersion"] for item in cluster.slices()] == before
+    restart(own_driver)
+    assert [item["metadata"]["resourceVersion"] for item in cluster.slices()] == before
+
+
+def test_deleted_slices_come_back(cluster: RealCluster, steady: str) -> None:
+    """Somebody deletes all of this driver's slices, as the kubelet does when it starts."""
+
+    def delete_all() -> None:
+        for item in cluster.slices():
+            cluster.rest.delete(resource_slices(item["metadata"]["name"]))
+
+    assert _seconds_away(cluster, delete_all) < REPUBLISH_S
+
+
+@pytest.mark.skipif(not KUBELET_RESTART, reason="E2E_KUBELET_RESTART names no command that restarts the kubelet")
+def test_kubelet_restart_brings_slices_back(cluster: RealCluster, steady: str, pods: Pods) -> None:
+    """A starting kubelet deletes all slices of its node; it then finds the driver by itself, and pods start."""
+
+    def restart() -> None:
+        # The kubelet may be a child that keeps the command's pipes open: none are made.
+        command = shlex.split(KUBELET_RESTART or "")
+        subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    seconds = _seconds_away(cluster, restart)
+    assert seconds < REPUBLISH_S, f"slices were away for {seconds:.1f} s"
+    pods.create("next")
+    pods.wait_ready("next")
+    assert pods.gpu("next") != steady
+
+
+def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:
+    """How long there was none of the devices, from the disturbance that takes them all until as many are back."""
+    before = {item["metadata"]["uid"]: len(item["spec"]["devices"]) for item in cluster.slices()}
+    gone = float("inf")
+    with ThreadPoolExecutor(1) as other:
+        disturbance = other.submit(disturb)
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            try:
+                now = {item["metadata"]["uid"]: len(item["spec"]["devices"]) for item in cluster.slices()}
+            except NotFoundError:
+                continue
+            if before.keys() & now.keys():
+                continue
+            gone = min(gone, time.monotonic())
+            if sum(now.values()) == sum(before.values()):
+                break
+        disturbance.result(60)
+    assert gone < float("inf"), "nobody deleted the slices"
+    return time.monotonic() - gone

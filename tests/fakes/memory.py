@@ -1,0 +1,10 @@
+"""Where tests that make thousands of durable writes put their files."""
+
+import os
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def memory_folder() -> str | None:
+    """A folder in memory, as CDI directories are on nodes; None (the usual temporary folder) where there is none."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None

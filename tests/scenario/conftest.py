@@ -1,0 +1,128 @@
+"""One embedded cluster per test file: two nodes with different GPUs, the project's classes, real node processes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.sim import demo
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import EVENTS, NAMESPACES, PODS
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.objects import is_ready
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes; anything that a test leaves behind is an error of that test (see `namespace`)."""
+    with Cluster({"gpu-a": "2xa100-sxm4-40gb", "gpu-b": "2xh100-sxm5-80gb"}) as running:
+        running.apply(ROOT / demo.CLASSES)
+        yield running
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own. After it everything in it is deleted, and nothing may be left on the nodes."""
+    name = request.node.name.split("[")[0].replace("_", "-")[:60].strip("-")
+    cluster.store.create(NAMESPACES, {"metadata": {"name": name}})
+    yield name
+    cluster.store.delete(NAMESPACES, name)
+    cluster.wait(lambda: _left(cluster, name), TIMEOUT_S, "the nodes to be clean after the test")
+
+
+def _left(cluster: Cluster, namespace: str) -> str | None:
+    left = cluster.leftovers()
+    if cluster.store.find(NAMESPACES, namespace) is not None:
+        left.append(f"namespace {namespace}")
+    return ", ".join(left) or None
+
+
+class Pods:
+    """What tests do with pods, in their namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+
+    def create(self, name: str, *, claim: str = "", template: str = "", node: str = "", **spec: object) -> Obj:
+        """A pod with one container that uses one claim, made from a template or existing."""
+        source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
+        container = {"name": "main", "image": "example.com/app:1", "resources": {"claims": [{"name": "gpu"}]}}
+        body = {
+            "metadata": {"name": name},
+            "spec": {"containers": [container], "resourceClaims": [{"name": "gpu", **source}], **spec},
+        }
+        if node:
+            body["spec"]["nodeName"] = node  # type: ignore[index]
+        return self._cluster.store.create(PODS, body, namespace=self._namespace)
+
+    def get(self, name: str) -> Obj:
+        return self._cluster.store.get(PODS, name, self._namespace)
+
+    def delete(self, name: str) -> None:
+        self._cluster.store.delete(PODS, name, self._namespace)
+
+    def log(self, name: str) -> str:
+        return self._cluster.client.log(self._namespace, name, "main")
+
+    def wait_ready(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Until all of them run."""
+        self._cluster.wait(lambda: self._unready(names), timeout_s, f"pods {names}")
+
+    def wait_gone(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
+        def present() -> str | None:
+            return "it is still there" if self._cluster.store.find(PODS, name, self._namespace) else None
+
+        self._cluster.wait(present, timeout_s, f"pod {name} to go")
+
+    def wait_event(self, name: str, reason: str, text: str, timeout_s: float = TIMEOUT_S) -> str:
+        """The message of an event of that pod that contains ``text``."""
+        found: list[str] = []
+
+        def search() -> str | None:
+            messages = self.events(name, reason)
+            found.extend(message for message in messages if text in message)
+            return None if found else f"events {reason} of {name}: {messages}"
+
+        self._cluster.wait(search, timeout_s, f"an event with {text!r}")
+        return found[0]
+
+    def events(self, name: str, reason: str) -> list[str]:
+        events = self._cluster.store.list(EVENTS, self._namespace).items
+        return [
+            event["message"]
+            for event in events
+            if event["involvedObject"]["name"] == name and event["reason"] == reason
+        ]
+
+    def _unready(self, names: tuple[str, ...]) -> str | None:
+        for name in names:
+            pod = self._cluster.store.find(PODS, name, self._namespace)
+            if pod is None or not is_ready(pod):
+                return f"{name} is {dig(pod, 'status', 'phase', default='not there')}: {self.events(name, 'Failed')}"
+        return None
+
+
+@pytest.fixture
+def pods(cluster: Cluster, namespace: str) -> Pods:
+    return Pods(cluster, namespace)
+
+
+@pytest.fixture
+def template(cluster: Cluster, namespace: str) -> str:
+    """The name of a template for one GPU."""
+    return make_template(cluster, namespace)
+
+
+def make_template(cluster: Cluster, namespace: str, **request: object) -> str:
+    from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIM_TEMPLATES
+
+    body = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", **request}}
+    spec = {"spec": {"devices": {"requests": [body]}}}
+    made = cluster.store.create(
+        RESOURCE_CLAIM_TEMPLATES, {"metadata": {"generateName": "t-"}, "spec": spec}, namespace=namespace
+    )
+    return str(made["metadata"]["name"])

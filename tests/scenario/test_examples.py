@@ -1,0 +1,57 @@
+"""Every example reaches the state that its comments state, and leaves nothing behind."""
+
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pytest
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.client import RestClusterClient
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.scenario import Scenario
+from tests.scenario.conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def test_there_are_examples() -> None:
+    """A wrong path would make every test below vanish silently."""
+    assert len(EXAMPLES) >= 11
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(cluster: Cluster, path: Path) -> None:
+    """What the file says is what a reader gets: state, number of GPUs, the very GPUs granted, no leftovers."""
+    scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
+    outcome = scenario.run(path, namespace=f"x-{path.stem}"[:63])
+    assert outcome.problem is None
+
+
+def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
+    """The same scenario passes through the REST interface alone, as it does against a real cluster."""
+    client = RestClusterClient(RestClient(Connection.load(str(cluster.kubeconfig))))
+    scenario = Scenario(client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
+    outcome = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
+    assert outcome.problem is None
+    assert [sight.log for sight in outcome.sights] == [outcome.sights[0].log] * 2
+
+
+def test_an_example_that_does_not_keep_its_word_fails(cluster: Cluster, tmp_path: Path) -> None:
+    """The check is a check: an example that promises two GPUs and gets one is reported with what was seen."""
+    text = (ROOT / "examples" / "one-gpu.yaml").read_text().replace("sees 1 GPU", "sees 2 GPUs")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(text)
+    outcome = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=1.0).run(wrong, namespace="wrong")
+    assert outcome.problem is not None
+    assert "its containers see 1 GPUs, expected 2" in outcome.problem
+
+
+def test_the_demo_succeeds() -> None:
+    """`make demo` ends with status 0 and tells of every example, and is done well within a minute."""
+    command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "demo", "--root", str(ROOT)]
+    done = run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(EXAMPLES)} of {len(EXAMPLES)} examples reached what they state" in done.stdout
+    assert "kubectl get resourceslices" in done.stdout

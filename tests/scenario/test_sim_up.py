@@ -1,0 +1,73 @@
+"""`dra-driver sim up`: what it prints is enough to work with, and nothing stays when it ends."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from tests.scenario.conftest import ROOT
+
+COMMAND = [sys.executable, "-m", "dra_driver.cli.main", "sim", "up", "--node", "n1=1xl4-24gb"]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command, started in the checkout with a kubeconfig of its own."""
+    command = [*COMMAND, "--kubeconfig", str(tmp_path / "kubeconfig")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as child:
+        yield child
+        child.kill()
+
+
+def _until(child: subprocess.Popen[str], text: str) -> str:
+    """Its output up to a line with ``text``; the end of the output is a failure."""
+    assert child.stdout is not None
+    lines: list[str] = []
+    for line in child.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_up_serves_until_it_is_told_to_stop(
+    running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals
+) -> None:
+    """The kubeconfig works at once, GPUs and classes are there; afterwards status 0 and no file is left."""
+    output = _until(running, "Ctrl-C ends the cluster")
+    assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
+    rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
+    slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
+    assert [item["spec"]["nodeName"] for item in slices] == ["n1"]
+    assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 2
+
+    log = re.search(r"log of its node process: (\S+)", output)
+    assert log is not None
+    folder = Path(log[1]).parents[1]
+    assert folder.is_dir()
+    running.send_signal(how)
+    assert running.wait(20) == 0
+    assert not folder.exists()
+    assert not (tmp_path / "kubeconfig").exists()
+
+
+def test_a_wrong_node_is_refused_with_a_sentence() -> None:
+    """Status 2 and the way to write it."""
+    done = subprocess.run([*COMMAND, "--node", "x"], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "'x' is not a node: expected NAME=SPEC" in done.stderr
+
+
+def test_hardware_that_does_not_exist_is_refused_with_a_sentence() -> None:
+    """A typing mistake in a spec starts nothing and names what was not understood."""
+    command = [*COMMAND[:-2], "--node", "n1=1xnope-1gb"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "nope-1gb" in done.stderr

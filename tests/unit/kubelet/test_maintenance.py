@@ -1,0 +1,67 @@
+"""The rhythm of chores, on a clock that a test turns."""
+
+import pytest
+
+from dra_driver.errors import StorageError
+from dra_driver.kubelet.maintenance import Chore, Maintenance
+from dra_driver.telemetry import metrics
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_chore_comes_at_its_own_interval() -> None:
+    clock, done = Clock(), []
+    chores = [
+        Chore(name="often", every_s=1.0, work=lambda: done.append("often")),
+        Chore(name="rarely", every_s=3.0, work=lambda: done.append("rarely")),
+    ]
+    maintenance = Maintenance("test", chores, clock)
+    assert maintenance.step() == 1.0, "nothing is due at the start"
+    for second in range(1, 7):
+        clock.now = float(second)
+        assert maintenance.step() == 1.0
+    assert done == ["often", "often", "often", "rarely", "often", "often", "often", "rarely"]
+
+
+def test_failing_chore_is_tried_again_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk or a defect must not stop the watch over sockets."""
+    clock, done = Clock(), []
+
+    def fails(error: Exception) -> None:
+        done.append(type(error).__name__)
+        raise error
+
+    chores = [
+        Chore(name="world", every_s=1.0, work=lambda: fails(StorageError("disk full"))),
+        Chore(name="defect", every_s=1.0, work=lambda: fails(ZeroDivisionError())),
+        Chore(name="good", every_s=1.0, work=lambda: done.append("good")),
+    ]
+    maintenance = Maintenance("test", chores, clock)
+    counted = metrics.internal_errors_total.labels("maintenance")._value.get()
+    for second in (1, 2):
+        clock.now = float(second)
+        maintenance.step()
+    assert done == ["StorageError", "ZeroDivisionError", "good"] * 2
+    assert [bool(record.exc_info) for record in caplog.records] == [False, True] * 2
+    assert metrics.internal_errors_total.labels("maintenance")._value.get() == counted + 2
+
+
+def test_slow_chore_is_not_made_up_for() -> None:
+    """After a minute's hang there is one round, not sixty."""
+    clock, done = Clock(), []
+    maintenance = Maintenance("test", [Chore(name="c", every_s=1.0, work=lambda: done.append(1))], clock)
+    clock.now = 60.0
+    assert maintenance.step() == 1.0
+    assert done == [1]
+
+
+def test_stop_ends_a_thread_that_waits() -> None:
+    maintenance = Maintenance("test", [Chore(name="c", every_s=3600.0, work=lambda: None)])
+    maintenance.start()
+    maintenance.stop(5.0)
+    assert not maintenance._thread.is_alive()

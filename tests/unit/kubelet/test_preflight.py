@@ -1,0 +1,70 @@
+"""What is checked on the machine before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.kubelet import preflight
+from dra_driver.kubelet.preflight import ProcessLock
+
+
+def test_registry_is_never_created(tmp_path: Path) -> None:
+    """A registry in which no kubelet looks would leave the driver unregistered for ever."""
+    with pytest.raises(ConfigurationError, match="--kubelet-registrar-dir"):
+        preflight.check_registrar_dir(tmp_path / "reg")
+    assert not (tmp_path / "reg").exists()
+
+
+def test_own_directories_are_created(tmp_path: Path) -> None:
+    plugin_dir = preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
+    assert plugin_dir.stat().st_mode & 0o777 == 0o750, "the journal is nobody else's business"
+    preflight.make_cdi_dir(tmp_path / "run" / "cdi")
+    assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
+
+
+def test_file_in_a_directorys_place_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cdi").write_text("")
+    with pytest.raises(ConfigurationError, match=r"cannot make the CDI directory .*/cdi: .*--cdi-dir"):
+        preflight.make_cdi_dir(tmp_path / "cdi")
+
+
+def test_driver_root_must_be_a_directory(tmp_path: Path) -> None:
+    preflight.check_driver_root(tmp_path)
+    with pytest.raises(ConfigurationError, match="DRIVER_ROOT"):
+        preflight.check_driver_root(tmp_path / "missing")
+
+
+def test_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+    first, second = ProcessLock(tmp_path, shared=False), ProcessLock(tmp_path, shared=False)
+    first.acquire()
+    with pytest.raises(ConfigurationError, match=r"held by process \d+\)"):
+        second.acquire()
+    first.release()
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_processes_of_pods_share_and_exclude_one_without_a_pod(tmp_path: Path) -> None:
+    """Only a rolling update may overlap."""
+    old, new, alone = (ProcessLock(tmp_path, shared=shared) for shared in (True, True, False))
+    old.acquire()
+    new.acquire()
+    with pytest.raises(ConfigurationError):
+        alone.acquire()
+    old.release()
+    new.release()
+    alone.acquire()
+    with pytest.raises(ConfigurationError):
+        old.acquire()
+    alone.release()
+
+
+def test_lock_through_a_link_is_refused(tmp_path: Path) -> None:
+    """Opening for writing must not be led to another file."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / preflight.LOCK_NAME).symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigurationError, match="lock file"):
+        ProcessLock(tmp_path, shared=False).acquire()
+    assert (tmp_path / "target").read_text() == "precious"

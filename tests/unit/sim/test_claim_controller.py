@@ -1,0 +1,129 @@
+"""Claims of templates: made once, given back when their pods are done, deleted with them."""
+
+import pytest
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import EVENTS, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.sim.controllers.claims import ClaimController
+from dra_driver.sim.objects import FINALIZER
+from dra_driver.sim.store import DeleteOptions, Store
+from tests.fakes.dra_objects import claim
+
+
+@pytest.fixture
+def store() -> Store:
+    store = Store()
+    template = {"metadata": {"name": "t"}, "spec": {"metadata": {"labels": {"l": "1"}}, "spec": claim("x")["spec"]}}
+    store.create(RESOURCE_CLAIM_TEMPLATES, template, namespace="default")
+    return store
+
+
+def make_pod(store: Store, *, template: str = "t", **source: str) -> Obj:
+    reference = source or {"resourceClaimTemplateName": template}
+    spec = {"containers": [{"name": "m", "image": "i"}], "resourceClaims": [{"name": "gpu", **reference}]}
+    return store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")
+
+
+def claims(store: Store) -> list[Obj]:
+    return store.list(RESOURCE_CLAIMS).items
+
+
+def allocate(store: Store, name: str, pod: Obj) -> None:
+    """What the scheduler would write."""
+    found = store.get(RESOURCE_CLAIMS, name, "default")
+    found["metadata"]["finalizers"] = [FINALIZER]
+    found = store.update(RESOURCE_CLAIMS, found)
+    result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "a/gpu.nvidia.com", "device": "gpu-0"}
+    user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    found["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+    store.update_status(RESOURCE_CLAIMS, found)
+
+
+def finish(store: Store) -> None:
+    pod = store.get(PODS, "p", "default")
+    pod["status"]["phase"] = "Succeeded"
+    store.update_status(PODS, pod)
+
+
+def test_makes_a_claim_and_names_it_in_the_pod(store: Store) -> None:
+    """The claim carries the pod's and its own name, the template's labels, and belongs to the pod."""
+    pod = make_pod(store)
+    ClaimController(store).step()
+    (made,) = claims(store)
+    assert made["metadata"]["name"].startswith("p-gpu-")
+    assert made["metadata"]["labels"] == {"l": "1"}
+    assert made["metadata"]["annotations"] == {"resource.kubernetes.io/pod-claim-name": "gpu"}
+    assert made["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
+    statuses = store.get(PODS, "p", "default")["status"]["resourceClaimStatuses"]
+    assert statuses == [{"name": "gpu", "resourceClaimName": made["metadata"]["name"]}]
+
+
+def test_makes_it_once(store: Store) -> None:
+    """When the pod's status was not written, the claim from before is found again."""
+    make_pod(store)
+    controller = ClaimController(store)
+    controller.step()
+    forgetful = store.get(PODS, "p", "default")
+    forgetful["status"].pop("resourceClaimStatuses")
+    store.update_status(PODS, forgetful)
+    controller.step()
+    assert len(claims(store)) == 1
+    assert store.get(PODS, "p", "default")["status"]["resourceClaimStatuses"]
+
+
+def test_a_missing_template_is_told_to_the_pod(store: Store) -> None:
+    """The event names the template; the pod gets its claim once the template exists."""
+    make_pod(store, template="later")
+    controller = ClaimController(store)
+    controller.step()
+    (event,) = store.list(EVENTS).items
+    assert event["reason"] == "FailedResourceClaimCreation"
+    assert '"later" not found' in event["message"]
+    store.create(
+        RESOURCE_CLAIM_TEMPLATES,
+        {"metadata": {"name": "later"}, "spec": {"spec": claim("x")["spec"]}},
+        namespace="default",
+    )
+    controller.step()
+    assert len(claims(store)) == 1
+
+
+def test_a_finished_pod_gives_its_claim_back(store: Store) -> None:
+    """Finished pods hold no GPU even while they are still listed, and their generated claim goes."""
+    pod = make_pod(store)
+    controller = ClaimController(store)
+    controller.step()
+    allocate(store, claims(store)[0]["metadata"]["name"], pod)
+    controller.step()
+    assert dig(claims(store)[0], "status", "allocation") is not None
+    finish(store)
+    controller.step()
+    assert claims(store) == []
+
+
+def test_a_standing_claim_is_deallocated_and_stays(store: Store) -> None:
+    """A claim that people made outlives its pods, free for the next one."""
+    store.create(RESOURCE_CLAIMS, claim("c"))
+    pod = make_pod(store, resourceClaimName="c")
+    allocate(store, "c", pod)
+    controller = ClaimController(store)
+    store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=0))
+    controller.step()
+    (left,) = claims(store)
+    assert dig(left, "status", "allocation") is None
+    assert not dig(left, "status", "reservedFor", default=[])
+    assert not dig(left, "metadata", "finalizers", default=[])
+
+
+def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
+    """Deleting a claim that a pod uses takes nothing from the pod; it goes when the pod is done."""
+    store.create(RESOURCE_CLAIMS, claim("c"))
+    pod = make_pod(store, resourceClaimName="c")
+    allocate(store, "c", pod)
+    store.delete(RESOURCE_CLAIMS, "c", "default")
+    controller = ClaimController(store)
+    controller.step()
+    assert dig(claims(store)[0], "status", "allocation") is not None
+    finish(store)
+    controller.step()
+    assert claims(store) == []

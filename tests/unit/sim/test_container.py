@@ -1,0 +1,159 @@
+"""What a container gets to see, from the CDI documents on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import RetryableError
+from dra_driver.sim.cdi_files import inject
+from dra_driver.sim.container import ContainerView, cdi_names
+from dra_driver.sim.kubelet_state import Device
+
+KIND = "k8s.gpu.example.com/claim"
+
+
+def node(path: str, **more: Any) -> dict[str, Any]:
+    return {"path": path, "type": "c", "major": 195, "minor": 0, **more}
+
+
+def write(
+    folder: Path, name: str, devices: dict[str, Any], edits: dict[str, Any] | None = None, kind: str = KIND
+) -> None:
+    listed = [{"name": device, "containerEdits": each} for device, each in devices.items()]
+    document = {"cdiVersion": "0.5.0", "kind": kind, "devices": listed, "containerEdits": edits or {}}
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(document))
+
+
+def smi(folder: Path, body: str) -> dict[str, Any]:
+    """A mount of a script as nvidia-smi."""
+    script = folder / "host-smi"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return {"hostPath": str(script), "containerPath": "/usr/bin/nvidia-smi", "options": ["ro"]}
+
+
+def test_edits_of_a_document_count_once_and_first(tmp_path: Path) -> None:
+    """Two devices of one document bring its common edits once, before their own."""
+    devices = {"a": {"env": ["WHO=a"], "deviceNodes": [node("/dev/n0")]}, "b": {"deviceNodes": [node("/dev/n1")]}}
+    write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"], "hooks": [{"hookName": "h", "path": "/h"}]})
+    edits = inject([tmp_path], [f"{KIND}=a", f"{KIND}=b", f"{KIND}=a"])
+    assert edits.env == {"WHO": "a", "ALL": "1"}
+    assert list(edits.device_nodes) == ["/dev/n0", "/dev/n1"]
+    assert len(edits.hooks) == 1
+
+
+def test_unresolvable_devices_are_named_in_containerds_words(tmp_path: Path) -> None:
+    """What people read in the pod's events is what they would read on a real node."""
+    write(tmp_path, "x.json", {"a": {}})
+    said = f"CDI device injection failed: unresolvable CDI devices {KIND}=b, other/c=d$"
+    with pytest.raises(RetryableError, match=said):
+        inject([tmp_path], [f"{KIND}=a", f"{KIND}=b", "other/c=d"])
+
+
+def test_a_conflict_makes_a_device_unresolvable_and_no_other(tmp_path: Path) -> None:
+    """Two documents that define one device hide it; the rest of both stays usable, and so does everything else."""
+    write(tmp_path, "x.json", {"a": {}, "b": {"env": ["B=x"]}})
+    write(tmp_path, "y.json", {"a": {}, "c": {}})
+    (tmp_path / "broken.json").write_text("{")
+    assert inject([tmp_path], [f"{KIND}=b", f"{KIND}=c"]).env == {"B": "x"}
+    with pytest.raises(RetryableError, match="unresolvable"):
+        inject([tmp_path], [f"{KIND}=a"])
+
+
+def test_later_directories_win(tmp_path: Path) -> None:
+    """A document in /var/run/cdi replaces one in /etc/cdi."""
+    write(tmp_path / "etc", "x.json", {"a": {"env": ["FROM=etc"]}})
+    write(tmp_path / "run", "x.json", {"a": {"env": ["FROM=run"]}})
+    assert inject([tmp_path / "etc", tmp_path / "run"], [f"{KIND}=a"]).env == {"FROM": "run"}
+
+
+def test_mounts_are_sorted_by_depth(tmp_path: Path) -> None:
+    """A folder is mounted before what lies in it."""
+    mounts = [{"hostPath": "/h", "containerPath": path} for path in ("/a/b/c", "/a", "/a/b")]
+    write(tmp_path, "x.json", {"a": {"mounts": mounts}})
+    edits = inject([tmp_path], [f"{KIND}=a"])
+    assert [mount["containerPath"] for mount in edits.sorted_mounts] == ["/a", "/a/b", "/a/b/c"]
+
+
+def test_the_view_holds_devices_mounts_and_environment(tmp_path: Path) -> None:
+    """The check runs inside the view, with CDI's environment winning over the pod's, and its output is the log."""
+    script = smi(tmp_path, 'ls "$DRA_SIM_SYSROOT/dev"; echo "$1 $MODE $OWN"')
+    edits = {"deviceNodes": [node("/dev/nvidia0")], "mounts": [script], "env": ["MODE=cdi"]}
+    write(tmp_path / "cdi", "x.json", {"a": edits})
+    view = ContainerView(tmp_path / "view")
+    container = {"name": "m", "env": [{"name": "MODE", "value": "pod"}, {"name": "OWN", "value": "1"}]}
+    view.create(container, [f"{KIND}=a"], [tmp_path / "cdi"])
+    assert view.exists
+    result = view.check()
+    assert (result.exit_code, result.output) == (0, "nvidia0\n-L cdi 1\n")
+    assert (view.rootfs / "dev/nvidia0").is_file()
+    view.remove()
+    assert not (tmp_path / "view").exists()
+    assert Path(script["hostPath"]).exists()
+
+
+def test_a_failed_check_is_a_failed_container(tmp_path: Path) -> None:
+    """The exit status of nvidia-smi is the container's."""
+    write(tmp_path / "cdi", "x.json", {"a": {"mounts": [smi(tmp_path, "echo No devices were found; exit 6")]}})
+    view = ContainerView(tmp_path / "view")
+    view.create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
+    assert view.check().exit_code == 6
+
+
+def test_a_container_without_devices_has_nothing_to_check(tmp_path: Path) -> None:
+    """Pods that use no GPU run as well."""
+    view = ContainerView(tmp_path / "view")
+    view.create({"name": "m"}, [], [])
+    assert view.check().output == ""
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        ({"mounts": [{"hostPath": "/nope/x", "containerPath": "/x"}]}, 'error mounting "/nope/x" to rootfs at "/x"'),
+        ({"deviceNodes": [{"path": "/dev/nope-x"}]}, 'failed to stat CDI host device "/dev/nope-x"'),
+        ({"deviceNodes": [node("/dev/../../../out")]}, "is not absolute and plain"),
+        ({"deviceNodes": [node("dev/x")]}, "is not absolute and plain"),
+    ],
+    ids=["mount-source", "host-device", "leads-out", "relative"],
+)
+def test_what_a_runtime_would_refuse_is_refused(tmp_path: Path, edits: dict[str, Any], said: str) -> None:
+    """A broken document fails the container with the runtime's words, and never writes outside of the view."""
+    write(tmp_path / "cdi", "x.json", {"a": edits})
+    with pytest.raises(RetryableError, match=said):
+        ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
+
+
+def test_nothing_is_created_through_a_mounted_folder(tmp_path: Path) -> None:
+    """A mounted folder is the host's own: a device below it would be written there."""
+    (tmp_path / "host").mkdir()
+    mount = {"hostPath": str(tmp_path / "host"), "containerPath": "/data"}
+    inner = {"hostPath": str(tmp_path), "containerPath": "/data/inner"}
+    write(tmp_path / "cdi", "x.json", {"a": {"mounts": [mount, inner]}})
+    with pytest.raises(RetryableError, match='lies in the mounted folder "/data"'):
+        ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
+    assert not list((tmp_path / "host").iterdir())
+
+
+def _device(name: str, *requests: str) -> Device:
+    return Device(driver="d", request_names=requests, pool="p", device=name, cdi_ids=(f"id-{name}",))
+
+
+@pytest.mark.parametrize(
+    ("references", "expected"),
+    [
+        ([{"name": "c"}], ["id-x", "id-y", "id-any"]),
+        ([{"name": "c", "request": "one"}], ["id-x", "id-any"]),
+        ([{"name": "c", "request": "one"}, {"name": "c", "request": "two"}], ["id-x", "id-any", "id-y", "id-any"]),
+        ([{"name": "c", "request": "none"}], ["id-any"]),
+        ([{"name": "other"}], []),
+        ([], []),
+    ],
+)
+def test_containers_get_the_devices_of_the_requests_they_name(references: list[Any], expected: list[str]) -> None:
+    """A reference to a request takes its devices only; one to the claim takes all, as the kubelet decides."""
+    devices = {"c": (_device("x", "one"), _device("y", "two"), _device("any"))}
+    assert cdi_names({"name": "m", "resources": {"claims": references}}, devices) == expected

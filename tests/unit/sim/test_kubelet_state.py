@@ -1,0 +1,53 @@
+"""What the simulated kubelet remembers, and what it forgets on purpose."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import RetryableError, StorageError
+from dra_driver.sim.kubelet_state import Device, KubeletState, NodeClaim
+
+DEVICE = Device(driver="d", request_names=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))
+
+
+def claim(uid: str = "u1", name: str = "c") -> NodeClaim:
+    return NodeClaim(namespace="n", name=name, uid=uid, drivers=("d",))
+
+
+def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(tmp_path: Path) -> None:
+    """After a restart running containers keep their devices, and a pod that starts is prepared again."""
+    state = KubeletState(tmp_path / "s")
+    state.add_user(claim(), "pod-1")
+    state.set_prepared("u1", "d", (DEVICE,))
+    assert state.is_prepared("u1")
+    again = KubeletState(tmp_path / "s")
+    assert not again.is_prepared("u1")
+    assert again.devices("u1") == (DEVICE,)
+    assert again.pods() == {"pod-1"}
+
+
+def test_only_the_last_user_gives_a_claim_back(tmp_path: Path) -> None:
+    """While another pod on the node uses the claim, nothing is unprepared."""
+    state = KubeletState(tmp_path / "s")
+    state.add_user(claim(), "pod-1")
+    state.add_user(claim(), "pod-2")
+    assert state.drop_user("pod-1") == []
+    assert state.drop_user("pod-2") == [claim()]
+    assert state.drop_user("pod-2") == [claim()], "until the driver has answered the claim stays in use"
+    state.forget(["u1"])
+    assert state.pods() == frozenset()
+
+
+def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
+    """Two claims of one name would mix up their CDI documents' owners."""
+    state = KubeletState(tmp_path / "s")
+    state.add_user(claim("old"), "pod-1")
+    with pytest.raises(RetryableError, match="different UID old is not unprepared yet"):
+        state.add_user(claim("new"), "pod-2")
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """A kubelet that forgot what it prepared would leak devices; it says so instead."""
+    (tmp_path / "s").write_text("{")
+    with pytest.raises(StorageError, match="cannot read its state"):
+        KubeletState(tmp_path / "s")

@@ -1,0 +1,169 @@
+"""Nodes' filters, pods' statuses, events, tables and flags of the embedded cluster."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim import manifests
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
+from dra_driver.sim.cluster import Cluster, check_cel, parse_nodes
+from dra_driver.sim.node_fit import MAX_PODS, why_not
+from dra_driver.sim.objects import condition, set_condition
+from dra_driver.sim.pod_status import ContainerState, all_waiting, fill, phase
+from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.render import table
+from dra_driver.sim.store import Store
+from tests.fakes.dra_objects import node
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LATER = datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC)
+
+
+def pod(*containers: str, restart: str = "Always", init: tuple[str, ...] = (), **spec: object) -> Obj:
+    listed = [{"name": name, "image": "i"} for name in containers or ("main",)]
+    full = {"containers": listed, "restartPolicy": restart, **spec}
+    if init:
+        full["initContainers"] = [{"name": name, "image": "i"} for name in init]
+    return {"metadata": {"name": "p", "namespace": "default", "uid": "u"}, "spec": full}
+
+
+RUNNING = ContainerState(kind="running", since=NOW)
+DONE = ContainerState(kind="terminated", reason="Completed", since=NOW, until=NOW)
+BROKEN = ContainerState(kind="terminated", reason="Error", exit_code=6, since=NOW, until=NOW)
+WAITING = ContainerState()
+
+
+@pytest.mark.parametrize(
+    ("states", "restart", "expected"),
+    [
+        ((WAITING, WAITING), "Always", "Pending"),
+        ((RUNNING, WAITING), "Always", "Running"),
+        ((RUNNING, RUNNING), "Always", "Running"),
+        ((DONE, RUNNING), "Never", "Running"),
+        ((DONE, DONE), "Never", "Succeeded"),
+        ((DONE, BROKEN), "Never", "Failed"),
+    ],
+)
+def test_phase_follows_the_containers(states: tuple[ContainerState, ...], restart: str, expected: str) -> None:
+    """The phase is what kubectl shows first, and what jobs count."""
+    assert phase(pod("a", "b", restart=restart), dict(zip("ab", states, strict=True))) == expected
+
+
+def test_a_failed_init_container_fails_a_pod_that_is_not_restarted() -> None:
+    """The main containers of such a pod never start."""
+    states = {"init": BROKEN, "main": WAITING}
+    assert phase(pod(init=("init",), restart="Never"), states) == "Failed"
+    assert phase(pod(init=("init",), restart="Always"), states) == "Pending"
+
+
+def test_status_says_what_is_not_ready() -> None:
+    """Conditions name the containers that hold the pod up; addresses exist once it runs."""
+    one = pod("a", "b")
+    fill(one, {"a": RUNNING, "b": WAITING}, NOW, host_ip="10.0.0.1", pod_ip="10.244.0.2")
+    assert condition(one, "Ready") == "False"
+    messages = {item["type"]: item.get("message") for item in one["status"]["conditions"]}
+    assert messages["ContainersReady"] == "containers with unready status: [b]"
+    fill(one, {"a": RUNNING, "b": RUNNING}, LATER, host_ip="10.0.0.1", pod_ip="10.244.0.2")
+    assert condition(one, "Ready") == "True"
+    assert [status["ready"] for status in one["status"]["containerStatuses"]] == [True, True]
+    assert one["status"]["startTime"] == "2026-01-02T03:04:05Z"
+    assert all_waiting(pod("a", init=("i",))).keys() == {"a", "i"}
+
+
+def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
+    """lastTransitionTime tells since when, not when it was last written."""
+    obj: Obj = {}
+    assert set_condition(obj, "Ready", "False", NOW, message="a")
+    assert not set_condition(obj, "Ready", "False", LATER, message="a")
+    assert set_condition(obj, "Ready", "False", LATER, message="b")
+    assert obj["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
+    assert set_condition(obj, "Ready", "True", LATER)
+    assert obj["status"]["conditions"] == [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:05:05Z"}
+    ]
+
+
+TAINTED: Obj = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
+
+
+@pytest.mark.parametrize(
+    ("node_spec", "pod_spec", "pods_on_node", "said"),
+    [
+        ({}, {}, 0, ""),
+        ({}, {}, MAX_PODS, "Too many pods"),
+        ({"unschedulable": True}, {}, 0, "node(s) were unschedulable"),
+        ({"unschedulable": True}, {"tolerations": [{"operator": "Exists"}]}, 0, ""),
+        (TAINTED, {}, 0, "untolerated taint(s) {k: v}"),
+        (TAINTED, {"tolerations": [{"key": "k", "value": "v"}]}, 0, ""),
+        ({"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}, {}, 0, ""),
+        ({}, {"nodeSelector": {"zone": "z1"}}, 0, ""),
+        ({}, {"nodeSelector": {"zone": "z2"}}, 0, "didn't match Pod's node affinity/selector"),
+    ],
+)
+def test_nodes_take_or_refuse_pods(node_spec: Obj, pod_spec: Obj, pods_on_node: int, said: str) -> None:
+    """Cordons, taints, selectors and the number of pods count, with the scheduler's words."""
+    reason = why_not({"spec": pod_spec}, {**node("a", zone="z1"), "spec": node_spec}, pods_on_node)
+    assert said in reason
+    assert bool(reason) == bool(said)
+
+
+def test_node_affinity_counts() -> None:
+    """Required affinity is followed."""
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z2"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    wanting = {"spec": {"affinity": {"nodeAffinity": required}}}
+    assert why_not(wanting, node("a", zone="z1"), 0)
+    assert not why_not(wanting, node("a", zone="z2"), 0)
+
+
+def test_repeated_events_count_up() -> None:
+    """A pod that fails every few seconds has one event with a count, not a thousand."""
+    store = Store()
+    recorder = Recorder(store, "kubelet", "a")
+    subject = store.create(PODS, pod(), namespace="default")
+    for _ in range(3):
+        recorder.warning(subject, "Failed", "x" * 2000)
+    recorder.warning(subject, "Failed", "something else")
+    events = store.list(EVENTS).items
+    assert [event["count"] for event in events] == [3, 1]
+    assert len(events[0]["message"]) == 1024
+    assert events[0]["involvedObject"]["uid"] == subject["metadata"]["uid"]
+
+
+def test_tables_look_like_kubectls() -> None:
+    """The columns are the server's, aligned, without those of -o wide."""
+    text = table(NODES, [{**node("node-with-a-long-name"), "spec": {}, "status": {}}], NOW)
+    head, row = text.splitlines()
+    assert head.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]
+    assert row.index("Unknown") == head.index("STATUS")
+
+
+def test_node_flags() -> None:
+    """A node is NAME=SPEC; anything else is an error that shows how to write it."""
+    assert parse_nodes(["a=4xa100-sxm4-40gb", "b=2xl4-24gb"]) == {"a": "4xa100-sxm4-40gb", "b": "2xl4-24gb"}
+    for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(ConfigurationError, match="node"):
+            parse_nodes(wrong)
+    with pytest.raises(ConfigurationError, match="at least one node"):
+        Cluster({})
+
+
+def test_the_api_server_is_told_about_expressions() -> None:
+    """What does not compile is refused when an object is created, with the place."""
+    assert check_cel('device.driver == "x"') is None
+    assert "1:1" in (check_cel("nope") or "")
+
+
+def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> None:
+    """A typing mistake in an example points at the example."""
+    path = tmp_path / "x.yaml"
+    path.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n---\napiVersion: v1\nkind: Secret\n")
+    assert [obj["kind"] for obj in manifests.load(path)] == ["Pod", "Secret"]
+    assert [obj["kind"] for obj in manifests.deletion_order(manifests.load(path))] == ["Secret", "Pod"]
+    for text, said in (("a: [", "cannot read"), ("- 1", "found a list"), ("kind: Pad", "has no kind Pad")):
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match=said):
+            manifests.load(path)

@@ -1,0 +1,171 @@
+"""Deployments, replica sets and jobs make, replace and count pods; the pods' lives are played by the test."""
+
+import pytest
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS
+from dra_driver.sim.controllers.deployments import DeploymentController
+from dra_driver.sim.controllers.jobs import JobController
+from dra_driver.sim.controllers.replicasets import ReplicaSetController
+from dra_driver.sim.objects import condition
+from dra_driver.sim.store import DeleteOptions, Store
+
+
+class World:
+    """A store and the controllers, stepped until nothing changes."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        kinds = (DeploymentController, ReplicaSetController, JobController)
+        self._steps = [kind(self.store).step for kind in kinds]
+
+    def settle(self) -> None:
+        before = -1
+        for _ in range(20):
+            if self.store.revision == before:
+                return
+            before = self.store.revision
+            for step in self._steps:
+                step()
+        raise AssertionError("the controllers never come to rest")
+
+    def pods(self) -> list[Obj]:
+        return self.store.list(PODS).items
+
+    def set_phase(self, pod: Obj, phase: str) -> None:
+        pod = self.store.get(PODS, pod["metadata"]["name"], "default")
+        pod["status"]["phase"] = phase
+        ready = "True" if phase == "Running" else "False"
+        pod["status"]["conditions"] = [{"type": "Ready", "status": ready, "lastTransitionTime": None}]
+        self.store.update_status(PODS, pod)
+
+    def run_all(self) -> None:
+        """Every pod becomes ready."""
+        for pod in self.pods():
+            self.set_phase(pod, "Running")
+        self.settle()
+
+    def deployment(self) -> Obj:
+        return self.store.get(DEPLOYMENTS, "d", "default")
+
+    def job(self) -> Obj:
+        return self.store.get(JOBS, "j", "default")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def _template(image: str = "i:1", **spec: object) -> Obj:
+    return {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "m", "image": image}], **spec}}
+
+
+def _deploy(world: World, replicas: int = 2) -> None:
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": "x"}}, "template": _template()}
+    world.store.create(DEPLOYMENTS, {"metadata": {"name": "d"}, "spec": spec}, namespace="default")
+    world.settle()
+
+
+def _job(world: World, **spec: object) -> None:
+    body = {"metadata": {"name": "j"}, "spec": {"template": _template(restartPolicy="Never"), **spec}}
+    world.store.create(JOBS, body, namespace="default")
+    world.settle()
+
+
+def test_a_deployment_becomes_available_with_its_pods(world: World) -> None:
+    """Pods are made through a replica set; Available turns true when they are ready and not before."""
+    _deploy(world)
+    assert len(world.pods()) == 2
+    assert condition(world.deployment(), "Available") == "False"
+    world.run_all()
+    assert condition(world.deployment(), "Available") == "True"
+    assert world.deployment()["status"]["availableReplicas"] == 2
+
+
+def test_a_lost_pod_is_replaced(world: World) -> None:
+    """Deleting a replica brings a new one of another name."""
+    _deploy(world)
+    gone = world.pods()[0]["metadata"]["name"]
+    world.store.delete(PODS, gone, "default", DeleteOptions(grace_period_s=0))
+    world.settle()
+    names = [pod["metadata"]["name"] for pod in world.pods()]
+    assert len(names) == 2
+    assert gone not in names
+
+
+def test_scaling_down_deletes_pods(world: World) -> None:
+    """Fewer replicas are fewer pods, and those that are not ready go first."""
+    _deploy(world, replicas=3)
+    keep = world.pods()[1]
+    world.set_phase(keep, "Running")
+    world.settle()
+    deployment = world.deployment()
+    deployment["spec"]["replicas"] = 1
+    world.store.update(DEPLOYMENTS, deployment)
+    world.settle()
+    assert [pod["metadata"]["name"] for pod in world.pods()] == [keep["metadata"]["name"]]
+
+
+def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
+    """With two replicas one more is made at a time, and no ready pod goes before another is there."""
+    _deploy(world)
+    world.run_all()
+    deployment = world.deployment()
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "i:2"
+    world.store.update(DEPLOYMENTS, deployment)
+    world.settle()
+    ready = [pod for pod in world.pods() if condition(pod, "Ready") == "True"]
+    assert len(ready) == 2
+    assert len(world.pods()) == 3
+    for _ in range(4):
+        world.run_all()
+    images = {pod["spec"]["containers"][0]["image"] for pod in world.pods()}
+    assert images == {"i:2"}
+    assert len(world.pods()) == 2
+    assert len(world.store.list(REPLICA_SETS).items) == 1
+
+
+def test_deleting_a_deployment_deletes_its_pods(world: World) -> None:
+    """Replica set and pods belong to it."""
+    _deploy(world)
+    world.store.delete(DEPLOYMENTS, "d", "default")
+    world.settle()
+    assert world.pods() == []
+
+
+def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
+    """Two completions with parallelism one are never two pods at once; then the job is complete."""
+    _job(world, completions=2, parallelism=1)
+    assert len(world.pods()) == 1
+    world.set_phase(world.pods()[0], "Succeeded")
+    world.settle()
+    assert condition(world.job(), "Complete") == ""
+    active = [pod for pod in world.pods() if dig(pod, "status", "phase") != "Succeeded"]
+    assert len(active) == 1
+    world.set_phase(active[0], "Succeeded")
+    world.settle()
+    assert condition(world.job(), "Complete") == "True"
+    assert world.job()["status"]["succeeded"] == 2
+    assert len(world.pods()) == 2
+
+
+def test_parallel_runs(world: World) -> None:
+    """Parallelism is how many run at once, never more than are still missing."""
+    _job(world, completions=3, parallelism=2)
+    assert len(world.pods()) == 2
+    for pod in world.pods():
+        world.set_phase(pod, "Succeeded")
+    world.settle()
+    assert len(world.pods()) == 3
+
+
+def test_a_job_that_keeps_failing_ends(world: World) -> None:
+    """After backoffLimit failures the job has failed and makes no more pods."""
+    _job(world, backoffLimit=1)
+    for _ in range(2):
+        for pod in world.pods():
+            world.set_phase(pod, "Failed")
+        world.settle()
+    assert condition(world.job(), "Failed") == "True"
+    assert len(world.pods()) == 2

@@ -1,0 +1,135 @@
+"""What the schema does to incoming objects, as JSON and as protobuf."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import InvalidObjectError
+from dra_driver.sim.apiserver.kinds import ALL_KINDS, CUSTOM_RESOURCE_DEFINITIONS, PODS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.protobody import decode_body
+from dra_driver.sim.apiserver.schema import decode, fields_of, type_of
+from tests.unit.sim_apiserver.builders import Obj, pod, resource_slice
+
+
+def test_every_kind_has_a_schema() -> None:
+    """A kind without one would have all its fields dropped."""
+    for kind in ALL_KINDS:
+        assert "metadata" in fields_of(type_of(kind).name), kind.plural
+
+
+def test_unknown_fields_are_dropped_and_named() -> None:
+    """Anywhere in the object, with list indexes in the path; free-form parts keep everything."""
+    sent = pod(containers=[{"name": "a", "image": "b", "colour": "red"}])
+    sent["metadata"]["annotations"] = {"any": "thing"}
+    assert decode(PODS, sent) == ["spec.containers[0].colour"]
+    assert sent["spec"]["containers"] == [{"name": "a", "image": "b"}]
+    crd = {"spec": {"versions": [{"schema": {"openAPIV3Schema": {"default": {"x": [1]}}}}]}}
+    assert decode(CUSTOM_RESOURCE_DEFINITIONS, crd) == []
+
+
+def test_nulls_vanish() -> None:
+    """As Go forgets them."""
+    sent: Obj = {"metadata": {"name": "p", "creationTimestamp": None}, "spec": None}
+    decode(PODS, sent)
+    assert sent == {"metadata": {"name": "p"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"spec": {"containers": "none"}}, "spec.containers"),
+        ({"spec": {"nodeName": 5}}, "spec.nodeName"),
+        ({"spec": {"priority": True}}, "spec.priority"),
+        ({"metadata": {"labels": ["a"]}}, "metadata.labels"),
+        ({"spec": {"containers": [7]}}, r"spec.containers\[0\]"),
+    ],
+)
+def test_wrong_types_are_bad_requests_with_the_path(body: Obj, path: str) -> None:
+    """A manifest with a string for a list is refused before any rule looks at it."""
+    with pytest.raises(InvalidObjectError, match=path) as refused:
+        decode(PODS, body)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("81920Mi", "80Gi"), ("1000m", "1"), (0.5, "500m"), (80, "80"), ("1e3", "1e3")]
+)
+def test_quantities_come_back_canonical(sent: object, kept: str) -> None:
+    """A driver that compares what it sent with what it reads sees the server's spelling."""
+    body = resource_slice(devices=[{"name": "a", "capacity": {"memory": {"value": sent}}}])
+    decode(RESOURCE_SLICES, body)
+    assert body["spec"]["devices"][0]["capacity"]["memory"]["value"] == kept
+
+
+def test_times_come_back_in_utc() -> None:
+    """Whole seconds for Time; what is no time is refused."""
+    body = {"metadata": {"creationTimestamp": "2026-01-01T01:00:00.5+01:00"}}
+    decode(PODS, body)
+    assert body["metadata"]["creationTimestamp"] == "2026-01-01T00:00:00Z"
+    with pytest.raises(InvalidObjectError, match="RFC 3339"):
+        decode(PODS, {"metadata": {"creationTimestamp": "yesterday"}})
+
+
+def _field(number: int, value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        return bytes([number << 3]) + _number(value)
+    return bytes([number << 3 | 2]) + _number(len(value)) + value
+
+
+def _number(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def _envelope(api_version: str, kind: str, raw: bytes) -> bytes:
+    meta = _field(1, api_version.encode()) + _field(2, kind.encode())
+    return b"k8s\x00" + _field(1, meta) + _field(2, raw)
+
+
+def test_a_protobuf_secret_is_read() -> None:
+    """Maps, bytes as base64, nested metadata."""
+    metadata = _field(1, b"s") + _field(11, _field(1, b"app") + _field(2, b"x"))
+    data = _field(1, b"key") + _field(2, b"\x00\xff")
+    body = _envelope("v1", "Secret", _field(1, metadata) + _field(2, data) + _field(3, b"Opaque"))
+    assert decode_body(body) == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "s", "labels": {"app": "x"}},
+        "data": {"key": "AP8="},
+        "type": "Opaque",
+    }
+
+
+def test_embedded_structs_and_special_types_have_their_json_form() -> None:
+    """A volume's source is part of the volume; int-or-string and negative numbers keep their value."""
+    source = _field(2, b"")  # emptyDir
+    volume = _field(1, b"v") + _field(2, source)
+    spec = _field(1, volume) + _field(4, -1)
+    assert decode_body(_envelope("v1", "Pod", _field(2, spec)))["spec"] == {
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "terminationGracePeriodSeconds": -1,
+    }
+    port = _field(3, 80) + _field(4, _field(1, 1) + _field(3, b"web"))
+    service = decode_body(_envelope("v1", "Service", _field(2, _field(1, port))))
+    assert service["spec"]["ports"] == [{"port": 80, "targetPort": "web"}]
+
+
+def test_what_is_no_such_message_is_a_bad_request() -> None:
+    """Other bytes, unknown kinds, messages that end early."""
+    for body in (b"{}", _envelope("v1", "Gadget", b""), _envelope("v1", "Pod", b"\x0a\x05ab"), b"k8s\x00\xff"):
+        with pytest.raises(InvalidObjectError):
+            decode_body(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_protobuf_reader(data: bytes) -> None:
+    """Whatever arrives is an object or a bad request."""
+    for body in (b"k8s\x00" + data, _envelope("v1", "Pod", data)):
+        with suppress(InvalidObjectError):
+            assert isinstance(decode_body(body), dict)

@@ -1,0 +1,192 @@
+"""The four patch formats, case by case."""
+
+import pytest
+
+from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError
+from dra_driver.sim.apiserver.jsonpatch import apply_json_patch
+from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.mergepatch import merge
+from dra_driver.sim.apiserver.patching import APPLY_PATCH, Patch
+from dra_driver.sim.apiserver.schema import type_of
+from dra_driver.sim.apiserver.strategicpatch import strategic_merge
+from dra_driver.sim.store import Store
+from tests.unit.sim_apiserver.builders import Obj, claim, pod
+
+
+def test_json_patch_operations() -> None:
+    """add, replace, remove, move, copy and test, on lists and with escaped names."""
+    target = {"a": [1, 2], "b/c": {"~": 0}}
+    done = apply_json_patch(
+        target,
+        [
+            {"op": "test", "path": "/b~1c/~0", "value": 0},
+            {"op": "add", "path": "/a/-", "value": 3},
+            {"op": "add", "path": "/a/0", "value": 0},
+            {"op": "replace", "path": "/a/1", "value": "one"},
+            {"op": "remove", "path": "/a/2"},
+            {"op": "copy", "from": "/a", "path": "/d"},
+            {"op": "move", "from": "/b~1c", "path": "/e"},
+        ],
+    )
+    assert done == {"a": [0, "one", 3], "d": [0, "one", 3], "e": {"~": 0}}
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "remove", "path": "/none"},
+        {"op": "replace", "path": "/a/9", "value": 1},
+        {"op": "add", "path": "/none/deeper", "value": 1},
+        {"op": "test", "path": "/a", "value": 0},
+        {"op": "remove", "path": ""},
+    ],
+)
+def test_a_json_patch_that_does_not_fit_fails_whole(operation: Obj) -> None:
+    """422, as the real server says."""
+    with pytest.raises(KubernetesApiError) as refused:
+        apply_json_patch({"a": [1]}, [operation])
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize("body", [{}, [{"op": "add"}], [{"op": "fly", "path": "/a"}], [{"op": "add", "path": "a"}]])
+def test_what_is_no_json_patch_is_a_bad_request(body: object) -> None:
+    """400 for bodies that are no list of operations."""
+    with pytest.raises(InvalidObjectError):
+        apply_json_patch({}, body)
+
+
+def test_merge_patch_follows_the_rfc() -> None:
+    """null deletes, objects merge, lists are replaced, scalars give way to objects."""
+    assert merge({"a": {"b": 1, "c": 2}, "d": [1], "e": 1}, {"a": {"b": None}, "d": [2], "e": {"f": 1}}) == {
+        "a": {"c": 2},
+        "d": [2],
+        "e": {"f": 1},
+    }
+
+
+def test_strategic_merge_finds_list_items_by_their_key() -> None:
+    """Containers merge by name, their ports by number; new ones are added, deleted ones go, the order is kept."""
+    target = {
+        "spec": {
+            "containers": [
+                {"name": "a", "image": "1", "ports": [{"containerPort": 80, "name": "web"}]},
+                {"name": "b", "image": "1"},
+            ],
+            "tolerations": [{"key": "x"}],
+        }
+    }
+    patch = {
+        "spec": {
+            "$setElementOrder/containers": [{"name": "c"}, {"name": "a"}],
+            "containers": [
+                {"name": "a", "image": "2", "ports": [{"containerPort": 80, "protocol": "UDP"}]},
+                {"name": "b", "$patch": "delete"},
+                {"name": "c", "image": "3"},
+            ],
+            "tolerations": [{"key": "y"}],
+        }
+    }
+    spec = strategic_merge(target, patch, type_of(PODS))["spec"]
+    assert [item["name"] for item in spec["containers"]] == ["c", "a"]
+    assert spec["containers"][1]["ports"] == [{"containerPort": 80, "name": "web", "protocol": "UDP"}]
+    assert spec["tolerations"] == [{"key": "y"}]
+
+
+def test_strategic_merge_directives() -> None:
+    """$patch replace, $retainKeys and $deleteFromPrimitiveList."""
+    target = {
+        "metadata": {"finalizers": ["a", "b"], "labels": {"x": "1"}},
+        "spec": {"volumes": [{"name": "v", "emptyDir": {}}]},
+    }
+    patch = {
+        "metadata": {
+            "$deleteFromPrimitiveList/finalizers": ["a"],
+            "finalizers": ["c"],
+            "labels": {"$patch": "replace", "y": "2"},
+        },
+        "spec": {"volumes": [{"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/"}}]},
+    }
+    assert strategic_merge(target, patch, type_of(PODS)) == {
+        "metadata": {"finalizers": ["b", "c"], "labels": {"y": "2"}},
+        "spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]},
+    }
+
+
+def test_strategic_merge_refuses_items_without_their_key() -> None:
+    """A container without a name cannot be matched."""
+    with pytest.raises(InvalidObjectError, match="does not contain declared merge key: name"):
+        strategic_merge({}, {"spec": {"containers": [{"image": "a"}]}}, type_of(PODS))
+
+
+def _apply(store: Store, manager: str, data: Obj, *, force: bool = False) -> Obj:
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}, "data": data}
+    patch = Patch(body=body, type=APPLY_PATCH, manager=manager, force=force)
+    return store.patch(CONFIG_MAPS, "c", patch, namespace="default")
+
+
+def test_apply_creates_owns_and_takes_back() -> None:
+    """A field that a manager no longer applies goes, unless another manager applies it too."""
+    store = Store()
+    _apply(store, "one", {"x": "1", "y": "1"})
+    _apply(store, "two", {"y": "1", "z": "2"})
+    left = _apply(store, "one", {"x": "1"})
+    assert left["data"] == {"x": "1", "y": "1", "z": "2"}
+    assert _apply(store, "two", {"z": "2"})["data"] == {"x": "1", "z": "2"}
+
+
+def test_apply_conflicts_name_the_field_and_its_manager() -> None:
+    """And force takes the field over."""
+    store = Store()
+    _apply(store, "one", {"x": "1"})
+    with pytest.raises(ConflictError, match=r'conflict with "one": .data.x'):
+        _apply(store, "two", {"x": "2"})
+    forced = _apply(store, "two", {"x": "2"}, force=True)
+    owners = {entry["manager"]: entry["fieldsV1"] for entry in forced["metadata"]["managedFields"]}
+    assert owners == {"two": {"f:data": {"f:x": {}}}}
+
+
+def test_applying_the_same_again_changes_nothing() -> None:
+    """Not even the resourceVersion: a controller may apply in a loop."""
+    store = Store()
+    assert _apply(store, "one", {"x": "1"}) == _apply(store, "one", {"x": "1"})
+
+
+def test_apply_merges_device_status_by_driver_pool_and_device() -> None:
+    """Two drivers write their own entries of status.devices without touching each other's."""
+    store = Store()
+    store.create(RESOURCE_CLAIMS, claim())
+    results = [
+        {"request": "gpu", "driver": driver, "pool": "p", "device": "d"}
+        for driver in ("a.example.com", "b.example.com")
+    ]
+    status = {"allocation": {"devices": {"results": results}}}
+    store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+    for driver, value in (("a.example.com", 1), ("b.example.com", 2), ("a.example.com", 3)):
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "status": {"devices": [{"driver": driver, "pool": "p", "device": "d", "data": {"value": value}}]},
+        }
+        patch = Patch(body=body, type=APPLY_PATCH, manager=driver)
+        made = store.patch(RESOURCE_CLAIMS, "c", patch, namespace="default", subresource="status")
+    values = {item["driver"]: item["data"]["value"] for item in made["status"]["devices"]}
+    assert values == {"a.example.com": 3, "b.example.com": 2}
+
+
+def test_apply_needs_a_manager_and_clean_metadata() -> None:
+    """Both are refused before anything is stored."""
+    store = Store()
+    with pytest.raises(InvalidObjectError, match="fieldManager"):
+        _apply(store, "", {})
+    body = {"metadata": {"name": "c", "managedFields": [{}]}}
+    with pytest.raises(InvalidObjectError, match="managedFields must be nil"):
+        store.patch(CONFIG_MAPS, "c", Patch(body=body, type=APPLY_PATCH, manager="m"), namespace="default")
+
+
+def test_a_patch_may_carry_a_precondition() -> None:
+    """A resourceVersion in a merge patch is checked like one in an update."""
+    store = Store()
+    store.create(PODS, pod())
+    with pytest.raises(ConflictError):
+        store.patch(PODS, "p", Patch(body={"metadata": {"resourceVersion": "1"}}), namespace="default")

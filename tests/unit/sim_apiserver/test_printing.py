@@ -1,0 +1,163 @@
+"""Tables: what people read in `kubectl get`."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dra_driver.sim.apiserver.jsonvalue import rfc3339
+from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, JOBS, NODES, PODS, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.print_common import duration
+from dra_driver.sim.apiserver.tables import table
+from tests.unit.sim_apiserver.builders import Obj
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-5, "<invalid>"),
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (200, "3m20s"),
+        (601, "10m"),
+        (10800, "3h"),
+        (11000, "3h3m"),
+        (86400, "24h"),
+        (86400 * 3 + 3600, "3d1h"),
+        (86400 * 30, "30d"),
+        (86400 * 800, "2y70d"),
+        (86400 * 365 * 9, "9y"),
+    ],
+)
+def test_durations_have_two_units_at_most(seconds: int, shown: str) -> None:
+    """As kubectl users know them."""
+    assert duration(seconds) == shown
+
+
+def _cells(kind: object, obj: Obj) -> list[object]:
+    metadata = {"name": "x", "creationTimestamp": rfc3339(NOW - timedelta(seconds=90))} | obj.pop("metadata", {})
+    made = table(kind, [obj | {"metadata": metadata}], {}, NOW)  # type: ignore[arg-type]
+    cells: list[object] = made["rows"][0]["cells"]
+    return cells
+
+
+def _pod(status: Obj, **metadata: str) -> list[object]:
+    spec = {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}
+    return _cells(PODS, {"metadata": metadata, "spec": spec, "status": status})[1:4]
+
+
+RUNNING = {"name": "a", "ready": True, "restartCount": 0, "state": {"running": {}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "cells"),
+    [
+        ({"phase": "Pending"}, ["0/2", "Pending", "0"]),
+        ({"phase": "Failed", "reason": "Evicted"}, ["0/2", "Evicted", "0"]),
+        (
+            {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "SchedulingGated"}]},
+            ["0/2", "SchedulingGated", "0"],
+        ),
+        ({"phase": "Pending", "initContainerStatuses": [{"state": {"running": {}}}]}, ["0/2", "Init:0/1", "0"]),
+        (
+            {"phase": "Pending", "initContainerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}]},
+            ["0/2", "Init:ErrImagePull", "0"],
+        ),
+        (
+            {"phase": "Pending", "initContainerStatuses": [{"state": {"terminated": {"exitCode": 3}}}]},
+            ["0/2", "Init:ExitCode:3", "0"],
+        ),
+        ({"phase": "Running", "containerStatuses": [RUNNING, RUNNING]}, ["2/2", "Running", "0"]),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [
+                    RUNNING,
+                    {
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "restartCount": 3,
+                        "lastState": {"terminated": {"finishedAt": "2026-01-01T23:59:00Z"}},
+                    },
+                ],
+            },
+            ["1/2", "CrashLoopBackOff", "3 (60s ago)"],
+        ),
+        (
+            {
+                "phase": "Succeeded",
+                "containerStatuses": [{"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}],
+            },
+            ["0/2", "Completed", "0"],
+        ),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [RUNNING, {"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}],
+            },
+            ["1/2", "NotReady", "0"],
+        ),
+        (
+            {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"signal": 9, "exitCode": 137}}}]},
+            ["0/2", "Signal:9", "0"],
+        ),
+    ],
+)
+def test_pods_say_what_they_are_doing(status: Obj, cells: list[str]) -> None:
+    """READY, STATUS and RESTARTS from container states."""
+    assert _pod(status) == cells
+
+
+def test_a_pod_that_is_going_says_so_unless_it_has_ended() -> None:
+    """Terminating wins over the containers' states."""
+    assert _pod({"phase": "Running", "containerStatuses": [RUNNING]}, deletionTimestamp="x")[1] == "Terminating"
+    assert _pod({"phase": "Succeeded"}, deletionTimestamp="x")[1] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("status", "deleted", "shown"),
+    [
+        ({}, False, "pending"),
+        ({"allocation": {}}, False, "allocated"),
+        ({"allocation": {}, "reservedFor": [{}]}, False, "allocated,reserved"),
+        ({"allocation": {}}, True, "deleted,allocated"),
+        ({}, True, "deleted"),
+    ],
+)
+def test_claims_show_their_state(status: Obj, deleted: bool, shown: str) -> None:
+    """Pending, allocated, reserved, deleted."""
+    metadata = {"deletionTimestamp": "x"} if deleted else {}
+    assert _cells(RESOURCE_CLAIMS, {"metadata": metadata, "status": status}) == ["x", shown, "90s"]
+
+
+def test_jobs_count_completions() -> None:
+    """COMPLETIONS and DURATION of finished and running jobs."""
+    status = {
+        "succeeded": 1,
+        "startTime": "2026-01-01T23:59:00Z",
+        "conditions": [{"type": "Complete", "status": "True"}],
+    }
+    done = _cells(JOBS, {"spec": {"completions": 1}, "status": status | {"completionTime": "2026-01-01T23:59:30Z"}})
+    assert done[1:4] == ["Complete", "1/1", "30s"]
+    running = _cells(JOBS, {"spec": {"parallelism": 3}, "status": {"startTime": "2026-01-01T23:59:00Z"}})
+    assert running[1:4] == ["Running", "0/1 of 3", "60s"]
+
+
+def test_nodes_show_readiness_and_roles() -> None:
+    """Ready, cordoned, roles from labels."""
+    node = {
+        "metadata": {"labels": {"node-role.kubernetes.io/gpu": ""}},
+        "spec": {"unschedulable": True},
+        "status": {"conditions": [{"type": "Ready", "status": "False"}]},
+    }
+    assert _cells(NODES, node)[1:3] == ["NotReady,SchedulingDisabled", "gpu"]
+
+
+def test_rows_carry_what_was_asked_for() -> None:
+    """Metadata by default, the object or nothing on request; headers can be left out."""
+    obj = {"metadata": {"name": "x"}, "data": {"a": "b"}}
+    assert table(CONFIG_MAPS, [obj], {}, NOW)["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    assert table(CONFIG_MAPS, [obj], {}, NOW, include="Object")["rows"][0]["object"] is obj
+    assert table(CONFIG_MAPS, [obj], {}, NOW, include="None")["rows"][0]["object"] is None
+    assert table(CONFIG_MAPS, [obj], {}, NOW, headers=False)["columnDefinitions"] is None

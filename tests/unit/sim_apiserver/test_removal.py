@@ -1,0 +1,158 @@
+"""What a delete takes with it, what holds it up, and what it leaves behind."""
+
+import pytest
+
+from dra_driver.errors import ConflictError, ForbiddenError, NotFoundError
+from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, SECRETS
+from dra_driver.sim.apiserver.removal import DeleteOptions
+from dra_driver.sim.store import Patch, Store
+from tests.unit.sim_apiserver.builders import Obj, config_map, node, owned_by, pod, resource_slice
+
+
+def _family(store: Store, **reference: bool) -> Obj:
+    """A config map that owns a secret."""
+    owner = store.create(CONFIG_MAPS, config_map("owner"))
+    metadata = {"name": "child", "namespace": "default", "ownerReferences": [owned_by(owner, **reference)]}
+    store.create(SECRETS, {"metadata": metadata})
+    return owner
+
+
+def test_preconditions_protect_against_deleting_a_successor() -> None:
+    """Another UID or resourceVersion is a conflict, and nothing is deleted."""
+    store = Store()
+    store.create(CONFIG_MAPS, config_map("a"))
+    with pytest.raises(ConflictError, match="the UID in the precondition"):
+        store.delete(CONFIG_MAPS, "a", "default", DeleteOptions(uid="other"))
+    with pytest.raises(ConflictError, match="the ResourceVersion in the precondition"):
+        store.delete(CONFIG_MAPS, "a", "default", DeleteOptions(resource_version="1"))
+    assert store.find(CONFIG_MAPS, "a", "default")
+
+
+def test_dependents_go_with_their_last_owner() -> None:
+    """Background deletion collects them; one owner left keeps them, without the dangling reference."""
+    store = Store()
+    first = _family(store)
+    second = store.create(NODES, node())
+    child = store.get(SECRETS, "child", "default")
+    child["metadata"]["ownerReferences"].append(owned_by(second))
+    store.update(SECRETS, child)
+    store.delete(CONFIG_MAPS, first["metadata"]["name"], "default")
+    assert [ref["kind"] for ref in store.get(SECRETS, "child", "default")["metadata"]["ownerReferences"]] == ["Node"]
+    store.delete(NODES, "n1")
+    assert store.find(SECRETS, "child", "default") is None
+
+
+def test_slices_go_with_their_node() -> None:
+    """What a driver published for a node disappears when the node object does."""
+    store = Store()
+    owner = store.create(NODES, node())
+    mine = resource_slice()
+    mine["metadata"]["ownerReferences"] = [owned_by(owner, controller=True)]
+    store.create(RESOURCE_SLICES, mine)
+    store.delete(NODES, "n1")
+    assert store.list(RESOURCE_SLICES).items == []
+
+
+def test_an_object_whose_owner_does_not_exist_is_collected() -> None:
+    """A reference with the UID of a node that was re-created does not keep a slice alive."""
+    store = Store()
+    owner = store.create(NODES, node())
+    store.delete(NODES, "n1")
+    mine = resource_slice()
+    mine["metadata"]["ownerReferences"] = [owned_by(owner)]
+    assert store.create(RESOURCE_SLICES, mine)["metadata"]["uid"]
+    assert store.list(RESOURCE_SLICES).items == []
+
+
+def test_foreground_deletion_waits_for_blocking_dependents() -> None:
+    """The owner stays, marked, until the dependent that a finalizer holds is gone."""
+    store = Store()
+    _family(store, blockOwnerDeletion=True)
+    store.patch(SECRETS, "child", Patch(body={"metadata": {"finalizers": ["a.io/b"]}}), namespace="default")
+    gone, _ = store.remove(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Foreground"))
+    assert not gone
+    assert store.get(CONFIG_MAPS, "owner", "default")["metadata"]["finalizers"] == ["foregroundDeletion"]
+    store.patch(SECRETS, "child", Patch(body={"metadata": {"finalizers": None}}), namespace="default")
+    assert store.find(SECRETS, "child", "default") is None
+    assert store.find(CONFIG_MAPS, "owner", "default") is None
+
+
+def test_orphans_stay_without_their_reference() -> None:
+    """Orphan removes the owner alone."""
+    store = Store()
+    _family(store)
+    store.delete(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Orphan"))
+    assert "ownerReferences" not in store.get(SECRETS, "child", "default")["metadata"]
+
+
+def test_finalizers_hold_an_object_until_the_last_is_gone() -> None:
+    """Marked by the delete, gone with the update that takes the finalizer off, in one DELETED event."""
+    store = Store()
+    store.create(CONFIG_MAPS, config_map("a", finalizers=["a.io/b"]))
+    store.delete(CONFIG_MAPS, "a", "default")
+    assert "deletionTimestamp" in store.get(CONFIG_MAPS, "a", "default")["metadata"]
+    store.patch(CONFIG_MAPS, "a", Patch(body={"metadata": {"finalizers": []}}), namespace="default")
+    with pytest.raises(NotFoundError):
+        store.get(CONFIG_MAPS, "a", "default")
+
+
+def test_a_running_pod_has_its_grace_and_the_kubelet_the_last_word() -> None:
+    """Marked with the pod's own grace; a second delete shortens it, never lengthens it; grace 0 removes."""
+    store = Store()
+    store.create(PODS, pod(terminationGracePeriodSeconds=20))
+    store.bind("default", "p", "n1")
+    marked = store.delete(PODS, "p", "default")
+    assert marked["metadata"]["deletionGracePeriodSeconds"] == 20
+    store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=50))
+    assert store.get(PODS, "p", "default")["metadata"]["deletionGracePeriodSeconds"] == 20
+    store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=5))
+    assert store.get(PODS, "p", "default")["metadata"]["deletionGracePeriodSeconds"] == 5
+    store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=0, uid=marked["metadata"]["uid"]))
+    assert store.find(PODS, "p", "default") is None
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_pods_that_do_not_run_go_at_once(phase: str) -> None:
+    """Unassigned pods and pods that have ended have nobody to wait for."""
+    store = Store()
+    store.create(PODS, pod("unassigned"))
+    store.delete(PODS, "unassigned", "default")
+    made = store.create(PODS, pod("ended"))
+    store.bind("default", "ended", "n1")
+    store.update_status(PODS, {"metadata": {"name": "ended", "namespace": "default"}, "status": {"phase": phase}})
+    store.delete(PODS, "ended", "default", DeleteOptions(uid=made["metadata"]["uid"]))
+    assert store.list(PODS).items == []
+
+
+def test_a_namespace_takes_its_contents_along() -> None:
+    """And stays Terminating, closed to new objects, while a running pod is in it."""
+    store = Store()
+    store.create(NAMESPACES, {"metadata": {"name": "team"}})
+    store.create(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "team"}})
+    running = pod()
+    running["metadata"]["namespace"] = "team"
+    store.create(PODS, running)
+    store.bind("team", "p", "n1")
+    store.delete(NAMESPACES, "team")
+    assert store.get(NAMESPACES, "team")["status"]["phase"] == "Terminating"
+    assert store.list(CONFIG_MAPS, "team").items == []
+    with pytest.raises(ForbiddenError, match="because it is being terminated"):
+        store.create(CONFIG_MAPS, {"metadata": {"name": "b", "namespace": "team"}})
+    store.delete(PODS, "p", "team", DeleteOptions(grace_period_s=0))
+    assert store.find(NAMESPACES, "team") is None
+
+
+def test_the_first_namespaces_stay() -> None:
+    """default cannot be deleted."""
+    with pytest.raises(ForbiddenError, match="may not be deleted"):
+        Store().delete(NAMESPACES, "default")
+
+
+def test_logs_go_with_their_pod() -> None:
+    """A new pod of the name does not show the old one's log."""
+    store = Store()
+    store.create(PODS, pod())
+    store.logs.append("default", "p", "main", "hello\n")
+    assert [text for _, text in store.logs.read("default", "p", "main")] == ["hello"]
+    store.delete(PODS, "p", "default")
+    assert store.logs.read("default", "p", "main") == []

@@ -1,0 +1,201 @@
+"""Requests without a web server: paths, verbs, discovery, OpenAPI, logs and watch plans."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import KubernetesApiError
+from dra_driver.sim.apiserver.discovery import aggregated
+from dra_driver.sim.apiserver.jsonvalue import utc_now
+from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS
+from dra_driver.sim.apiserver.messages import ApiRequest, Reply
+from dra_driver.sim.apiserver.paths import target_of
+from dra_driver.sim.apiserver.podsubs import LogPlan, log_text
+from dra_driver.sim.apiserver.router import Router
+from dra_driver.sim.apiserver.watching import Frames, WatchPlan
+from dra_driver.sim.store import Store
+from tests.unit.sim_apiserver.builders import config_map, pod
+
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+def _ask(store: Store, method: str, path: str, body: Any = None, **options: Any) -> Any:
+    data = b"" if body is None else json.dumps(body).encode()
+    request = ApiRequest(method=method, path=path, body=data, **options)
+    return Router(store, utc_now).answer(request)
+
+
+def _json(reply: Any) -> Any:
+    assert isinstance(reply, Reply)
+    return json.loads(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/api/v1/pods", ("pods", "", "", "")),
+        ("/api/v1/namespaces/a/pods/b/status", ("pods", "a", "b", "status")),
+        ("/api/v1/namespaces", ("namespaces", "", "", "")),
+        ("/api/v1/namespaces/a", ("namespaces", "", "a", "")),
+        ("/api/v1/namespaces/a/finalize", ("namespaces", "", "a", "finalize")),
+        ("/apis/resource.k8s.io/v1/resourceslices/s", ("resourceslices", "", "s", "")),
+        ("/apis/events.k8s.io/v1/namespaces/a/events", ("events", "a", "", "")),
+    ],
+)
+def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> None:
+    """Kind, namespace, name, subresource."""
+    target = target_of(path)
+    assert target is not None
+    assert (target.kind.plural, target.namespace, target.name, target.subresource) == expected
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/api",
+        "/api/v2/pods",
+        "/api/v1/pods/p",
+        "/api/v1/namespaces/a/nodes",
+        "/api/v1/namespaces/a/pods/p/exec",
+        "/api/v1/namespaces/a/pods/p/log/x",
+        "/apis/resource.k8s.io/v1beta1/resourceslices",
+    ],
+)
+def test_paths_that_name_nothing(path: str) -> None:
+    """Unknown versions, scopes and subresources."""
+    assert target_of(path) is None
+
+
+def test_discovery_and_openapi_cover_every_kind() -> None:
+    """Each kind is in the aggregated document and has a patch operation with fieldValidation."""
+    store = Store()
+    listed = {
+        (item["metadata"]["name"], resource["resource"])
+        for core in (True, False)
+        for item in aggregated(core=core)["items"]
+        for version in item["versions"]
+        for resource in version["resources"]
+    }
+    index = _json(_ask(store, "GET", "/openapi/v3"))["paths"]
+    for kind in ALL_KINDS:
+        assert (kind.group, kind.plural) in listed
+        root = f"apis/{kind.group}/v1" if kind.group else "api/v1"
+        document = _json(_ask(store, "GET", index[root]["serverRelativeURL"].partition("?")[0]))
+        patches = [path["patch"] for path in document["paths"].values()]
+        mine = [item for item in patches if item["x-kubernetes-group-version-kind"]["kind"] == kind.kind]
+        assert "fieldValidation" in {parameter["name"] for parameter in mine[0]["parameters"]}
+
+
+def test_references_in_openapi_lead_somewhere() -> None:
+    """A dangling $ref would make kubectl warn on every apply."""
+    text = json.dumps(_json(_ask(Store(), "GET", "/openapi/v3/api/v1")))
+    schemas = set(json.loads(text)["components"]["schemas"])
+    refs = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert refs <= schemas
+
+
+def test_older_clients_discover_group_by_group() -> None:
+    """Without the aggregated form, the lists of groups and resources answer."""
+    store = Store()
+    assert _json(_ask(store, "GET", "/api"))["versions"] == ["v1"]
+    groups = {group["name"] for group in _json(_ask(store, "GET", "/apis"))["groups"]}
+    assert "resource.k8s.io" in groups
+    names = [item["name"] for item in _json(_ask(store, "GET", "/apis/resource.k8s.io/v1"))["resources"]]
+    assert "resourceclaims/status" in names
+    assert _json(_ask(store, "GET", "/apis/apps"))["preferredVersion"]["version"] == "v1"
+
+
+def test_methods_that_do_not_exist_are_not_allowed() -> None:
+    """405, not 404 and not 500."""
+    for method, path in (
+        ("PUT", "/api/v1/pods"),
+        ("POST", "/api/v1/pods"),
+        ("POST", "/api/v1/namespaces/default/pods/p"),
+        ("DELETE", "/api/v1/namespaces/default/pods/p/status"),
+    ):
+        with pytest.raises(KubernetesApiError) as refused:
+            _ask(Store(), method, path, {})
+        assert refused.value.status == 405
+
+
+def test_pages_are_always_whole() -> None:
+    """limit is accepted; a continue token, which this server never hands out, is expired."""
+    store = Store()
+    store.create(CONFIG_MAPS, config_map("a"))
+    listed = _json(_ask(store, "GET", "/api/v1/configmaps", query={"limit": "1"}))
+    assert "continue" not in listed["metadata"]
+    with pytest.raises(KubernetesApiError) as refused:
+        _ask(store, "GET", "/api/v1/configmaps", query={"continue": "abc"})
+    assert refused.value.status == 410
+
+
+def test_logs_are_cut_as_asked() -> None:
+    """tail, limitBytes and timestamps; the container must be named when there are several."""
+    store = Store()
+    store.create(PODS, pod(containers=[{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]))
+    store.logs.append("default", "p", "a", "one\ntwo\nthree\n")
+    path = "/api/v1/namespaces/default/pods/p/log"
+    plan = _ask(store, "GET", path, query={"container": "a", "tailLines": "2", "limitBytes": "6"})
+    assert isinstance(plan, LogPlan)
+    assert log_text(store.logs.read("default", "p", "a"), plan, utc_now) == b"two\nth"
+    for query, text in (
+        ({}, "a container name must be specified for pod p, choose one of: [a b]"),
+        ({"container": "c"}, "container c is not valid for pod p"),
+        ({"container": "a", "tailLines": "-1"}, "tailLines must be a number"),
+    ):
+        with pytest.raises(KubernetesApiError, match=text.replace("[", r"\[")):
+            _ask(store, "GET", path, query=query)
+
+
+def test_a_container_that_waits_has_no_log_yet() -> None:
+    """kubectl logs says why."""
+    store = Store()
+    store.create(PODS, pod())
+    waiting = [{"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    status = {"metadata": {"name": "p", "namespace": "default"}, "status": {"containerStatuses": waiting}}
+    store.update_status(PODS, status)
+    with pytest.raises(KubernetesApiError, match="is waiting to start: ContainerCreating"):
+        _ask(store, "GET", "/api/v1/namespaces/default/pods/p/log")
+
+
+def test_a_watch_plan_reads_its_options() -> None:
+    """From where, with bookmarks or not, for how long."""
+    plan = _ask(
+        Store(),
+        "GET",
+        "/api/v1/pods",
+        query={"watch": "1", "resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "30"},
+    )
+    assert isinstance(plan, WatchPlan)
+    assert (plan.since, plan.bookmarks, plan.timeout_s) == (7, True, 30.0)
+    fresh = _ask(Store(), "GET", "/api/v1/pods", query={"watch": "true"})
+    assert isinstance(fresh, WatchPlan)
+    assert fresh.since is None
+
+
+def test_the_columns_of_a_watched_table_come_once() -> None:
+    """kubectl prints one header for `get -w`."""
+    store = Store()
+    plan = _ask(store, "GET", "/api/v1/configmaps", query={"watch": "1"}, headers={"accept": TABLE})
+    frames = Frames(plan, utc_now)
+    with store.watch([CONFIG_MAPS]) as changes:
+        store.create(CONFIG_MAPS, config_map("a"))
+        store.create(CONFIG_MAPS, config_map("b"))
+        lines = [json.loads(line) for line in frames.of(changes.take_all()).splitlines()]
+    assert [bool(line["object"]["columnDefinitions"]) for line in lines] == [True, False]
+
+
+def test_bodies_are_read_by_their_media_type() -> None:
+    """YAML and JSON are objects; other types, and lists, are refused."""
+    yaml_body = ApiRequest(method="POST", path="/", headers={"content-type": "application/yaml"}, body=b"a: {b: 1}")
+    assert yaml_body.object() == {"a": {"b": 1}}
+    for headers, body, status in (
+        ({"content-type": "text/plain"}, b"x", 415),
+        ({}, b"[1]", 400),
+        ({"content-type": "application/yaml"}, b"a: [", 400),
+    ):
+        with pytest.raises(KubernetesApiError) as refused:
+            ApiRequest(method="POST", path="/", headers=headers, body=body).object()
+        assert refused.value.status == status

@@ -1,0 +1,158 @@
+"""Limits and rules that the recorded conversations do not reach."""
+
+import pytest
+
+from dra_driver.errors import InvalidObjectError
+from dra_driver.sim.apiserver.kinds import DAEMON_SETS, EVENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, SECRETS
+from dra_driver.sim.apiserver.rules_pods import qos_class
+from dra_driver.sim.store import Patch, Store
+from tests.unit.sim_apiserver.builders import Obj, claim, pod, resource_slice
+
+
+def _problems(store: Store, kind: object, obj: Obj) -> str:
+    with pytest.raises(InvalidObjectError) as refused:
+        store.create(kind, obj)  # type: ignore[arg-type]
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "limit"),
+    [({}, 128), ({"taints": [{"key": "a", "effect": "NoSchedule"}]}, 64)],
+)
+def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int) -> None:
+    """128 plain devices fit a slice; one taint makes 64 the limit."""
+    store = Store()
+    devices = [{"name": f"gpu-{at}"} for at in range(limit + 1)]
+    devices[0] |= extra
+    text = _problems(store, RESOURCE_SLICES, resource_slice(devices=devices))
+    assert f"Too many: {limit + 1}: must have at most {limit} items" in text
+    assert store.create(RESOURCE_SLICES, resource_slice(devices=devices[:-1]))
+
+
+def test_counters_have_their_limits() -> None:
+    """Eight sets a slice, 32 counters a set, two sets a device."""
+    store = Store()
+    counters = {f"c{at}": {"value": "1"} for at in range(33)}
+    sets = [{"name": f"s{at}", "counters": {"a": {"value": "1"}}} for at in range(9)]
+    only_counters = resource_slice(sharedCounters=sets)
+    del only_counters["spec"]["devices"]
+    assert "sharedCounters: Too many: 9" in _problems(store, RESOURCE_SLICES, only_counters)
+    only_counters["spec"]["sharedCounters"] = [{"name": "s", "counters": counters}]
+    assert "counters: Too many: 33" in _problems(store, RESOURCE_SLICES, only_counters)
+    uses = [{"counterSet": f"s{at}", "counters": {"a": {"value": "1"}}} for at in range(3)]
+    device = {"name": "a", "consumesCounters": uses}
+    assert "consumesCounters: Too many: 3" in _problems(store, RESOURCE_SLICES, resource_slice(devices=[device]))
+
+
+def test_attributes_and_capacities_are_counted_together() -> None:
+    """At most 32 per device."""
+    device = {
+        "name": "a",
+        "attributes": {f"a{at}": {"int": at} for at in range(20)},
+        "capacity": {f"c{at}": {"value": "1"} for at in range(13)},
+    }
+    text = _problems(Store(), RESOURCE_SLICES, resource_slice(devices=[device]))
+    assert "the total number of attributes and capacities must not exceed 32" in text
+
+
+def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
+    """timeAdded is filled in when it is missing."""
+    store = Store()
+    taint = {"key": "a", "effect": "NoExecute"}
+    made = store.create(RESOURCE_SLICES, resource_slice(devices=[{"name": "a", "taints": [taint]}]))
+    assert made["spec"]["devices"][0]["taints"][0]["timeAdded"].endswith("Z")
+
+
+def test_a_step_of_zero_fits_nothing_and_breaks_nothing() -> None:
+    """The real server panics on it; here it is a refused slice."""
+    policy = {"default": "1", "validRange": {"min": "1", "step": "0"}}
+    capacity = {"memory": {"value": "4", "requestPolicy": policy}}
+    device = {"name": "a", "allowMultipleAllocations": True, "capacity": capacity}
+    assert "not a multiple" in _problems(Store(), RESOURCE_SLICES, resource_slice(devices=[device]))
+
+
+def test_opaque_parameters_end_at_ten_kibibytes() -> None:
+    """Bounded, and the message does not repeat them."""
+    big = claim()
+    parameters = {"text": "x" * 10240}
+    big["spec"]["devices"]["config"] = [{"opaque": {"driver": "gpu.example.com", "parameters": parameters}}]
+    text = _problems(Store(), RESOURCE_CLAIMS, big)
+    assert "parameters: Too long: may not be more than 10240 bytes" in text
+    assert "xxx" not in text
+
+
+def test_results_and_reservations_have_their_limits() -> None:
+    """32 devices and 256 consumers per claim."""
+    store = Store()
+    store.create(RESOURCE_CLAIMS, claim())
+    result = {"request": "gpu", "driver": "gpu.example.com", "pool": "p"}
+    results = [result | {"device": f"d{at}"} for at in range(33)]
+    consumers = [{"resource": "pods", "name": "p", "uid": str(at)} for at in range(257)]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": consumers}
+    with pytest.raises(InvalidObjectError) as refused:
+        store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+    assert "reservedFor: Too many: 257" in str(refused.value)
+    assert "results: Too many: 33" in str(refused.value)
+
+
+def test_a_claim_that_is_going_takes_no_new_consumers() -> None:
+    """Reservations may shrink, not grow, once it is being deleted."""
+    store = Store()
+    held = claim()
+    held["metadata"]["finalizers"] = ["a.io/b"]
+    store.create(RESOURCE_CLAIMS, held)
+    status: Obj = {"allocation": {"devices": {"results": []}}}
+    store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+    store.delete(RESOURCE_CLAIMS, "c", "default")
+    status["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "u"}]
+    with pytest.raises(InvalidObjectError, match="new entries may not be added"):
+        store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({}, "BestEffort"),
+        ({"requests": {"cpu": "1"}}, "Burstable"),
+        ({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}, "Guaranteed"),
+    ],
+)
+def test_quality_of_service_follows_requests_and_limits(resources: Obj, expected: str) -> None:
+    """As the kubelet and the scheduler expect it in status.qosClass."""
+    assert qos_class({"containers": [{"resources": resources}]}) == expected
+
+
+def test_claim_statuses_of_pods_go_through_status() -> None:
+    """The claim controller writes resourceClaimStatuses, which no other update may lose."""
+    store = Store()
+    store.create(PODS, pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "t"}]))
+    statuses = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]}
+    patch = Patch(body={"status": statuses})
+    store.patch(PODS, "p", patch, namespace="default", subresource="status")
+    store.patch(PODS, "p", Patch(body={"metadata": {"labels": {"a": "b"}}}), namespace="default")
+    assert store.get(PODS, "p", "default")["status"]["resourceClaimStatuses"][0]["resourceClaimName"] == "p-gpu-x"
+
+
+def test_workloads_are_checked_through_their_templates() -> None:
+    """A job's pods must end, a daemon set's must not; templates are validated like pods."""
+    template: Obj = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
+    job = {"metadata": {"name": "j", "namespace": "default"}, "spec": {"template": template}}
+    assert 'valid values: "OnFailure", "Never"' in _problems(Store(), JOBS, job)
+    template["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template}
+    daemons = {"metadata": {"name": "d", "namespace": "default"}, "spec": spec}
+    assert "spec.template.spec.containers[0].resources.claims[0]: Not found" in _problems(Store(), DAEMON_SETS, daemons)
+
+
+def test_secrets_hold_base64_only() -> None:
+    """Plain texts go into stringData."""
+    secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"a": "not base64!"}}
+    assert "data[a]" in _problems(Store(), SECRETS, secret)
+
+
+def test_events_of_cluster_objects_live_in_default() -> None:
+    """A node's events have no namespace of their own."""
+    event = {"metadata": {"name": "e", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}}
+    assert Store().create(EVENTS, event)
+    event["metadata"] = {"name": "e", "namespace": "kube-public"}
+    assert "does not match event.namespace" in _problems(Store(), EVENTS, event)

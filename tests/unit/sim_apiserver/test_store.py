@@ -1,0 +1,235 @@
+"""In-process users see the API's semantics: versions, conflicts, defaults, subresources and watches."""
+
+import threading
+
+import pytest
+
+from dra_driver.errors import AlreadyExistsError, ConflictError, GoneError, InvalidObjectError, NotFoundError
+from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.patching import JSON_PATCH
+from dra_driver.sim.store import Patch, Store
+from tests.unit.sim_apiserver.builders import claim, config_map, node, pod, resource_slice
+
+
+def test_a_created_object_carries_what_the_server_fills_in() -> None:
+    """UID, creation time, generation and a resourceVersion; a status that the creator sent is dropped."""
+    made = Store().create(RESOURCE_CLAIMS, claim() | {"status": {"allocation": {}}})
+    assert made["metadata"]["uid"]
+    assert made["metadata"]["creationTimestamp"].endswith("Z")
+    assert made["status"] == {}
+    assert made["spec"]["devices"]["requests"][0]["exactly"]["count"] == 1
+
+
+def test_generated_names_are_cut_and_unique() -> None:
+    """The base is cut at 58 characters so that five more fit a label."""
+    store = Store()
+    names = {store.create(NODES, {"metadata": {"generateName": "n" * 70 + "-"}})["metadata"]["name"] for _ in range(5)}
+    assert len(names) == 5
+    assert {len(name) for name in names} == {63}
+
+
+def test_what_callers_do_to_their_copies_stays_with_them() -> None:
+    """Objects in and out are copies."""
+    store = Store()
+    sent = config_map("a", labels={"x": "1"})
+    store.create(CONFIG_MAPS, sent)
+    sent["metadata"]["labels"]["x"] = "2"
+    store.get(CONFIG_MAPS, "a", "default")["metadata"]["labels"]["x"] = "3"
+    assert store.get(CONFIG_MAPS, "a", "default")["metadata"]["labels"] == {"x": "1"}
+
+
+def test_a_taken_name_and_a_missing_object_have_their_errors() -> None:
+    """AlreadyExists and NotFound with the Status details that clients look at."""
+    store = Store()
+    store.create(CONFIG_MAPS, config_map("a"))
+    with pytest.raises(AlreadyExistsError) as taken:
+        store.create(CONFIG_MAPS, config_map("a"))
+    assert taken.value.details == {"name": "a", "kind": "configmaps"}
+    with pytest.raises(NotFoundError, match='configmaps "b" not found'):
+        store.get(CONFIG_MAPS, "b", "default")
+
+
+def test_a_stale_write_conflicts_and_an_unconditional_one_does_not() -> None:
+    """resourceVersion is the precondition; without it the last writer wins."""
+    store = Store()
+    old = store.create(CONFIG_MAPS, config_map("a"))
+    store.update(CONFIG_MAPS, old | {"data": {"x": "1"}})
+    with pytest.raises(ConflictError, match="the object has been modified"):
+        store.update(CONFIG_MAPS, old | {"data": {"x": "2"}})
+    made = store.update(CONFIG_MAPS, config_map("a") | {"data": {"x": "3"}})
+    assert made["data"] == {"x": "3"}
+
+
+def test_a_write_without_a_change_is_no_write() -> None:
+    """Neither the version moves nor does a watch wake."""
+    store = Store()
+    made = store.create(CONFIG_MAPS, config_map("a"))
+    with store.watch([CONFIG_MAPS], since=store.revision) as events:
+        assert store.update(CONFIG_MAPS, made) == made
+        assert events.next(timeout_s=0) is None
+
+
+def test_status_is_written_through_its_own_door_only() -> None:
+    """An update keeps the stored status, a status update keeps everything else."""
+    store = Store()
+    made = store.create(PODS, pod())
+    store.update(PODS, made | {"status": {"phase": "Running"}})
+    assert store.get(PODS, "p", "default")["status"]["phase"] == "Pending"
+    renamed = made | {"metadata": made["metadata"] | {"labels": {"a": "b"}}, "status": {"phase": "Running"}}
+    after = store.update_status(PODS, renamed)
+    assert after["status"]["phase"] == "Running"
+    assert "labels" not in after["metadata"]
+
+
+def test_generation_counts_changes_of_the_spec() -> None:
+    """Labels do not count, spec does."""
+    store = Store()
+    store.create(RESOURCE_SLICES, resource_slice())
+    labelled = store.patch(RESOURCE_SLICES, "s", Patch(body={"metadata": {"labels": {"a": "b"}}}))
+    assert labelled["metadata"]["generation"] == 1
+    changed = store.patch(RESOURCE_SLICES, "s", Patch(body={"spec": {"devices": [{"name": "gpu-1"}]}}))
+    assert changed["metadata"]["generation"] == 2
+
+
+def test_dry_runs_are_checked_and_not_stored() -> None:
+    """They fail like the write would and leave nothing."""
+    store = Store()
+    assert store.create(CONFIG_MAPS, config_map("a"), dry_run=True)["metadata"]["uid"]
+    assert store.find(CONFIG_MAPS, "a", "default") is None
+    with pytest.raises(InvalidObjectError):
+        store.create(RESOURCE_CLAIMS, claim(deviceClassName=""), dry_run=True)
+
+
+def test_lists_are_in_key_order_and_selected() -> None:
+    """Namespace, labels and any dotted field; the revision is where a watch continues."""
+    store = Store()
+    for name in ("b", "a"):
+        store.create(CONFIG_MAPS, config_map(name, labels={"app": name}))
+    found = store.list(CONFIG_MAPS, "default")
+    assert [item["metadata"]["name"] for item in found.items] == ["a", "b"]
+    assert found.resource_version == store.revision
+    assert len(store.list(CONFIG_MAPS, labels="app in (a)").items) == 1
+    assert len(store.list(CONFIG_MAPS, fields="metadata.labels.app=b").items) == 1
+    assert store.list(CONFIG_MAPS, "kube-system").items == []
+
+
+def test_an_unknown_namespace_holds_nothing() -> None:
+    """Creating in it is NotFound about the namespace."""
+    with pytest.raises(NotFoundError, match='namespaces "nowhere" not found'):
+        Store().create(CONFIG_MAPS, {"metadata": {"name": "a"}}, namespace="nowhere")
+
+
+def test_a_watch_starts_with_what_is_there() -> None:
+    """Existing objects as ADDED, then changes, each with the version to resume from."""
+    store = Store()
+    store.create(NODES, node("n1"))
+    with store.watch([NODES]) as events:
+        store.create(NODES, node("n2"))
+        store.delete(NODES, "n1")
+        seen = [events.next(timeout_s=0) for _ in range(3)]
+        assert [(event.type, event.object["metadata"]["name"]) for event in seen if event] == [
+            ("ADDED", "n1"),
+            ("ADDED", "n2"),
+            ("DELETED", "n1"),
+        ]
+        assert seen[-1] is not None
+        assert seen[-1].resource_version == store.revision
+
+
+def test_a_watch_resumes_where_it_left_or_says_that_it_cannot() -> None:
+    """Changes after a revision, or GoneError when the history does not reach back."""
+    store = Store(history_length=3)
+    since = store.revision
+    for name in "ab":
+        store.create(NODES, node(name))
+    with store.watch([NODES], since=since) as events:
+        assert [event.object["metadata"]["name"] for event in (events.next(0), events.next(0)) if event] == ["a", "b"]
+    for name in "cd":
+        store.create(NODES, node(name))
+    with pytest.raises(GoneError, match="too old resource version"):
+        store.watch([NODES], since=since)
+
+
+def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
+    """Other kinds and other namespaces stay away."""
+    store = Store()
+    with store.watch([CONFIG_MAPS], since=store.revision, namespace="kube-system") as events:
+        store.create(NODES, node())
+        store.create(CONFIG_MAPS, config_map("a"))
+        store.create(CONFIG_MAPS, {"metadata": {"name": "b", "namespace": "kube-system"}})
+        event = events.next(timeout_s=0)
+        assert event is not None
+        assert event.object["metadata"]["name"] == "b"
+        assert events.next(timeout_s=0) is None
+
+
+def test_a_closed_watch_lets_its_reader_go() -> None:
+    """Iteration ends, and writes no longer reach it."""
+    store = Store()
+    events = store.watch([NODES], since=store.revision)
+    seen: list[str] = []
+    reader = threading.Thread(target=lambda: seen.extend(event.type for event in events))
+    reader.start()
+    store.create(NODES, node())
+    events.close()
+    reader.join(timeout=5)
+    assert not reader.is_alive()
+    store.delete(NODES, "n1")
+    assert events.next(timeout_s=0) is None or seen == ["ADDED"]
+
+
+def test_concurrent_writers_lose_no_update() -> None:
+    """A counter that threads raise with conflict retries ends where it must."""
+    store = Store()
+    store.create(CONFIG_MAPS, config_map("a") | {"data": {"n": "0"}})
+
+    def raise_counter() -> None:
+        for _ in range(20):
+            while True:
+                current = store.get(CONFIG_MAPS, "a", "default")
+                current["data"]["n"] = str(int(current["data"]["n"]) + 1)
+                try:
+                    store.update(CONFIG_MAPS, current)
+                    break
+                except ConflictError:
+                    continue
+
+    threads = [threading.Thread(target=raise_counter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.get(CONFIG_MAPS, "a", "default")["data"]["n"] == "80"
+
+
+def test_binding_assigns_a_pod_once() -> None:
+    """The node name and the PodScheduled condition appear; a second binding conflicts."""
+    store = Store()
+    store.create(PODS, pod())
+    bound = store.bind("default", "p", "n1")
+    assert bound["spec"]["nodeName"] == "n1"
+    assert bound["status"]["conditions"][0]["type"] == "PodScheduled"
+    with pytest.raises(ConflictError, match='already assigned to node "n1"'):
+        store.bind("default", "p", "n2")
+
+
+def test_patches_name_their_type() -> None:
+    """A JSON patch is a list of operations; anything else is refused as such."""
+    store = Store()
+    store.create(CONFIG_MAPS, config_map("a"))
+    added = [{"op": "add", "path": "/data", "value": {"x": "1"}}]
+    changed = store.patch(CONFIG_MAPS, "a", Patch(body=added, type=JSON_PATCH), namespace="default")
+    assert changed["data"] == {"x": "1"}
+    with pytest.raises(InvalidObjectError, match="must be an object"):
+        store.patch(CONFIG_MAPS, "a", Patch(body=added), namespace="default")
+    with pytest.raises(NotFoundError):
+        store.patch(CONFIG_MAPS, "b", Patch(body={}), namespace="default")
+
+
+def test_the_cel_compiler_is_asked_about_selectors() -> None:
+    """What it says becomes the problem of that expression's path."""
+    store = Store(check_cel=lambda expression: "undeclared reference" if "nope" in expression else None)
+    good = claim("a", selectors=[{"cel": {"expression": "device.driver == 'x'"}}])
+    assert store.create(RESOURCE_CLAIMS, good)
+    with pytest.raises(InvalidObjectError, match=r"exactly.selectors\[0\].cel.expression: .*undeclared reference"):
+        store.create(RESOURCE_CLAIMS, claim("b", selectors=[{"cel": {"expression": "nope"}}]))

@@ -1,0 +1,72 @@
+"""Which series exist, and what a call changes in them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_driver.telemetry import metrics
+
+DRIVER = "metrics-test.example"
+
+
+def value(name: str, **labels: str) -> float | None:
+    return metrics.REGISTRY.get_sample_value(name, labels)
+
+
+@pytest.fixture(autouse=True)
+def initialised() -> None:
+    metrics.initialise(driver=DRIVER, node="node-a", version="1.2.3")
+
+
+def test_every_series_exists_at_zero_before_anything_happened() -> None:
+    """A rate over the first error is then right, and absence means that the process is gone."""
+    text = metrics.render()[1].decode()
+    families = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    with_samples = set(re.findall(r"^(?!#)(\w+)", text, re.MULTILINE))
+    for family in families:
+        assert any(sample.startswith(family) for sample in with_samples), f"{family} has no series"
+    assert value("nvidia_dra_requests_total", driver=DRIVER, operation="prepare") == 0
+    for result in metrics.RESULTS:
+        assert value("dra_driver_claims_total", operation="unprepare", result=result) is not None
+
+
+def test_successful_call_counts_under_both_names() -> None:
+    timer = metrics.CallTimer(DRIVER)
+    before = value("dra_driver_claims_total", operation="prepare", result="ok") or 0
+    timer.started("prepare")
+    assert value("nvidia_dra_requests_inflight", driver=DRIVER, operation="prepare") == 1
+    timer.finished("prepare", 0.002, ["ok", "ok"])
+    assert value("nvidia_dra_requests_inflight", driver=DRIVER, operation="prepare") == 0
+    assert value("dra_driver_claims_total", operation="prepare", result="ok") == before + 2
+    assert value("nvidia_dra_requests_total", driver=DRIVER, operation="prepare") == 1
+
+
+def test_call_with_a_failed_claim_is_no_request_for_nvidias_dashboards() -> None:
+    """There, requests_total counts successes only."""
+    timer = metrics.CallTimer(DRIVER)
+    before = value("nvidia_dra_requests_total", driver=DRIVER, operation="unprepare")
+    timer.started("unprepare")
+    timer.finished("unprepare", 0.002, ["ok", "retryable"])
+    assert value("nvidia_dra_requests_total", driver=DRIVER, operation="unprepare") == before
+    errors = value("nvidia_dra_node_unprepare_errors_total", driver=DRIVER, error_type="unprepare_devices")
+    assert errors == 1
+
+
+def test_labels_come_from_closed_sets() -> None:
+    """No claim, pod or device name may become a label: their number has no bound."""
+    allowed = {"operation", "result", "event", "state", "socket", "place", "version", "driver", "node", "device_type"}
+    allowed |= {"error_type", "le"}
+    names = set(re.findall(r'[{,](\w+)="', metrics.render()[1].decode()))
+    assert names <= allowed
+
+
+def test_every_metric_and_label_value_is_documented() -> None:
+    """Whoever writes an alert looks there."""
+    document = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    text = metrics.render()[1].decode()
+    families = {name for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not name.startswith("process_")}
+    documented = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
+    assert families == documented
+    for value in (*metrics.RESULTS, *metrics.CLAIM_EVENTS, *metrics.PLACES, *metrics.SOCKETS, *metrics.OPERATIONS):
+        assert re.search(rf"\b{value}\b", document), f"{value} is not documented"
