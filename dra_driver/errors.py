@@ -50,8 +50,8 @@ class InvalidParametersError(ConfigurationError):
 class CelSyntaxError(ConfigurationError):
     """A CEL expression does not compile: syntax, an unknown name, too long. The message points at the place.
 
-    ``line`` and ``column`` count from 1 and are 0 where no place is to blame; ``caret`` is the line of text with a caret
-    below it, ``problem`` the message without place and caret.
+    ``line`` and ``column`` count from 1 and are 0 where no place is to blame; ``caret`` is the line of text and a
+    caret below it, ``problem`` the message without place and caret.
     """
 
     def __init__(self, message: str, *, line: int = 0, column: int = 0, caret: str = "", problem: str = "") -> None:

@@ -28,12 +28,47 @@ ORDINARY: Final = 256
 """Longest text and largest map of a device of ordinary size; the API allows 64 characters and 32 entries."""
 
 _UNBOUNDED: Final = frozenset(
-    "replace join format flatten slice lists.range reverse distinct sort @sortByAssociatedKeys cel.@mapInsert"
-    " isSorted sum min max indexOf lastIndexOf sets.contains sets.equivalent sets.intersects strings.quote"
-    " getQuery validate check".split()
+    [
+        "replace",
+        "join",
+        "format",
+        "flatten",
+        "slice",
+        "lists.range",
+        "reverse",
+        "distinct",
+        "sort",
+        "@sortByAssociatedKeys",
+        "cel.@mapInsert",
+        "isSorted",
+        "sum",
+        "min",
+        "max",
+        "indexOf",
+        "lastIndexOf",
+        "sets.contains",
+        "sets.equivalent",
+        "sets.intersects",
+        "strings.quote",
+        "getQuery",
+        "validate",
+        "check",
+    ]
 )
 _KEEPS_SIZE: Final = frozenset(
-    "lowerAscii upperAscii substring trim charAt find bytes optional.of optional.ofNonZeroValue value dyn".split()
+    [
+        "lowerAscii",
+        "upperAscii",
+        "substring",
+        "trim",
+        "charAt",
+        "find",
+        "bytes",
+        "optional.of",
+        "optional.ofNonZeroValue",
+        "value",
+        "dyn",
+    ]
 )
 _SPLITS: Final = frozenset({"split", "findAll"})
 _SMALL: Final = 64

@@ -4,7 +4,6 @@ Owns what compiles and what does not, after cel-go's checker/checker.go with the
 list and map literals, numeric comparison across types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
 """
 
-import difflib
 from typing import Final, NamedTuple
 
 from dra_driver.cel import types as t
@@ -25,7 +24,7 @@ from dra_driver.cel.syntax import (
 )
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import UInt
-from dra_driver.cel.wellknown import MESSAGES, TYPE_NAMES
+from dra_driver.cel.wellknown import MESSAGE_TYPES, MESSAGES, TYPE_NAMES
 
 _LITERAL_TYPES: Final[dict[type, Type]] = {
     bool: t.BOOL,
@@ -95,7 +94,8 @@ class Checker:
         node.variable = self._lookup(node.name)
         if node.variable is None:
             known = [name for scope in self._scopes for name in scope if name[0].isalpha()]
-            raise self._source.error(node.offset, f"undeclared name {node.name!r}{_near(node.name, known)}")
+            hint = f", did you mean 'device.{node.name}'?" if node.name in FIELDS else _near(node.name, known)
+            raise self._source.error(node.offset, f"undeclared name {node.name!r}{hint}")
         term: Type = node.variable.type
         return term
 
@@ -157,9 +157,7 @@ class Checker:
         overloads = self._functions.get(node.function)
         if overloads is None:
             known = [name for name in self._functions if name[0].isalpha() and "@" not in name]
-            raise self._source.error(
-                node.offset, f"undeclared function {node.function!r}{_near(node.function, known)}"
-            )
+            raise self._source.error(node.offset, f"undeclared function {node.function!r}{_near(node.function, known)}")
         if node.function in {"_&&_", "_||_"}:
             return self._logic(node, given, overloads)
         method, arguments, result = node.target is not None, tuple(given), None
@@ -253,7 +251,7 @@ class Checker:
                 term = self._unwrapped(entry.value, term)
             if not self._unifier.assignable((fields[entry.key],), (term,)):
                 raise self._source.error(entry.offset, f"{entry.key} is of type {fields[entry.key]}, not {term}")
-        return TYPE_NAMES[node.name]
+        return MESSAGE_TYPES[node.name]
 
     def _fold(self, node: Fold) -> Type:
         over = self._check(node.range)
@@ -302,5 +300,7 @@ def _signature(overload: Overload) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
+    import difflib  # noqa: PLC0415  only for complaints
+
     found = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {found[0]!r}?" if found else ""

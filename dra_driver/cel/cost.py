@@ -111,9 +111,21 @@ def _validate(arguments: list[Any], _result: Any) -> int:
 _BY_FUNCTION: Final[dict[str, Cost]] = {
     **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _walk),
     **dict.fromkeys(
-        (
-            "url lowerAscii upperAscii substring trim cidr isIP isCIDR ip quantity isQuantity semver isSemver"
-        ).split(),
+        [
+            "url",
+            "lowerAscii",
+            "upperAscii",
+            "substring",
+            "trim",
+            "cidr",
+            "isIP",
+            "isCIDR",
+            "ip",
+            "quantity",
+            "isQuantity",
+            "semver",
+            "isSemver",
+        ],
         _first(1.0),
     ),
     **dict.fromkeys(("replace", "split"), _first(2.0)),
@@ -185,7 +197,15 @@ _ORDERED: Final = ("less", "less_equals", "greater", "greater_equals")
 _SORTED: Final = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
 _BY_OVERLOAD: Final[dict[str, Cost]] = {
     **dict.fromkeys(
-        "starts_with_string ends_with_string string_to_bytes bytes_to_string strings_quote string_format".split(), _text
+        [
+            "starts_with_string",
+            "ends_with_string",
+            "string_to_bytes",
+            "bytes_to_string",
+            "strings_quote",
+            "string_format",
+        ],
+        _text,
     ),
     "in_list": _in_list,
     **dict.fromkeys((f"{order}_{kind}" for order in _ORDERED for kind in ("string", "bytes")), _minimum),

@@ -10,7 +10,7 @@ from typing import Any
 
 from dra_driver.cel.bound import ORDINARY
 from dra_driver.cel.lib_kube import of_capacity
-from dra_driver.cel.values import CelMap, DomainMap, StringMap
+from dra_driver.cel.values import CelMap, DomainMap, StringMap, well_formed
 from dra_driver.semver import Semver
 
 
@@ -47,9 +47,12 @@ class DeviceView:
         return cls(driver, device)
 
     def _attribute(self, name: str, value: Mapping[str, Any]) -> Any:
-        for kind in ("int", "bool", "string"):
+        text = value.get("string")
+        if text is not None:
+            self.ordinary = self.ordinary and len(text) <= ORDINARY
+            return well_formed(text)
+        for kind in ("int", "bool"):
             if value.get(kind) is not None:
-                self.ordinary = self.ordinary and (kind != "string" or len(value[kind]) <= ORDINARY)
                 return value[kind]
         if value.get("version") is not None:
             return Semver.parse(value["version"])

@@ -14,8 +14,12 @@ from dra_driver.cel.signatures import Overload
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import no_overload, type_name
 
-_RUNTIME: Final = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.Timestamp", "null": "null_type"}
-_UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false", "__not_strictly_false__"})
+_RUNTIME: Final = {
+    "duration": "google.protobuf.Duration",
+    "timestamp": "google.protobuf.Timestamp",
+    "null": "null_type",
+}
+_UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
 
 
 @lru_cache(maxsize=1)
@@ -34,7 +38,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 def implementation(name: str, overloads: list[Overload], known: bool) -> Callable[..., Any]:
-    """What to call with the evaluated arguments. ``known`` says that their types are sure, so that no guard is needed."""
+    """What to call with the evaluated arguments. ``known`` says that their types are sure, and no guard is needed."""
     function = _functions()[name]
     if len(overloads) == 1:
         overload = overloads[0]
@@ -92,7 +96,8 @@ def _test_of(term: Type) -> Callable[[Any], bool]:
         return lambda value: type_name(value) == "list" and (not len(value) or element(value[0]))
     if term.kind == "map":
         key, item = map(_test_of, term.parameters)
-        return lambda value: type_name(value) == "map" and (
-            not len(value) or all(key(k) and item(v) for k, v in [next(iter(value.items()))])
+        return lambda value: (
+            type_name(value) == "map"
+            and (not len(value) or all(key(k) and item(v) for k, v in [next(iter(value.items()))]))
         )
     return lambda value: type_name(value) == wanted

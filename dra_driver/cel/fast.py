@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dra_driver.cel.access import check_key, find, lookup, unwrapped
+from dra_driver.cel.equality import equal
 from dra_driver.cel.plan import (
     Chain,
     Choice,
@@ -38,16 +39,7 @@ from dra_driver.cel.steps import (
     stored,
     truth,
 )
-from dra_driver.cel.values import (
-    MISSING,
-    NONE,
-    AbortedError,
-    EvalError,
-    Optional,
-    equal,
-    no_overload,
-    reset_work,
-)
+from dra_driver.cel.values import MISSING, NONE, AbortedError, EvalError, Optional, no_overload, reset_work
 
 _QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 
@@ -90,7 +82,7 @@ def _choice(plan: Choice, context: Context) -> Step:
 
 
 def _tested(resolve: Step) -> Step:
-    def tested(env: list[Any]) -> Any:
+    def tested(env: Any) -> Any:
         value = resolve(env)
         return value.present if type(value) is Optional else value
 
@@ -111,7 +103,7 @@ def _resolver(plan: Plan, context: Context) -> Step:
         return base
     steps = [_qualifier(qualifier, context) for qualifier in plan.qualifiers]
 
-    def resolved(env: list[Any]) -> Any:
+    def resolved(env: Any) -> Any:
         target = base(env)
         optional = type(target) is Optional
         if optional:
@@ -143,7 +135,7 @@ def _direct(plan: Chain) -> Step | None:
         return None
     field, domain, name = names
 
-    def attribute(env: list[Any]) -> Any:
+    def attribute(env: Any) -> Any:
         try:
             return env[0].data[field].data[domain].data[name]
         except KeyError:
@@ -153,7 +145,7 @@ def _direct(plan: Chain) -> Step | None:
 
 
 def _variable(slot: int, context: Context) -> Step:
-    def read(env: list[Any]) -> Any:
+    def read(env: Any) -> Any:
         value = env[slot]
         if value is UNSET:
             value = env[slot] = started(context.initial[slot], env)
@@ -167,13 +159,13 @@ def _variable(slot: int, context: Context) -> Step:
 def _qualifier(qualifier: Qualifier, context: Context) -> tuple[Any, Any, bool]:
     key_of = _key(qualifier, context)
 
-    def select(env: list[Any], target: Any) -> Any:
+    def select(env: Any, target: Any) -> Any:
         return lookup(target, key_of(env))
 
-    def select_present(env: list[Any], target: Any) -> Any:
+    def select_present(env: Any, target: Any) -> Any:
         return find(target, key_of(env))
 
-    def test(env: list[Any], target: Any) -> Any:
+    def test(env: Any, target: Any) -> Any:
         return find(target, key_of(env)) is not MISSING
 
     return test if qualifier.test else select, select_present, qualifier.optional
@@ -195,7 +187,7 @@ def _logic(plan: Logic, context: Context) -> Step:
     terms = [unmetered(term, context) for term in plan.terms]
     decides = plan.decides
 
-    def slowly(env: list[Any]) -> bool:
+    def slowly(env: Any) -> bool:
         failed: EvalError | None = None
         for term in terms:
             try:
@@ -204,7 +196,7 @@ def _logic(plan: Logic, context: Context) -> Step:
                 failed = failed or error
                 continue
             if value is decides:
-                return decides
+                return decides is True
             if type(value) is not bool:
                 failed = failed or no_overload()
         if failed is not None:
@@ -216,11 +208,11 @@ def _logic(plan: Logic, context: Context) -> Step:
     first, second = terms
     other = not decides
 
-    def both(env: list[Any]) -> bool:
+    def both(env: Any) -> bool:
         try:
             value = first(env)
             if value is decides:
-                return decides
+                return decides is True
             if value is other:
                 value = second(env)
                 if value is decides or value is other:
@@ -240,7 +232,7 @@ def _equality(plan: Equality, context: Context) -> Step:
     if not plan.negated:
         return lambda env: equal(left(env), right(env))
 
-    def differs(env: list[Any]) -> bool:
+    def differs(env: Any) -> bool:
         one, two = left(env), right(env)
         try:
             return not equal(one, two)
@@ -251,11 +243,11 @@ def _equality(plan: Equality, context: Context) -> Step:
 
 
 def _equals_text(left: Step, text: str, negated: bool) -> Step:
-    def same(env: list[Any]) -> bool:
+    def same(env: Any) -> bool:
         value = left(env)
         return value == text if type(value) is str else equal(value, text)
 
-    def differs(env: list[Any]) -> bool:
+    def differs(env: Any) -> bool:
         value = left(env)
         if type(value) is str:
             return bool(value != text)
@@ -287,7 +279,7 @@ def _folded(plan: Plan, context: Context) -> Constant | Failure | None:
 
 
 def _raised(failure: Failure) -> Step:
-    def raised(_env: list[Any]) -> Any:
+    def raised(_env: Any) -> Any:
         raise EvalError(*failure.error.args)
 
     return raised
@@ -315,7 +307,7 @@ def _invoke(plan: Invoke, context: Context) -> Step:
 
 
 def _lenient(step: Step) -> Step:
-    def not_false(env: list[Any]) -> bool:
+    def not_false(env: Any) -> bool:
         try:
             return step(env) is not False
         except EvalError:
@@ -333,7 +325,7 @@ def _or_else(plan: OrElse, context: Context) -> Step:
     first, second = unmetered(plan.first, context), unmetered(plan.second, context)
     unwraps = plan.unwraps
 
-    def either(env: list[Any]) -> Any:
+    def either(env: Any) -> Any:
         value = first(env)
         if type(value) is not Optional:
             return value
@@ -370,13 +362,13 @@ def _loop(plan: Loop, context: Context) -> Step:
     always = isinstance(plan.condition, Constant)
     if not slots:
 
-        def bound(env: list[Any]) -> Any:
+        def bound(env: Any) -> Any:
             env[accumulator] = UNSET
             return frozen(result(env))
 
         return bound
 
-    def looped(env: list[Any]) -> Any:
+    def looped(env: Any) -> Any:
         items = over(env)
         env[accumulator] = UNSET
         for values in iterated(items, len(slots)):

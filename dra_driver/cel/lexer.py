@@ -10,9 +10,7 @@ from typing import Final, NamedTuple
 
 from dra_driver.cel.source import Source
 
-_ESCAPE: Final = (
-    r"(?:\\[abfnrtv\"'\\?`]|\\[xX][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\[0-3][0-7][0-7])"
-)
+_ESCAPE: Final = r"(?:\\[abfnrtv\"'\\?`]|\\[xX][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\[0-3][0-7][0-7])"
 _STRING: Final = "|".join(
     [
         rf'"""(?:{_ESCAPE}|[^\\])*?"""',

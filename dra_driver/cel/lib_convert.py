@@ -7,7 +7,6 @@ Kubernetes configures it.
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 from dra_driver.cel.operators import checked_int, checked_timestamp, checked_uint
 from dra_driver.cel.text import (
@@ -154,6 +153,8 @@ def _named_offset_s(zone: str, seconds: int) -> int:
         return 0
     if not 0 < len(zone) < 100 or zone[0] in "/\\" or ".." in zone or "\\" in zone:
         raise EvalError(f"unknown time zone {zone}")
+    from zoneinfo import ZoneInfo  # noqa: PLC0415  only for named zones
+
     try:
         rules = ZoneInfo(zone)
     except (ValueError, OSError, KeyError) as error:

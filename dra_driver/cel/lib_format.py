@@ -1,10 +1,9 @@
 """``string.format(list)``: clauses, and how values look in them.
 
 Follows cel-go ext/formatting.go (strings library before version 4) with the locale en_US: ``%f`` and ``%e`` print as
-golang.org/x/text does it, with grouped thousands and the exponent as a power of ten.
+golang.org/x/text does it, with grouped thousands and powers of ten.
 """
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -123,15 +122,17 @@ def _double(value: Any, verb: str) -> float:
 
 def _fixed(value: Any, clause: Clause) -> str:
     number = _double(value, "f")
-    return _special(number) or f"{number:,.{_bounded(clause)}f}"
+    return _special(number) or f"{number if number else 0.0:,.{_bounded(clause)}f}"
 
 
 def _scientific(value: Any, clause: Clause) -> str:
+    """The precision of ``%e`` is taken for a width by cel-go, so that there are always six decimals."""
     number = _double(value, "e")
-    if _special(number):
-        return _special(number)
-    mantissa, _, exponent = f"{number:.{_bounded(clause)}e}".partition("e")
-    return f"{mantissa} × 10{_raised(int(exponent))}"
+    text = _special(number)
+    if not text:
+        mantissa, _, exponent = f"{number if number else 0.0:.{_DEFAULT_PRECISION}e}".partition("e")
+        text = f"{mantissa}×10{_raised(int(exponent))}"
+    return text.rjust(_bounded(clause))
 
 
 def _raised(exponent: int) -> str:
@@ -163,9 +164,10 @@ def _binary(value: Any, clause: Clause) -> str:
 
 
 def _hex(value: Any, clause: Clause) -> str:
-    if type(value) is str or type(value) is bytes:
-        raw = value.encode("utf-8", "surrogatepass") if type(value) is str else value
-        return str(raw.hex()).upper() if clause.verb == "X" else str(raw.hex())
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value.hex().upper() if clause.verb == "X" else value.hex()
     if type(value) not in {int, UInt}:
         raise _wrong(clause.verb, value)
     return f"{int(value):X}" if clause.verb == "X" else f"{int(value):x}"
@@ -189,6 +191,20 @@ _FORMATTERS: Final[dict[str, Callable[[Any, Clause], str]]] = {
 }
 
 
+def quoted(text: str) -> str:
+    """The text as strconv.Quote of Go writes it."""
+    return '"' + "".join(_QUOTED.get(c) or (c if c.isprintable() else _escaped(ord(c))) for c in text) + '"'
+
+
+_QUOTED: Final = {c: f"\\{e}" for c, e in zip('\a\b\f\n\r\t\v\\"', 'abfnrtv\\"', strict=True)}
+
+
+def _escaped(code: int) -> str:
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def _literal(value: Any) -> str:
     """A value inside of a list or map, close to how CEL would write it."""
     spend(1)
@@ -199,16 +215,16 @@ def _literal(value: Any) -> str:
         entries = sorted(((_key(key), _literal(item)) for key, item in value.items()), key=lambda pair: pair[0])
         return "{" + ", ".join(f"{key}:{item}" for key, item in entries) + "}"
     if kind is str:
-        return json.dumps(value, ensure_ascii=False)
+        return quoted(value)
     if kind is bytes:
-        return "b" + json.dumps(str(value, "utf-8", "replace"), ensure_ascii=False)
+        return "b" + quoted(to_string(value))
     if kind is float:
         special = _GO_SPECIAL.get(_special(value))
-        return json.dumps(special) if special else f"{value:.6f}"
+        return quoted(special) if special else f"{value:.6f}"
     if kind is Timestamp:
-        return f"timestamp({json.dumps(to_string(value))})"
+        return f"timestamp({quoted(to_string(value))})"
     if kind is Duration:
-        return f"duration({json.dumps(to_string(value))})"
+        return f"duration({quoted(to_string(value))})"
     return _string(value, Clause("", "s"))
 
 
@@ -217,7 +233,7 @@ _GO_SPECIAL: Final = {"NaN": "NaN", "∞": "+Inf", "-∞": "-Inf"}
 
 def _key(key: Any) -> str:
     if type(key) is str:
-        return json.dumps(key, ensure_ascii=False)
+        return quoted(key)
     if type(key) in {bool, int, UInt}:
         return to_string(key)
     raise EvalError(f"no formatting function for map key of type {type_name(key)}")

@@ -17,9 +17,7 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0
 _LABEL_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
 _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
 _UUID: Final = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\Z", re.I | re.A)
-_BASE64: Final = re.compile(
-    r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})\Z", re.A
-)
+_BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})\Z", re.A)
 _DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})\Z", re.A)
 _TIME: Final = re.compile(r"([0-9]{2}):([0-9]{2}):([0-9]{2})(.[0-9]+)?(z|[+-][0-9]{2}:[0-9]{2})\Z", re.A)
 
@@ -52,7 +50,9 @@ def _qualified(text: str) -> list[str]:
         return ["must be a name with an optional DNS subdomain prefix and '/'"]
     found: list[str] = []
     if len(parts) == 2:
-        found += [f"prefix part {finding}" for finding in _subdomain(parts[0])] if parts[0] else ["prefix part is empty"]
+        found += (
+            [f"prefix part {finding}" for finding in _subdomain(parts[0])] if parts[0] else ["prefix part is empty"]
+        )
     name = parts[-1]
     if not name:
         found.append("name part is empty")

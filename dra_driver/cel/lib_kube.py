@@ -5,6 +5,7 @@ Follows k8s.io/apiserver pkg/cel/library/quantity.go and semverlib.go and, for w
 mantissa with a power of ten, or a big decimal once that does not fit.
 """
 
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -83,9 +84,10 @@ def _mantissa(whole: str, fraction: str, number_format: Format, exponent: int) -
 
 
 def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: int) -> Amount:
-    digits = int(whole + fraction)
+    digits, capped = int(whole + fraction), False
     if number_format is Format.BINARY_SI:
         nano = -(-digits * NANO * (1 << exponent) // 10 ** len(fraction))
+        capped = nano > _INT_MAX * NANO
         nano = min(nano, _INT_MAX * NANO)
         if 0 < nano < NANO:
             number_format = Format.DECIMAL_SI
@@ -93,7 +95,8 @@ def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: 
         power = 9 + exponent - len(fraction)
         nano = digits * 10**power if power >= 0 else -(-digits // 10**-power)
     nano = -nano if sign == "-" else nano
-    return Amount(Quantity(nano, number_format), nano, None)
+    mantissa, scale = (nano // NANO, 0) if capped else (nano, -9)
+    return Amount(Quantity(nano, number_format), mantissa, scale, big=True)
 
 
 def of_capacity(text: str) -> Amount:
@@ -105,11 +108,11 @@ def of_capacity(text: str) -> Amount:
 
 
 def _is_big(amount: Amount) -> bool:
-    return amount.scale is None or _promoted.ids.get(id(amount)) is amount
+    return amount.big or _promoted.ids.get(id(amount)) is amount
 
 
 def _as_int(amount: Amount) -> int | None:
-    if _is_big(amount) or amount.scale is None or amount.scale < 0:
+    if _is_big(amount) or amount.scale < 0:
         return None
     value = amount.mantissa * int(10**amount.scale)
     return value if -(2**63) <= value <= _INT_MAX else None
@@ -123,15 +126,15 @@ def as_integer(amount: Amount) -> int:
 
 
 def as_float(amount: Amount) -> float:
-    # A big decimal has nine decimals after parsing.
-    scale = -9 if amount.scale is None else amount.scale
-    if scale == 0:
-        return float(amount.mantissa)
-    return float(amount.mantissa) * (float(f"1e{scale}") if -308 <= scale <= 308 else (0.0 if scale < 0 else float("inf")))
+    try:
+        mantissa = float(amount.mantissa)
+    except OverflowError:
+        return math.inf if amount.mantissa > 0 else -math.inf
+    return mantissa * float(f"1e{amount.scale}") if amount.scale else mantissa
 
 
 def compare_amounts(one: Amount, two: Amount) -> int:
-    if _is_big(one) != _is_big(two) and one.scale is not None:
+    if not _is_big(one) and _is_big(two):
         _promoted.ids[id(one)] = one
     return (one.quantity > two.quantity) - (one.quantity < two.quantity)
 
@@ -139,25 +142,16 @@ def compare_amounts(one: Amount, two: Amount) -> int:
 def _plus(one: Amount, other: Any, factor: int) -> Amount:
     two = other if isinstance(other, Amount) else Amount(Quantity(other * NANO, Format.DECIMAL_EXPONENT), other, 0)
     quantity = one.quantity + two.quantity if factor > 0 else one.quantity - two.quantity
-    if not _is_big(one) and not _is_big(two):
-        small = _small_sum(one, two, factor)
-        if small is not None:
-            return Amount(quantity, *small, derived=True)
-    return Amount(quantity, quantity.nano, None, derived=True)
-
-
-def _small_sum(one: Amount, two: Amount, factor: int) -> tuple[int, int] | None:
-    """The sum at the finer of both scales, if every step fits 64 bits."""
-    assert one.scale is not None  # noqa: S101  callers asked
-    assert two.scale is not None  # noqa: S101
-    if two.mantissa == 0:
-        return one.mantissa, one.scale
-    if one.mantissa == 0:
-        return factor * two.mantissa, two.scale
+    small = not _is_big(one) and not _is_big(two)
+    if small and not two.mantissa:
+        return Amount(quantity, one.mantissa, one.scale, derived=True)
+    if small and not one.mantissa:
+        return Amount(quantity, factor * two.mantissa, two.scale, derived=True)
+    # The sum has the finer of both scales; it stays small if every step fits 64 bits.
     scale = min(one.scale, two.scale)
     left, right = one.mantissa * 10 ** (one.scale - scale), factor * two.mantissa * 10 ** (two.scale - scale)
-    total = left + right
-    return (total, scale) if all(-(2**63) <= n <= _INT_MAX for n in (left, right, total)) else None
+    fits = all(-(2**63) <= number <= _INT_MAX for number in (left, right, left + right))
+    return Amount(quantity, left + right, scale, big=not (small and fits), derived=True)
 
 
 # --- versions
@@ -230,10 +224,22 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "minor": lambda version: _wrapped(version.minor),
     "patch": lambda version: _wrapped(version.patch),
     **dict.fromkeys(
-        (
-            "allowed check error errored fieldSelector group labelSelector name namespace path reason resource"
-            " serviceAccount subresource"
-        ).split(),
+        [
+            "allowed",
+            "check",
+            "error",
+            "errored",
+            "fieldSelector",
+            "group",
+            "labelSelector",
+            "name",
+            "namespace",
+            "path",
+            "reason",
+            "resource",
+            "serviceAccount",
+            "subresource",
+        ],
         _authorization,
     ),
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dra_driver.cel import operators
+from dra_driver.cel.equality import a_equal_method, comparable, compare, list_contains
 from dra_driver.cel.lib_strings import index_of, last_index_of
 from dra_driver.cel.values import (
     LISTS,
@@ -20,12 +21,8 @@ from dra_driver.cel.values import (
     Optional,
     Timestamp,
     UInt,
-    a_equal_method,
     check_size,
-    comparable,
-    compare,
     encode_key,
-    list_contains,
     no_overload,
     spend,
     type_name,
@@ -210,7 +207,6 @@ def map_insert(target: CelMap, *entry: Any) -> CelMap:
 
 
 # --- optionals
-
 
 
 def of_non_zero(value: Any) -> Optional:

@@ -48,7 +48,9 @@ def _network(text: str) -> Network | None:
     address = _address(host)
     if not slash or address is None or not _BITS.match(bits) or int(bits) > address.max_prefixlen:
         return None
-    return IPv4Interface((address, int(bits))) if isinstance(address, IPv4Address) else IPv6Interface((address, int(bits)))
+    return (
+        IPv4Interface((address, int(bits))) if isinstance(address, IPv4Address) else IPv6Interface((address, int(bits)))
+    )
 
 
 def _first_words(address: Address) -> int:

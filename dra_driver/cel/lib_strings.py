@@ -9,13 +9,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-import re2
-
 from dra_driver.cel.values import EvalError, check_text, no_overload, spend
 
 # unicode.IsSpace of Go, which str.strip() exceeds by U+001C to U+001F.
 _SPACE: Final = "\t\n\v\f\r \x85\xa0   　" + "".join(map(chr, range(0x2000, 0x200B))) + "\u1680\u2028\u2029\u202f\u205f"
-_QUOTED: Final = {ord(c): f"\\{e}" for c, e in zip("\a\b\f\n\r\t\v\\\"", 'abfnrtv\\"', strict=True)}
+_QUOTED: Final = {ord(c): f"\\{e}" for c, e in zip('\a\b\f\n\r\t\v\\"', 'abfnrtv\\"', strict=True)}
 _UPPER: Final = {ord(c): c.upper() for c in "abcdefghijklmnopqrstuvwxyz"}
 _LOWER: Final = {ord(c): c.lower() for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 _MAX_REPEAT: Final = 1000
@@ -100,6 +98,8 @@ def quote(text: str) -> str:
 @lru_cache(maxsize=512)
 def pattern(text: str) -> Any:
     """The compiled pattern. Raises EvalError on a syntax that Go's regexp does not have. Thread-safe."""
+    import re2  # noqa: PLC0415  only for selectors that use patterns
+
     options = re2.Options()
     options.log_errors = False
     try:
@@ -136,8 +136,8 @@ def find(text: str, expression: str) -> str:
 
 def find_all(text: str, expression: str, count: int = -1) -> list[str]:
     """All matches, without an empty one that touches the match before it."""
-    compiled, found, end = pattern(expression), [], -1
-    position = 0
+    compiled, end, position = pattern(expression), -1, 0
+    found: list[str] = []
     while position <= len(text) and (count < 0 or len(found) < count):
         hit = compiled.search(text, position)
         if hit is None:

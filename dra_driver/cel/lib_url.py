@@ -7,7 +7,6 @@ import ipaddress
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import quote_from_bytes
 
 from dra_driver.cel.values import CelMap, EvalError, Url, spend
 
@@ -133,6 +132,8 @@ def _escaped_path(path: str) -> str:
     _unescaped(path)
     if _PATH_VALID.match(raw):
         return path
+    from urllib.parse import quote_from_bytes  # noqa: PLC0415  only for paths that need escapes
+
     return quote_from_bytes(_ESCAPE.sub(lambda match: bytes((int(match[1], 16),)), raw), safe=_PATH_SAFE)
 
 

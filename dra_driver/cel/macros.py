@@ -4,14 +4,15 @@ Owns the rewriting, which follows cel-go (parser/macro.go, cel/library.go, ext/b
 ext/lists.go) node for node, because the cost of an expression is the cost of what its macros become.
 """
 
-import copy
 from collections.abc import Callable
-from typing import Final
+from copy import copy
+from typing import Any, Final
 
 from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Fold, Ident, ListLiteral, Literal, MapLiteral, Node, Select
+from dra_driver.cel.syntax import Call, Entry, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
 
 ACCUMULATOR: Final = "@result"
+_MAX_COPIES: Final = 20_000
 _SORT_INPUT: Final = "@__sortBy_input__"
 _Expander = Callable[[Source, Call], Node | None]
 
@@ -48,9 +49,10 @@ def _accumulator(at: Node) -> Ident:
     return Ident(at.offset, ACCUMULATOR)
 
 
-def _fold(call: Call, names: tuple[str, ...], initial: Node, condition: Node, step: Node, result: Node) -> Node:
+def _fold(call: Call, names: tuple[str, ...], parts: tuple[Node, Node, Node, Node]) -> Node:
+    """``parts`` are the initial value, the condition, the step and the result."""
     assert call.target is not None  # noqa: S101  macros of this kind are registered as methods
-    return Fold(call.offset, call.target, names, ACCUMULATOR, (initial, condition, step, result))
+    return Fold(call.offset, call.target, names, ACCUMULATOR, parts)
 
 
 def _all(count: int) -> _Expander:
@@ -58,7 +60,7 @@ def _all(count: int) -> _Expander:
         at, names = call, _variables(source, call, count)
         condition = Call(at.offset, "@not_strictly_false", [_accumulator(at)])
         step = Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
-        return _fold(call, names, Literal(at.offset, True), condition, step, _accumulator(at))
+        return _fold(call, names, (Literal(at.offset, True), condition, step, _accumulator(at)))
 
     return expander
 
@@ -69,7 +71,7 @@ def _exists(count: int) -> _Expander:
         unset = Call(at.offset, "!_", [_accumulator(at)])
         condition = Call(at.offset, "@not_strictly_false", [unset])
         step = Call(at.offset, "_||_", [_accumulator(at), call.arguments[count]])
-        return _fold(call, names, Literal(at.offset, False), condition, step, _accumulator(at))
+        return _fold(call, names, (Literal(at.offset, False), condition, step, _accumulator(at)))
 
     return expander
 
@@ -80,7 +82,7 @@ def _exists_one(count: int) -> _Expander:
         more = Call(at.offset, "_+_", [_accumulator(at), Literal(at.offset, 1)])
         step = Call(at.offset, "_?_:_", [call.arguments[count], more, _accumulator(at)])
         result = Call(at.offset, "_==_", [_accumulator(at), Literal(at.offset, 1)])
-        return _fold(call, names, Literal(at.offset, 0), Literal(at.offset, True), step, result)
+        return _fold(call, names, (Literal(at.offset, 0), Literal(at.offset, True), step, result))
 
     return expander
 
@@ -88,7 +90,7 @@ def _exists_one(count: int) -> _Expander:
 def _collect(call: Call, names: tuple[str, ...], test: Node | None, step: Node, initial: Node) -> Node:
     if test is not None:
         step = Call(call.offset, "_?_:_", [test, step, _accumulator(call)])
-    return _fold(call, names, initial, Literal(call.offset, True), step, _accumulator(call))
+    return _fold(call, names, (initial, Literal(call.offset, True), step, _accumulator(call)))
 
 
 def _list_of(count: int) -> _Expander:
@@ -138,13 +140,40 @@ def _bind(source: Source, call: Call) -> Node | None:
     return _let(call, name.name, value, body)
 
 
+def _copied(source: Source, node: Any) -> Any:
+    """A tree of its own: each macro of this kind doubles its target, so that chains of them must be bounded."""
+    source.copied += 1
+    if source.copied > _MAX_COPIES:
+        raise source.error(node.offset, "macros make this expression too large")
+    twin = copy(node)
+    if isinstance(node, Select):
+        twin.operand = _copied(source, node.operand)
+    elif isinstance(node, Call):
+        twin.target = None if node.target is None else _copied(source, node.target)
+        twin.arguments = [_copied(source, argument) for argument in node.arguments]
+    elif isinstance(node, ListLiteral):
+        twin.elements = [_copied(source, element) for element in node.elements]
+    elif isinstance(node, MapLiteral | Message):
+        twin.entries = [_copied_entry(source, entry) for entry in node.entries]
+    elif isinstance(node, Fold):
+        twin.range, twin.initial = _copied(source, node.range), _copied(source, node.initial)
+        twin.condition, twin.step = _copied(source, node.condition), _copied(source, node.step)
+        twin.result = _copied(source, node.result)
+    return twin
+
+
+def _copied_entry(source: Source, entry: Entry) -> Entry:
+    key = _copied(source, entry.key) if isinstance(entry.key, Node) else entry.key
+    return Entry(entry.offset, key, _copied(source, entry.value), entry.optional)
+
+
 def _opt_map(flat: bool) -> _Expander:
     def expander(source: Source, call: Call) -> Node:
         name, body = call.arguments
         if not isinstance(name, Ident):
             raise source.error(name.offset, f"{call.function}() takes a plain name first")
         at = call.offset
-        value = Call(at, "value", [], copy.deepcopy(call.target))
+        value = Call(at, "value", [], _copied(source, call.target))
         result = _let(call, name.name, value, body)
         if not flat:
             result = Call(at, "optional.of", [result])

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dra_driver.cel import cost as c
 from dra_driver.cel.access import check_key, find, lookup, unwrapped
+from dra_driver.cel.equality import equal
 from dra_driver.cel.plan import (
     Chain,
     Choice,
@@ -29,6 +30,7 @@ from dra_driver.cel.plan import (
 from dra_driver.cel.steps import (
     UNSET,
     Failure,
+    Step,
     build_list,
     build_map,
     build_message,
@@ -38,9 +40,7 @@ from dra_driver.cel.steps import (
     stored,
     truth,
 )
-from dra_driver.cel.values import MISSING, NONE, AbortedError, EvalError, Optional, equal, no_overload
-
-Step = Callable[[list[Any]], Any]
+from dra_driver.cel.values import MISSING, NONE, AbortedError, EvalError, Optional, no_overload
 
 
 class Meter:
@@ -76,13 +76,13 @@ def _chain(plan: Chain, accumulators: dict[int, Step]) -> Step:
     resolve = _resolver(plan, accumulators)
     if plan.test:
 
-        def tested(env: list[Any]) -> Any:
+        def tested(env: Any) -> Any:
             value = resolve(env)
             return value.present if type(value) is Optional else value
 
         return tested
 
-    def chained(env: list[Any]) -> Any:
+    def chained(env: Any) -> Any:
         env[1].charge(c.SELECT)
         return resolve(env)
 
@@ -94,7 +94,7 @@ def _choice(plan: Choice, accumulators: dict[int, Step]) -> Step:
     if not plan.test:
         return resolve
 
-    def tested(env: list[Any]) -> Any:
+    def tested(env: Any) -> Any:
         # A presence test gives back the cost of a selection that a choice never had.
         env[1].charge(-c.SELECT)
         value = resolve(env)
@@ -109,7 +109,7 @@ def _resolver(plan: Plan, accumulators: dict[int, Step]) -> Step:
         condition = metered(plan.condition, accumulators)
         yes, no = _resolver(plan.yes, accumulators), _resolver(plan.no, accumulators)
 
-        def chosen(env: list[Any]) -> Any:
+        def chosen(env: Any) -> Any:
             return yes(env) if truth(condition(env)) else no(env)
 
         return chosen
@@ -117,7 +117,7 @@ def _resolver(plan: Plan, accumulators: dict[int, Step]) -> Step:
     base = _variable(plan.slot, accumulators) if plan.base is None else metered(plan.base, accumulators)
     steps = [_qualifier(qualifier, accumulators) for qualifier in plan.qualifiers]
 
-    def resolved(env: list[Any]) -> Any:
+    def resolved(env: Any) -> Any:
         target = base(env)
         optional = type(target) is Optional
         if optional:
@@ -138,7 +138,7 @@ def _resolver(plan: Plan, accumulators: dict[int, Step]) -> Step:
 
 
 def _variable(slot: int, accumulators: dict[int, Step]) -> Step:
-    def read(env: list[Any]) -> Any:
+    def read(env: Any) -> Any:
         value = env[slot]
         if value is UNSET:
             value = env[slot] = started(accumulators[slot], env)
@@ -153,17 +153,17 @@ def _qualifier(qualifier: Qualifier, accumulators: dict[int, Step]) -> tuple[Any
     """How one selection is made: for sure, and if present (MISSING otherwise)."""
     key_of = _key(qualifier, accumulators)
 
-    def select(env: list[Any], target: Any) -> Any:
+    def select(env: Any, target: Any) -> Any:
         env[1].charge(c.SELECT)
         return lookup(target, key_of(env))
 
-    def select_present(env: list[Any], target: Any) -> Any:
+    def select_present(env: Any, target: Any) -> Any:
         value = find(target, key_of(env))
         if value is not MISSING:
             env[1].charge(c.SELECT)
         return value
 
-    def test(env: list[Any], target: Any) -> Any:
+    def test(env: Any, target: Any) -> Any:
         env[1].charge(c.SELECT)
         return find(target, key_of(env)) is not MISSING
 
@@ -186,7 +186,7 @@ def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
     terms = [metered(term, accumulators) for term in plan.terms]
     decides = plan.decides
 
-    def decided(env: list[Any]) -> bool:
+    def decided(env: Any) -> bool:
         failed: EvalError | None = None
         for term in terms:
             try:
@@ -195,7 +195,7 @@ def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
                 failed = failed or error
                 continue
             if value is decides:
-                return decides
+                return decides is True
             if type(value) is not bool:
                 failed = failed or no_overload()
         if failed is not None:
@@ -205,7 +205,7 @@ def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
     return decided
 
 
-def _arguments(env: list[Any], steps: list[Step]) -> tuple[list[Any], EvalError | None]:
+def _arguments(env: Any, steps: list[Step]) -> tuple[list[Any], EvalError | None]:
     """All values, with FAILED for those that failed, and the first error."""
     values, failed = [], None
     for step in steps:
@@ -221,7 +221,7 @@ def _equality(plan: Equality, accumulators: dict[int, Step]) -> Step:
     steps = [metered(plan.left, accumulators), metered(plan.right, accumulators)]
     negated = plan.negated
 
-    def compared(env: list[Any]) -> bool:
+    def compared(env: Any) -> bool:
         values, failed = _arguments(env, steps)
         env[1].charge(c.cost_of_equality(values[0], values[1], negated))
         if failed is not None:
@@ -241,7 +241,7 @@ def _invoke(plan: Invoke, accumulators: dict[int, Step]) -> Step:
     cost, call = c.cost_of_call(plan.function, plan.overload), plan.call
     needs_result, stops, lenient = cost in c.NEEDS_RESULT, plan.stops, plan.lenient
 
-    def invoked(env: list[Any]) -> Any:
+    def invoked(env: Any) -> Any:
         values, failed = _leading(env, steps) if stops else _arguments(env, steps)
         if failed is not None and not lenient:
             if len(values) == len(steps):
@@ -262,7 +262,7 @@ def _invoke(plan: Invoke, accumulators: dict[int, Step]) -> Step:
     return invoked
 
 
-def _leading(env: list[Any], steps: list[Step]) -> tuple[list[Any], EvalError | None]:
+def _leading(env: Any, steps: list[Step]) -> tuple[list[Any], EvalError | None]:
     """Values up to the first that failed, FAILED in its place."""
     values: list[Any] = []
     for step in steps:
@@ -283,7 +283,7 @@ def _or_else(plan: OrElse, accumulators: dict[int, Step]) -> Step:
     first, second = metered(plan.first, accumulators), metered(plan.second, accumulators)
     unwraps = plan.unwraps
 
-    def either(env: list[Any]) -> Any:
+    def either(env: Any) -> Any:
         value = first(env)
         if type(value) is not Optional:
             return value
@@ -301,7 +301,7 @@ def _list(plan: MakeList, accumulators: dict[int, Step]) -> Step:
     steps = [metered(element, accumulators) for element in plan.elements]
     build = build_list(steps, plan.optional)
 
-    def made(env: list[Any]) -> Any:
+    def made(env: Any) -> Any:
         env[1].charge(c.LIST)
         return build(env)
 
@@ -312,7 +312,7 @@ def _map(plan: MakeMap, accumulators: dict[int, Step]) -> Step:
     steps = [(metered(k, accumulators), metered(v, accumulators), optional) for k, v, optional in plan.entries]
     build = build_map(steps)
 
-    def made(env: list[Any]) -> Any:
+    def made(env: Any) -> Any:
         env[1].charge(c.MAP)
         return build(env)
 
@@ -323,7 +323,7 @@ def _message(plan: MakeMessage, accumulators: dict[int, Step]) -> Step:
     steps = [(name, metered(value, accumulators), optional) for name, value, optional in plan.entries]
     build = build_message(plan.name, steps)
 
-    def made(env: list[Any]) -> Any:
+    def made(env: Any) -> Any:
         env[1].charge(c.MESSAGE)
         return build(env)
 
@@ -337,7 +337,7 @@ def _loop(plan: Loop, accumulators: dict[int, Step]) -> Step:
     result = metered(plan.result, accumulators)
     slots, accumulator = plan.variables, plan.accumulator
 
-    def looped(env: list[Any]) -> Any:
+    def looped(env: Any) -> Any:
         items = over(env)
         env[accumulator] = UNSET
         for values in iterated(items, len(slots)):
@@ -351,7 +351,7 @@ def _loop(plan: Loop, accumulators: dict[int, Step]) -> Step:
     return looped
 
 
-def _is_false(condition: Step, env: list[Any]) -> bool:
+def _is_false(condition: Step, env: Any) -> bool:
     """Whether the loop ends; a condition that failed does not end it."""
     try:
         return condition(env) is False

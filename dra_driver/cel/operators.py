@@ -1,13 +1,14 @@
 """Arithmetic, order, membership and size.
 
-Owns what operators answer on values of any type, with the overflow and type errors of cel-go (common/types/overflow.go):
-integers stay within 64 bits, division truncates toward zero, types never mix.
+Owns what operators answer on values of any type, with the errors of cel-go (common/types/overflow.go): integers
+stay within 64 bits, division truncates toward zero, types never mix.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from dra_driver.cel.equality import comparable, compare, list_contains
 from dra_driver.cel.values import (
     LISTS,
     MAPS,
@@ -19,9 +20,6 @@ from dra_driver.cel.values import (
     UInt,
     check_size,
     check_text,
-    comparable,
-    compare,
-    list_contains,
     no_overload,
     size_of,
 )
@@ -217,13 +215,11 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "-_": negate,
     "!_": logical_not,
     "@not_strictly_false": not_strictly_false,
-    "__not_strictly_false__": not_strictly_false,
     "_<_": less,
     "_<=_": less_equals,
     "_>_": greater,
     "_>=_": greater_equals,
     "@in": contained,
-    "_in_": contained,
     "size": size,
 }
 """Implementations by function, for all overloads of each."""

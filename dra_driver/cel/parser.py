@@ -7,10 +7,10 @@ tables come from grammar.py. Macros are expanded here, while the tree is built, 
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.cel import literals, macros
-from dra_driver.cel._tables import TABLES
 from dra_driver.cel.lexer import END, Token, tokens
 from dra_driver.cel.source import Source
 from dra_driver.cel.syntax import Call, Entry, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
@@ -18,9 +18,31 @@ from dra_driver.cel.syntax import Call, Entry, Ident, ListLiteral, Literal, MapL
 MAX_NESTING: Final = 250
 """Levels of parentheses, calls, brackets or left-nested operators (cel-go parser.go, defaultMaxRecursionDepth)."""
 
+_TABLES: Final = Path(__file__).with_name("tables.json")
 _RESERVED: Final = frozenset(
-    "as break const continue else false for function if import in let loop package namespace null return true var"
-    " void while".split()
+    [
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "false",
+        "for",
+        "function",
+        "if",
+        "import",
+        "in",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "null",
+        "return",
+        "true",
+        "var",
+        "void",
+        "while",
+    ]
 )
 _OPENING: Final = frozenset(("LPAR", "LSQB", "LBRACE"))
 _CLOSING: Final = frozenset(("RPAR", "RSQB", "RBRACE"))
@@ -32,16 +54,34 @@ _NAMES: Final = {
 }
 # Everything that can start an operand says nothing in a list of what was expected.
 _OPERAND: Final = frozenset(
-    "BANG MINUS LPAR LSQB LBRACE DOT IDENT INT_LIT UINT_LIT FLOAT_LIT STRING_LIT MLSTRING_LIT BYTES_LIT BOOL_LIT"
-    " NULL_LIT".split()
+    [
+        "BANG",
+        "MINUS",
+        "LPAR",
+        "LSQB",
+        "LBRACE",
+        "DOT",
+        "IDENT",
+        "INT_LIT",
+        "UINT_LIT",
+        "FLOAT_LIT",
+        "STRING_LIT",
+        "MLSTRING_LIT",
+        "BYTES_LIT",
+        "BOOL_LIT",
+        "NULL_LIT",
+    ]
 )
+
+
+_OPERATORS: Final = ("&&", "||", "==", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "?", "in")
 
 
 class _Tables:
     """The parse tables in the shape that the driver reads fastest."""
 
     def __init__(self) -> None:
-        raw: dict[str, Any] = json.loads(TABLES)
+        raw: dict[str, Any] = json.loads(_TABLES.read_text(encoding="ascii"))
         self.start: int = raw["start"]
         self.end: int = raw["end"]
         self.states: list[dict[str, int]] = raw["states"]
@@ -49,7 +89,9 @@ class _Tables:
         self.spelling = {name: text for text, name in self.terminals.items()}
         self.rules: list[tuple[str, str, int, tuple[int, ...], bool]] = []
         for name, origin, length, kept, inlined in raw["rules"]:
-            passes = inlined or (length == 1 and name in {"relation", "addition", "multiplication", "member", "literal"})
+            passes = inlined or (
+                length == 1 and name in {"relation", "addition", "multiplication", "member", "literal"}
+            )
             self.rules.append((name, origin, length, tuple(kept), passes and name != "literal"))
 
 
@@ -80,7 +122,7 @@ def _run(source: Source, tables: _Tables, stream: list[Token], builder: "_Builde
         while True:
             action = actions[states[-1]].get(token.kind)
             if action is None:
-                raise _unexpected(source, tables, states[-1], token)
+                raise _unexpected(source, tables, stream, token)
             if action >= 0:
                 states.append(action)
                 values.append(token)
@@ -110,16 +152,42 @@ def _check_nesting(source: Source, stream: list[Token]) -> None:
             depth -= 1
 
 
-def _unexpected(source: Source, tables: _Tables, state: int, token: Token) -> Exception:
-    wanted = {kind for kind in tables.states[state] if kind == END or kind.upper() == kind}
-    words = []
+def _advanced(tables: _Tables, states: list[int], kind: str) -> list[int] | None:
+    """The stack after a token of this kind, None where it cannot come."""
+    states = list(states)
+    while True:
+        action = tables.states[states[-1]].get(kind)
+        if action is None:
+            return None
+        if action >= 0:
+            return [*states, action]
+        _, origin, length, _, _ = tables.rules[-action - 1]
+        del states[-length:]
+        states.append(tables.states[states[-1]][origin])
+        if states[-1] == tables.end and kind == END:
+            return states
+
+
+def _wanted(tables: _Tables, stream: list[Token], wrong: Token) -> set[str]:
+    """All kinds of tokens that could have stood in the place of the wrong one."""
+    states = [tables.start]
+    for token in stream:
+        if token is wrong:
+            break
+        states = _advanced(tables, states, token.kind) or states
+    kinds = {kind for kind in tables.states[states[-1]] if kind == END or kind.upper() == kind}
+    return {kind for kind in kinds if _advanced(tables, states, kind) is not None}
+
+
+def _unexpected(source: Source, tables: _Tables, stream: list[Token], token: Token) -> Exception:
+    wanted, words = _wanted(tables, stream, token), []
     if wanted >= _OPERAND - {"DOT"}:
         words.append("an operand (a name, a literal, a parenthesis)")
         wanted -= _OPERAND
-    binary = wanted & {tables.terminals[text] for text in ("&&", "||", "==", "+", "?")}
-    if len(binary) > 3:
+    operators = {tables.terminals[text] for text in _OPERATORS}
+    if len(wanted & operators) > 3:
         words.append("an operator")
-        wanted -= {tables.terminals[t] for t in "&& || == != < <= > >= + - * / % ? in".split()} | {"DOT", "LSQB", "LBRACE"}
+        wanted -= operators | {"DOT", "LSQB", "LBRACE", "LPAR"}
     words += sorted(_NAMES.get(kind) or repr(tables.spelling.get(kind, kind)) for kind in wanted)
     seen = repr(token.text) if token.kind != END else "the end of the expression"
     return source.error(token.offset, f"syntax error at {seen}: expected {' or '.join(words)}")

@@ -1,24 +1,25 @@
 """From a checked tree to a plan: what is evaluated, in which order, with which implementation.
 
 Owns constant folding (which makes some run-time errors errors of compilation) and the choice of implementations, after
-cel-go interpreter/planner.go and decorators.go. A plan is a tree of small immutable records that meter.py and fast.py
+cel-go interpreter/planner.go and decorators.go. A plan is a tree of small records that meter.py and fast.py
 turn into closures.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
-
 
 from dra_driver.cel.access import check_key
 from dra_driver.cel.dispatch import implementation
+from dra_driver.cel.equality import list_contains
 from dra_driver.cel.lib_strings import pattern
 from dra_driver.cel.source import Source
 from dra_driver.cel.syntax import Call, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
 from dra_driver.cel.types import Type
-from dra_driver.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt, list_contains
+from dra_driver.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt
 
-_CONVERSIONS: Final = frozenset("bool bytes double duration dyn int string timestamp type uint".split())
+_CONVERSIONS: Final = frozenset(
+    ["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"]
+)
 _PATTERNS: Final = frozenset({"matches", "find", "findAll"})
 _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
 FIRST_SLOT: Final = 2
@@ -31,113 +32,158 @@ class Plan:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
 class Constant(Plan):
-    value: Any
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-@dataclass(frozen=True, slots=True)
 class Qualifier:
     """One ``.name``, ``[key]`` or ``[?key]`` of a chain. ``key`` is a Plan unless ``constant``."""
 
-    key: Any
-    constant: bool
-    optional: bool
-    test: bool = False
+    __slots__ = ("constant", "key", "optional", "test")
+
+    def __init__(self, key: Any, constant: bool, optional: bool, test: bool = False) -> None:
+        self.key = key
+        self.constant = constant
+        self.optional = optional
+        self.test = test
 
 
-@dataclass(slots=True)
 class Chain(Plan):
     """A variable (``slot``) or another plan (``base``) and what is selected from it."""
 
-    slot: int
-    base: Plan | None
-    qualifiers: list[Qualifier] = field(default_factory=list)
-    test: bool = False
+    __slots__ = ("base", "qualifiers", "slot", "test")
+
+    def __init__(self, slot: int, base: Plan | None, test: bool = False) -> None:
+        self.slot = slot
+        self.base = base
+        self.qualifiers: list[Qualifier] = []
+        self.test = test
 
 
-@dataclass(slots=True)
 class Choice(Plan):
     """``condition ? yes : no``; qualifiers that follow apply to both."""
 
-    condition: Plan
-    yes: "Chain | Choice"
-    no: "Chain | Choice"
-    test: bool = False
+    __slots__ = ("condition", "no", "test", "yes")
+
+    def __init__(self, condition: Plan, yes: "Chain | Choice", no: "Chain | Choice", test: bool = False) -> None:
+        self.condition = condition
+        self.yes = yes
+        self.no = no
+        self.test = test
 
 
-@dataclass(frozen=True, slots=True)
 class Logic(Plan):
     """``&&`` (``decides`` False) or ``||`` (True) over terms."""
 
-    decides: bool
-    terms: tuple[Plan, ...]
+    __slots__ = ("decides", "terms")
+
+    def __init__(self, decides: bool, terms: tuple[Plan, ...]) -> None:
+        self.decides = decides
+        self.terms = terms
 
 
-@dataclass(frozen=True, slots=True)
 class Equality(Plan):
-    negated: bool
-    left: Plan
-    right: Plan
+    __slots__ = ("left", "negated", "right")
+
+    def __init__(self, negated: bool, left: Plan, right: Plan) -> None:
+        self.negated = negated
+        self.left = left
+        self.right = right
 
 
-@dataclass(frozen=True, slots=True)
 class Invoke(Plan):
     """A function call. ``stops`` at the first failed argument; ``lenient`` takes failed arguments."""
 
-    function: str
-    overload: str
-    arguments: tuple[Plan, ...]
-    call: Callable[..., Any]
-    stops: bool = False
-    lenient: bool = False
+    __slots__ = ("arguments", "call", "function", "lenient", "overload", "stops")
+
+    def __init__(
+        self,
+        function: str,
+        overload: str,
+        arguments: tuple[Plan, ...],
+        call: Callable[..., Any],
+        *,
+        stops: bool = False,
+        lenient: bool = False,
+    ) -> None:
+        self.function = function
+        self.overload = overload
+        self.arguments = arguments
+        self.call = call
+        self.stops = stops
+        self.lenient = lenient
 
 
-@dataclass(frozen=True, slots=True)
 class Member(Plan):
     """``item in [constants]``, which costs nothing."""
 
-    item: Plan
-    contains: Callable[[Any], bool]
+    __slots__ = ("contains", "item")
+
+    def __init__(self, item: Plan, contains: Callable[[Any], bool]) -> None:
+        self.item = item
+        self.contains = contains
 
 
-@dataclass(frozen=True, slots=True)
 class OrElse(Plan):
     """``or`` and ``orValue`` (which ``unwraps``)."""
 
-    first: Plan
-    second: Plan
-    unwraps: bool
+    __slots__ = ("first", "second", "unwraps")
+
+    def __init__(self, first: Plan, second: Plan, unwraps: bool) -> None:
+        self.first = first
+        self.second = second
+        self.unwraps = unwraps
 
 
-@dataclass(frozen=True, slots=True)
 class MakeList(Plan):
-    elements: tuple[Plan, ...]
-    optional: frozenset[int]
+    __slots__ = ("elements", "optional")
+
+    def __init__(self, elements: tuple[Plan, ...], optional: frozenset[int]) -> None:
+        self.elements = elements
+        self.optional = optional
 
 
-@dataclass(frozen=True, slots=True)
 class MakeMap(Plan):
-    entries: tuple[tuple[Plan, Plan, bool], ...]
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: tuple[tuple[Plan, Plan, bool], ...]) -> None:
+        self.entries = entries
 
 
-@dataclass(frozen=True, slots=True)
 class MakeMessage(Plan):
-    name: str
-    entries: tuple[tuple[str, Plan, bool], ...]
+    __slots__ = ("entries", "name")
+
+    def __init__(self, name: str, entries: tuple[tuple[str, Plan, bool], ...]) -> None:
+        self.name = name
+        self.entries = entries
 
 
-@dataclass(frozen=True, slots=True)
 class Loop(Plan):
     """A fold. ``variables`` are slots; the accumulator's slot is set lazily from ``initial``."""
 
-    over: Plan
-    variables: tuple[int, ...]
-    accumulator: int
-    initial: Plan
-    condition: Plan
-    step: Plan
-    result: Plan
+    __slots__ = ("accumulator", "condition", "initial", "over", "result", "step", "variables")
+
+    def __init__(
+        self,
+        *,
+        over: Plan,
+        variables: tuple[int, ...],
+        accumulator: int,
+        initial: Plan,
+        condition: Plan,
+        step: Plan,
+        result: Plan,
+    ) -> None:
+        self.over = over
+        self.variables = variables
+        self.accumulator = accumulator
+        self.initial = initial
+        self.condition = condition
+        self.step = step
+        self.result = result
 
 
 class Planner:
@@ -240,13 +286,13 @@ class Planner:
             stops = True
         if name in _CONVERSIONS and len(arguments) == 1 and isinstance(arguments[0], Constant):
             return self._folded(node, lambda: call(arguments[0].value))  # type: ignore[attr-defined]
-        lenient = name in {"@not_strictly_false", "__not_strictly_false__"}
-        return Invoke(name, overload, tuple(arguments), call, stops, lenient)
+        lenient = name == "@not_strictly_false"
+        return Invoke(name, overload, tuple(arguments), call, stops=stops, lenient=lenient)
 
     def _folded(self, node: Node, compute: Callable[[], Any]) -> Constant:
         try:
             return Constant(compute())
-        except (EvalError, AbortedError) as error:
+        except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
             raise self._source.error(node.offset, f"this can never be evaluated: {error}") from error
 
     # --- literals and folds
@@ -278,7 +324,15 @@ class Planner:
         self._scopes.pop()
         result = self.plan(node.result)
         self._scopes.pop()
-        return Loop(over, variables, accumulator, initial, condition, step, result)
+        return Loop(
+            over=over,
+            variables=variables,
+            accumulator=accumulator,
+            initial=initial,
+            condition=condition,
+            step=step,
+            result=result,
+        )
 
     def _slot(self) -> int:
         self.slots += 1
@@ -343,5 +397,4 @@ _SPECIAL: Final[dict[str, Callable[[Planner, Call, list[Plan]], Plan]]] = {
     "or": Planner._or_else,
     "orValue": Planner._or_else,
     "@in": Planner._in,
-    "_in_": Planner._in,
 }

@@ -4,6 +4,7 @@ Owns the contract towards the scheduler: what compiles, what is an error, that t
 length (10 KiB of text), nesting and cost (k8s.io/api resource/v1, CELSelectorExpressionMaxLength and -MaxCost).
 """
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -20,13 +21,24 @@ from dra_driver.cel.plan import FIRST_SLOT, Plan, Planner
 from dra_driver.cel.source import Source
 from dra_driver.cel.steps import UNSET, Step
 from dra_driver.cel.validate import validate
-from dra_driver.cel.values import AbortedError, EvalError, reset_work, type_name
+from dra_driver.cel.values import AbortedError, EvalError, reset_work, type_name, well_formed
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 MAX_LENGTH: Final = 10 * 1024
 """Longest expression in bytes (CELSelectorExpressionMaxLength)."""
 
 _HEADROOM: Final = 0.9
+_FAILURES: Final = (
+    EvalError,
+    AbortedError,
+    RecursionError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+)
 
 
 class Program:
@@ -49,47 +61,57 @@ class Program:
         fast = self._fast
         try:
             if fast is None or not device.ordinary or device.problem:
-                result = self._counted(device)
+                result = self._counted(device, Meter())
             elif self._slots == FIRST_SLOT and not self._tracks:
-                result = fast(device.env)  # type: ignore[arg-type]
+                result = fast(device.env)
             else:
                 self._prepare()
                 result = fast([*device.env, None, *[UNSET] * (self._slots - FIRST_SLOT)])
-        except (EvalError, AbortedError) as error:
-            raise self._failed(str(error)) from error
-        except RecursionError as error:
-            raise self._failed("nested too deeply") from error
-        except (TypeError, AttributeError, ValueError, KeyError, OverflowError, MemoryError) as error:
-            # Values of a type that the checker had excluded; cel-go's guards call that a missing overload.
-            raise self._failed(f"no such overload: {error}") from error
-        if result is True or result is False:
-            return result
-        raise self._failed(f"the result is a {type_name(result)}, expected a bool")
+        except _FAILURES as error:
+            raise self._failed(error) from error
+        return self._answer(result)
+
+    def evaluate_counting(self, device: DeviceView) -> bool:
+        """The same answer by the way that counts, however cheap the expression is; for tests and for ``cost``."""
+        try:
+            result = self._counted(device, Meter())
+        except _FAILURES as error:
+            raise self._failed(error) from error
+        return self._answer(result)
 
     def cost(self, device: DeviceView) -> int:
         """What an evaluation costs in units of the limit, up to the place where it failed, if it did."""
         meter = Meter()
-        try:
+        with suppress(*_FAILURES):
             self._counted(device, meter)
-        except (EvalError, AbortedError, RecursionError, TypeError, AttributeError, ValueError):
-            return meter.spent
         return meter.spent
 
-    def _counted(self, device: DeviceView, meter: Meter | None = None) -> Any:
+    def _answer(self, result: Any) -> bool:
+        if result is True or result is False:
+            return result
+        raise self._failed(EvalError(f"the result is a {type_name(result)}, expected a bool"))
+
+    def _counted(self, device: DeviceView, meter: Meter) -> Any:
         if device.problem:
             raise EvalError(device.problem)
         if self._metered is None:
             # Two threads may both do this once; either result serves.
             self._metered = metered(self._plan, {})
         self._prepare()
-        return self._metered([*device.env, meter or Meter(), *[UNSET] * (self._slots - FIRST_SLOT)])
+        return self._metered([*device.env, meter, *[UNSET] * (self._slots - FIRST_SLOT)])
 
     def _prepare(self) -> None:
         reset_work()
         if self._tracks:
             forget_promotions()
 
-    def _failed(self, message: str) -> CelEvaluationError:
+    def _failed(self, error: Exception) -> CelEvaluationError:
+        message = str(error)
+        if isinstance(error, RecursionError):
+            message = "nested too deeply"
+        elif not isinstance(error, EvalError | AbortedError):
+            # A value of a type that the checker had excluded; the guards of cel-go call that a missing overload.
+            message = f"no such overload: {error}"
         return CelEvaluationError(f"CEL expression {_shown(self.expression)}: {message}")
 
 
@@ -99,7 +121,7 @@ def compile_selector(expression: str) -> Program:
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > MAX_LENGTH:
         raise CelSyntaxError(f"CEL expression of {size} bytes is too long: at most {MAX_LENGTH} are allowed")
-    source = Source(expression)
+    source = Source(well_formed(expression))
     try:
         tree = parse(source)
         Checker(source).run(tree)

@@ -1,7 +1,7 @@
 """Every function that a selector may call: names, overloads and their types.
 
-Owns the declarations of Kubernetes 1.36's environment for stored device selectors, as a table. One line is one overload:
-function, ``.`` for methods or ``-`` for functions and how it is called (below), overload id, argument types, result.
+Owns the declarations of Kubernetes 1.36's environment for stored device selectors, as a table. One line, one overload:
+function, ``.`` for methods or ``-`` for functions, how it is called (below), overload id, argument types, result.
 Sources: cel-go common/stdlib/standard.go, cel/library.go, ext/{strings,lists,sets,comprehensions}.go; Kubernetes
 k8s.io/apiserver pkg/cel/library and k8s.io/dynamic-resource-allocation cel/compile.go.
 
@@ -16,8 +16,6 @@ from dra_driver.cel.types import Type, parse_type, type_parameters
 
 _TABLE: Final = """
 # operators
-_in_ -s in_list A list(A) -> bool
-_in_ -s in_map A map(A,B) -> bool
 !_ -s logical_not bool -> bool
 -_ -s negate_double double -> double
 -_ -s negate_int64 int -> int
@@ -60,7 +58,6 @@ _[_] -s index_list list(A) int -> A
 _[_] -s index_map map(A,B) A -> B
 _[_] -s optional_list_index_int opt(list(V)) int -> opt(V)
 _[_] -s optional_map_index_value opt(map(K,V)) K -> opt(V)
-__not_strictly_false__ -u __not_strictly_false__ bool -> bool
 _||_ -s logical_or bool bool -> bool
 cel.@mapInsert -f @mapInsert_map_key_value map(K,V) K V -> map(K,V)
 cel.@mapInsert -b @mapInsert_map_map map(K,V) map(K,V) -> map(K,V)

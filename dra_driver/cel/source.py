@@ -11,12 +11,13 @@ _SHOWN_WIDTH: Final = 160
 
 
 class Source:
-    """One expression. Immutable and thread-safe."""
+    """One expression while it is compiled, by one thread. ``copied`` counts nodes that macros have duplicated."""
 
-    __slots__ = ("text",)
+    __slots__ = ("copied", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.copied = 0
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a character, both from 1."""

@@ -16,7 +16,8 @@ from dra_driver.cel.values import (
     no_overload,
 )
 
-Step = Callable[[list[Any]], Any]
+Step = Callable[[Any], Any]
+"""A closure over an environment: the device, the meter or None, then the slots of variables."""
 UNSET: Final = object()
 """In the slot of an accumulator that nobody has read yet."""
 
@@ -37,7 +38,7 @@ def truth(value: Any) -> bool:
     return value
 
 
-def started(initial: Step, env: list[Any]) -> Any:
+def started(initial: Step, env: Any) -> Any:
     """The first value of an accumulator; an empty list or map can then grow in place."""
     value = stored(initial, env)
     if type(value) in LISTS and not len(value):
@@ -47,7 +48,7 @@ def started(initial: Step, env: list[Any]) -> Any:
     return value
 
 
-def stored(step: Step, env: list[Any]) -> Any:
+def stored(step: Step, env: Any) -> Any:
     """The value of a step as it goes into a slot."""
     try:
         return step(env)
@@ -83,7 +84,7 @@ def build_list(steps: list[Step], optional: frozenset[int]) -> Step:
     if not optional:
         return lambda env: [step(env) for step in steps]
 
-    def built(env: list[Any]) -> list[Any]:
+    def built(env: Any) -> list[Any]:
         made = []
         for position, step in enumerate(steps):
             value = step(env)
@@ -99,7 +100,7 @@ def build_list(steps: list[Step], optional: frozenset[int]) -> Step:
 
 
 def build_map(steps: list[tuple[Step, Step, bool]]) -> Step:
-    def built(env: list[Any]) -> CelMap:
+    def built(env: Any) -> CelMap:
         data: dict[Any, Any] = {}
         for key_step, value_step, optional in steps:
             key, value = key_step(env), value_step(env)
@@ -116,7 +117,7 @@ def build_map(steps: list[tuple[Step, Step, bool]]) -> Step:
 
 
 def build_message(name: str, steps: list[tuple[str, Step, bool]]) -> Step:
-    def built(env: list[Any]) -> Any:
+    def built(env: Any) -> Any:
         fields: dict[str, Any] = {}
         for field, step, optional in steps:
             value = step(env)

@@ -121,7 +121,12 @@ class Fold(Node):
     __slots__ = ("accumulator", "condition", "initial", "range", "result", "step", "variables")
 
     def __init__(
-        self, offset: int, over: Node, variables: tuple[str, ...], accumulator: str, parts: tuple[Node, Node, Node, Node]
+        self,
+        offset: int,
+        over: Node,
+        variables: tuple[str, ...],
+        accumulator: str,
+        parts: tuple[Node, Node, Node, Node],
     ) -> None:
         super().__init__(offset)
         self.range = over

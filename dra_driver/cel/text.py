@@ -26,7 +26,7 @@ _RFC3339: Final = re.compile(
     r"(?:Z|([+-])([0-9]{2}):([0-9]{2}))\Z"
 )
 _FLOAT: Final = re.compile(
-    r"[+-]?(?:(?:[0-9](?:_?[0-9])*)?\.?(?:[0-9](?:_?[0-9])*)?(?:[eE][+-]?[0-9]+)?|inf(?:inity)?|nan)\Z", re.I
+    r"[+-]?(?:(?:[0-9](?:_?[0-9])*)?\.?(?:[0-9](?:_?[0-9])*)?(?:[eE][+-]?[0-9](?:_?[0-9])*)?|inf(?:inity)?|nan)\Z", re.I
 )
 _HEX_FLOAT: Final = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)p[+-]?[0-9]+\Z", re.I)
 
@@ -87,7 +87,7 @@ def parse_double(text: str) -> float | None:
             return float.fromhex(text)
         except OverflowError:
             return None
-    if not _FLOAT.match(text) or "_" in text or not any(c.isalnum() for c in text) or text[1:].lower() == "nan":
+    if not _FLOAT.match(text) or not any(c.isalnum() for c in text) or text[1:].lower() == "nan":
         return None
     try:
         value = float(text)
@@ -146,7 +146,7 @@ def parse_timestamp(text: str) -> Timestamp | None:
     offset = 0
     if found[8]:
         zone_hours, zone_minutes = int(found[9]), int(found[10])
-        if zone_hours > 24 or zone_minutes >= 60:
+        if zone_hours > 24 or zone_minutes > 60:
             return None
         offset = (zone_hours * 3600 + zone_minutes * 60) * (-1 if found[8] == "-" else 1)
     fraction = int((found[7] or "")[:9].ljust(9, "0") or "0")

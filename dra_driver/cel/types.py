@@ -79,7 +79,10 @@ def parse_type(text: str) -> Type:
     name, bracket, rest = text.partition("(")
     if bracket:
         parts = _split(rest[:-1])
-        return {"list": list_of, "map": map_of, "opt": optional_of, "type": type_of}[name](*map(parse_type, parts))
+        terms = [parse_type(part) for part in parts]
+        if name == "map":
+            return map_of(terms[0], terms[1])
+        return {"list": list_of, "opt": optional_of, "type": type_of}[name](terms[0])
     if text in _NAMED:
         return _NAMED[text]
     if text.startswith("authz."):

@@ -94,7 +94,11 @@ def _map(source: Source, node: MapLiteral) -> None:
 
 def _same(source: Source, node: Node, expected: Type | None, found: Type) -> None:
     if expected is not None and not expected.same(found, names=False):
-        hint = "; wrap an attribute in string() or int(), or all of them in dyn()" if "any" in {expected.kind, found.kind} else ""
+        hint = (
+            "; wrap an attribute in string() or int(), or all of them in dyn()"
+            if "any" in {expected.kind, found.kind}
+            else ""
+        )
         raise source.error(node.offset, f"expected type {expected} like the elements before, found {found}{hint}")
 
 

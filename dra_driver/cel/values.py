@@ -1,10 +1,10 @@
 """Values while an expression runs: Python's own where they fit, small classes where CEL has more.
 
-Owns representation, type names, equality and order. int, float, str, bytes, bool and None stand for themselves; uint is
-UInt; lists are ``list`` (or ``range``); maps are CelMap. Equality may itself be an error (a version against a string);
-that and the places where errors are ignored follow cel-go common/types, because selectors depend on it.
+Owns representation, type names and sizes. int, float, str, bytes, bool and None stand for themselves; uint is
+UInt; lists are ``list`` (or ``range``); maps are CelMap. Also counts work that the cost model leaves out.
 """
 
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
@@ -17,8 +17,16 @@ MAX_ELEMENTS: Final = 4_000_000
 """Longest list that an evaluation may build. cel-go has no limit but memory."""
 MAX_TEXT: Final = 1 << 26
 """Longest string or bytes that an evaluation may build."""
-MAX_WORK: Final = 20_000_000
+MAX_WORK: Final = 5_000_000
 """Comparisons and copies of elements within one evaluation, which the cost model leaves out for nested values."""
+
+
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+
+def well_formed(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON may hold and Go reads as U+FFFD."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class EvalError(Exception):
@@ -162,19 +170,37 @@ class NamedFormat:
 
 
 class Amount:
-    """A quantity as CEL holds it.
+    """A quantity as CEL holds it: ``mantissa`` times ten to the ``scale``.
 
-    ``scale`` is the power of ten of a 64-bit mantissa, None once the number is held as a big decimal, which
-    ``isInteger`` then denies. ``derived`` marks results of add and sub, which no other quantity equals from the left.
+    ``big`` says that the number is held as a big decimal, for which ``isInteger`` is false. ``derived`` marks results
+    of add and sub, which no other quantity equals from the left.
     """
 
-    __slots__ = ("derived", "mantissa", "quantity", "scale")
+    __slots__ = ("big", "derived", "mantissa", "quantity", "scale")
 
-    def __init__(self, quantity: Quantity, mantissa: int, scale: int | None, derived: bool = False) -> None:
+    def __init__(
+        self, quantity: Quantity, mantissa: int, scale: int, *, big: bool = False, derived: bool = False
+    ) -> None:
         self.quantity = quantity
         self.mantissa = mantissa
         self.scale = scale
+        self.big = big
         self.derived = derived
+
+
+class _Identity:
+    """A key that equals nothing but itself, such as a list."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 MISSING: Final = object()
@@ -264,13 +290,15 @@ def encode_key(key: Any) -> Any:
         return (kind, int(key) if kind is UInt else key)
     if kind in {bytes, Semver, NamedFormat}:
         raise AbortedError(f"a value of type {type_name(key)} cannot be a key")
-    return (kind, id(key), key)
+    return (kind, _Identity(key))
 
 
 def decode_key(key: Any) -> Any:
     if type(key) is not tuple:
         return key
-    return UInt(key[1]) if key[0] is UInt else key[-1]
+    if key[0] is UInt:
+        return UInt(key[1])
+    return key[1].value if type(key[1]) is _Identity else key[1]
 
 
 def _other_numbers(kind: type, key: Any) -> Iterator[Any]:
@@ -319,11 +347,6 @@ _TYPE_NAMES: Final[dict[type, str]] = {
 LISTS: Final = frozenset({list, range, ConcatList, GrowingList})
 MAPS: Final = frozenset({CelMap, GrowingMap, StringMap, DomainMap})
 NUMBERS: Final = frozenset({int, UInt, float})
-# Types whose equality against another type is an error rather than false.
-_STRICT: Final = frozenset(
-    {Amount, Semver, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, Url, NamedFormat}
-)
-_PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration})
 
 
 def type_name(value: Any) -> str:
@@ -333,130 +356,6 @@ def type_name(value: Any) -> str:
 
 def no_overload(what: str = "") -> EvalError:
     return EvalError(f"no such overload: {what}" if what else "no such overload")
-
-
-def equal(a: Any, b: Any) -> bool:
-    """``a == b``. Raises EvalError where the types of the two cannot be compared."""
-    kind = type(a)
-    if kind is type(b) and kind in _PLAIN:
-        return bool(a == b)
-    if a is None or b is None:
-        return False
-    return _equal(kind, a, b)
-
-
-def _equal(kind: type, a: Any, b: Any) -> bool:
-    if kind in NUMBERS:
-        return type(b) in NUMBERS and a == a and b == b and compare_numbers(a, b) == 0  # noqa: PLR0124
-    if kind in LISTS:
-        return type(b) in LISTS and _equal_lists(a, b)
-    if kind in MAPS:
-        return type(b) in MAPS and _equal_maps(a, b)
-    if kind in _STRICT:
-        return _equal_strict(a, b)
-    if kind is Optional:
-        if type(b) is not Optional or not (a.present and b.present):
-            return type(b) is Optional and a.present == b.present
-        return a_equal_method(a.value, b.value)
-    if kind is Timestamp:
-        return type(b) is Timestamp and bool(a.ns == b.ns)
-    if kind is TypeValue:
-        return type(b) is TypeValue and bool(a.name == b.name)
-    return False
-
-
-def a_equal_method(a: Any, b: Any) -> bool:
-    """``a.Equal(b)`` of Go, which unlike ``==`` has no special place for null on the right."""
-    kind = type(a)
-    if kind is type(b) and kind in _PLAIN:
-        return bool(a == b)
-    return _equal(kind, a, b)
-
-
-def _equal_strict(a: Any, b: Any) -> bool:
-    if type_name(a) != type_name(b):
-        raise no_overload()
-    if isinstance(a, Amount):
-        if b.derived:
-            raise no_overload()
-        return a.quantity == b.quantity
-    if isinstance(a, Url):
-        return bool(a.text == b.text)
-    if isinstance(a, NamedFormat):
-        return bool(a.name == b.name)
-    return bool(a == b)
-
-
-def _equal_lists(a: Any, b: Any) -> bool:
-    if len(a) != len(b):
-        return False
-    spend(len(a))
-    failed: EvalError | None = None
-    for one, two in zip(a, b, strict=True):
-        try:
-            if not equal(one, two):
-                return False
-        except EvalError as error:
-            failed = failed or error
-    if failed is not None and type(a) is ConcatList:
-        raise failed
-    return True
-
-
-def _equal_maps(a: Any, b: Any) -> bool:
-    if len(a) != len(b):
-        return False
-    spend(len(a))
-    for key in a.keys():  # noqa: SIM118  not a dict
-        other = b.find(key)
-        if other is MISSING:
-            return False
-        try:
-            if not equal(a.find(key), other):
-                return False
-        except EvalError:
-            continue
-    return True
-
-
-def list_contains(items: Any, wanted: Any) -> bool:
-    """Whether an element equals ``wanted``; elements that cannot be compared do not."""
-    spend(len(items))
-    for item in items:
-        try:
-            if a_equal_method(wanted, item):
-                return True
-        except EvalError:
-            continue
-    return False
-
-
-def compare_numbers(a: Any, b: Any) -> int:
-    """-1, 0 or 1 within and across int, uint and double; integers are rounded to doubles as Go does it."""
-    if type(a) is float or type(b) is float:
-        a, b = float(a), float(b)
-    return (a > b) - (a < b)
-
-
-def compare(a: Any, b: Any) -> int:
-    """Order of two values of one type, or two numbers. Raises EvalError for anything else."""
-    kind = type(a)
-    if kind is type(b) and kind in {int, str, bytes, bool}:
-        return (a > b) - (a < b)
-    if kind in NUMBERS and type(b) in NUMBERS:
-        if a != a or b != b:  # noqa: PLR0124  NaN is not itself
-            raise EvalError("NaN values cannot be ordered")
-        return compare_numbers(a, b)
-    if (kind is Duration or kind is Timestamp) and type(b) is kind:
-        return (a.ns > b.ns) - (a.ns < b.ns)
-    if kind is UInt and type(b) is UInt:
-        return (a > b) - (a < b)
-    raise no_overload()
-
-
-def comparable(value: Any) -> bool:
-    """Whether the type has an order at all."""
-    return type(value) in NUMBERS or type(value) in {str, bytes, bool, Duration, Timestamp}
 
 
 def size_of(value: Any) -> int | None:

@@ -1,15 +1,14 @@
 """Names of types and the protobuf messages that can be written in an expression.
 
-Owns the small part of protobuf that exists in the environment of selectors: wrappers, Duration and Timestamp. Other
-well-known messages (Struct, Value, Any, ...) are refused, which no selector in the field misses.
+Owns the small part of protobuf that exists in the environment of selectors: wrappers, Duration, Timestamp and JSON.
+Other messages (Any, Empty, ...) are refused, which no selector in the field misses.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from dra_driver.cel import types as t
 from dra_driver.cel.types import Type
-from dra_driver.cel.values import AbortedError, Duration, EvalError, Timestamp, UInt
+from dra_driver.cel.values import LISTS, MAPS, AbortedError, CelMap, Duration, EvalError, Timestamp, UInt, type_name
 
 
 def _nullable(term: Type) -> Type:
@@ -45,14 +44,35 @@ TYPE_NAMES: Final[dict[str, Type]] = {
     "net.CIDR": t.CIDR,
     _P + "Duration": t.DURATION,
     _P + "Timestamp": t.TIMESTAMP,
-    **{_P + name: _nullable(term) for name, term in _WRAPPERS.items()},
 }
 """What each name of a type stands for."""
+
+_STRUCT: Final = t.map_of(t.STRING, t.DYN)
+_LIST: Final = t.list_of(t.DYN)
+MESSAGE_TYPES: Final[dict[str, Type]] = {
+    **{_P + name: _nullable(term) for name, term in _WRAPPERS.items()},
+    _P + "Duration": t.DURATION,
+    _P + "Timestamp": t.TIMESTAMP,
+    _P + "Value": t.DYN,
+    _P + "Struct": _STRUCT,
+    _P + "ListValue": _LIST,
+}
+"""The type of each message that can be written as a literal."""
 
 MESSAGES: Final[dict[str, dict[str, Type]]] = {
     **{_P + name: {"value": term} for name, term in _WRAPPERS.items()},
     _P + "Duration": {"seconds": t.INT, "nanos": t.INT},
     _P + "Timestamp": {"seconds": t.INT, "nanos": t.INT},
+    _P + "Struct": {"fields": _STRUCT},
+    _P + "ListValue": {"values": _LIST},
+    _P + "Value": {
+        "null_value": t.NULL,
+        "number_value": t.DOUBLE,
+        "string_value": t.STRING,
+        "bool_value": t.BOOL,
+        "struct_value": _STRUCT,
+        "list_value": _LIST,
+    },
 }
 """Fields of each message that can be written as a literal."""
 
@@ -67,7 +87,7 @@ _ZERO: Final[dict[str, Any]] = {
 _LIMITS: Final = {"Int32Value": (-(2**31), 2**31), "UInt32Value": (0, 2**32)}
 
 
-def make(name: str, fields: Mapping[str, Any]) -> Any:
+def make(name: str, fields: dict[str, Any]) -> Any:
     """The value of a message literal. Raises EvalError where a field does not fit."""
     short = name.removeprefix(_P)
     if short in _WRAPPERS:
@@ -78,6 +98,9 @@ def make(name: str, fields: Mapping[str, Any]) -> Any:
         if short == "FloatValue":
             return _single(value)
         return value
+    if short in {"Value", "Struct", "ListValue"}:
+        empty: Any = {"Struct": CelMap({}), "ListValue": []}.get(short)
+        return _json(next(reversed(fields.values()), empty))
     seconds, nanos = _integer(fields.get("seconds", 0)), _integer(fields.get("nanos", 0))
     if not -(2**31) <= nanos < 2**31:
         raise EvalError("integer overflow")
@@ -86,6 +109,20 @@ def make(name: str, fields: Mapping[str, Any]) -> Any:
         return Timestamp(total)
     # Go's duration saturates where a protobuf duration does not fit 64 bits of nanoseconds.
     return Duration(max(-(2**63), min(2**63 - 1, total)))
+
+
+def _json(value: Any) -> Any:
+    """The value as JSON knows it: every number is a double. Raises EvalError for what JSON has no form for."""
+    kind = type(value)
+    if kind in LISTS:
+        return [_json(item) for item in value]
+    if kind in MAPS:
+        return CelMap.of((key, _json(item)) for key, item in value.items())
+    if kind in {int, UInt}:
+        return float(value)
+    if kind in {float, str, bool} or value is None:
+        return value
+    raise EvalError(f"{type_name(value)} has no form in JSON")
 
 
 def _single(value: float) -> float:

@@ -4,6 +4,7 @@ Owns the flags that these commands share.
 """
 
 import argparse
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 def state_of(args: argparse.Namespace, *, namespace: str | None = None) -> ClusterState:
     """The state that the flags name. Raises ConfigurationError and KubernetesApiError."""
+    # A process of a few seconds whose objects all live to its end: looking for garbage would be a third of its time.
+    gc.disable()
     if args.cluster_state:
         from dra_driver.kube.state_file import load
 

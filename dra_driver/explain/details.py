@@ -1,7 +1,7 @@
 """The nodes that said no, looked at device by device, and what they have in common.
 
-Owns the counting over nodes and the choice of the headline. Bounded: at most ``weighing.MAX_DETAILED`` nodes are looked
-at this closely; the verdict is about all of them.
+Owns the counting over nodes and the choice of the headline. Bounded: at most ``weighing.MAX_DETAILED`` devices are
+looked at this closely; the verdict is about all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Final
 from dra_driver.explain.asks import AskSpec
 from dra_driver.explain.causes import Cause, Code
 from dra_driver.explain.holders import Holders
-from dra_driver.explain.nearest import Candidate, nearest_miss
+from dra_driver.explain.nearest import Candidate, Place, nearest_miss
 from dra_driver.explain.objects import listed
 from dra_driver.explain.reasons import Finding, Funnel, finding_of
 from dra_driver.explain.report import Ask, DeviceLine, Miss, NodeDetail, NodeReason
@@ -42,6 +42,7 @@ class Details:
     nodes: Sequence[NodeReason] = ()
     causes: list[Cause] = field(default_factory=list)
     headline: str = ""
+    note: str = ""
 
 
 class _Tally:
@@ -49,10 +50,12 @@ class _Tally:
 
     def __init__(self) -> None:
         self.funnels: dict[tuple[int, str], Funnel] = {}
-        self.candidates: list[Candidate] = []
+        self.places: list[Place] = []
         self.pools: dict[tuple[str, str], str] = {}
         self.nodes: dict[tuple[str, bool], list[str]] = {}
         self.closely = 0
+        self.looked = 0
+        self.unseen = 0
 
     def count_node(self, message: str, name: str, *, by_devices: bool) -> None:
         self.nodes.setdefault((message, by_devices), []).append(name)
@@ -62,14 +65,14 @@ def look_closely(weighing: Weighing, results: Sequence[NodeResult], asks_on: Ask
     """Why each node that does not fit does not."""
     tally = _Tally()
     nearly: NodeResult | None = None
-    looked = 0
     for result in results:
         if result.fits:
             continue
-        looked += 1
-        if looked > MAX_DETAILED:
+        if tally.looked >= MAX_DETAILED:
+            tally.unseen += 1
             tally.count_node(result.message, result.name, by_devices=result.by_devices)
         elif not result.by_devices:
+            tally.looked += 1
             would = bool(result.claims) and weighing.node(result.wire, ignoring_pod=True).fits
             nearly = nearly or (result if would else None)
             message = f"{result.message}, while its devices would do" if would else result.message
@@ -119,22 +122,24 @@ def _count_devices(
     observed = weighing.observed(result)
     devices = {device.id: device for device in weighing.devices(result)}
     tally.closely += 1
+    tally.looked += len(devices) * len(asks)
     short = []
     for ask in asks:
         causes = observed.causes.get((ask.claim, ask.request))
         if causes is None and devices:
             continue  # the search did not get so far
-        findings = []
+        findings, candidates = [], []
         for identity, cause in (causes or {}).items():
             device = devices.get(identity)
             if device is not None:
                 findings.append((identity.device, finding_of(ask, device, cause, holders)))
-                tally.candidates.append(Candidate(ask, result.name, device, cause))
+                candidates.append(Candidate(device, cause))
         funnel = tally.funnels.setdefault((ask.claim, ask.request), Funnel(ask))
         before = funnel.nodes_short
         funnel.add(result.name, len(devices), findings)
         if funnel.nodes_short > before:
             short.append(ask.request)
+        tally.places.append(Place(ask, result.name, len(devices) - len(findings), candidates))
     _note_pools(observed, tally)
     if not devices:
         message = "no devices are published for the node"
@@ -161,10 +166,11 @@ def _details(tally: _Tally, nearly: NodeResult | None, holders: Holders) -> Deta
         ),
         causes=_pool_causes(tally.pools),
     )
-    chosen = [
-        candidate for candidate in tally.candidates if any(f.ask.request == candidate.ask.request for f in culprits)
-    ]
-    found.miss = _node_miss(nearly) if nearly is not None else nearest_miss(chosen, holders)
+    wanted = {(funnel.ask.claim, funnel.ask.request) for funnel in culprits}
+    places = [place for place in tally.places if (place.ask.claim, place.ask.request) in wanted]
+    found.miss = _node_miss(nearly) if nearly is not None else nearest_miss(places, holders)
+    if tally.unseen:
+        found.note = f"devices are counted on {tally.closely} nodes; {tally.unseen} more do not fit either"
     found.headline = _headline(found, tally)
     return found
 

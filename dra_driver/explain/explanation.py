@@ -118,6 +118,7 @@ class _Explanation:
         elif self._node:
             self._find_node()
         self._causes += details.causes
+        self._notes += [details.note] if details.note else []
         self._look_at_message(results)
         verdict = self._verdict(results, details)
         fitting = [result for result in results if result.fits]

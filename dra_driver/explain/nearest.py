@@ -1,7 +1,7 @@
-"""The device that comes closest to being taken, and what would change that.
+"""The node and devices that come closest to what a request wants, and what would change that.
 
-Owns the idea of closeness: fewer and easier obstacles first; a class that asks for something else altogether is far
-away.
+Owns the idea of closeness: as many devices as are missing on the node, with fewer and easier obstacles first; a class
+that asks for something else altogether is far away.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,7 @@ from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
 from dra_driver.explain.asks import AskSpec
 from dra_driver.explain.holders import Holders
+from dra_driver.explain.objects import listed
 from dra_driver.explain.reasons import Finding, finding_of, in_use_words, selector_findings
 from dra_driver.explain.report import Miss
 
@@ -24,48 +25,73 @@ _DISTANCE: Final = {
     "constraint": 2,
     "capacityShort": 3,
     "inUse": 3,
+    "takenByThisPod": 3,
     "counterShort": 3,
     "requestSelector": 4,
     "nodeSelection": 5,
     "gateOff": 6,
     "classSelector": 20,
 }
+_SELECTORS: Final = ("classSelector", "requestSelector")
 
 
 class Candidate(NamedTuple):
-    """A device that a request did not get, on a node, with what the allocator said."""
+    """A device that a request did not get, with what the allocator said."""
 
-    ask: AskSpec
-    node: str
     device: Device
     cause: Cause
 
 
-def nearest_miss(candidates: Iterable[Candidate], holders: Holders) -> Miss | None:
-    """The closest of the first MAX_CANDIDATES; of equally close ones the first. None when there are none."""
-    best: tuple[int, Candidate, list[Finding]] | None = None
-    for number, candidate in enumerate(candidates):
-        if number >= MAX_CANDIDATES:
+class Place(NamedTuple):
+    """A node on which a request got ``fitting`` devices and needs more, and the devices that it did not get."""
+
+    ask: AskSpec
+    node: str
+    fitting: int
+    candidates: list[Candidate]
+
+
+class _Near(NamedTuple):
+    device: str
+    findings: list[Finding]
+    distance: int
+
+
+def nearest_miss(places: Iterable[Place], holders: Holders) -> Miss | None:
+    """The closest place among the first MAX_CANDIDATES devices; of equally close ones the first. None when none is."""
+    best: tuple[int, Place, list[_Near]] | None = None
+    looked = 0
+    for place in places:
+        if looked >= MAX_CANDIDATES:
             break
-        found = faults(candidate, holders)
-        distance = sum(_DISTANCE.get(finding.code, 4) for finding in found)
-        if found and (best is None or distance < best[0]):
-            best = (distance, candidate, found)
-    if best is None:
-        return None
-    _, candidate, found = best
-    return Miss(
-        device=candidate.device.name,
-        node=candidate.node,
-        request=candidate.ask.request,
-        faults=tuple(_sentence(finding) for finding in found),
-        fix="; and ".join(dict.fromkeys(_fix(finding) for finding in found)),
-    )
+        looked += len(place.candidates)
+        chosen = _chosen(place, holders)
+        distance = sum(near.distance for near in chosen)
+        if chosen and (best is None or distance < best[0]):
+            best = (distance, place, chosen)
+    return _miss(best[1], best[2]) if best is not None else None
 
 
-def faults(candidate: Candidate, holders: Holders) -> list[Finding]:
+def _chosen(place: Place, holders: Holders) -> list[_Near]:
+    """As many of the nearest devices as are missing; none when the node does not even have so many."""
+    near = [_near(place.ask, candidate, holders) for candidate in place.candidates[:MAX_CANDIDATES]]
+    if place.ask.count is None:
+        # "All" are those that match; what else is in their way has to go for each of them.
+        matching = [one for one in near if not any(finding.code in _SELECTORS for finding in one.findings)]
+        return matching or sorted(near, key=lambda one: one.distance)[:1]
+    missing = max(place.ask.count - place.fitting, 1)
+    return sorted(near, key=lambda one: one.distance)[:missing] if len(near) >= missing else []
+
+
+def _near(ask: AskSpec, candidate: Candidate, holders: Holders) -> _Near:
+    found = _faults(ask, candidate, holders)
+    distance = sum(_DISTANCE.get(finding.code, 4) for finding in found)
+    return _Near(candidate.device.name, found, distance)
+
+
+def _faults(ask: AskSpec, candidate: Candidate, holders: Holders) -> list[Finding]:
     """Everything that is in the device's way, not only what the allocator met first."""
-    ask, _, device, cause = candidate
+    device, cause = candidate
     found = list(selector_findings(ask, device))
     if device.held and not ask.admin_access:
         found.append(Finding("inUse", "in use", in_use_words(holders.claims(device.id), holders)))
@@ -75,7 +101,7 @@ def faults(candidate: Candidate, holders: Holders) -> list[Finding]:
     short = _capacity(ask.capacity, device)
     if short is not None:
         found.append(finding_of(ask, device, short, holders))
-    if isinstance(cause, CounterShort | ConstraintBroken | GateOff | NotOnNode):
+    if isinstance(cause, CounterShort | ConstraintBroken | GateOff | NotOnNode) or not found:
         found.append(finding_of(ask, device, cause, holders))
     return found
 
@@ -87,6 +113,24 @@ def _capacity(requests: Mapping[str, object], device: Device) -> Cause | None:
         return None
 
 
+def _miss(place: Place, chosen: list[_Near]) -> Miss:
+    sentences: dict[str, list[str]] = {}
+    for near in chosen:
+        for finding in near.findings:
+            sentences.setdefault(_sentence(finding), []).append(near.device)
+    several = len(chosen) > 1
+    return Miss(
+        device=listed([near.device for near in chosen], 8),
+        node=place.node,
+        request=place.ask.request,
+        faults=tuple(
+            f"{listed(devices)}: {text}" if several and len(devices) < len(chosen) else text
+            for text, devices in sentences.items()
+        ),
+        fix="; and ".join(dict.fromkeys(_fix(finding) for near in chosen for finding in near.findings)),
+    )
+
+
 def _sentence(finding: Finding) -> str:
     return f"{finding.message} ({finding.seen})" if finding.seen else finding.message
 
@@ -95,6 +139,8 @@ def _fix(finding: Finding) -> str:
     match finding.code:
         case "inUse":
             return f"end what uses it: {finding.seen}"
+        case "takenByThisPod":
+            return "ask for fewer devices in this pod"
         case "tainted":
             return "remove what the taint is about, or tolerate it in the request if the device is good enough"
         case "capacityShort":

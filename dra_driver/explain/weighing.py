@@ -19,8 +19,8 @@ from dra_driver.explain.objects import Wire, allocation_of, name_of
 from dra_driver.explain.subject import Subject, Wanted
 from dra_driver.kube.state import ClusterState
 
-MAX_DETAILED: Final = 500
-"""Nodes whose devices are looked at one by one; the verdict is about all nodes."""
+MAX_DETAILED: Final = 150_000
+"""Devices that are looked at one by one, over all nodes and requests; the verdict is about all of them."""
 
 _EMPTY: Final = Room()
 

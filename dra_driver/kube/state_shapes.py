@@ -4,7 +4,8 @@ Owns types of fields, as the API server would enforce them, for the parts that t
 passes. An API server's own answers need no check.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 Shape = Any
@@ -42,18 +43,18 @@ _RESULT: Final = {
     "consumedCapacity": _QUANTITIES,
 }
 _USER: Final = {"apiGroup": str, "resource": str, "name": str, "uid": str}
-_COUNTERS: Final = {str: {"value!": (str, int)}}
+_COUNTERS: Final = {str: {"value!": str}}
 _PLACEMENT: Final = {"nodeName": str, "allNodes": bool, "nodeSelector": _NODE_SELECTOR}
 _POLICY: Final = {
-    "default": (str, int),
-    "validValues": [(str, int)],
-    "validRange": {"min": (str, int), "max": (str, int), "step": (str, int)},
+    "default": str,
+    "validValues": [str],
+    "validRange": {"min": str, "max": str, "step": str},
 }
 _ATTRIBUTE: Final = {"int": int, "bool": bool, "string": str, "version": str}
 _DEVICE: Final = {
     "name!": str,
     "attributes": {str: _ATTRIBUTE},
-    "capacity": {str: {"value!": (str, int), "requestPolicy": _POLICY}},
+    "capacity": {str: {"value!": str, "requestPolicy": _POLICY}},
     "consumesCounters": [{"counterSet!": str, "counters": _COUNTERS}],
     "taints": [_TAINT],
     "allowMultipleAllocations": bool,
@@ -155,14 +156,58 @@ _WORDS: Final = {
 }
 
 
+Check = Callable[[Any], bool]
+
+
 def misfit(kind: str, item: Mapping[str, Any]) -> str:
     """What is wrong with the shape of an object of this kind, with the field's path; "" when it can be used."""
-    shape = {"metadata!": _METADATA, **_SHAPES.get(kind, {})}
-    problem = _misfit(item, shape, "")
-    if problem:
-        return problem
+    if not _check_of(kind)(item):
+        return _misfit(item, _shape_of(kind), "")
     metadata = item["metadata"]
     return "" if metadata.get("name") or metadata.get("generateName") else "metadata.name: missing, expected text"
+
+
+def _shape_of(kind: str) -> Shape:
+    return {"metadata!": _METADATA, **_SHAPES.get(kind, {})}
+
+
+@lru_cache(maxsize=32)
+def _check_of(kind: str) -> Check:
+    return _compiled(_shape_of(kind))
+
+
+def _compiled(shape: Shape) -> Check:
+    """Whether a value has the shape, and nothing about why not: a large cluster has millions of fields, all good."""
+    if isinstance(shape, list):
+        inner = _compiled(shape[0])
+        return lambda value: isinstance(value, list) and all(map(inner, value))
+    if not isinstance(shape, dict):
+        types = shape if isinstance(shape, tuple) else (shape,)
+        if bool in types:
+            return lambda value: isinstance(value, types)
+        return lambda value: isinstance(value, types) and value is not True and value is not False
+    if str in shape:
+        every = _compiled(shape[str])
+        return lambda value: (
+            isinstance(value, dict) and all(isinstance(name, str) and every(item) for name, item in value.items())
+        )
+    return _compiled_fields(
+        {name.removesuffix("!"): _compiled(inner) for name, inner in shape.items()},
+        [name.removesuffix("!") for name in shape if name.endswith("!")],
+    )
+
+
+def _compiled_fields(checks: Mapping[str, Check], required: list[str]) -> Check:
+    def check(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        for name, item in value.items():
+            known = checks.get(name)
+            if known is not None and item is not None and not known(item):
+                return False
+        return not required or all(value.get(name) is not None for name in required)
+
+    return check
 
 
 def _misfit(value: Any, shape: Shape, path: str) -> str:

@@ -86,9 +86,9 @@ def test_leaves_other_devices_alone(expression: str) -> None:
         (f"{A}.architecture > 1", "no such overload"),
         (f'{A}.driverVersion == "580.65.6"', "no such overload"),
         (f"{A}.architecture", "expected a bool"),
-        (f"quantity({A}.productName).isInteger()", "not a quantity"),
+        (f"quantity({A}.productName).isInteger()", "quantities must be"),
         (f"semver({A}.productName).major() == 1", "not a semantic version"),
-        (f'{A}.productName.matches("(")', "match error"),
+        (f'{A}.productName.matches("(" + {A}.type)', "error parsing regexp"),
         (f"[1, 2][{A}.index + 7] == 1", "index out of bounds"),
     ],
 )
@@ -111,29 +111,29 @@ def test_logic_absorbs_an_error_that_does_not_matter(expression: str) -> None:
     [
         ("", "syntax error"),
         ("device.driver ==", "syntax error"),
-        ("driver == 'x'", "1:1: undeclared reference to 'driver'"),
-        ("device.attribute['x'].y", "a device has no field 'attribute'"),
-        (f"{A}.architecture.lower() == 'hopper'", "undeclared reference to method 'lower'"),
-        ("quantities('1') == 1", "undeclared reference to function 'quantities'"),
-        ("[1].all(x, y > 0)", "undeclared reference to 'y'"),
-        (f"{A}.?profile.orValue('') == ''", r"optional access \.\? is not supported"),
-        ("device.attributes[?'x'].hasValue()", r"optional access \[\? is not supported"),
-        ("cel.bind(a, 1, a == 1)", r"cel.bind\(\) is not supported"),
-        ("sets.contains([1], [1])", r"sets.contains\(\) is not supported"),
-        ("Foo{a: 1} == 1", "message construction"),
+        ("driver == 'x'", "1:1: undeclared name 'driver', did you mean 'device.driver'"),
+        ("device.attribute['x'].y", "1:8: device has no field 'attribute', did you mean 'attributes'"),
+        (f"{A}.architecture.lower() == 'hopper'", "undeclared function 'lower'"),
+        ("quantities('1') == 1", "undeclared function 'quantities', did you mean 'quantity'"),
+        ("[1].all(x, y > 0)", "undeclared name 'y'"),
+        ("Foo{a: 1} == 1", "Foo is not the name of a message"),
+        (f"{A}.type.exists(x, x == 'gpu')", "cannot be iterated"),
+        (f"'%s'.format([{A}.type]) == 'gpu'", "%s cannot format a value of type any"),
+        (f"{A}.driverVersion > semver('1.0.0')", "cannot be applied to"),
+        ("[1, 'a'].size() == 2", "expected type int like the elements before, found string"),
+        ("int('x') == 1", "this can never be evaluated: type conversion error"),
+        ("'a'.matches('(')", "invalid argument of matches"),
+        ("9223372036854775808 > 0", "does not fit a signed 64-bit integer"),
+        ("1 == 1.0", "cannot be applied to"),
+        ("1", "a selector must be a bool"),
         ("'" + "x" * MAX_LENGTH + "' == ''", "too long"),
-        ("(" * 400 + "true" + ")" * 400, "nested too deeply"),
+        ("(" * 400 + "true" + ")" * 400, "nested more than 250 levels"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_device(expression: str, what: str) -> None:
     """Mistakes are found when the object is written, with the place where they are."""
     with pytest.raises(CelSyntaxError, match=what):
         compile_selector(expression)
-
-
-def test_question_marks_in_texts_are_texts() -> None:
-    """Only optional access is refused, not a string or pattern that looks like it."""
-    assert selects(f"{A}.productName.matches('.?100') && '[?' != \"\\\".?\"")
 
 
 def test_long_conditions_work() -> None:
@@ -147,7 +147,7 @@ def test_hostile_loops_end() -> None:
     bomb = "true"
     for name in "abcdef":
         bomb = f"{numbers}.all({name}, {bomb})"
-    with pytest.raises(CelEvaluationError, match="too many steps"):
+    with pytest.raises(CelEvaluationError, match="cost limit exceeded"):
         selects(bomb)
 
 
@@ -170,7 +170,14 @@ def test_programs_are_shared_between_threads() -> None:
 
 def test_malformed_devices_are_refused() -> None:
     """A value that the API server would refuse is named, not skipped."""
-    with pytest.raises(ValueError, match="attribute a has none of the known types"):
-        DeviceView("x", {"attributes": {"a": {"float": 1.0}}})
+    unreadable = DeviceView("x", {"attributes": {"a": {"ints": [1]}}})
+    with pytest.raises(CelEvaluationError, match="attribute a: unsupported attribute value of type ints"):
+        compile_selector("true").evaluate(unreadable)
     with pytest.raises(ValueError, match="not a quantity"):
         DeviceView("x", {"capacity": {"a": {"value": "much"}}})
+
+
+@pytest.mark.parametrize("key", ["[1]", "{1: 2}", "optional.of(1)"])
+def test_odd_keys_are_keys(key: str) -> None:
+    """A key that equals nothing else is kept, and never found."""
+    assert selects(f"{{{key}: 1}}.size() == 1")

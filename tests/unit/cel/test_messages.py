@@ -1,0 +1,47 @@
+"""What a person sees when an expression does not compile."""
+
+import pytest
+
+from dra_driver.cel import compile_selector
+from dra_driver.errors import CelSyntaxError
+
+
+def complaint(expression: str) -> CelSyntaxError:
+    with pytest.raises(CelSyntaxError) as caught:
+        compile_selector(expression)
+    return caught.value
+
+
+def test_the_caret_points_at_the_place() -> None:
+    """Line and column are attributes, and the text shows the line with a caret under the place."""
+    error = complaint('device.driver == "x" &&\n  device.drivr == "y"')
+    assert (error.line, error.column) == (2, 10)
+    assert error.caret == '  |   device.drivr == "y"\n  |          ^'
+    assert str(error).endswith(error.caret)
+    assert error.problem == "device has no field 'drivr', did you mean 'driver'?"
+
+
+def test_a_syntax_error_says_what_was_expected() -> None:
+    """The parser names what could have come instead."""
+    assert (
+        complaint('device.attributes["x".a').problem
+        == "syntax error at the end of the expression: expected an operator or ']'"
+    )
+
+
+def test_a_single_equals_sign_is_explained() -> None:
+    """The commonest slip has its own sentence."""
+    assert "write == to compare" in complaint('device.driver = "x"').problem
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    """A caret at the end of ten thousand characters would help nobody."""
+    error = complaint("true || " * 1000 + "flase")
+    assert "flase" in error.caret
+    assert max(map(len, error.caret.split("\n"))) < 200
+
+
+@pytest.mark.parametrize("expression", ["", "   ", "// only a comment"])
+def test_nothing_is_no_expression(expression: str) -> None:
+    """An empty selector is a mistake, not a match."""
+    assert "expected an operand" in complaint(expression).problem
