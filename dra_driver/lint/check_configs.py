@@ -1,6 +1,6 @@
 """Rules for opaque parameters: what this driver would refuse, and what would never reach it.
 
-Owns DRA035 to DRA037. The parameters are decoded by the code that the driver runs (``config.parameters``).
+Owns DRA035 to DRA037 and DRA039. The parameters are decoded by the code that the driver runs (``config.parameters``).
 """
 
 import json
@@ -67,6 +67,10 @@ class ConfigChecker:
         except ValueError as error:
             self._reporter.add("DRA035", manifest, parameters, f"the parameters {error}")
             return
+        if (wish := decoded.asks_for) is not None:
+            message = f"this version of the driver does not apply {wish}, and refuses to prepare the claim"
+            spot = parameters.get("sharing") or parameters
+            self._reporter.add("DRA039", manifest, spot, message, hint="leave the sharing section out")
         wanted = _TYPE_OF_KIND[decoded.kind]
         types = {_type(device.wire) for info in classes for device in info.devices if device.driver == DRIVER}
         if types and wanted not in types:

@@ -48,7 +48,8 @@ class MatchChecker:
             return
         if not self._guarded(manifest, chain, manifest.spot, subject="class"):
             return
-        self._devices(manifest, chain, self._scope.devices)
+        # A class for hardware that a cluster does not have yet is no mistake, so only the catalog has to have it.
+        self._devices(manifest, chain, self._scope.devices, of_cluster=False)
 
     def request(self, manifest: Manifest, spot: Spot, chain: Sequence[Selector], of_class: ClassInfo | None) -> None:
         """Rules for the selectors of a request, which see only what the class lets through."""
@@ -58,6 +59,10 @@ class MatchChecker:
             inherited = ask(of_class.selectors, [FOREIGN])[0].verdict == "fails"
             if not inherited and not self._guarded(manifest, [*of_class.selectors, *chain], spot, subject="request"):
                 return
+        if self._scope.cluster_devices and not any(device.nodes for device in of_class.devices):
+            where = spot.get("deviceClassName") or spot
+            message = f"no device of the cluster is of DeviceClass {of_class.name}"
+            self._reporter.add("DRA018", manifest, where, message)
         if chain and of_class.devices:
             self._devices(manifest, chain, of_class.devices)
         if spot.string("allocationMode") == "All":
@@ -112,7 +117,9 @@ class MatchChecker:
                 hint = "put it first: what follows is then not even looked at for other drivers' devices"
                 self._reporter.add("DRA014", manifest, item.spot, message, hint=hint, offset=offset)
 
-    def _devices(self, manifest: Manifest, chain: Sequence[Selector], devices: Sequence[KnownDevice]) -> None:
+    def _devices(
+        self, manifest: Manifest, chain: Sequence[Selector], devices: Sequence[KnownDevice], *, of_cluster: bool = True
+    ) -> None:
         answers = ask(chain, devices)
         failing = [answer for answer in answers if answer.verdict == "fails"]
         if failing:
@@ -126,7 +133,7 @@ class MatchChecker:
             return  # about a driver whose devices are not known
         traps = _traps(real)
         if any(answer.verdict == "yes" for answer in real):
-            self._partly(manifest, real, traps)
+            self._partly(manifest, real if of_cluster else [], traps)
         else:
             self._none(manifest, real, traps)
 

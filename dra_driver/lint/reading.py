@@ -43,21 +43,25 @@ class Trouble:
 
 
 class _Broken(Exception):  # noqa: N818 - ends the reading of one document
-    def __init__(self, mark: Any, message: str) -> None:
+    """``last``: not even later documents are read."""
+
+    def __init__(self, mark: Any, message: str, *, last: bool = False) -> None:
         super().__init__(message)
         self.mark = mark
+        self.last = last
 
 
 def read(text: str, complain: Callable[[Trouble], None]) -> Iterator[Node]:
     """The documents of a text, in order; empty ones are left out. What is wrong goes to ``complain``."""
     offset = lines = 0
+    last = False
     for _ in range(_MAX_ERRORS):
         reader = _Reader(offset, lines, complain)
         try:
             yield from reader.documents(text[offset:] if offset else text)
         except _Broken as error:
             place = _place(error.mark)
-            message = str(error)
+            message, last = str(error), error.last
         except yaml.YAMLError as error:
             place = _place(getattr(error, "problem_mark", None) or getattr(error, "context_mark", None))
             message = _sentence(error)
@@ -67,7 +71,7 @@ def read(text: str, complain: Callable[[Trouble], None]) -> Iterator[Node]:
         else:
             return
         complain(Trouble(lines + place[0] + 1, place[1] + 1, message))
-        following = _next_document(text, offset, place[0])
+        following = None if last else _next_document(text, offset, place[0])
         if following is None:
             return
         lines += text.count("\n", offset, following)
@@ -153,7 +157,7 @@ class _Reader:
     def _new(self, kind: Any, event: Any) -> Node:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise _Broken(event.start_mark, f"more than {MAX_NODES} values in one file")
+            raise _Broken(event.start_mark, f"more than {MAX_NODES} values in one file", last=True)
         mark = event.start_mark
         return Node(kind, self._lines + mark.line + 1, mark.column + 1, self._offset + mark.index)
 

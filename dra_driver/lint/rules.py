@@ -54,6 +54,7 @@ _ALL: Final = (
     Rule("DRA036", "parameters-unused", "warning", "Parameters for a driver whose devices are not requested."),
     Rule("DRA037", "parameters-of-wrong-kind", "error", "Parameters for another type of device."),
     Rule("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
+    Rule("DRA039", "parameters-not-applied", "warning", "Parameters that this version of the driver does not apply."),
     # Pods
     Rule("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined here."),
     Rule("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),

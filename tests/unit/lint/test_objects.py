@@ -45,6 +45,7 @@ GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
         (config(f"{{{GPU_CONFIG}, sharing: {{strategy: mps}}}}"), "DRA035"),
         (config("{a: b}", driver="nic.example.com"), "DRA036"),
         (config("{apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig}", requests="gpu"), "DRA037"),
+        (config(f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"), "DRA039"),
         (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}"), "DRA038"),
         (pod(USES), "DRA050"),
         (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu}, {name: other}]"), "DRA051"),

@@ -10,7 +10,7 @@ from dra_driver.lint import lint
 from dra_driver.lint.known import catalog_only
 from dra_driver.lint.nodes import plain
 from dra_driver.lint.places import line_and_column, offset_in_text
-from dra_driver.lint.reading import MAX_DEPTH, Trouble, read
+from dra_driver.lint.reading import MAX_DEPTH, MAX_NODES, Trouble, read
 from dra_driver.lint.sources import MAX_FILE_BYTES, Source, collect
 from tests.unit.lint.helpers import one, rules
 
@@ -90,6 +90,12 @@ def test_documents_after_a_broken_one_are_still_read() -> None:
     documents, troubles = trees("a: 1\n---\nb: [\n---\nc: 3\n---\nd: }\n---\ne: 5\n")
     assert documents == [{"a": 1}, {"c": 3}, {"e": 5}]
     assert [trouble.line for trouble in troubles] == [4, 7]
+
+
+def test_too_many_values_end_the_reading_of_a_file() -> None:
+    documents, troubles = trees("a: 1\n---\n[" + "x," * MAX_NODES + "]\n---\nb: 2\n")
+    assert documents == [{"a": 1}]
+    assert [trouble.message for trouble in troubles] == [f"more than {MAX_NODES} values in one file"]
 
 
 def test_duplicate_keys_are_found_with_their_place() -> None:

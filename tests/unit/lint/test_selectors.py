@@ -130,6 +130,15 @@ def test_with_a_cluster_its_devices_decide() -> None:
     assert findings(selecting(f"{D}.productName == 'NVIDIA L4'"), known) == []
 
 
+def test_a_class_without_devices_in_the_cluster_is_wrong_only_where_it_is_used() -> None:
+    whole = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}}}
+    mine = device_class(f"{GUARD} && {D}.type == 'mig'")
+    known = of_cluster(ClusterState(slices=[wire_slice("n1", [whole])], classes=[_gpu_class()]))
+    assert findings(mine, known) == []
+    found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
+    assert found.message == "no device of the cluster is of DeviceClass mine"
+
+
 def test_all_over_32_devices() -> None:
     everything = template("- {name: a, exactly: {deviceClassName: mig.nvidia.com, allocationMode: All}}")
     assert one(everything, "DRA031").severity == "warning"
