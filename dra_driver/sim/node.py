@@ -11,12 +11,12 @@ import shutil
 import threading
 from pathlib import Path
 
+from dra_driver.allocation.pod_fit import MAX_PODS
 from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.kubelet import FakeKubelet
 from dra_driver.sim.loop import Loop
-from dra_driver.sim.node_fit import MAX_PODS
 from dra_driver.sim.objects import is_finished, uid
 from dra_driver.sim.pod_worker import PodHost, PodWorker
 from dra_driver.sim.recorder import Recorder

@@ -14,12 +14,12 @@ from time import monotonic
 
 from dra_driver.allocation import Allocator
 from dra_driver.allocation.nodes import node_matches
+from dra_driver.allocation.pod_fit import Room, rooms, why_not
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.state import Change
 from dra_driver.sim.loop import Loop
-from dra_driver.sim.node_fit import why_not
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
 from dra_driver.sim.recorder import Recorder
 from dra_driver.sim.store import Store
@@ -56,7 +56,10 @@ class _View:
 
     nodes: Sequence[Obj]
     allocator: Allocator
-    pods_on: Counter[str] = field(default_factory=Counter)
+    rooms: dict[str, Room] = field(default_factory=dict)
+
+    def room(self, node: Obj) -> Room:
+        return self.rooms.get(node["metadata"]["name"]) or Room()
 
 
 class Scheduler:
@@ -157,7 +160,7 @@ class Scheduler:
         return _View(
             nodes=[record.obj for record in self._store.read_all(NODES)[0]],
             allocator=Allocator(slices=slices, classes=classes, allocated=claims),
-            pods_on=Counter(str(dig(pod, "spec", "nodeName")) for pod in pods if not is_finished(pod)),
+            rooms=rooms(pods),
         )
 
     def _claims(self, pod: Obj) -> list[Obj]:
@@ -187,11 +190,9 @@ class Scheduler:
     ) -> tuple[str, Sequence[Obj]]:
         """The node with the fewest pods of those that fit, and the allocations there."""
         reasons: Counter[str] = Counter()
-        for node in sorted(
-            view.nodes, key=lambda item: (view.pods_on[item["metadata"]["name"]], item["metadata"]["name"])
-        ):
+        for node in sorted(view.nodes, key=lambda item: (view.room(item).pods, item["metadata"]["name"])):
             name = node["metadata"]["name"]
-            reason = why_not(pod, node, view.pods_on[name])
+            reason = why_not(pod, node, view.room(node))
             if not reason and not all(_reachable(claim, node) for claim in claims):
                 reason = "resourceclaim not available on the node"
             if not reason:
