@@ -126,8 +126,8 @@ def _count_devices(
     short = []
     for ask in asks:
         causes = observed.causes.get((ask.claim, ask.request))
-        if causes is None and devices:
-            continue  # the search did not get so far
+        if causes is None and len(devices) >= (ask.count or 1):
+            continue  # nothing was turned down, or the search did not get so far
         findings, candidates = [], []
         for identity, cause in (causes or {}).items():
             device = devices.get(identity)

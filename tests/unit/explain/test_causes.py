@@ -1,0 +1,212 @@
+"""Causes outside of allocation, each with the object to look at."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.explain import claim_subject, explain, pod_subject
+from dra_driver.explain.report import Answer
+from dra_driver.kube.state import ClusterState
+from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, node, resource_slice
+from tests.unit.explain.clusters import A, a100, cluster, codes, held, pod, said, template
+
+
+def _bound(**status: Any) -> dict[str, Any]:
+    return pod(claim="c", nodeName="a", status={"phase": "Pending", **status})
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "code"),
+    [
+        (cluster(), pod(template="t"), "templateMissing"),
+        (cluster(), pod(claim="c"), "claimMissing"),
+        (cluster(templates=[template("t")], classes=[]), pod(template="t"), "classMissing"),
+        (cluster(templates=[template("t")], slices=[]), pod(template="t"), "noSlices"),
+        (cluster(templates=[template("t")], nodes=[]), pod(template="t"), "noNodes"),
+        (
+            cluster(templates=[template("t")], classes=[device_class(expression='device.driver == "other.example"')]),
+            pod(template="t"),
+            "driverSilent",
+        ),
+        (cluster(claims=[held("c", on="a", deletionTimestamp="now")]), pod(claim="c"), "claimDeleted"),
+        (
+            cluster(claims=[held("c", "gpu-0", on="a", users=tuple(f"p{i}" for i in range(256)))]),
+            pod(claim="c"),
+            "claimFull",
+        ),
+        (
+            cluster(claims=[held("c", on="a")]),
+            pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]}),
+            "claimNotOwned",
+        ),
+        (
+            cluster(),
+            pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gone"}]}),
+            "claimMissing",
+        ),
+        (
+            cluster(templates=[template("t")]),
+            pod(template="t", schedulingGates=[{"name": "example.com/hold"}]),
+            "schedulingGates",
+        ),
+        (
+            cluster(templates=[template("t")]),
+            pod(template="t", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]),
+            "volumeWaiting",
+        ),
+        (cluster(templates=[template("t", exactly("gpu", f"{A}.nosuch == 1"))]), pod(template="t"), "celError"),
+        (cluster(templates=[template("t", exactly("gpu", "device.driver =="))]), pod(template="t"), "celError"),
+        (cluster(templates=[template("t", exactly(count=33))]), pod(template="t"), "notWeighable"),
+        (
+            cluster(),
+            pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "1"}}}]),
+            "resourceUnknown",
+        ),
+    ],
+)
+def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
+    """The verdict is the cause's own sentence, so that nobody looks for devices in vain."""
+    report = said(state, wanted)
+    assert report.verdict.answer is Answer.CANNOT_FIT
+    assert codes(report)[0] == code
+    cause = next(cause for cause in report.causes if cause.code == code)
+    assert cause.message in report.verdict.sentence
+
+
+@pytest.mark.parametrize(("mode", "answer"), [("WaitForFirstConsumer", Answer.FITS), ("Immediate", Answer.CANNOT_FIT)])
+def test_a_volume_that_waits_for_the_pod_is_no_obstacle(mode: str, answer: Answer) -> None:
+    state = cluster(
+        templates=[template("t")],
+        pvcs=[{"metadata": {"name": "data", "namespace": "default"}, "spec": {"storageClassName": "s"}}],
+        storage_classes=[{"metadata": {"name": "s"}, "volumeBindingMode": mode}],
+    )
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    assert said(state, pod(template="t", volumes=volumes)).verdict.answer is answer
+
+
+def test_plain_resources_are_no_device_matter() -> None:
+    """CPU of pods that are there counts; finished ones do not."""
+    big = [{"name": "main", "resources": {"requests": {"cpu": "3"}}}]
+    nodes = [{**node("a"), "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "110"}}}]
+    others = [pod("other", nodeName="a", containers=big, status={"phase": "Running"})]
+    state = cluster(nodes=nodes, templates=[template("t")], pods=others)
+    report = said(state, pod(template="t", containers=big))
+    assert report.verdict.sentence.startswith("cannot fit: not a device matter: 1 Insufficient cpu")
+    others[0]["status"] = {"phase": "Succeeded"}
+    assert said(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
+
+
+def test_claims_hold_a_pod_to_the_node_of_their_devices() -> None:
+    """A claim that somebody else uses stays where it is."""
+    state = cluster(claims=[held("c", "gpu-0", on="a", users=("other",))])
+    report = said(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
+    assert report.verdict.answer is Answer.CANNOT_FIT
+    assert said(state, pod(claim="c")).fitting_nodes == ("a",)
+
+
+def test_a_claim_that_nobody_uses_is_allocated_anew() -> None:
+    """The scheduler takes its devices back when they keep the pod from every node."""
+    state = cluster(claims=[held("c", "gpu-0", on="a")])
+    state.nodes[0]["spec"] = {"unschedulable": True}  # type: ignore[index]
+    report = said(state, pod(claim="c"))
+    assert report.fitting_nodes == ("b",)
+    assert "is allocated anew" in report.notes[0]
+
+
+def test_extended_resources_are_weighed_as_the_claim_they_become() -> None:
+    state = cluster(classes=[device_class("gpu")])
+    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"  # type: ignore[index]
+    for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
+        few = pod(containers=[{"name": "main", "resources": {"limits": {resource: "2"}}}])
+        assert said(state, few).verdict.nodes_fit == 2
+        many = pod(containers=[{"name": "main", "resources": {"limits": {resource: "5"}}}])
+        assert said(state, many).requests[0].request == "container-0-request-0"
+
+
+def test_a_device_plugin_on_the_node_wins_over_devices() -> None:
+    state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
+    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"  # type: ignore[index]
+    two = pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "2"}}}])
+    assert said(state, two).nodes[0].message == "Insufficient example.com/gpu"
+
+
+def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
+    """What kubectl apply noted about the object tells what its author wrote."""
+    applied = template("t", exactly(capacity={"requests": {"memory": "1Gi"}}))
+    stored = template("t", exactly())
+    stored["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
+    report = said(cluster(templates=[stored]))
+    (cause,) = report.causes
+    assert cause.code == "gateOff"
+    assert "spec.spec.devices.requests[0].exactly.capacity" in cause.message
+    assert "DRAConsumableCapacity" in cause.message
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "code"),
+    [
+        (cluster(claims=[claim("c")]), _bound(), "claimNotAllocated"),
+        (cluster(claims=[held("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
+        (
+            cluster(
+                claims=[held("c", "gpu-0", on="a", users=("train",))],
+                events=[
+                    {
+                        "reason": "FailedPrepareDynamicResources",
+                        "message": "DRA driver gpu.nvidia.com is not registered",
+                        "involvedObject": {"kind": "Pod", "name": "train", "namespace": "default"},
+                    }
+                ],
+            ),
+            _bound(),
+            "prepareFailing",
+        ),
+    ],
+)
+def test_a_pod_on_its_node_is_followed_further(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
+    report = said(state, wanted)
+    assert report.verdict.answer is Answer.PLACED
+    assert codes(report) == [code]
+
+
+def test_a_driver_that_has_gone_from_the_pods_node_is_told() -> None:
+    state = cluster(claims=[held("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))])
+    assert [str(cause.code) for cause in said(state, _bound()).causes] == ["driverNotOnNode"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "answer"), [("Running", Answer.RUNNING), ("Succeeded", Answer.FINISHED), ("Pending", Answer.PLACED)]
+)
+def test_what_is_past_scheduling_is_not_weighed(phase: str, answer: Answer) -> None:
+    state = cluster(claims=[held("c", "gpu-0", on="a", users=("train",))])
+    assert said(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
+
+
+def test_a_claim_alone_is_weighed_or_says_what_it_holds() -> None:
+    state = cluster(claims=[claim("waits"), held("has", "gpu-0", on="a", users=("p",))])
+    assert explain(state, claim_subject(state, "default", "waits")).verdict.answer is Answer.FITS
+    report = explain(state, claim_subject(state, "default", "has"))
+    assert report.verdict.sentence == f"holds gpu-0 of a/{DRIVER}; reserved for p"
+
+
+def test_what_is_not_there_is_an_error_that_names_the_namespace() -> None:
+    with pytest.raises(ConfigurationError, match="no pod nobody in namespace default"):
+        pod_subject(cluster(), "default", "nobody")
+    with pytest.raises(ConfigurationError, match="no node nowhere"):
+        said(cluster(templates=[template("t")]), node="nowhere")
+
+
+def test_the_schedulers_word_wins_where_our_rules_end() -> None:
+    message = "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."
+    waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+    report = said(cluster(templates=[template("t")]), pod(template="t", status=waits))
+    assert codes(report) == ["notWeighed"]
+    assert message in report.verdict.sentence
+    assert report.scheduler == message
+
+
+def test_a_list_that_could_not_be_read_is_not_taken_for_an_empty_one() -> None:
+    state = cluster(gaps=["resourceslices: forbidden"], slices=[], templates=[template("t")])
+    assert "resourceslices: forbidden" in said(state).verdict.sentence

@@ -1,0 +1,205 @@
+"""Why devices fell away: each of the allocator's reasons in words, counted, with what was seen."""
+
+from dra_driver.explain.report import Answer
+from dra_driver.explain.text import render
+from tests.fakes.dra_objects import DRIVER, device_class, exactly, resource_slice
+from tests.unit.explain.clusters import MEMORY, A, a100, cluster, codes, h100, held, pod, said, template
+
+
+def test_a_pod_that_fits_names_the_nodes() -> None:
+    report = said(cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))]))
+    assert report.verdict.answer is Answer.FITS
+    assert report.verdict.sentence == "fits on 1 of 2 nodes"
+    assert report.fitting_nodes == ("b",)
+
+
+def test_the_clause_to_blame_is_named_with_the_value_seen() -> None:
+    """Of ``a && b`` only the part that is false is shown, and what the device has instead."""
+    expression = f'{A}.productName == "H100" && {MEMORY}.compareTo(quantity("100Gi")) >= 0'
+    report = said(cluster(templates=[template("t", exactly("gpu", expression))]))
+    (ask,) = report.requests
+    assert [(reason.code, reason.devices) for reason in ask.reasons] == [("requestSelector", 4), ("requestSelector", 2)]
+    assert ask.reasons[0].message == f'selector, clause 1 of 2: {A}.productName == "H100"'
+    assert ask.reasons[0].seen == ("productName = A100 (4 devices)",)
+    assert ask.reasons[1].seen == ("memory = 80Gi (2 devices)",)
+    assert report.nearest_miss is not None
+    assert (report.nearest_miss.node, report.nearest_miss.device) == ("b", "gpu-0")
+
+
+def test_class_selectors_are_told_from_the_requests_own() -> None:
+    other = device_class("mig", expression=f'device.driver == "{DRIVER}" && {A}.type == "mig"')
+    report = said(cluster(classes=[other], templates=[template("t", exactly(deviceClassName="mig"))]))
+    (reason,) = report.requests[0].reasons
+    assert reason.code == "classSelector"
+    assert reason.seen == ("type = gpu (6 devices)",)
+
+
+def test_a_missing_attribute_is_said_to_be_missing() -> None:
+    expression = f'has({A}.fabric) && {A}.fabric == "x"'
+    report = said(cluster(templates=[template("t", exactly("gpu", expression))]))
+    assert report.requests[0].reasons[0].seen == ("fabric is not there (6 devices)",)
+
+
+def test_devices_in_use_name_the_claim_and_its_pods() -> None:
+    claims = [held("one", "gpu-0", on="b", users=("p",)), held("two", "gpu-1", on="b")]
+    wanted = exactly("gpu", f'{A}.productName == "H100"')
+    report = said(cluster(claims=claims, templates=[template("t", wanted)]))
+    reason = report.requests[0].reasons[1]
+    assert (reason.code, reason.devices) == ("inUse", 2)
+    assert reason.seen == ("default/one (pod p)", "default/two (no pod)")
+    assert "2 devices would suit request gpu: 2 in use" in report.verdict.sentence
+
+
+def test_a_busy_device_that_would_not_have_suited_counts_under_its_selector() -> None:
+    """That an A100 is busy is beside the point for somebody who asks for an H900."""
+    wanted = exactly("gpu", f'{A}.productName == "H900"')
+    report = said(cluster(claims=[held("one", "gpu-0", on="a")], templates=[template("t", wanted)]))
+    assert codes(report) == ["requestSelector"]
+
+
+def test_taints_are_shown_and_tolerated() -> None:
+    bad = {"key": "xid", "value": "79", "effect": "NoSchedule"}
+    slices = [resource_slice("a", a100(0, taints=[bad]))]
+    refused = said(cluster(slices=slices, templates=[template("t")]))
+    assert refused.requests[0].reasons[0].message == "taint xid=79:NoSchedule that the request does not tolerate"
+    wanted = exactly(tolerations=[{"key": "xid", "operator": "Exists"}])
+    assert said(cluster(slices=slices, templates=[template("t", wanted)])).verdict.answer is Answer.FITS
+
+
+def test_taints_of_rules_count_as_devices_own() -> None:
+    taint = {"key": "k", "effect": "NoSchedule"}
+    rule = {
+        "metadata": {"name": "r"},
+        "spec": {
+            "deviceSelector": {"driver": DRIVER, "device": "gpu-0"},
+            "taint": {"key": "k", "effect": "NoSchedule"},
+        },
+    }
+    report = said(
+        cluster(
+            slices=[resource_slice("a", a100(0), a100(1))],
+            taint_rules=[rule],
+            templates=[template("t", exactly(count=2))],
+        )
+    )
+    assert [(reason.code, reason.devices) for reason in report.requests[0].reasons] == [("tainted", 1)]
+
+
+def _partitioned(*sizes: str) -> list[dict[str, object]]:
+    counters = resource_slice("a", count=2, name="counters")
+    del counters["spec"]["devices"]
+    counters["spec"]["sharedCounters"] = [{"name": "gpu-0", "counters": {"memory": {"value": "40Gi"}}}]
+    parts = [
+        a100(index, consumesCounters=[{"counterSet": "gpu-0", "counters": {"memory": {"value": size}}}])
+        for index, size in enumerate(sizes)
+    ]
+    return [counters, resource_slice("a", *parts, count=2, name="devices")]
+
+
+def test_a_short_counter_says_by_how_much_and_who_has_the_rest() -> None:
+    slices = _partitioned("20Gi", "30Gi")
+    report = said(
+        cluster(slices=slices, claims=[held("one", "gpu-0", on="a", users=("p",))], templates=[template("t")])
+    )
+    reason = report.requests[0].reasons[-1]
+    assert reason.code == "counterShort"
+    assert reason.seen == ("gpu-0: memory short by 10Gi (30Gi needed, 20Gi left), used by gpu-0 of default/one",)
+
+
+def test_capacity_that_is_left_is_told() -> None:
+    shared = {**a100(0), "allowMultipleAllocations": True}
+    claim = held("one", "gpu-0", on="a")
+    claim["status"]["allocation"]["devices"]["results"][0] |= {"shareID": "1", "consumedCapacity": {"memory": "30Gi"}}
+    wanted = exactly(capacity={"requests": {"memory": "16Gi"}})
+    report = said(cluster(slices=[resource_slice("a", shared)], claims=[claim], templates=[template("t", wanted)]))
+    (reason,) = report.requests[0].reasons
+    assert (reason.code, reason.seen) == ("capacityShort", ("gpu-0 has 10Gi free",))
+
+
+def test_constraints_name_attribute_and_values() -> None:
+    apart = [a100(index) for index in range(2)]
+    for index, device in enumerate(apart):
+        device["attributes"]["root"] = {"string": f"r{index}"}
+    wanted = template("t", exactly(count=2), constraints=[{"matchAttribute": f"{DRIVER}/root"}])
+    report = said(cluster(slices=[resource_slice("a", *apart)], templates=[wanted]))
+    (reason,) = report.requests[0].reasons
+    assert reason.code == "constraint"
+    assert f"matchAttribute {DRIVER}/root" in reason.message
+    assert "r1, while the chosen device has r0" in reason.seen[0]
+
+
+def test_pools_that_do_not_count_are_named() -> None:
+    report = said(cluster(slices=[resource_slice("a", a100(0), count=2)], templates=[template("t")]))
+    assert report.verdict.answer is Answer.CANNOT_FIT
+    (cause,) = report.causes
+    assert cause.code == "poolUnusable"
+    assert "incomplete: 1 of 2 slices" in cause.message
+
+
+def test_too_few_on_each_node_although_the_sum_would_do() -> None:
+    report = said(cluster(templates=[template("t", exactly(count=5))]))
+    assert report.requests[0].nodes_short == 2
+    assert "6 left where 5 are wanted on one node" in report.verdict.sentence
+
+
+def test_requests_that_fit_alone_and_not_together() -> None:
+    """Two requests of one claim never share a device."""
+    wanted = template("t", exactly("one", count=3), exactly("two", count=3))
+    report = said(cluster(templates=[wanted]))
+    assert report.verdict.answer is Answer.CANNOT_FIT
+    assert {ask.request for ask in report.requests} <= {"one", "two"}
+
+
+def test_every_alternative_of_first_available_is_accounted_for() -> None:
+    ways = [
+        {
+            "name": name,
+            "deviceClassName": DRIVER,
+            "selectors": [{"cel": {"expression": f'{A}.productName == "{name}"'}}],
+        }
+        for name in ("B200", "B300")
+    ]
+    report = said(cluster(templates=[template("t", {"name": "gpu", "firstAvailable": ways})]))
+    assert [ask.request for ask in report.requests] == ["gpu/b200", "gpu/b300"]
+
+
+def test_the_nearest_miss_is_as_many_devices_as_are_missing() -> None:
+    claims = [held("one", "gpu-0", "gpu-1", on="a"), held("two", "gpu-0", on="b")]
+    report = said(cluster(claims=claims, templates=[template("t", exactly(count=2, name="gpu"))] * 1))
+    assert report.verdict.answer is Answer.FITS  # two are free on a
+    report = said(cluster(claims=claims, templates=[template("t", exactly(count=4))]))
+    assert report.nearest_miss is not None
+    assert (report.nearest_miss.node, report.nearest_miss.device) == ("a", "gpu-0, gpu-1")
+
+
+def test_a_node_whose_devices_would_do_is_the_nearest_miss() -> None:
+    state = cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))])
+    state.nodes[1]["spec"] = {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}  # type: ignore[index]
+    report = said(state)
+    assert report.nearest_miss is not None
+    assert report.nearest_miss.node == "b"
+    assert [reason.by_devices for reason in report.nodes] == [False, True]
+
+
+def test_one_node_in_detail_lists_every_device() -> None:
+    report = said(cluster(claims=[held("one", "gpu-0", on="b")], templates=[template("t")]), node="b")
+    assert report.node is not None
+    assert [(line.device, line.code) for line in report.node.devices] == [("gpu-0", "inUse"), ("gpu-1", "given")]
+    assert report.node.allocation == ("gpu=gpu-1",)
+
+
+def test_many_devices_stay_one_screen() -> None:
+    count = 20
+    devices = [h100(index) for index in range(64)]
+    slices = [resource_slice(f"n{number}", *devices) for number in range(count)]
+    nodes = [{"metadata": {"name": f"n{number}"}} for number in range(count)]
+    wanted = exactly("gpu", f'{A}.productName == "A100"')
+    text = render(said(cluster(nodes=nodes, slices=slices, templates=[template("t", wanted)])))
+    assert len(text.splitlines()) < 30
+    assert f"{count * 64} devices looked at" in text
+
+
+def test_text_of_objects_cannot_move_the_cursor() -> None:
+    state = cluster(templates=[template("t")], slices=[])
+    text = render(said(state, pod("evil\x1b[2J", template="t")))
+    assert "\x1b" not in text
