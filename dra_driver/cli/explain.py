@@ -71,7 +71,7 @@ def _of_target(args: argparse.Namespace) -> Any:
 
 def _of_manifests(args: argparse.Namespace) -> list[Any]:
     from dra_driver.explain import explain, explain_pods
-    from dra_driver.explain.manifests import in_namespace, pods_in
+    from dra_driver.explain.manifests import pods_in
     from dra_driver.explain.subject import subject_of_claim
     from dra_driver.kube.state import with_objects
     from dra_driver.kube.state_file import flat, objects_of, read_documents
@@ -82,9 +82,7 @@ def _of_manifests(args: argparse.Namespace) -> list[Any]:
         for file in files_in(name):
             found = list(flat(list(read_documents(file, text_of(name))), str(file)))
             documents += found
-            objects += in_namespace(
-                objects_of([item for item in found if item.get("kind") != "Pod"], str(file)), namespace
-            )
+            objects += objects_of([item for item in found if item.get("kind") != "Pod"], str(file), namespace)
     where = ", ".join(args.filename)
     pods = pods_in(documents, namespace, where)
     state = with_objects(state_of(args), objects)

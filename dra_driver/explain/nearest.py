@@ -138,6 +138,8 @@ def _sentence(finding: Finding) -> str:
 def _fix(finding: Finding) -> str:
     match finding.code:
         case "inUse":
+            if "(no pod)" in finding.seen:
+                return f"delete the claim if nobody needs it: {finding.seen}"
             return f"end what uses it: {finding.seen}"
         case "takenByThisPod":
             return "ask for fewer devices in this pod"

@@ -84,16 +84,17 @@ class Reader(Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
-def read_cluster(rest: Reader, namespace: str | None = None) -> ClusterState:
+def read_cluster(rest: Reader, namespace: str | None = None, *, only: Sequence[str] = ()) -> ClusterState:
     """The state of a live cluster, paged, each kind by itself: kinds are not of the very same moment.
 
     With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from
-    everywhere unless that is forbidden. A kind that is not served or forbidden becomes a gap. Raises
-    KubernetesApiError when the server cannot be reached or refuses the credentials.
+    everywhere unless that is forbidden. ``only`` names the fields that are read, the others stay empty. A kind that is
+    not served or forbidden becomes a gap. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)
-    read: dict[str, Any] = {kind.field: _read(rest, kind, namespace, gaps) for kind in KINDS}
+    kinds = [kind for kind in KINDS if not only or kind.field in only]
+    read: dict[str, Any] = {kind.field: _read(rest, kind, namespace, gaps) for kind in kinds}
     return ClusterState(server_version=version, gaps=tuple(gaps), **read)
 
 

@@ -99,8 +99,10 @@ def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
             raise ConfigurationError(f"{file}: a document is {type(document).__name__}, expected an object")
 
 
-def objects_of(documents: Sequence[Wire], where: str) -> list[dict[str, Any]]:
+def objects_of(documents: Sequence[Wire], where: str, namespace: str = "default") -> list[dict[str, Any]]:
     """Single objects and those in lists, of the kinds that matter, with a name and their shape checked.
+
+    Those without a namespace get ``namespace`` if their kind has one.
 
     Raises ConfigurationError that names the object and the field.
     """
@@ -113,7 +115,7 @@ def objects_of(documents: Sequence[Wire], where: str) -> list[dict[str, Any]]:
         problem = misfit(kind.kind, item)
         if problem:
             raise ConfigurationError(f"{where}: {kind.kind} {_name(item)}: {problem}")
-        metadata = {**({"namespace": "default"} if kind.namespaced else {}), **item["metadata"]}
+        metadata = {**({"namespace": namespace} if kind.namespaced else {}), **item["metadata"]}
         found.append({**item, "metadata": metadata})
     return found
 

@@ -67,7 +67,6 @@ def test_taints_are_shown_and_tolerated() -> None:
 
 
 def test_taints_of_rules_count_as_devices_own() -> None:
-    taint = {"key": "k", "effect": "NoSchedule"}
     rule = {
         "metadata": {"name": "r"},
         "spec": {
@@ -160,7 +159,7 @@ def test_every_alternative_of_first_available_is_accounted_for() -> None:
         for name in ("B200", "B300")
     ]
     report = said(cluster(templates=[template("t", {"name": "gpu", "firstAvailable": ways})]))
-    assert [ask.request for ask in report.requests] == ["gpu/b200", "gpu/b300"]
+    assert [ask.request for ask in report.requests] == ["gpu/B200", "gpu/B300"]
 
 
 def test_the_nearest_miss_is_as_many_devices_as_are_missing() -> None:

@@ -1,0 +1,68 @@
+"""What a pod asks of a node apart from devices."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.allocation.pod_fit import Room, requests_of, rooms, unweighed, why_not
+from dra_driver.quantity import NANO
+from tests.fakes.dra_objects import node
+
+Obj = dict[str, Any]
+
+
+def asks(cpu: str, **fields: Any) -> Obj:
+    return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("spec", "cpu"),
+    [
+        ({"containers": [asks("1"), asks("500m")]}, 1.5),
+        ({"containers": [asks("1")], "initContainers": [asks("3"), asks("2")]}, 3),
+        ({"containers": [asks("1")], "initContainers": [asks("1", restartPolicy="Always")]}, 2),
+        ({"containers": [asks("1")], "initContainers": [asks("1", restartPolicy="Always"), asks("3")]}, 4),
+        ({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}, 2),
+        ({"containers": [asks("1")], "overhead": {"cpu": "250m"}}, 1.25),
+        ({"containers": [asks("1")], "resources": {"requests": {"cpu": "5"}}}, 5),
+        ({"containers": [asks("no quantity")]}, 0),
+    ],
+)
+def test_requests_add_up_as_the_scheduler_adds_them(spec: Obj, cpu: float) -> None:
+    """Init containers run one after the other, sidecars beside everything after them."""
+    assert requests_of({"spec": spec}).get("cpu", 0) == int(cpu * NANO)
+
+
+def test_room_is_what_unfinished_pods_leave() -> None:
+    pods = [
+        {"spec": {"nodeName": "a", "containers": [asks("1", ports=[{"hostPort": 80}])]}, "status": {"phase": phase}}
+        for phase in ("Running", "Succeeded")
+    ]
+    found = rooms([*pods, {"spec": {"containers": [asks("9")]}}])
+    assert list(found) == ["a"]
+    assert (found["a"].pods, found["a"].taken["cpu"], found["a"].ports) == (1, NANO, {(80, "TCP")})
+
+
+def test_what_is_short_is_named_and_what_devices_serve_is_not() -> None:
+    wanting = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "3", "example.com/gpu": "1"}}}]}}
+    there = {**node("a"), "status": {"allocatable": {"cpu": "4", "pods": "10"}}}
+    room = Room(pods=1, taken={"cpu": 2 * NANO})
+    assert why_not(wanting, there, room) == "Insufficient cpu, Insufficient example.com/gpu"
+    assert why_not(wanting, there, Room(), ["example.com/gpu"]) == ""
+    assert why_not(wanting, there, Room(pods=10)) == "Too many pods"
+
+
+def test_host_ports_and_node_names_count() -> None:
+    wanting = {"spec": {"nodeName": "a", "containers": [{"ports": [{"hostPort": 80}]}]}}
+    assert "node name" in why_not(wanting, node("b"), Room())
+    assert "free ports" in why_not(wanting, node("a"), Room(ports={(80, "TCP")}))
+    assert why_not(wanting, node("a"), Room(ports={(80, "UDP")})) == ""
+
+
+def test_what_depends_on_other_pods_is_named_as_not_weighed() -> None:
+    spec = {
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}},
+        "topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    }
+    assert unweighed({"spec": spec}) == ["pod anti-affinity", "topology spread constraints"]
+    assert unweighed({"spec": {}}) == []
