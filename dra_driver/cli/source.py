@@ -7,6 +7,7 @@ import argparse
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """``--kubeconfig``, ``--cluster-state`` and ``-n``."""
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="default: default")
+def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: default") -> None:
+    """``--kubeconfig``, ``--cluster-state`` and ``-n``, the last unless its help is empty."""
+    if namespace_help:
+        parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace_help)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
     source.add_argument(
@@ -26,8 +28,9 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def state_of(args: argparse.Namespace, *, namespace: str | None = None) -> ClusterState:
-    """The state that the flags name. Raises ConfigurationError and KubernetesApiError."""
+def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> ClusterState:
+    """The state that the flags name; of a live cluster ``only`` these fields. Raises ConfigurationError and
+    KubernetesApiError."""
     # A process of a few seconds whose objects all live to its end: looking for garbage would be a third of its time.
     gc.disable()
     if args.cluster_state:
@@ -36,7 +39,7 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None) -> Clust
         return load(args.cluster_state)
     from dra_driver.kube.state import read_cluster
 
-    return read_cluster(client(args.kubeconfig), namespace)
+    return read_cluster(client(args.kubeconfig), namespace, only=only)
 
 
 def client(kubeconfig: str | None) -> Any:

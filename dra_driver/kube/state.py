@@ -89,7 +89,8 @@ def read_cluster(rest: Reader, namespace: str | None = None, *, only: Sequence[s
 
     With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from
     everywhere unless that is forbidden. ``only`` names the fields that are read, the others stay empty. A kind that is
-    not served or forbidden becomes a gap. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
+    not served or forbidden becomes a gap. Raises KubernetesApiError when the server cannot be reached or refuses the
+    credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)
