@@ -73,7 +73,7 @@ def look_closely(weighing: Weighing, results: Sequence[NodeResult], asks_on: Ask
             tally.count_node(result.message, result.name, by_devices=result.by_devices)
         elif not result.by_devices:
             tally.looked += 1
-            would = bool(result.claims) and weighing.node(result.wire, ignoring_pod=True).fits
+            would = weighing.devices_would_do(result)
             nearly = nearly or (result if would else None)
             message = f"{result.message}, while its devices would do" if would else result.message
             tally.count_node(message, result.name, by_devices=False)

@@ -5,6 +5,7 @@ the bounds of work. Refuses to put anything into words beyond one line per node.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from dra_driver.allocation.events import Cause as DeviceCause
 from dra_driver.allocation.events import ConstraintBroken, CounterShort, DeviceId, Event, InUse, PoolLeftOut
 from dra_driver.allocation.nodes import node_matches
 from dra_driver.allocation.pod_fit import Room, why_not
+from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.explain.extended import claim_for, is_offered
 from dra_driver.explain.objects import Wire, allocation_of, name_of
 from dra_driver.explain.subject import Subject, Wanted
@@ -104,10 +106,19 @@ class Weighing:
             return NodeResult(message="cannot allocate all claims", by_devices=True, **result)
         return NodeResult(message="", allocations=outcome.allocations, **result)
 
+    def devices_would_do(self, result: NodeResult) -> bool:
+        """Whether only the pod's own wishes keep it from the node."""
+        try:
+            return bool(result.claims) and self.node(result.wire, ignoring_pod=True).fits
+        except (AllocationError, CelSyntaxError, CelEvaluationError):
+            return False
+
     def observed(self, result: NodeResult) -> Observed:
         """The search on a node once more, with everything that it says."""
         seen = Observed()
-        self._question(result.claims).on(result.wire, seen)
+        # Watched, the search is slower and may reach its limit of time: what it has said until then is still true.
+        with suppress(AllocationError, CelSyntaxError, CelEvaluationError):
+            self._question(result.claims).on(result.wire, seen)
         return seen
 
     def devices(self, result: NodeResult) -> Iterator[Device]:
