@@ -97,7 +97,7 @@ class _Explanation:
         self._rooms: dict[str, Room] = rooms(state.pods)
         self._holders = Holders(state.claims)
         self._causes: list[Cause] = []
-        self._notes: list[str] = list(state.gaps)
+        self._notes: list[str] = outside.gaps_that_matter(state, subject.pod)
         self._weighing: Weighing | None = None
         self._asks: dict[tuple[str, ...], list[AskSpec]] = {}
 

@@ -36,6 +36,12 @@ def scheduler_message(pod: Wire) -> str:
     return str(condition.get("message") or "")[:_MOST_TEXT] if condition.get("status") == "False" else ""
 
 
+def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
+    """What could not be read, without volumes when the pod has none."""
+    volumes = any(item.get("persistentVolumeClaim") for item in spec_of(pod or {}).get("volumes") or ())
+    return [gap for gap in state.gaps if volumes or not gap.startswith(("persistentvolumeclaims:", "storageclasses:"))]
+
+
 def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
     """What keeps the scheduler from looking at the pod at all."""
     gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]

@@ -75,5 +75,5 @@ def _report(
         verdict=Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes)),
         causes=causes,
         fitting_nodes=(node,) if there else (),
-        notes=(*state.gaps, *notes),
+        notes=(*outside.gaps_that_matter(state, subject.pod), *notes),
     )

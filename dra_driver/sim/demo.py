@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.sim import demo_pending
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
@@ -52,12 +53,13 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             documents.clear()
             outcomes.append(outcome := scenario.run(path, namespace=f"demo-{path.stem}"[:63]))
             say(_account(outcome, documents))
+        explained = demo_pending.run(cluster, say)
         say("CDI documents that stay: one per node, shared by all its containers")
         for node in cluster.nodes.values():
             say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
     good = sum(outcome.problem is None for outcome in outcomes)
     say(f"\n{good} of {len(outcomes)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
-    return good == len(outcomes)
+    return good == len(outcomes) and explained
 
 
 def checkout() -> Path:

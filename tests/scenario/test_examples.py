@@ -55,3 +55,5 @@ def test_the_demo_succeeds() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(EXAMPLES)} of {len(EXAMPLES)} examples reached what they state" in done.stdout
     assert "kubectl get resourceslices" in done.stdout
+    assert "pod demo-pending/train cannot fit" in done.stdout
+    assert "They ended, and train runs on gpu-b" in done.stdout
