@@ -1,133 +1,73 @@
 """``kubectl dra devices``: what the nodes have published, and who has it.
 
-Owns the choice of columns. Refuses to know how slices come about; it reads ResourceSlices and ResourceClaims of any
-driver through the API server, so it shows what the scheduler sees. Of a pool only its newest generation counts
-(resource/v1 ``ResourcePool.generation``).
+Owns flags and the choice of columns. The list is ``dra_driver.capacity``'s: devices of any driver, as the scheduler
+sees them.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-from dra_driver.cli.table import render
-from dra_driver.errors import ForbiddenError
-from dra_driver.kube import paths
-from dra_driver.kube.connection import Connection
-from dra_driver.kube.rest import RestClient
+from dra_driver.cli.source import add_source, state_of, wants_colour
+from dra_driver.cli.table import show
 
-UNKNOWN = "?"
-
-Slice = Mapping[str, Any]
-DeviceKey = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedDevice:
-    """One row. ``claims`` are namespace/name; ``node`` is empty for a device that is not bound to one."""
-
-    node: str
-    driver: str
-    pool: str
-    device: str
-    type: str
-    product: str
-    memory: str
-    taints: tuple[str, ...]
-    claims: tuple[str, ...]
+UNKNOWN: Final = "?"
+HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "TAINTS", "CLAIMS", "PODS")
+_FIELDS: Final = ("claims", "slices", "taint_rules")
+_MOST_HOLDERS: Final = 3
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "devices",
         help="list published devices and the claims that hold them",
-        description="List the devices that drivers have published as ResourceSlices, and the claims that hold them.",
+        description="List the devices that drivers have published as ResourceSlices, the claims that hold them and "
+        "the pods that these are reserved for.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--node", metavar="NAME", help="only devices of this node")
-    parser.add_argument("--driver", metavar="NAME", help="only devices of this driver")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    parser.add_argument("--node", metavar="NAME", default="", help="only devices of this node")
+    parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
+    add_source(parser, namespace_help="only devices that claims of this namespace hold")
 
 
 def run(args: argparse.Namespace) -> int:
-    rest = RestClient(Connection.load(args.kubeconfig))
-    found = devices(rest.list(paths.resource_slices(), _selector(args))["items"], holders(rest))
+    from dra_driver.capacity import devices_of, to_wire
+    from dra_driver.explain.defaults import completed
+
+    state = completed(state_of(args, only=_FIELDS))
+    namespace = args.namespace or ""
+    found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
     if args.output == "json":
-        print(json.dumps([asdict(device) for device in found], indent=2))
+        document = {"gaps": list(state.gaps), "items": to_wire(found)}
+        print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2, ensure_ascii=False))
     elif found:
-        print(render(HEADINGS, [_row(device) for device in found]))
+        show(HEADINGS, [row(device) for device in found], colour=wants_colour())
     else:
-        print("No devices are published." if not (args.node or args.driver) else "No such devices are published.")
+        filtered = args.node or args.driver or namespace
+        print("No such devices are published." if filtered else "No devices are published.")
     return 0
 
 
-HEADINGS = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "TAINTS", "CLAIMS")
+def row(device: Any) -> Sequence[str]:
+    """The columns of one `DeviceRow`."""
+    if device.holders is None:
+        claims, pods = [UNKNOWN], [UNKNOWN]
+    else:
+        claims = list(dict.fromkeys(_claim(holder) for holder in device.holders))
+        pods = list(dict.fromkeys(pod for holder in device.holders for pod in holder.pods))
+    kind = device.type if device.published else "(not published)"
+    product = f"{device.profile} of {device.product}" if device.profile else device.product
+    names = (device.node, device.driver, device.device, kind, product, device.memory)
+    return (*names, ",".join(device.taints), listed(claims), listed(pods))
 
 
-def _row(device: PublishedDevice) -> Sequence[str]:
-    columns = (device.node, device.driver, device.device, device.type, device.product, device.memory)
-    return (*columns, ",".join(device.taints), ",".join(device.claims))
+def listed(names: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(names) - _MOST_HOLDERS
+    return ",".join(names[:_MOST_HOLDERS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _selector(args: argparse.Namespace) -> dict[str, str]:
-    fields = {"spec.nodeName": args.node, "spec.driver": args.driver}
-    selector = ",".join(f"{name}={value}" for name, value in fields.items() if value)
-    return {"fieldSelector": selector} if selector else {}
-
-
-def holders(rest: RestClient) -> dict[DeviceKey, list[str]] | None:
-    """Claims by (driver, pool, device); None without the right to list claims."""
-    try:
-        claims = rest.list(paths.resource_claims())["items"]
-    except ForbiddenError:
-        return None
-    held: dict[DeviceKey, list[str]] = {}
-    for claim in claims:
-        name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        for result in (allocation.get("devices") or {}).get("results") or ():
-            names = held.setdefault((result["driver"], result["pool"], result["device"]), [])
-            if name not in names:
-                names.append(name)
-    return held
-
-
-def devices(slices: Sequence[Slice], held: Mapping[DeviceKey, list[str]] | None) -> list[PublishedDevice]:
-    """All devices of the newest generation of each pool, by node, driver, and in the order of the slices."""
-    newest: dict[tuple[str, str], int] = {}
-    for item in slices:
-        pool = item["spec"]["pool"]
-        key = (item["spec"]["driver"], pool["name"])
-        newest[key] = max(newest.get(key, 0), pool["generation"])
-    current = [
-        item
-        for item in slices
-        if item["spec"]["pool"]["generation"] == newest[(item["spec"]["driver"], item["spec"]["pool"]["name"])]
-    ]
-    current.sort(
-        key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"])
-    )
-    return [device for item in current for device in _of_slice(item["spec"], held)]
-
-
-def _of_slice(spec: Mapping[str, Any], held: Mapping[DeviceKey, list[str]] | None) -> Iterator[PublishedDevice]:
-    for device in spec.get("devices") or ():
-        attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
-        key = (spec["driver"], spec["pool"]["name"], device["name"])
-        yield PublishedDevice(
-            node=device.get("nodeName") or spec.get("nodeName") or "",
-            driver=spec["driver"],
-            pool=spec["pool"]["name"],
-            device=device["name"],
-            type=_attribute(attributes, "type"),
-            product=_attribute(attributes, "productName"),
-            memory=str((capacity.get("memory") or {}).get("value", "")),
-            taints=tuple(f"{taint['key']}:{taint['effect']}" for taint in device.get("taints") or ()),
-            claims=(UNKNOWN,) if held is None else tuple(held.get(key, ())),
-        )
-
-
-def _attribute(attributes: Mapping[str, Any], name: str) -> str:
-    """The one value of an attribute, whatever its type."""
-    return str(next(iter((attributes.get(name) or {}).values()), ""))
+def _claim(holder: Any) -> str:
+    return f"{holder.namespace}/{holder.claim}{' (admin access)' if holder.admin_access else ''}"

@@ -12,6 +12,8 @@ from dra_driver.cli.main import execute
 ABOUT: Final = "Look at devices that are handed out by Dynamic Resource Allocation."
 SUBCOMMANDS: Final = {
     "devices": ("dra_driver.cli.devices", "list published devices and the claims that hold them"),
+    "claims": ("dra_driver.cli.claims", "list claims, their devices and their pods"),
+    "capacity": ("dra_driver.cli.capacity", "count what is free and what would still fit"),
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
     "explain": ("dra_driver.cli.explain", "say why a pod or claim has no devices"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline questions"),

@@ -1,9 +1,11 @@
 """Columns of text for terminals and pipes, as kubectl prints them.
 
-Owns widths and padding. Refuses to know what is in the cells.
+Owns widths, padding, and colours on a terminal where the optional library rich is installed. Refuses to know what is in
+the cells.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 GAP = "   "
 
@@ -15,6 +17,32 @@ def render(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def show(headings: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool, title: str = "") -> None:
+    """Prints a table: with rich where that is installed and ``colour`` is wanted, else as `render` makes it."""
+    console = _console() if colour else None
+    if console is None:
+        print("\n".join([*([title] if title else []), render(headings, rows)]))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, header_style="bold cyan", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(cell), style="dim" if not cell else "") for cell in row))
+    console.print(table)
+
+
+def _console() -> Any:
+    """None without rich."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console()
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,125 @@
+"""What is left of a unit by the sums alone: counters, memory, devices, wherever in the unit they lie.
+
+Owns the arithmetic behind "the sum would suffice". Numbered counters such as ``memory-slice-0`` to ``memory-slice-7``
+are alike and are added up under their stem; where they lie is what a sum forgets.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.allocation.amounts import nano
+from dra_driver.allocation.devices import Device
+from dra_driver.capacity.kinds import Kind
+from dra_driver.capacity.units import Unit, is_tainted, memory_nano
+
+Wire = Mapping[str, Any]
+Sums = dict[str, int]
+"""Stem of counters -> billionths."""
+
+MEMORY: Final = "memory"
+_NUMBER: Final = re.compile(r"-?\d+\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """One unit. ``demands`` is the least that a device of each kind consumes of the counters; kinds without counters
+    have none. ``share_left`` is memory for shares. Memory in billionths of a byte; counters likewise."""
+
+    left: Mapping[str, int]
+    demands: Mapping[Kind, Sums]
+    share_left: Mapping[Kind, int]
+    memory: int
+    memory_left: int
+    held: int
+    in_parts: bool
+    tainted: bool
+    in_use: Mapping[Kind, int]
+
+
+def supply_of(unit: Unit) -> Supply:
+    """The sums of a unit. Raises ValueError on quantities that no API server stores."""
+    pairs = list(zip(unit.offered, unit.kinds, strict=True))
+    left, total = _counters(unit)
+    demands: dict[Kind, Sums] = {}
+    in_use: dict[Kind, int] = {}
+    for device, kind in pairs:
+        if device.wire.get("consumesCounters"):
+            wanted = _sums(device)
+            known = demands.setdefault(kind, wanted)
+            demands[kind] = {stem: min(value, known.get(stem, 0)) for stem, value in wanted.items()}
+        if device.held or device.shared:
+            in_use[kind] = in_use.get(kind, 0) + 1
+    memory, memory_left = _memory(unit, left, total)
+    return Supply(
+        left=left,
+        demands=demands,
+        share_left=_share_left(unit, left),
+        memory=memory,
+        memory_left=max(0, memory_left),
+        held=sum(device.held and not kind.profile for device, kind in pairs),
+        in_parts=any(device.shared or (device.held and kind.profile) for device, kind in pairs) or bool(unit.elsewhere),
+        tainted=any(is_tainted(device.wire) for device, _ in pairs),
+        in_use=in_use,
+    )
+
+
+def stem_of(counter: str) -> str:
+    """``memory-slice`` of ``memory-slice-3``."""
+    return _NUMBER.sub("", counter) or counter
+
+
+def _counters(unit: Unit) -> tuple[Sums, Sums]:
+    total: Sums = {}
+    for entry in unit.sets:
+        _add(total, entry.get("counters") or {}, 1)
+    left = dict(total)
+    for device in (*unit.offered, *unit.elsewhere):
+        if device.held or device.shared:
+            for stem, value in _sums(device).items():
+                left[stem] = left.get(stem, 0) - value
+    return left, total
+
+
+def _sums(device: Device) -> Sums:
+    found: Sums = {}
+    for entry in device.wire.get("consumesCounters") or ():
+        _add(found, entry.get("counters") or {}, 1)
+    return found
+
+
+def _add(sums: Sums, counters: Mapping[str, Wire], sign: int) -> None:
+    for name, counter in counters.items():
+        stem = stem_of(name)
+        sums[stem] = sums.get(stem, 0) + sign * nano(counter["value"])
+
+
+def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
+    """All of the unit's memory and what is left of it."""
+    if MEMORY in total:
+        return total[MEMORY], left[MEMORY]
+    if unit.sets:  # placements overlap and nothing says how much memory they leave
+        largest = max(memory_nano(device.wire) for device in unit.offered)
+        return largest, 0 if any(device.held or device.shared for device in unit.offered) else largest
+    of_whole = not unit.main.profile
+    devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
+    whole = sum(memory_nano(device.wire) for device in devices)
+    return whole, sum(memory_nano(device.wire) - _consumed(device) for device in devices if not device.held)
+
+
+def _share_left(unit: Unit, left: Sums) -> dict[Kind, int]:
+    found: dict[Kind, int] = {}
+    for device, kind in zip(unit.offered, unit.kinds, strict=True):
+        if not kind.shared or device.held or is_tainted(device.wire):
+            continue
+        mine = memory_nano(device.wire) - _consumed(device)
+        if device.wire.get("consumesCounters") and not device.shared:
+            # The first share takes the counters as a whole device does, so what MIG devices hold is not there.
+            mine = min(mine, left.get(MEMORY, mine))
+        found[kind] = found.get(kind, 0) + max(0, mine)
+    return found
+
+
+def _consumed(device: Device) -> int:
+    return (device.consumed or {}).get(MEMORY, 0)

@@ -1,0 +1,188 @@
+"""How much is free, used, fragmented and stranded in a cluster, and what would still fit.
+
+Owns the walk over nodes and pools; what a node reaches is said by the allocator (`dra_driver.allocation`), so pools
+count exactly when the scheduler would look at them. Refuses to know an API server. ``report.py`` defines the words.
+
+Not seen: pods' other wishes (CPU, affinity, node taints), and requests that mix kinds. Devices that several nodes reach
+are a place of their own: a claim for several GPUs is not counted as fitting partly there and partly on a node.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.allocation import Allocator
+from dra_driver.allocation.devices import Slice
+from dra_driver.allocation.limits import Limits
+from dra_driver.allocation.pools import Pool
+from dra_driver.allocation.shapes import guarded
+from dra_driver.allocation.taken import NOTHING, PoolKey, pool_uses
+from dra_driver.capacity.report import CapacityReport, NodeCapacity
+from dra_driver.capacity.tally import Tally
+from dra_driver.capacity.trial import Options, Trial
+from dra_driver.capacity.units import Unit, units_of, units_of_devices
+from dra_driver.errors import DraError
+from dra_driver.kube.state import ClusterState
+
+Wire = Mapping[str, Any]
+ANYWHERE: Final = ""
+_MOST_NOTES: Final = 10
+_DEFAULTS: Final = Options()
+
+
+def survey(state: ClusterState, options: Options = _DEFAULTS, *, driver: str = "", node: str = "") -> CapacityReport:
+    """The capacity of a cluster whose slices carry the taints of taint rules. ``driver`` and ``node`` leave others out.
+
+    Raises AllocationError on objects that no API server returns. Never runs much longer than ``options.timeout_s``.
+    """
+    wires = {"slices": state.slices, "allocated": state.claims}
+    return guarded(lambda: _Survey(state, options, driver, node).report(), wires)
+
+
+class _Survey:
+    def __init__(self, state: ClusterState, options: Options, driver: str, node: str) -> None:
+        self._state = state
+        self._only = node
+        self._driver = driver
+        self._shares = options.features.consumable_capacity
+        self._allocator = Allocator(
+            slices=state.slices,
+            classes=(),
+            allocated=state.claims,
+            features=options.features,
+            behaviour=options.behaviour,
+            limits=Limits(clock=options.clock),
+        )
+        self._trial = Trial(options)
+        self._notes: dict[str, int] = {}
+        self._broken: dict[PoolKey, str] = {}
+        self._done: set[tuple[str, ...]] = set()
+        self._places: dict[str, Tally] = {}
+
+    def report(self) -> CapacityReport:
+        problems = dict(map(self._walk, self._nodes()))
+        self._count_broken()
+        whole = Tally()
+        for place in self._places.values():
+            whole.join(place)
+        places = list(self._places.values())
+        return CapacityReport(
+            source=self._state.source,
+            server_version=self._state.server_version,
+            gaps=tuple(self._state.gaps),
+            notes=self._said(),
+            models=tuple(whole.models(places)),
+            stranded_shapes=tuple(whole.stranded(places)),
+            nodes=tuple(
+                NodeCapacity(node=name, problem=problems.get(name, ""), models=tuple(place.models()))
+                for name, place in sorted(self._places.items())
+            ),
+        )
+
+    def _nodes(self) -> Iterator[tuple[Wire, str]]:
+        """Nodes with what keeps ordinary pods away, then those that slices name and that do not exist.
+
+        Without any node in the state nodes are unknown, and those that slices name are taken to be fine.
+        """
+        known = set()
+        for node in self._state.nodes:
+            known.add(node["metadata"]["name"])
+            if self._only in ("", node["metadata"]["name"]):
+                yield node, _node_problem(node)
+        missing = "no-such-node" if known else ""
+        for item in self._state.slices:
+            for name in _node_names(item["spec"]):
+                if name not in known and self._only in ("", name):
+                    known.add(name)
+                    yield {"metadata": {"name": name}}, missing
+
+    def _walk(self, pair: tuple[Wire, str]) -> tuple[str, str]:
+        node, problem = pair
+        name = node["metadata"]["name"]
+        try:
+            reach = self._allocator.reach(node)
+        except DraError as error:
+            self._note(f"what node {name} reaches cannot be told: {error}")
+            return name, problem
+        for pool in reach.broken:
+            if pool.key not in self._broken and self._wanted(pool.key):
+                self._broken[pool.key] = pool.why
+                self._note(f"pool {pool} is {pool.why}: {pool.detail}")
+        for pool in reach.pools:
+            if self._wanted(pool.key):
+                self._count(pool, name, problem)
+        return name, problem
+
+    def _count(self, pool: Pool, node: str, problem: str) -> None:
+        for unit in units_of(pool, shares=self._shares):
+            local = unit.is_local()
+            if not local:
+                # Reached by other nodes as well: counted once, and with the first usable node.
+                if problem or unit.key in self._done:
+                    continue
+                self._done.add(unit.key)
+            self._add(unit, node if local else ANYWHERE, problem)
+
+    def _add(self, unit: Unit, place: str, problem: str) -> None:
+        weighed = self._trial.weigh(unit)
+        if weighed.problem:
+            self._note(f"{'/'.join(unit.key)}: {weighed.problem}", by=weighed.problem)
+        self._places.setdefault(place, Tally()).add(unit, weighed, problem)
+
+    def _count_broken(self) -> None:
+        """Devices of pools that the scheduler does not look at, as they are published."""
+        if not self._broken:
+            return
+        uses = pool_uses(self._state.claims, shares=self._shares)
+        newest: dict[PoolKey, list[Slice]] = {}
+        for order, wire in enumerate(self._state.slices):
+            item = Slice.read(wire, order)
+            if item.key in self._broken:
+                have = newest.setdefault(item.key, [])
+                if have and item.generation > have[0].generation:
+                    have.clear()
+                if not have or item.generation == have[0].generation:
+                    have.append(item)
+        for key, slices in newest.items():
+            by_node: dict[str, list[Any]] = {}
+            for item in slices:
+                for device in item.read_contents(uses.get(key, NOTHING)).devices:
+                    by_node.setdefault(device.placement.get("nodeName") or ANYWHERE, []).append(device)
+            for node, devices in by_node.items():
+                if self._only and node not in (ANYWHERE, self._only):
+                    continue
+                for unit in units_of_devices(key[0], devices, shares=self._shares):
+                    self._add(unit, node, f"{self._broken[key]}-pool")
+
+    def _wanted(self, key: PoolKey) -> bool:
+        return not self._driver or key[0] == self._driver
+
+    def _note(self, text: str, *, by: str = "") -> None:
+        """Once per text, or per ``by`` where many devices have the same trouble."""
+        if by and any(known.endswith(by) for known in self._notes):
+            return
+        self._notes[text] = self._notes.get(text, 0) + 1
+
+    def _said(self) -> Sequence[str]:
+        notes = list(self._notes)
+        more = len(notes) - _MOST_NOTES
+        return (*notes[:_MOST_NOTES], *([f"and {more} more"] if more > 0 else []))
+
+
+def _node_problem(node: Wire) -> str:
+    """Why ordinary pods are not placed on the node, "" when nothing of this kind is known."""
+    if (node.get("metadata") or {}).get("deletionTimestamp"):
+        return "deleting"
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = next((item.get("status") for item in conditions if item.get("type") == "Ready"), "True")
+    return "" if ready == "True" else "not-ready"
+
+
+def _node_names(spec: Wire) -> Iterator[str]:
+    if spec.get("nodeName"):
+        yield spec["nodeName"]
+    elif spec.get("perDeviceNodeSelection"):
+        for device in spec.get("devices") or ():
+            if device.get("nodeName"):
+                yield device["nodeName"]

@@ -1,0 +1,179 @@
+"""How often each request fits in one unit: the scheduler's allocator asked again and again until it says no.
+
+Owns the synthetic claims and the memory of answers: equal units are tried once. Greedy as the scheduler itself: each
+claim gets the first device that it can have, and none is ever moved. The rules are `dra_driver.allocation`'s.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dra_driver.allocation import V1_36, Allocator, Behaviour, Features, Limits
+from dra_driver.allocation.devices import Device
+from dra_driver.capacity.kinds import Kind, Request
+from dra_driver.capacity.supply import Supply, supply_of
+from dra_driver.capacity.units import Unit, is_tainted
+from dra_driver.errors import DraError
+from dra_driver.quantity import Format, Quantity
+
+Wire = Mapping[str, Any]
+
+MOST_FITS: Final = 256
+"""Claims that are tried on one unit; a count that reaches it is a lower bound."""
+
+_NODE: Final = "node"
+_POOL: Final = "pool"
+_CLASS: Final = {"metadata": {"name": "any"}, "spec": {}}
+_KEPT: Final = (
+    "name",
+    "capacity",
+    "consumesCounters",
+    "taints",
+    "allowMultipleAllocations",
+    "bindingConditions",
+    "bindingFailureConditions",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Which scheduler is asked, which shares are tried, and how long all trials together may take."""
+
+    features: Features = field(default_factory=Features)
+    behaviour: Behaviour = V1_36
+    shares: Sequence[str] = ("10Gi",)
+    timeout_s: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What a unit still serves. ``capped`` requests fit at least as often as said; ``problem`` is why nothing was
+    counted."""
+
+    fits: Mapping[Request, int]
+    supply: Supply
+    capped: frozenset[Request] = frozenset()
+    problem: str = ""
+
+
+class Trial:
+    """Weighs units. Used by one thread."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._known: dict[Hashable, Weighed] = {}
+        self._end = options.clock() + options.timeout_s
+
+    def weigh(self, unit: Unit) -> Weighed:
+        """What the unit serves now, as if the node and the pod's other wishes were no obstacle."""
+        key = unit.signature()
+        if key not in self._known:
+            self._known[key] = self._weigh(unit)
+        return self._known[key]
+
+    def _weigh(self, unit: Unit) -> Weighed:
+        supply = supply_of(unit)
+        if self._options.clock() > self._end:
+            problem = f"not weighed within {self._options.timeout_s:g} s"
+            return Weighed(fits={}, supply=supply, problem=problem)
+        fits: dict[Request, int] = {}
+        problem = ""
+        for request in self._requests(unit):
+            try:
+                fits[request] = self._count(unit, request)
+            except DraError as error:
+                fits[request], problem = 0, str(error)[:300]
+        capped = frozenset(request for request, count in fits.items() if count >= MOST_FITS)
+        return Weighed(fits=fits, supply=supply, capped=capped, problem=problem)
+
+    def _requests(self, unit: Unit) -> list[Request]:
+        found = []
+        for kind in dict.fromkeys(unit.kinds):
+            found.append(Request(kind=kind))
+            if kind.shared:
+                found += [Request(kind=kind, share=share) for share in self._options.shares]
+        return found
+
+    def _count(self, unit: Unit, request: Request) -> int:
+        slices, results = _world(unit, request.kind)
+        claim = _claim(request)
+        count = 0
+        while count < MOST_FITS:
+            allocator = Allocator(
+                slices=slices,
+                classes=[_CLASS],
+                allocated=[{"status": {"allocation": {"devices": {"results": results}}}}],
+                features=self._options.features,
+                behaviour=self._options.behaviour,
+                limits=Limits(steps=100_000, timeout_s=2.0, clock=self._options.clock),
+                new_share_id=lambda: "share",
+            )
+            outcome = allocator.allocate({"metadata": {"name": _NODE}}, [claim])
+            if outcome.allocations is None:
+                break
+            got = outcome.allocations[0]["devices"]["results"]
+            count += 1
+            if all(item.get("shareID") and not item.get("consumedCapacity") for item in got):
+                return MOST_FITS  # shares that consume nothing never run out
+            results = [*results, *got]
+        return count
+
+
+def _world(unit: Unit, kind: Kind) -> tuple[list[Wire], list[Wire]]:
+    """Slices with the unit's devices of one kind, and the allocation of what is held in it.
+
+    Devices of other kinds only matter when they are held, for their counters, and are held whole then.
+    """
+    devices: list[Wire] = []
+    results: list[Wire] = []
+    for number, (device, of) in enumerate(zip(unit.offered, unit.kinds, strict=True)):
+        mine = of == kind and not (unit.overdrawn and device.wire.get("consumesCounters"))
+        if mine or device.held or device.shared:
+            devices.append(_device(device, f"d{number}"))
+        if device.held or (device.shared and not mine):
+            results.append(_held(f"d{number}"))
+        elif device.shared:
+            results.append(_share(device, f"d{number}"))
+    for number, device in enumerate(unit.elsewhere):
+        devices.append(_device(device, f"e{number}"))
+        results.append(_held(f"e{number}"))
+    pool = {"name": _POOL, "generation": 1, "resourceSliceCount": 2 if unit.sets else 1}
+    spec = {"driver": unit.driver, "nodeName": _NODE, "pool": pool}
+    slices: list[Wire] = [{"metadata": {"name": "devices"}, "spec": {**spec, "devices": devices}}]
+    if unit.sets:
+        slices.append({"metadata": {"name": "counters"}, "spec": {**spec, "sharedCounters": unit.sets}})
+    return slices, [{"driver": unit.driver, **result} for result in results]
+
+
+def _device(device: Device, name: str) -> Wire:
+    return {**{field: device.wire[field] for field in _KEPT if device.wire.get(field) is not None}, "name": name}
+
+
+def _held(name: str) -> Wire:
+    return {"request": "held", "pool": _POOL, "device": name}
+
+
+def _share(device: Device, name: str) -> Wire:
+    consumed = {name: str(Quantity(value, Format.BINARY_SI)) for name, value in (device.consumed or {}).items()}
+    result = {**_held(name), "shareID": "held"}
+    return {**result, "consumedCapacity": consumed} if consumed else result
+
+
+def _claim(request: Request) -> Wire:
+    exactly: dict[str, Any] = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
+    if request.share:
+        exactly["capacity"] = {"requests": {"memory": request.share}}
+    return {
+        "metadata": {"name": "trial", "namespace": "default"},
+        "spec": {"devices": {"requests": [{"name": "one", "exactly": exactly}]}},
+    }
+
+
+def offers(unit: Unit, kind: Kind) -> bool:
+    """Whether the unit has a device of the kind that neither a claim holds nor a taint keeps away."""
+    return any(
+        of == kind and not device.held and not is_tainted(device.wire)
+        for device, of in zip(unit.offered, unit.kinds, strict=True)
+    )

@@ -1,0 +1,151 @@
+"""``kubectl dra capacity``: how many more GPUs, MIG profiles and shares would fit, and what is stranded.
+
+Owns flags and tables. The counting is ``dra_driver.capacity``'s.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from dra_driver.cli.source import add_source, state_of, wants_colour
+from dra_driver.cli.table import show
+from dra_driver.errors import ConfigurationError
+from dra_driver.quantity import Quantity
+
+DESCRIPTION: Final = """\
+Count what is free, used, fragmented and stranded, and how many more claims for each model, MIG profile and share would
+fit right now by the scheduler's own rules. Against the cluster of the kubeconfig, or offline against a file.
+
+  free         GPUs of which nothing is held and that a claim can have now
+  used         GPUs that claims hold whole, or in parts that leave nothing for any request
+  fragmented   GPUs of which claims hold parts and of which something can still be had
+  fits         claims for this request that could be allocated now, one after another, if there were no others
+  by sum       claims that the free amounts would serve if they lay together
+  stranded     by sum less fits: claims that fail only because what is free does not lie together
+"""
+_FIELDS: Final = ("nodes", "claims", "slices", "taint_rules")
+_MOST_ROWS: Final = 30
+_GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FREE", "IN FRAGMENTS")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "capacity",
+        help="count what is free and what would still fit",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--node", metavar="NAME", help="only this node")
+    parser.add_argument("--by-node", action="store_true", help="a line per node, equal nodes together")
+    parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
+    parser.add_argument(
+        "--share", action="append", metavar="MEMORY", help="try shares of this much memory (default: 10Gi); repeatable"
+    )
+    parser.add_argument(
+        "--feature-gates", default="", metavar="A=true,B=false", help="of the scheduler, where not its defaults"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
+    add_source(parser, namespace_help="")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.capacity import Options, survey, to_wire
+    from dra_driver.explain.defaults import completed
+    from dra_driver.explain.scheduler import gates_of, scheduler_of
+
+    shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
+    gates = gates_of(args.feature_gates)
+    state = completed(state_of(args, only=_FIELDS))
+    if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
+        raise ConfigurationError(f"there is no node {args.node!r} among the {len(state.nodes)} nodes")
+    scheduler = scheduler_of(state.server_version, gates)
+    options = Options(features=scheduler.features, behaviour=scheduler.behaviour, shares=shares)
+    report = survey(state, options, driver=args.driver, node=args.node or "")
+    if args.output == "json":
+        print(json.dumps(to_wire(report, "CapacityReport"), indent=2, ensure_ascii=False))
+        return 0
+    _print(report, by_node=args.by_node)
+    return 0
+
+
+def _share(text: str) -> str:
+    """A share's memory, checked: the API server would refuse other text."""
+    try:
+        amount = Quantity.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--share: {error}") from error
+    if amount.as_int() < 1:
+        raise ConfigurationError(f"--share {text[:40]}: expected more than nothing")
+    return text
+
+
+def _print(report: Any, *, by_node: bool) -> None:
+    for sentence in (*report.gaps, *report.notes):
+        print(f"note: {sentence}", file=sys.stderr)
+    if not report.models:
+        print("No devices are published.")
+        return
+    colour = wants_colour()
+    show(("MODEL", *_GPUS), [(model.model, *_gpus(model)) for model in report.models], colour=colour)
+    print()
+    show(
+        ("MODEL", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED"),
+        [row for model in report.models for row in _requests(model)],
+        colour=colour,
+    )
+    if report.stranded_shapes:
+        print("\nFits nowhere although the sum would suffice:")
+        for shape in report.stranded_shapes:
+            print(f"  {_plain(shape.request)} of {_plain(shape.model)}: {shape.why}")
+    if by_node:
+        print()
+        show(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes), colour=colour)
+
+
+def _gpus(model: Any) -> Sequence[str]:
+    gpus, memory = model.gpus, model.memory_bytes
+    reasons = ", ".join(f"{count} {name}" for name, count in gpus.reasons.items())
+    return (
+        *map(str, (gpus.total, gpus.free, gpus.used, gpus.fragmented)),
+        reasons or "0",
+        _gib(memory.free),
+        _gib(memory.fragmented),
+    )
+
+
+def _requests(model: Any) -> Iterator[Sequence[str]]:
+    for item in model.requests:
+        fits = f"{'>=' if item.at_least else ''}{item.fits}"
+        in_use = str(item.in_use) if item.count == 1 and not item.share else "-"
+        yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
+
+
+def _nodes(nodes: Sequence[Any]) -> list[Sequence[str]]:
+    """A row per node and model; nodes that look the same share one."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        for model in node.models:
+            fits = ", ".join(f"{item.fits} x {item.request.removeprefix('1 ')}" for item in model.requests if item.fits)
+            groups.setdefault((model.model, *_gpus(model), fits or "-"), []).append(node.node or "(any node)")
+    rows = [(_named(names), *row) for row, names in groups.items()]
+    return [*rows[:_MOST_ROWS], *([_more(len(rows))] if len(rows) > _MOST_ROWS else [])]
+
+
+def _named(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} like it"
+
+
+def _more(count: int) -> Sequence[str]:
+    text = f"... {count - _MOST_ROWS} more kinds of nodes: -o json has them all, --node one"
+    return text, *["-"] * (len(_GPUS) + 2)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.0f} GiB" if count else "0"
+
+
+def _plain(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)

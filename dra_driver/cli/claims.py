@@ -1,0 +1,71 @@
+"""``kubectl dra claims``: every claim, what it has or waits for, and for whom.
+
+Owns flags and the choice of columns. The list is ``dra_driver.capacity``'s.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from dra_driver.cli.devices import listed
+from dra_driver.cli.source import add_source, state_of, wants_colour
+from dra_driver.cli.table import show
+
+HEADINGS: Final = ("NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE")
+_FIELDS: Final = ("claims", "slices")
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "claims",
+        help="list claims, their devices and their pods",
+        description="List ResourceClaims of all namespaces: allocated ones with node and devices, pending ones with "
+        "what they ask for. `kubectl dra explain claim/NAME` says why one is pending.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices of this node")
+    parser.add_argument("--pending", action="store_true", help="only claims that have no devices yet")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
+    add_source(parser, namespace_help="only claims of this namespace (default: of all)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dra_driver.capacity import claims_of, to_wire
+
+    state = state_of(args, only=_FIELDS)
+    found = claims_of(state, datetime.now(UTC), node=args.node, namespace=args.namespace or "")
+    if args.pending:
+        found = [claim for claim in found if claim.state == "pending"]
+    if args.output == "json":
+        document = {"gaps": list(state.gaps), "items": to_wire(found)}
+        print(json.dumps({"schemaVersion": 1, "kind": "ClaimList", **document}, indent=2, ensure_ascii=False))
+    elif found:
+        show(HEADINGS, [row(claim) for claim in found], colour=wants_colour())
+    else:
+        print("There are no such claims.")
+    return 0
+
+
+def row(claim: Any) -> Sequence[str]:
+    """The columns of one `ClaimRow`."""
+    devices = [device.device for device in claim.devices]
+    return (
+        claim.namespace,
+        claim.name,
+        claim.state,
+        listed(claim.nodes),
+        listed(claim.requests),
+        listed(devices),
+        listed(claim.pods),
+        age(claim.age_s),
+    )
+
+
+def age(seconds: int | None) -> str:
+    """``3d``, ``4h``, ``12m``: the largest unit; "?" when unknown."""
+    if seconds is None:
+        return "?"
+    return next((f"{seconds // size}{unit}" for unit, size in _UNITS if seconds >= size), "0s")

@@ -1,0 +1,71 @@
+"""Objects that no API server returns end in one clear error, never in another one."""
+
+import copy
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dra_driver.capacity import claims_of, devices_of, survey
+from dra_driver.errors import DraError
+from dra_driver.kube.state import ClusterState
+from tests.fakes.dra_objects import Obj, claim
+from tests.unit.capacity.helpers import cluster, holding, mig, shared, whole
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+JUNK: tuple[Any, ...] = (None, "", "x", -1, 2**70, 1.5, True, [], {}, [None], {"a": None}, "80Gi", "1e400", "\x00")
+
+
+def sample() -> list[list[Obj]]:
+    """Slices, claims and nodes that are all right."""
+    state = cluster(
+        [*mig("a"), shared("b"), whole("c", 2)],
+        [holding("x", "a", "gpu-0-mig-1g10gb-19-0"), holding("y", "b", "gpu-0", shares="10Gi"), claim("z")],
+    )
+    return [list(map(copy.deepcopy, items)) for items in (state.slices, state.claims, state.nodes)]
+
+
+def damage(value: Any, chance: random.Random) -> None:
+    """Walk down to some place and put junk there, or take something away."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            return
+        key = chance.choice(keys)
+        inner = value[key]
+        if isinstance(inner, dict | list) and inner and chance.random() < 0.85:
+            value = inner
+            continue
+        if chance.random() < 0.3:
+            del value[key]
+        else:
+            value[key] = chance.choice(JUNK)
+        return
+
+
+def look(slices: Any, claims: Any, nodes: Any) -> int:
+    """How many of the three commands could answer."""
+    state = ClusterState(slices=slices, claims=claims, nodes=nodes)
+    answered = 0
+    for ask in (survey, devices_of, lambda of: claims_of(of, NOW)):
+        try:
+            ask(state)
+        except DraError:
+            continue
+        answered += 1
+    return answered
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_damaged_objects_give_an_answer_or_a_sentence(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311  not a secret
+    parts = sample()
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        damage(chance.choice(parts), chance)
+    look(*parts)
+
+
+def test_undamaged_objects_give_three_answers() -> None:
+    """Otherwise the test above would prove nothing."""
+    assert look(*sample()) == 3
