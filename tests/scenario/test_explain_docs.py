@@ -1,0 +1,105 @@
+"""The page about explain shows what the command prints, word by word."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dra_driver.explain import explain, explain_pods, pod_subject
+from dra_driver.explain.text import render
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.kube.state import ClusterState, read_cluster, with_objects
+from dra_driver.sim import demo
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import NODES, PODS
+from dra_driver.sim.cluster import Cluster
+from tests.scenario.conftest import ROOT, TIMEOUT_S
+
+A, C = 'device.attributes["gpu.nvidia.com"]', 'device.capacity["gpu.nvidia.com"]'
+HOPPER, AMPERE = f'{A}.architecture == "Hopper"', f'{A}.architecture == "Ampere"'
+BLOCKS = re.findall(
+    r"```console\n\$ kubectl dra explain (.*)\n((?s:.*?))```", (ROOT / "docs" / "explain.md").read_text()
+)
+
+
+def template(name: str, count: int = 1, *expressions: str, device_class: str = "gpu.nvidia.com") -> Obj:
+    exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
+    exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+    }
+
+
+def pod(name: str, of_template: str, **spec: Any) -> Obj:
+    container = {"name": "main", "image": "ubuntu:24.04", "resources": {"claims": [{"name": "gpu"}]}}
+    claims = [{"name": "gpu", "resourceClaimTemplateName": of_template}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [container], "resourceClaims": claims, **spec},
+    }
+
+
+@pytest.fixture(scope="module")
+def printed() -> Iterator[dict[str, str]]:
+    """What the command prints in the cluster of the page, by its arguments."""
+    with Cluster(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
+        cluster.apply(ROOT / demo.CLASSES)
+        yield _printed(cluster)
+
+
+def _printed(cluster: Cluster) -> dict[str, str]:
+    found = {}
+
+    def told(name: str, *objects: Obj, waits_for: str = "Unschedulable SchedulerError") -> None:
+        for item in objects:
+            cluster.client.create(item, "default")
+        cluster.wait(lambda: _unsaid(cluster, name, waits_for), TIMEOUT_S, f"the scheduler to look at {name}")
+        state = _state(cluster)
+        found[f"pod/{name}"] = render(explain(state, pod_subject(state, "default", name)))
+
+    told("big", template("big", 1, f'{HOPPER} && {C}.memory.compareTo(quantity("80Gi")) >= 0'), pod("big", "big"))
+    told("alice", template("seven", 7, HOPPER), pod("alice", "seven"), waits_for="Running")
+    told("bob", template("pair", 2, HOPPER), pod("bob", "pair"))
+    told("carol", pod("carol", "gpus"), waits_for="")
+    told("dora", template("dora", device_class="nvidia-gpu"), pod("dora", "dora"))
+    told("eve", template("eve", 1, f"{A}.memoryBandwidth >= 3000"), pod("eve", "eve"))
+    node = cluster.store.get(NODES, "gpu-a")
+    node["spec"]["taints"] = [{"key": "team", "value": "research", "effect": "NoSchedule"}]
+    cluster.store.update(NODES, node)
+    told("frank", template("frank", 2), pod("frank", "frank"))
+    with_grace = with_objects(_state(cluster), [template("grace", 1, AMPERE)])
+    grace = pod("grace", "grace", tolerations=[{"key": "team", "operator": "Exists"}])
+    found["-f grace.yaml"] = render(explain_pods(with_grace, [grace])[0])
+    return found
+
+
+def _state(cluster: Cluster) -> ClusterState:
+    return read_cluster(RestClient(Connection.load(str(cluster.kubeconfig))), "default")
+
+
+def _unsaid(cluster: Cluster, name: str, wanted: str) -> str | None:
+    found = cluster.store.get(PODS, name, "default")
+    reasons = [item.get("reason") for item in dig(found, "status", "conditions", default=[])]
+    seen = {dig(found, "status", "phase"), *reasons}
+    return None if not wanted or seen & set(wanted.split()) else f"{seen}"
+
+
+def plain(text: str) -> str:
+    """Without what differs from run to run: generated names, and where lines break because of them."""
+    return re.sub(r"-gpu-[a-z0-9]{5}\b", "-gpu-xxxxx", " ".join(text.split()))
+
+
+def test_the_page_has_six_causes_and_a_what_if() -> None:
+    assert len(BLOCKS) == 7
+
+
+@pytest.mark.parametrize(("arguments", "shown"), BLOCKS, ids=[arguments for arguments, _ in BLOCKS])
+def test_the_page_shows_real_output(printed: dict[str, str], arguments: str, shown: str) -> None:
+    assert plain(shown) == plain(printed[arguments])
