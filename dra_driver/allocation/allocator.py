@@ -7,23 +7,24 @@ scheduler's queue; the clock that bounds an attempt is handed in.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dra_driver.allocation.attempt import Attempt
 from dra_driver.allocation.behaviour import V1_36, Behaviour, Features
 from dra_driver.allocation.events import PoolLeftOut, Recorder
+from dra_driver.allocation.likeness import Solution, Solutions
 from dra_driver.allocation.limits import Budget, Limits
 from dra_driver.allocation.pools import Catalog, Reach
 from dra_driver.allocation.requests import ClaimPlan, Reader
 from dra_driver.allocation.result import allocation_result
 from dra_driver.allocation.search import Search
 from dra_driver.allocation.selectors import Selection, Selector
-from dra_driver.allocation.shapes import guarded
+from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.taken import pool_uses
 
 Wire = Mapping[str, Any]
-_DEFAULT_FEATURES = Features()
-_DEFAULT_LIMITS = Limits()
+_DEFAULT_FEATURES: Final = Features()
+_DEFAULT_LIMITS: Final = Limits()
 
 
 def random_share_id() -> str:
@@ -51,16 +52,19 @@ class Outcome:
 class Question:
     """A pod's claims, ready to be asked about any node. Thread-safe."""
 
-    def __init__(self, allocator: "Allocator", plans: Sequence[ClaimPlan]) -> None:
+    def __init__(self, allocator: "Allocator", claims: Sequence[Wire], plans: Sequence[ClaimPlan]) -> None:
         self._allocator = allocator
-        self._plans = plans
+        self._claims = claims
+        self.plans = plans
+        self.solutions = Solutions()
 
     def on(self, node: Wire, recorder: Recorder | None = None) -> Outcome:
         """Devices for all of the claims on ``node``, or why they do not fit there.
 
         Raises AllocationError, CelSyntaxError or CelEvaluationError when the attempt has to end for all nodes.
         """
-        return guarded(lambda: self._allocator.answer(self._plans, node, recorder), {"node": node})
+        wires = {"node": node, "claims": self._claims, **self._allocator.wires}
+        return guarded(lambda: self._allocator.answer(self, node, recorder), wires)
 
 
 class Allocator:
@@ -88,21 +92,24 @@ class Allocator:
         self._limits = limits
         self._new_share_id = new_share_id
         self._selections: dict[tuple[tuple[str, str], ...], Selection] = {}
-        wires = {"slices": slices, "classes": list(classes), "allocated": list(allocated)}
-        self._classes = guarded(lambda: {item["metadata"]["name"]: item for item in wires["classes"]}, wires)
-        self._catalog = guarded(lambda: self._read(wires), wires)
+        wires: dict[str, Any] = {"slices": slices, "classes": classes, "allocated": allocated}
+        self.wires: Mapping[str, Any] = guarded(lambda: {name: list(items) for name, items in wires.items()}, wires)
+        self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
+        self._catalog = guarded(lambda: self._read(self.wires), self.wires)
 
     def question(self, claims: Sequence[Wire]) -> Question:
         """Decode the pod's unallocated claims once, to ask about many nodes. Raises AllocationError."""
         reader = Reader(classes=self._classes, features=self._features, selection_of=self._selection_of)
-        return Question(self, guarded(lambda: reader.read(claims), {"claims": claims}))
+        plans = guarded(lambda: reader.read(claims), {"claims": claims, **self.wires})
+        return Question(self, claims, plans)
 
     def allocate(self, node: Wire, claims: Sequence[Wire], recorder: Recorder | None = None) -> Outcome:
         """The same for one node: ``question(claims).on(node, recorder)``."""
         return self.question(claims).on(node, recorder)
 
-    def answer(self, plans: Sequence[ClaimPlan], node: Wire, recorder: Recorder | None) -> Outcome:
-        """What `Question.on` says, for claims that are decoded already."""
+    def answer(self, question: Question, node: Wire, recorder: Recorder | None) -> Outcome:
+        """What `Question.on` says."""
+        plans = question.plans
         reach = self._catalog.reach(node)
         if recorder is not None:
             _tell_left_out(reach, recorder)
@@ -110,20 +117,17 @@ class Allocator:
         attempt = Attempt(plans, node, reach, self._features, self._behaviour, budget, recorder)
         attempt.prepare()
         search = Search(attempt)
-        if not search.run():
+        fits = search.run(None if recorder else self._limits.alike_after * attempt.breadth)
+        if fits is None:
+            fits = _solve(question.solutions, attempt, search, reach)
+        if not fits:
             return _misfit(reach, search)
         return Outcome(
             allocations=[
                 allocation_result(
-                    plan,
-                    attempt.picks[index],
-                    search.chosen[index],
-                    node,
-                    self._features,
-                    self._behaviour,
-                    self._new_share_id,
+                    plan, picks, chosen, node, self._features, self._behaviour, self._new_share_id
                 )
-                for index, plan in enumerate(plans)
+                for plan, picks, chosen in zip(plans, attempt.picks, search.chosen, strict=True)
             ]
         )
 
@@ -137,6 +141,25 @@ class Allocator:
         if key not in self._selections:
             self._selections[key] = Selection(selectors, sharing=not self._features.stable)
         return self._selections[key]
+
+
+def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
+    return {item["metadata"]["name"]: item for item in classes}
+
+
+def _solve(solutions: Solutions, attempt: Attempt, search: Search, reach: Reach) -> bool:
+    """Go on with a search that takes long, unless a node that is alike has been searched."""
+    key = solutions.key(attempt, reach.pools)
+    known = solutions.find(key) if key is not None else None
+    if known is not None:
+        search.chosen, search.stuck_at = [list(one) for one in known.chosen], known.stuck_at
+        attempt.repeat(known.picks)
+        return known.fits
+    fits = bool(search.run())
+    if key is not None:
+        picks = attempt.places() if fits else []
+        solutions.keep(key, Solution(fits, search.stuck_at, [list(one) for one in search.chosen], picks))
+    return fits
 
 
 def _misfit(reach: Reach, search: Search) -> Outcome:

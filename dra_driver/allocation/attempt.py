@@ -60,7 +60,7 @@ class Attempt:
         self._node = node
         self._features = features
         self._behaviour = behaviour
-        self._budget = budget
+        self.budget = budget
         self._recorder = recorder
         self._reach = reach
         self._devices = _devices(reach.pools)
@@ -70,6 +70,11 @@ class Attempt:
         self._users: dict[Device, set[int]] = {}
         self._pending: dict[Device, Consumed] = {}
         self._accounts: dict[Any, Account] = {}
+
+    @property
+    def breadth(self) -> int:
+        """How many devices the node offers."""
+        return len(self._devices)
 
     def prepare(self) -> None:
         """List the devices of requests that want all. Raises AllocationError and the errors of `cel`."""
@@ -109,8 +114,8 @@ class Attempt:
         return True
 
     def suits(self, alternative: Alternative, device: Device) -> bool:
-        self._budget.step(alternative.name)
-        cause = self._unsuitable(alternative, device)
+        self.budget.step(alternative.name)
+        cause = self.unsuitable(alternative, device)
         if cause is not None and self._recorder is not None:
             self._reject(alternative, device, cause)
         return cause is None
@@ -127,6 +132,21 @@ class Attempt:
             self._reject(alternative, device, short)
         return short is None
 
+    def unsuitable(self, alternative: Alternative, device: Device) -> Cause | None:
+        """Why selectors, node selection or a gate rule the device out; what `suits` says without telling or counting."""
+        wire = device.wire
+        if not self._features.binding_conditions and wire.get("bindingConditions"):
+            return GateOff(gate="DRADeviceBindingConditions")
+        verdict = alternative.selection.verdict(device)
+        if verdict != SELECTED:
+            selector = alternative.selection.selectors[verdict]
+            return NotSelected(
+                class_name=selector.class_name, index=selector.index, expression=selector.expression
+            )
+        if device.slice.per_device and not reaches(wire, self._node):
+            return NotOnNode()
+        return None
+
     # --- taking and giving back ---
 
     def take(self, alternative: Alternative, device: Device, *, must: bool) -> Pick | None:
@@ -134,8 +154,8 @@ class Attempt:
 
         With ``must`` a broken constraint raises AllocationError. What a refusal leaves charged is up to `Behaviour`.
         """
-        self._budget.step(alternative.name)
-        shared = self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
+        self.budget.step(alternative.name)
+        shared = self._is_shared(device)
         if must and self._is_taken(alternative, device, shared):
             return None
         account, charges = self._charge(alternative, device, shared)
@@ -155,12 +175,26 @@ class Attempt:
                 if account is not None:
                     account.give_back(charges)
             return None
-        consumed = self._share(alternative, device) if shared else None
-        if not shared:
+        consumed = self._consumed(alternative, device)
+        if consumed is not None:
+            self._share(device, consumed)
+        else:
             self._users.setdefault(device, set()).add(alternative.claim)
         pick = Pick(alternative, device, consumed, account, charges)
         self.picks[alternative.claim].append(pick)
         return pick
+
+    def places(self) -> list[list[tuple[Alternative, int]]]:
+        """The picks, with the places of their devices among all devices of the node."""
+        at = {device: place for place, device in enumerate(self._devices)}
+        return [[(pick.alternative, at[pick.device]) for pick in picks] for picks in self.picks]
+
+    def repeat(self, places: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
+        """Take over the picks of an attempt on a node that is alike."""
+        self.picks = [[self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in places]
+
+    def _same(self, alternative: Alternative, device: Device) -> Pick:
+        return Pick(alternative, device, self._consumed(alternative, device), None, ())
 
     def give_back(self, alternative: Alternative, pick: Pick) -> None:
         """Undo `take`; picks of a claim are given back in reverse."""
@@ -189,20 +223,6 @@ class Attempt:
         if alternative.admin_access:
             return not shared and self.occupied(alternative, device)
         return self.held(alternative, device) or self.occupied(alternative, device)
-
-    def _unsuitable(self, alternative: Alternative, device: Device) -> Cause | None:
-        wire = device.wire
-        if not self._features.binding_conditions and wire.get("bindingConditions"):
-            return GateOff(gate="DRADeviceBindingConditions")
-        verdict = alternative.selection.verdict(device)
-        if verdict != SELECTED:
-            selector = alternative.selection.selectors[verdict]
-            return NotSelected(
-                class_name=selector.class_name, index=selector.index, expression=selector.expression
-            )
-        if device.slice.per_device and not reaches(wire, self._node):
-            return NotOnNode()
-        return None
 
     def _charge(self, alternative: Alternative, device: Device, shared: bool) -> tuple[Account | None, Charges]:
         """Take the device's counters: the account they were taken from, None when none were.
@@ -264,13 +284,20 @@ class Attempt:
         for place in alternative.constraints:
             self._constraints[alternative.claim][place].remove(alternative.base)
 
-    def _share(self, alternative: Alternative, device: Device) -> dict[str, Amount]:
+    def _is_shared(self, device: Device) -> bool:
+        return self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
+
+    def _consumed(self, alternative: Alternative, device: Device) -> dict[str, Amount] | None:
+        """What a share takes; None for a device that is not shared."""
+        if not self._is_shared(device):
+            return None
         capacities = device.wire.get("capacity") or _NO_CAPACITY
-        consumed = consumption(alternative.capacity, capacities, fractions=not self._behaviour.whole_units)
+        return consumption(alternative.capacity, capacities, fractions=not self._behaviour.whole_units)
+
+    def _share(self, device: Device, consumed: Mapping[str, Amount]) -> None:
         pending = self._pending.setdefault(device, {})
         for name, value in consumed.items():
             pending[name] = pending.get(name, 0) + value.nano
-        return consumed
 
     def _unshare(self, device: Device, consumed: Mapping[str, Amount]) -> None:
         pending = self._pending.get(device)
