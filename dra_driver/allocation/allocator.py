@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.allocation.attempt import Attempt
-from dra_driver.allocation.behaviour import V1_36, Behaviour, Features
+from dra_driver.allocation.behaviour import V1_36, Behaviour, Features, Rules
 from dra_driver.allocation.events import PoolLeftOut, Recorder
 from dra_driver.allocation.likeness import Solution, Solutions
 from dra_driver.allocation.limits import Budget, Limits
+from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.pools import Catalog, Reach
 from dra_driver.allocation.requests import ClaimPlan, Reader
 from dra_driver.allocation.result import allocation_result
 from dra_driver.allocation.search import Search
 from dra_driver.allocation.selectors import Selection, Selector
-from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.taken import pool_uses
 
 Wire = Mapping[str, Any]
@@ -68,8 +68,8 @@ class Question:
 
 
 class Allocator:
-    """Devices, classes and what is taken, at one moment. Thread-safe; the objects handed in are not changed and must not
-    change.
+    """Devices, classes and what is taken, at one moment. Thread-safe; the objects handed in are not changed and must
+    not change.
 
     ``slices`` are all ResourceSlices of the cluster with device taints merged, ``allocated`` all claims that may have
     ``status.allocation``. Objects are as an API server returns them, defaults filled in. Raises AllocationError on
@@ -87,8 +87,7 @@ class Allocator:
         limits: Limits = _DEFAULT_LIMITS,
         new_share_id: Callable[[], str] = random_share_id,
     ) -> None:
-        self._features = features
-        self._behaviour = behaviour
+        self._rules = Rules(features=features, behaviour=behaviour)
         self._limits = limits
         self._new_share_id = new_share_id
         self._selections: dict[tuple[tuple[str, str], ...], Selection] = {}
@@ -99,7 +98,7 @@ class Allocator:
 
     def question(self, claims: Sequence[Wire]) -> Question:
         """Decode the pod's unallocated claims once, to ask about many nodes. Raises AllocationError."""
-        reader = Reader(classes=self._classes, features=self._features, selection_of=self._selection_of)
+        reader = Reader(classes=self._classes, features=self._rules.features, selection_of=self._selection_of)
         plans = guarded(lambda: reader.read(claims), {"claims": claims, **self.wires})
         return Question(self, claims, plans)
 
@@ -114,7 +113,7 @@ class Allocator:
         if recorder is not None:
             _tell_left_out(reach, recorder)
         budget = Budget(self._limits)
-        attempt = Attempt(plans, node, reach, self._features, self._behaviour, budget, recorder)
+        attempt = Attempt(plans, node=node, reach=reach, rules=self._rules, budget=budget, recorder=recorder)
         attempt.prepare()
         search = Search(attempt)
         fits = search.run(None if recorder else self._limits.alike_after * attempt.breadth)
@@ -124,22 +123,20 @@ class Allocator:
             return _misfit(reach, search)
         return Outcome(
             allocations=[
-                allocation_result(
-                    plan, picks, chosen, node, self._features, self._behaviour, self._new_share_id
-                )
+                allocation_result(plan, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
                 for plan, picks, chosen in zip(plans, attempt.picks, search.chosen, strict=True)
             ]
         )
 
     def _read(self, wires: Mapping[str, Any]) -> Catalog:
-        uses = pool_uses(wires["allocated"], shares=self._features.consumable_capacity)
-        return Catalog(wires["slices"], uses, self._features, self._behaviour)
+        uses = pool_uses(wires["allocated"], shares=self._rules.features.consumable_capacity)
+        return Catalog(wires["slices"], uses, self._rules)
 
     def _selection_of(self, selectors: Sequence[Selector]) -> Selection:
         """The same object for the same selectors, so that claims and nodes share answers."""
         key = tuple((selector.where, selector.expression) for selector in selectors)
         if key not in self._selections:
-            self._selections[key] = Selection(selectors, sharing=not self._features.stable)
+            self._selections[key] = Selection(selectors, sharing=not self._rules.features.stable)
         return self._selections[key]
 
 

@@ -1,9 +1,9 @@
 """Nodes that are alike: equal in everything that a search looks at, whatever their devices are called.
 
-A cluster has many nodes of one kind, most of them in one of a few states. A search that takes long on one of them takes as
-long on all, so its answer is kept as places in the list of devices, under a key that is equal for nodes that are alike.
-Owns that key. Attributes that only constraints compare are told apart, not read: two nodes whose GPUs have different UUIDs
-are alike.
+A cluster has many nodes of one kind, most of them in one of a few states. A search that takes long on one of them takes
+as long on all, so its answer is kept as places in the list of devices, under a key that is equal for nodes that are
+alike. Owns that key. Attributes that only constraints compare are told apart, not read: two nodes whose GPUs have
+different UUIDs are alike.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """How long one attempt may take, so that no input makes an endless run.
 
-The scheduler gives an attempt ten seconds for each node (kubernetes/kubernetes plugins/dynamicresources, FilterTimeout).
+The scheduler gives an attempt ten seconds for each node (FilterTimeout of its plugin dynamicresources).
 """
 
 import time

@@ -1,9 +1,9 @@
 """The search itself: depth first, first fit, claims by requests by devices, every choice revisable.
 
 Owns the order in which choices are made and taken back. Follows ``allocateOne`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. It is a loop over a stack of
-choices, not a recursion: a pod may have more claims and devices than Python has frames. Whether one device can be taken
-is decided in `attempt`.
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. It is a loop over a stack
+of choices, not a recursion: a pod may have more claims and devices than Python has frames. Whether one device can be
+taken is decided in `attempt`.
 """
 
 from dataclasses import dataclass
@@ -128,6 +128,8 @@ class Search:
             top.pick = self._attempt.take(alternative, top.lane.every[top.have], must=True)
             return 0
         position = top.position
+        if self._attempt.combines and top.lane.is_short(position, top.lane.size - top.have):
+            return position
         while top.pick is None:
             found = top.lane.next(position)
             if found is None:
@@ -142,9 +144,9 @@ class Search:
             if answer is _Answer.FAILED:
                 top.all_exceeded = False
             return _Answer.DEEPER
-        assert top.pick is not None
-        self._attempt.give_back(top.alternative, top.pick)
-        top.pick = None
+        if top.pick is not None:
+            self._attempt.give_back(top.alternative, top.pick)
+            top.pick = None
         if answer is _Answer.EXCEEDED or top.alternative.wants_all:
             self._stack.pop()
             return self._exceeded(top.claim) if answer is _Answer.EXCEEDED else answer

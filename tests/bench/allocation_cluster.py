@@ -1,6 +1,6 @@
 """Clusters for measurements of allocation, as the text that an API server would send: H100 nodes, whole or with MIG.
 
-Profiles and placements of an H100 80GB are NVIDIA's (nvidia-smi mig -lgipp); names and attributes those of its DRA driver.
+Profiles and placements of an H100 80GB are NVIDIA's (nvidia-smi mig -lgipp), names and attributes its DRA driver's.
 """
 
 import json
@@ -44,9 +44,7 @@ def claim(class_name: str = DRIVER, expression: str = "", count: int = 1) -> dic
 def holding(node_index: int, *devices: str) -> dict[str, Any]:
     """A claim that has devices of a node."""
     name = f"node-{node_index}"
-    results = [
-        {"request": "gpu", "driver": DRIVER, "pool": f"{name}/{DRIVER}", "device": device} for device in devices
-    ]
+    results = [{"request": "gpu", "driver": DRIVER, "pool": f"{name}/{DRIVER}", "device": device} for device in devices]
     metadata = {"name": f"held-{node_index}", "namespace": "default", "uid": f"held-{node_index}"}
     return {"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}}
 

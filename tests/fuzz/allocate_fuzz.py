@@ -1,10 +1,10 @@
 """Throws damaged questions at the allocator: ``python tests/fuzz/allocate_fuzz.py --count 20000 --seed 1``.
 
-Takes the questions of the golden table and changes them, plausibly and wildly, and looks for what must never happen: an
-exception other than a DraError, an answer that is neither allocations nor a reason, an answer for more than 32 devices of
-a claim, one device for two claims, an answer that is different the second time or on a node that is alike, or a question
-that takes longer than ``--slow`` seconds. The same seed gives the same questions. Exits with status 1 when anything was
-found, and prints it; ``--keep FOLDER`` writes each such question there.
+Takes the questions of the golden table and changes them, plausibly and wildly, and looks for what must never happen:
+an exception other than a DraError, an answer that is neither allocations nor a reason, an answer for more than 32
+devices of a claim, one device for two claims, an answer that is different the second time or on a node that is alike,
+or a question that takes longer than ``--slow`` seconds. The same seed gives the same questions. Exits with status 1
+when anything was found, and prints it; ``--keep FOLDER`` writes each such question there.
 """
 
 import argparse
@@ -101,7 +101,9 @@ def run(number: int, seed: int, slow_s: float, keep: Path | None) -> int:
             found.append(f"question {index}: {problem}")
             if keep is not None:
                 (keep / f"{seed}-{index}.json").write_text(json.dumps(question))
-    print(f"{number} questions, seed {seed}: {dict(sorted(kinds.items()))}, slowest {slowest:.2f} s, {len(found)} found")
+    print(
+        f"{number} questions, seed {seed}: {dict(sorted(kinds.items()))}, slowest {slowest:.2f} s, {len(found)} found"
+    )
     for text in found[:_SHOWN]:
         print(text)
     return 1 if found else 0
