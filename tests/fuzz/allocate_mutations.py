@@ -12,7 +12,23 @@ from typing import Any
 Question = dict[str, Any]
 
 _SIZES = ("0", "1", "2", "3", "7", "10", "1Gi", "2Gi", "5Gi", "8Gi", "10Gi", "12Gi", "16Gi", "20Gi")
-_NUMBERS_WRITTEN = ("40Gi", "80Gi", "100Gi", "512Mi", "1536Mi", "10240Mi", "500m", "1500m", "1.5", "0.1", "2e3", "1k", "3000", "1024", "1Ki")
+_NUMBERS_WRITTEN = (
+    "40Gi",
+    "80Gi",
+    "100Gi",
+    "512Mi",
+    "1536Mi",
+    "10240Mi",
+    "500m",
+    "1500m",
+    "1.5",
+    "0.1",
+    "2e3",
+    "1k",
+    "3000",
+    "1024",
+    "1Ki",
+)
 _QUANTITIES = _SIZES + _NUMBERS_WRITTEN
 _STRINGS = ("", "a", "b", "x", "gpu", "mig", "node-a", "node-b", "p", "q", "gpu.example.com", "r", "s0", "d0", "d1")
 _TEXTS = ("", "x", "1Gi", "-5", "1e999999999", "9" * 500, "\x00", "\ud800", "All", "device.driver == 1", "(" * 200)

@@ -153,7 +153,11 @@ def test_only_the_newest_generation_counts() -> None:
         (claim("c", exactly(count=33)), AllocationError, "33 exceeds the claim limit of 32"),
         (claim("c", exactly(allocationMode="Some")), AllocationError, "unsupported count mode Some"),
         (claim("c", exactly("gpu", "device.nope")), CelSyntaxError, "selector #0: CEL compile error"),
-        (claim("c", exactly("gpu", f'{A}.nope == "x"')), CelEvaluationError, r"runtime error: .*no such key.* \(on device"),
+        (
+            claim("c", exactly("gpu", f'{A}.nope == "x"')),
+            CelEvaluationError,
+            r"runtime error: .*no such key.* \(on device",
+        ),
         (claim("c", constraints=[{"requests": ["gpu"]}]), AllocationError, "empty constraint"),
         (claim("c", {"name": "gpu"}), AllocationError, "unsupported request type"),
     ],
