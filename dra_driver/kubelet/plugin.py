@@ -182,7 +182,10 @@ class NodeProcess:
         return publisher
 
     def _open_doors(self, claims: ClaimWork) -> None:
-        handlers = [*service.handlers(claims.service, self._settings.driver_name), *self._streams.handlers()]
+        prepares = service.prepare_threads()
+        self._running.callback(prepares.shutdown, wait=False, cancel_futures=True)
+        driver = self._settings.driver_name
+        handlers = [*service.handlers(claims.service, driver, prepares), *self._streams.handlers()]
         self._endpoints = endpoints = Endpoints(self._paths, self._registration, handlers)
         endpoints.start()
         self._running.callback(self._close_doors, endpoints)
