@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dra_driver.cdi.root import DriverRoot
 from dra_driver.config.settings import NodeSettings
-from dra_driver.errors import DraError
+from dra_driver.errors import ConfigurationError, DraError, StorageError
 from dra_driver.gpu.backend import Backend
 from dra_driver.model.gpu import Snapshot
 from dra_driver.telemetry import metrics
@@ -33,7 +33,8 @@ class Hardware:
 
 
 def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
-    """What ``settings`` ask for. Raises ConfigurationError for a spec that cannot be read.
+    """What ``settings`` ask for. Raises ConfigurationError for a spec that cannot be read, and when the simulated GPUs'
+    driver root cannot be written.
 
     Imports only what is used: NVML's bindings or the catalogue of models.
     """
@@ -59,7 +60,10 @@ def _simulated(spec: str, node_name: str, folder: Path) -> Hardware:
     from dra_driver.gpu.simulated import SimulatedBackend  # noqa: PLC0415
 
     backend = SimulatedBackend.from_spec(spec, node_name)
-    simulated_root.write(folder, backend.snapshot())
+    try:
+        simulated_root.write(folder, backend.snapshot())
+    except StorageError as error:
+        raise ConfigurationError(f"cannot start without a driver root: {error}") from error
     return Hardware(
         backend=backend,
         root=DriverRoot(root=str(folder), dev_root=str(folder)),
