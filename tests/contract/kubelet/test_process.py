@@ -117,6 +117,38 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: a directory of that name is there"),
+        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: a directory of that name is there"),
+        ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
+        ("plugins/gpu.nvidia.com/simulated-root/usr/bin/.nvidia-smi.new", "cannot start without a driver root"),
+    ],
+)
+def test_process_that_cannot_start_has_published_nothing(
+    rest: RestClient, node: Callable[..., NodeProcess], path: str, sentence: str
+) -> None:
+    """In a crash loop it would attract pods which no process here could ever serve."""
+    process = node()
+    (process.folder / path).mkdir(parents=True)
+    status, text = process.refused()
+    assert (status, "Traceback" in text) == (2, False), text
+    assert sentence in text.splitlines()[-1]
+    assert (generations(rest), process.cdi_files) == ([], [])
+
+
+def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Two processes with one --pod-uid share the lock; the socket tells them apart, before any work is begun."""
+    first = node(pod_uid="aaaa").start()
+    first.wait_for(lambda: len(generations(rest)) == 1)
+    smi = first.folder / "plugins" / DRIVER / "simulated-root" / "usr" / "bin" / "nvidia-smi"
+    before = generations(rest), smi.read_text()
+    status, text = node(pod_uid="aaaa", simulate="1xl4-24gb").refused()
+    assert (status, "another process already serves" in text.splitlines()[-1]) == (2, True), text
+    assert (generations(rest), smi.read_text()) == before, "the first one's containers would see other GPUs"
+
+
 def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
     """Manifests give the node's name through the downward API."""
     process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
