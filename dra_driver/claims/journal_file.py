@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.claims import journal_rows as rows
 from dra_driver.errors import ConfigurationError, StorageError
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,12 @@ BUSY_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 15.0
 REBUILD = "rebuild-pending"
 _KEPT_DAMAGED = 3
+# Versions count up from 1. One beyond this is no newer driver's, which would have to be installed again, but damage.
+_HIGHEST_PLAUSIBLE_VERSION = 100
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading or writing may raise. Python's module decodes SQLite's texts and its error messages, which quote what is
+in the file; when that is damaged, decoding is what fails."""
 
 # A device may be held once: the partial unique index makes that true whatever any process does. A device given with
 # admin access is nobody's, and one share of a device that is shared is a holding of its own. The note is REBUILD, the
@@ -102,20 +109,22 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
         ) from error
 
 
-def storage_error(path: Path, doing: str, error: sqlite3.Error) -> StorageError:
-    """SQLite's error as a sentence for the pod's events."""
+def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
+    """One of `FAILURES` as a sentence for the pod's events."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name}); it is tried again")
 
 
-def primary_code(error: sqlite3.Error) -> int:
+def primary_code(error: Exception) -> int:
     """SQLite's primary result code, -1 when Python's module itself raised."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
     code = getattr(error, "sqlite_errorcode", None)
     return -1 if code is None else int(code) & 0xFF
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: Exception) -> bool:
     """Whether the file's content is at fault and not the moment."""
     return primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
@@ -148,8 +157,8 @@ def _try_lock(fd: int) -> bool:
 def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     try:
         return OpenJournal(connection=_open(path), set_aside=None)
-    except sqlite3.Error as error:
-        if not is_damage(error):
+    except FAILURES as error:
+        if not is_damage(error) and not _claims_to_be_read_only(path, error):
             raise storage_error(path, "read what is noted", error) from error
         reason = str(error)
     aside = _set_aside(path, now())
@@ -159,8 +168,14 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     )
     try:
         return OpenJournal(connection=_open(path), set_aside=aside)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise storage_error(path, "start anew", error) from error
+
+
+def _claims_to_be_read_only(path: Path, error: Exception) -> bool:
+    # One byte of the header says whether SQLite may write. The kernel says so for file systems, modes and attributes.
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return writable and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -184,6 +199,8 @@ def _create_private(path: Path) -> None:
 
 
 def _configure(connection: sqlite3.Connection, path: Path) -> None:
+    # As the module would, but with an error that says what it is: its own is an OperationalError without any code.
+    connection.text_factory = bytes.decode
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # A file system without shared memory maps. Slower, and just as safe.
@@ -199,6 +216,8 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
+        raise rows.damage(f"the schema's version is {version}")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
@@ -206,12 +225,24 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == 0:
         connection.executescript(_SCHEMA)  # fails on a file with foreign tables, which is then moved aside
-    problems = connection.execute("PRAGMA quick_check(1)").fetchall()
+    _check_content(connection)
+
+
+def _check_content(connection: sqlite3.Connection) -> None:
+    """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
+    problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
     if problems != [("ok",)]:
-        damage = sqlite3.DatabaseError(str(problems[0][0]))
-        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise damage
-    connection.execute("SELECT count(*) FROM note, (SELECT uid, boot_id FROM claim LIMIT 1), device LIMIT 1").fetchone()
+        raise rows.damage(str(problems[0][0]))
+    # A device without its claim would be held for ever by nobody.
+    if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+        raise rows.damage("a device belongs to no claim")
+    for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
+        pass
+    if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
+        raise rows.damage("there is a note that this driver never wrote")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a file that can only be read is no journal
+    connection.execute("ROLLBACK")
 
 
 def _set_aside(path: Path, now_s: float) -> Path:

@@ -3,15 +3,20 @@
 import os
 import sqlite3
 import stat
+from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dra_driver.claims.entry import Attempt, OwnerId
 from dra_driver.claims.journal import Journal
 from dra_driver.claims.journal_file import SCHEMA_VERSION
-from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.errors import ConfigurationError, DraError, StorageError
 from tests.fakes.claims import ref, uid
+from tests.fakes.memory import memory_folder
 from tests.unit.claims.test_journal import held, prepared
 
 
@@ -105,6 +110,99 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_works(damage: object, tmp_p
     assert journal.entries() == ()
     assert journal.rebuild_pending
     assert isinstance(journal.begin(ref(1), [held()]), Attempt)
+    journal.close()
+
+
+def change(path: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    connection.execute(statement, values)
+    connection.close()
+
+
+def patch(path: Path, offset: int, data: bytes) -> None:
+    was = path.read_bytes()
+    path.write_bytes(was[:offset] + data + was[offset + len(data) :])
+
+
+BROKEN_VALUES = [
+    ("UPDATE claim SET attempt = ?", "no number"),
+    ("UPDATE claim SET changed_at = ?", "no time"),
+    ("UPDATE claim SET state = ?", "lost"),
+    ("UPDATE claim SET owner = ?", b"\x00\xff"),
+    ("UPDATE claim SET name = CAST(? AS TEXT)", b"cla\xffim"),
+    ("UPDATE claim SET uid = ?", "../../etc"),
+    ("UPDATE device SET admin = ?", 7),
+    ("UPDATE device SET gpu_uuid = CAST(? AS TEXT)", b"\xc3\x28"),
+    ("UPDATE device SET uid = ?", "nobody"),
+    ("INSERT INTO note VALUES (?, 'yes')", "rebuild-pendinG"),
+]
+
+
+@pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES)
+def test_a_value_that_this_driver_never_wrote_is_damage(statement: str, value: object, tmp_path: Path) -> None:
+    """SQLite's own check passes these; each of them once ended the process at every start, or every call for ever."""
+    path = tmp_path / "state.db"
+    filled(path)
+    change(path, statement, value)
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    assert journal.entries() == ()
+    journal.close()
+
+
+def test_damage_that_is_quoted_in_sqlites_own_message_is_damage(tmp_path: Path) -> None:
+    """Python cannot decode the message then, and raises what is no database error."""
+    path = tmp_path / "state.db"
+    filled(path)
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE claim", b"CREATE TABLE \xff\xfe\xff\xfe\xff"))
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    journal.close()
+
+
+@pytest.mark.parametrize(("offset", "data"), [(60, b"\x7f"), (60, b"\xff"), (18, b"\x61")])
+def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
+    offset: int, data: bytes, tmp_path: Path
+) -> None:
+    """Bytes 60-63 are the schema's version and byte 18 says whether SQLite may write (SQLite's file format, 1.3)."""
+    path = tmp_path / "state.db"
+    filled(path)
+    patch(path, offset, data)
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    assert isinstance(journal.begin(ref(1), [held()]), Attempt)
+    journal.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=40))
+def test_no_damage_ends_in_anything_but_a_working_journal_or_a_sentence(changes: list[tuple[int, int]]) -> None:
+    """Whatever a disk does to the file, the process starts; or says why not, in words."""
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        path = Path(folder) / "state.db"
+        filled(path, 2)
+        data = bytearray(path.read_bytes())
+        for offset, value in changes:
+            data[offset % len(data)] = value
+        path.write_bytes(data)
+        with suppress(DraError):
+            journal = open_at(path)
+            with closing(journal):
+                journal.entries()
+                journal.begin(ref(9), [held(0)])
+
+
+@pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES[:8])
+def test_a_broken_value_met_later_is_said_and_remembered(statement: str, value: object, tmp_path: Path) -> None:
+    """Trying again does not help, so the sentence does not promise it, and liveness asks for the restart that does."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    change(path, statement, value)
+    with pytest.raises(StorageError, match="it is damaged: restart the node process, which rebuilds it"):
+        journal.entries()
+    assert journal.damaged
     journal.close()
 
 
