@@ -286,5 +286,8 @@ class Journal:
             yield
         except FAILURES as error:
             # SQLITE_ERROR at this point is "no such table": somebody else's file is in place of ours.
-            self._damaged = self._damaged or is_damage(error)
-            raise storage_error(self._path, doing, error) from error
+            found = storage_error(self._path, doing, error)
+            if is_damage(error):
+                self._damaged = True
+                raise found from error
+            raise StorageError(f"{found}; it is tried again") from error

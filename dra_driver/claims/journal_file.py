@@ -76,7 +76,7 @@ _ADVICE = {
     sqlite3.SQLITE_READONLY: "it is read-only: mount the plugin directory writable into the node process",
     sqlite3.SQLITE_BUSY: f"another process has kept it locked for more than {BUSY_TIMEOUT_S:g} s",
     sqlite3.SQLITE_IOERR: "the disk refuses (full or failing): look at df and the kernel's log",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: check the plugin directory's path and permissions",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, below a directory that may be written",
     sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
     sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
     sqlite3.SQLITE_CORRUPT: "it is damaged: restart the node process, which rebuilds it",
@@ -110,10 +110,10 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
 
 
 def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
-    """One of `FAILURES` as a sentence for the pod's events."""
+    """One of `FAILURES` as a sentence, for a pod's events or for the end of a start."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name}); it is tried again")
+    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
 
 
 def primary_code(error: Exception) -> int:

@@ -200,7 +200,7 @@ def test_a_broken_value_met_later_is_said_and_remembered(statement: str, value: 
     filled(path)
     journal = open_at(path)
     change(path, statement, value)
-    with pytest.raises(StorageError, match="it is damaged: restart the node process, which rebuilds it"):
+    with pytest.raises(StorageError, match=r"it is damaged: restart the node process, which rebuilds it \(\w+\)$"):
         journal.entries()
     assert journal.damaged
     journal.close()
@@ -263,6 +263,13 @@ def test_a_directory_that_cannot_be_made_is_an_error_for_users(tmp_path: Path) -
         open_at(tmp_path / "file" / "state.db")
 
 
+def test_a_start_that_fails_promises_no_other_try(tmp_path: Path) -> None:
+    """The sentence is the process' last one: it says what is in the way, and nothing tries again by itself."""
+    (tmp_path / "state.db").mkdir()
+    with pytest.raises(StorageError, match=r"it must be a file or missing, .* \(SQLITE_CANTOPEN\)$"):
+        open_at(tmp_path / "state.db")
+
+
 def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path: Path) -> None:
     """SQLite's busy answer becomes a sentence, and nothing is changed."""
     path = tmp_path / "state.db"
@@ -271,7 +278,7 @@ def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path:
     journal._connection.execute("PRAGMA busy_timeout = 1")
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match="another process has kept it locked"):
+    with pytest.raises(StorageError, match="another process has kept it locked .*; it is tried again$"):
         journal.begin(ref(7), [held(7)])
     blocker.execute("ROLLBACK")
     assert journal.entry(uid(7)) is None
