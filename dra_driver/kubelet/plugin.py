@@ -43,7 +43,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
 from dra_driver.kubelet.claim_work import MAINTAIN_EVERY_S, ClaimWork
 from dra_driver.kubelet.endpoints import Endpoints
-from dra_driver.kubelet.hardware import Follower
+from dra_driver.kubelet.follower import Follower
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.maintenance import Chore, Maintenance
 from dra_driver.kubelet.registration import Registration
@@ -171,7 +171,7 @@ class NodeProcess:
         claims.recover()
         self._open_doors(claims)
         self._publisher = publisher = self._start_publisher(rest)
-        self._follower = follower = Follower(provider, publisher, found.simulated_root)
+        self._follower = follower = Follower(inventory, provider, publisher, found.simulated_root)
         inventory.subscribe(follower.changed)
         self._start_maintenance(follower, claims)
 
@@ -203,7 +203,7 @@ class NodeProcess:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _open_doors came before
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
-            Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.retry),
+            Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.check),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
         remote = [Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain)]
