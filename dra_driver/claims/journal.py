@@ -64,6 +64,7 @@ class Journal:
     ) -> None:
         self._path = path
         self._connection = opened.connection
+        self._files = opened.files
         self.set_aside = opened.set_aside
         """Where a damaged predecessor was moved, None when there was none."""
         self.boot_id = boot_id
@@ -94,6 +95,19 @@ class Journal:
         """Whether damage was met since opening: only a restart of the process helps, which rebuilds the file."""
         return self._damaged
 
+    @property
+    def problem(self) -> str | None:
+        """Why only a restart of the process helps, None while nothing of that kind is known. Cheap; never raises."""
+        if self._damaged:
+            return f"the journal {self._path} is damaged: restart the node process, which rebuilds it"
+        displaced = self._files.displaced()
+        if displaced is None:
+            return None
+        return (
+            f"the journal's file {displaced} was removed or replaced while it was in use, so what is noted now is lost "
+            "with this process: restart the node process, which rebuilds the journal"
+        )
+
     def entry(self, uid: ClaimUid) -> Entry | None:
         """The claim's entry, None when there is none."""
         with self._reading("look up a claim") as connection:
@@ -121,8 +135,12 @@ class Journal:
     def begin(self, ref: ClaimRef, devices: Sequence[HeldDevice], *, durable: bool = False) -> Attempt | Blocked:
         """Note the intent to prepare ``ref`` and take its devices, or tell who is in the way.
 
-        The check and the note are one transaction: of two processes that begin at once one is blocked.
+        The check and the note are one transaction: of two processes that begin at once one is blocked. That only holds
+        where both have the same file, so nothing begins in one that is not in its place any more; what was begun before
+        can be finished and undone.
         """
+        if problem := self.problem:
+            raise StorageError(f"claim {ref} cannot be noted: {problem}")
         with self._writing("begin a claim", durable=durable) as connection:
             blockers = self._blockers(connection, ref.uid, devices)
             if blockers:

@@ -90,6 +90,34 @@ class OpenJournal:
 
     connection: sqlite3.Connection
     set_aside: Path | None
+    files: "OpenFiles"
+
+
+class OpenFiles:
+    """Which files the connection has open: the journal's own and SQLite's beside it. Immutable and thread-safe.
+
+    SQLite goes on working in files that were removed or moved away, and nobody else ever sees what it writes there. Its
+    files stay the same ones for as long as any process has the database open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        beside = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm"))
+        self._known = {each: found for each in beside if (found := _identity(each))}
+
+    def displaced(self) -> Path | None:
+        """The first that is not in its place any more; None when all are, or when that cannot be told."""
+        try:
+            return next((path for path, known in self._known.items() if _identity(path) != known), None)
+        except OSError:
+            return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
@@ -156,7 +184,7 @@ def _try_lock(fd: int) -> bool:
 
 def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     try:
-        return OpenJournal(connection=_open(path), set_aside=None)
+        return _opened(path, set_aside=None)
     except FAILURES as error:
         if not is_damage(error) and not _claims_to_be_read_only(path, error):
             raise storage_error(path, "read what is noted", error) from error
@@ -167,9 +195,14 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
         extra={"path": str(path), "kept_as": str(aside), "reason": reason},
     )
     try:
-        return OpenJournal(connection=_open(path), set_aside=aside)
+        return _opened(path, set_aside=aside)
     except FAILURES as error:
         raise storage_error(path, "start anew", error) from error
+
+
+def _opened(path: Path, set_aside: Path | None) -> OpenJournal:
+    connection = _open(path)
+    return OpenJournal(connection=connection, set_aside=set_aside, files=OpenFiles(path))
 
 
 def _claims_to_be_read_only(path: Path, error: Exception) -> bool:

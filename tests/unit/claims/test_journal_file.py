@@ -278,10 +278,56 @@ def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path:
     journal._connection.execute("PRAGMA busy_timeout = 1")
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match="another process has kept it locked .*; it is tried again$"):
+    with pytest.raises(StorageError, match=r"another process has kept it locked .*; it is tried again$"):
         journal.begin(ref(7), [held(7)])
     blocker.execute("ROLLBACK")
     assert journal.entry(uid(7)) is None
     assert isinstance(journal.begin(ref(7), [held(7)]), Attempt)
     blocker.close()
+    journal.close()
+
+
+@pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-shm"])
+def test_a_file_removed_under_an_open_journal_is_noticed(name: str, tmp_path: Path) -> None:
+    """SQLite works on in a file that nobody else sees: another process would give the same device again."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    assert journal.problem is None
+    (tmp_path / name).unlink()
+    assert str(tmp_path / name) in str(journal.problem)
+    with pytest.raises(StorageError, match="was removed or replaced while it was in use"):
+        journal.begin(ref(9), [held(9)])
+    undoing = journal.start_unprepare(uid(0))
+    assert undoing is not None
+    assert journal.forget(uid(0), undoing), "what was prepared before can still be freed"
+    journal.close()
+
+
+def test_a_journal_that_another_process_replaced_is_noticed(tmp_path: Path) -> None:
+    """The directory was emptied and a successor began anew: the two must not both give devices away."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    for each in tmp_path.glob("state.db*"):
+        each.unlink()
+    successor = open_at(path)
+    assert successor.problem is None
+    assert journal.problem is not None
+    successor.close()
+    journal.close()
+
+
+def test_other_processes_coming_and_going_leave_the_files_in_place(tmp_path: Path) -> None:
+    """A rolling update, a repeat of one, and a log that was moved into the file are no reason for a restart."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    for number in range(3):
+        other = open_at(path)
+        prepared(other, 10 + number, held(10 + number))
+        other.tidy()
+        other.close()
+        journal.tidy()
+        assert journal.problem is None
     journal.close()
