@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from dra_driver.claims.collect import Collector
 from dra_driver.claims.prepare import Preparer
-from dra_driver.claims.recover import Recovery, recover
+from dra_driver.claims.rebuild import Rebuild
+from dra_driver.claims.recover import Recovery, recover, rewrite_files
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.unprepare import unprepare_claim
 from dra_driver.errors import DraError
@@ -26,8 +27,9 @@ Prepared = tuple[PreparedDevice, ...]
 class ClaimService:
     """Prepare, unprepare, recover and collect over one set of tools.
 
-    Order: ``recover`` before the first call of the kubelet, ``maintain`` every ten minutes from one thread, ``prepare``
-    and ``unprepare`` from any number of threads. Nothing to stop: calls end by themselves within
+    Order: ``recover`` before the first call of the kubelet; then ``maintain`` every ten minutes and ``finish_rebuild``
+    every few seconds from one thread, ``rewrite_missing_files`` every few seconds from the same or another one,
+    ``prepare`` and ``unprepare`` from any number of threads. Nothing to stop: calls end by themselves within
     `waiting.Patience.call_s`.
     """
 
@@ -36,6 +38,8 @@ class ClaimService:
         self._lister = lister
         self._preparer = Preparer(tools)
         self._collector = Collector(tools)
+        self._rebuild = Rebuild(tools, lister)
+        self._missing: tuple[str, ...] = ()
 
     def prepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, Prepared | DraError]:
         """Each claim's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
@@ -54,6 +58,36 @@ class ClaimService:
     def recover(self) -> Recovery:
         """Make journal and files agree with reality; never raises for the world's faults. See `recover.recover`."""
         return recover(self._tools, self._lister)
+
+    def rewrite_missing_files(self) -> tuple[str, ...]:
+        """Write prepared claims' CDI files that vanished, for containers that restart before their next prepare.
+
+        Local, and cheap while nothing is missing. Never raises for the world's faults: what cannot be written is
+        returned as sentences, and logged when they are new.
+        """
+        problems: list[str] = []
+        try:
+            for uid in rewrite_files(self._tools, problems):
+                log.warning("CDI file of a prepared claim was missing and is written again", extra={"uid": uid})
+        except DraError as error:
+            problems.append(str(error))
+        before, self._missing = self._missing, tuple(problems)
+        for problem in self._missing:
+            if problem not in before:
+                log.warning("a CDI file cannot be put right, tried again soon", extra={"reason": problem})
+        return self._missing
+
+    @property
+    def rebuild_pending(self) -> bool:
+        """Whether a new journal does not know yet what was prepared before it. Raises `StorageError`."""
+        return self._tools.journal.rebuild_pending
+
+    def finish_rebuild(self) -> None:
+        """Rebuild a new journal if that is pending and due, see `rebuild.Rebuild`. Never raises for the world's faults.
+
+        Asks the API server, so it may take half a minute or more; for the thread that ``maintain`` uses.
+        """
+        self._rebuild.try_if_due()
 
     def maintain(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """What is due every ten minutes: recover what could not be recovered, free what the kubelet forgot, tidy up.

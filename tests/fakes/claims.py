@@ -53,6 +53,7 @@ class FakeClaims:
         self.by_name: dict[tuple[str, str], AllocatedClaim | None] = {}
         self.outage: DraError | None = None
         self.reads = 0
+        self.lists = 0
         for each in claims:
             self.put(each)
 
@@ -80,6 +81,7 @@ class FakeClaims:
         return found
 
     def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
+        self.lists += 1
         if self.outage is not None:
             raise self.outage
         return tuple(c for c in self.by_name.values() if c is not None and any(r.pool == pool for r in c.results))
