@@ -79,9 +79,14 @@ _ADVICE = {
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, below a directory that may be written",
     sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
     sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: restart the node process, which rebuilds it",
-    sqlite3.SQLITE_NOTADB: "it is damaged: restart the node process, which rebuilds it",
+    **dict.fromkeys(
+        (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT),
+        "it is damaged: restart the node process, which rebuilds it",
+    ),
 }
+# A constraint can only be violated when an index says otherwise than its table: whoever inserts has looked before, in
+# the same transaction.
+_DAMAGE = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +159,7 @@ def primary_code(error: Exception) -> int:
 
 def is_damage(error: Exception) -> bool:
     """Whether the file's content is at fault and not the moment."""
-    return primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return primary_code(error) in _DAMAGE
 
 
 @contextlib.contextmanager

@@ -37,13 +37,15 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
         found, namespace, name, state, owner, attempt, boot_id, changed_at, *_ = first
         if state not in _STATES:
             _refuse("state", state)
+        if first[8] is None:
+            raise damage("a claim has no device, and none was ever noted without one")
         yield Entry(
             ref=ClaimRef(namespace=_text("namespace", namespace), name=_text("name", name), uid=uid(found)),
             state=State(_text("state", state)),
             attempt=Attempt(owner=OwnerId(_text("owner", owner)), number=_whole("attempt", attempt)),
             boot_id=_text("boot_id", boot_id),
             changed_at=_seconds("changed_at", changed_at),
-            devices=tuple(_held(row) for row in (first, *rest) if row[8] is not None),
+            devices=tuple(_held(row) for row in (first, *rest)),
         )
 
 

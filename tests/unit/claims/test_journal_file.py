@@ -135,6 +135,7 @@ BROKEN_VALUES = [
     ("UPDATE device SET admin = ?", 7),
     ("UPDATE device SET gpu_uuid = CAST(? AS TEXT)", b"\xc3\x28"),
     ("UPDATE device SET uid = ?", "nobody"),
+    ("DELETE FROM device WHERE gpu_uuid <> ?", ""),
     ("INSERT INTO note VALUES (?, 'yes')", "rebuild-pendinG"),
 ]
 
@@ -148,6 +149,38 @@ def test_a_value_that_this_driver_never_wrote_is_damage(statement: str, value: o
     journal = open_at(path)
     assert journal.set_aside is not None
     assert journal.entries() == ()
+    journal.close()
+
+
+def forget_holders(path: Path) -> None:
+    """Empties the index of who holds what, behind SQLite's back."""
+    change(path, "DROP INDEX holder")
+    change(path, "CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0 AND 0")
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_schema SET sql = replace(sql, ' AND 0', '') WHERE name = 'holder'")
+    connection.close()
+
+
+def test_an_index_that_contradicts_its_table_is_damage(tmp_path: Path) -> None:
+    """A device would be free for whoever looks and taken for whoever writes."""
+    path = tmp_path / "state.db"
+    filled(path)
+    forget_holders(path)
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    journal.close()
+
+
+def test_a_device_whose_claim_vanishes_later_is_said_and_remembered(tmp_path: Path) -> None:
+    """Nobody is found in the way and the device cannot be taken: no other try changes that."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    change(path, "DELETE FROM claim WHERE uid = ?", uid(0))
+    with pytest.raises(StorageError, match="it is damaged: restart the node process"):
+        journal.begin(ref(5), [held(0)])
+    assert journal.damaged
     journal.close()
 
 
