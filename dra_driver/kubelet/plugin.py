@@ -42,6 +42,7 @@ from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
 from dra_driver.kubelet.claim_work import MAINTAIN_EVERY_S, ClaimWork
+from dra_driver.kubelet.disk import Disk, Folder
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.follower import Follower
 from dra_driver.kubelet.health_stream import HealthStreams
@@ -63,6 +64,8 @@ FIRST_LOOK_S = 2.0
 # For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
 ROOM_STOP_S = 0.5
 SOCKETS_EVERY_S, FILES_EVERY_S, GAUGES_EVERY_S = 1.0, 5.0, 5.0
+# How often it is asked whether a try is due; the tries themselves are half a minute apart and more.
+REBUILD_EVERY_S = 5.0
 
 
 class NodeProcess:
@@ -88,6 +91,7 @@ class NodeProcess:
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
         self._follower: Follower | None = None
+        self._disk: Disk | None = None
 
     def start(self) -> None:
         """Everything of the module's docstring. Raises ConfigurationError, with everything started so far undone."""
@@ -108,7 +112,7 @@ class NodeProcess:
         """Why this node cannot serve a new pod, one sentence each; empty when it can."""
         if self._stopping.is_set():
             return ["stopping"]
-        rooms = (self._inventory, self._publisher, self._follower, self._claims, self._endpoints)
+        rooms = (self._inventory, self._publisher, self._follower, self._claims, self._endpoints, self._disk)
         if any(room is None for room in rooms):
             return ["starting"]
         found = [room.problem for room in (*rooms, self._registration) if room is not None]
@@ -201,16 +205,27 @@ class NodeProcess:
 
     def _start_maintenance(self, follower: Follower, claims: ClaimWork) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _open_doors came before
+        self._disk = disk = Disk(self._folders(), claims.service.rewrite_missing_files)
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.check),
+            Chore(name="disk", every_s=FILES_EVERY_S, work=disk.check),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
-        remote = [Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain)]
+        remote = [
+            Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
+            Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=claims.service.finish_rebuild),
+        ]
         for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
             maintenance = Maintenance(name, chores)
             maintenance.start()
             self._running.callback(maintenance.stop, ROOM_STOP_S)
+
+    def _folders(self) -> list[Folder]:
+        return [
+            Folder(path=Path(self._settings.cdi_dir), what="the CDI directory", setting="--cdi-dir"),
+            Folder(path=self._plugin_dir, what="the driver's directory", setting="--kubelet-plugins-dir"),
+        ]
 
     def _update_gauges(self) -> None:
         if self._publisher is not None:
