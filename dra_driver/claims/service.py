@@ -14,7 +14,8 @@ from dra_driver.claims.rebuild import Rebuild
 from dra_driver.claims.recover import Recovery, recover, rewrite_files
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.unprepare import unprepare_claim
-from dra_driver.errors import DraError
+from dra_driver.claims.waiting import Budget
+from dra_driver.errors import DraError, RetryableError
 from dra_driver.model.claim import ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid
 
@@ -41,19 +42,21 @@ class ClaimService:
         self._rebuild = Rebuild(tools, lister)
         self._missing: tuple[str, ...] = ()
 
-    def prepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, Prepared | DraError]:
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, Prepared | DraError]:
         """Each claim's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
 
-        One after the other within one budget of time: a pod's claims rarely number more than one, and a claim that has
-        to wait leaves the others their answer.
+        One after the other within one budget of time: `waiting.Patience.call_s`, or less when the caller waits only
+        ``within_s`` more. A claim whose turn comes after that is answered with an error and not touched.
         """
-        work = partial(self._preparer.prepare, deadline=self._deadline())
-        return {ref.uid: _guarded(work, ref, "prepared") for ref in refs}
+        budget = self._budget(within_s)
+        return self._answers(partial(self._preparer.prepare, budget=budget), refs, "prepared", budget)
 
-    def unprepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, DraError | None]:
-        """None for each claim that holds nothing any more, else its error. Idempotent."""
-        work = partial(unprepare_claim, self._tools, deadline=self._deadline())
-        return {ref.uid: _guarded(work, ref, "unprepared") for ref in refs}
+    def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> dict[ClaimUid, DraError | None]:
+        """None for each claim that holds nothing any more, else its error. Idempotent; time as in ``prepare``."""
+        budget = self._budget(within_s)
+        return self._answers(partial(unprepare_claim, self._tools, budget=budget), refs, "unprepared", budget)
 
     def recover(self) -> Recovery:
         """Make journal and files agree with reality; never raises for the world's faults. See `recover.recover`."""
@@ -102,8 +105,24 @@ class ClaimService:
         except DraError as error:
             log.warning("claims could not be maintained, tried again later", extra={"reason": str(error)})
 
-    def _deadline(self) -> float:
-        return self._tools.bell.now() + self._tools.patience.call_s
+    def _budget(self, within_s: float | None) -> Budget:
+        return self._tools.patience.budget(self._tools.bell.now(), within_s)
+
+    def _answers(
+        self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: Budget
+    ) -> dict[ClaimUid, Answer | DraError]:
+        answers: dict[ClaimUid, Answer | DraError] = {}
+        for ref in refs:
+            in_time = self._tools.bell.now() < budget.deadline
+            answers[ref.uid] = _guarded(work, ref, what) if in_time else _late(ref, what)
+        return answers
+
+
+def _late(ref: ClaimRef, what: str) -> DraError:
+    return RetryableError(
+        f"claim {ref} was not {what}: the time of this call was over before it was this claim's turn (many calls at "
+        "once, or other claims of the pod that had to wait); the kubelet tries again"
+    )
 
 
 def _guarded(work: Callable[[ClaimRef], Answer], ref: ClaimRef, what: str) -> Answer | DraError:
