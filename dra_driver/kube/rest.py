@@ -249,6 +249,7 @@ def _unreachable(request: _Request, connection: Connection, error: Exception) ->
     hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
     # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
     what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
+    what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # another number each time makes another event each time
     return ApiUnreachableError(
         f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
     )
