@@ -88,7 +88,7 @@ class Lane:
         return None
 
     def is_short(self, position: int, needed: int) -> bool:
-        """Whether it is certain, without a look at devices, that fewer than ``needed`` can be taken from ``position`` on.
+        """Whether certainly fewer than ``needed`` devices can be taken from ``position`` on; not looked at in detail.
 
         Said only when all devices are weighed and trying them would leave no traces: in 1.36 counters and
         distinctAttribute look different after a failed try, which later tries must see.

