@@ -2,7 +2,8 @@
 
 Owns the mapping of resource names to classes and the claim that the scheduler makes for a pod (KEP-5004;
 kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go). Refuses to know
-whether a node's device plugin has enough of a resource: where a node offers the resource itself, no device is asked for.
+whether a node's device plugin has enough of a resource: where a node offers the resource itself, no device is asked
+for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -71,8 +71,10 @@ def _run(kind: str, nodes: int, question: str) -> dict[str, float]:
 
 def _measure(kind: str, nodes: int, question: str) -> int:
     """The child: read the cluster, ask about every node, tell how long reading took."""
-    started = time.monotonic()
+    from dra_driver.allocation import Allocator
     from dra_driver.allocation.compact import Compactor
+
+    started = time.monotonic()
     from tests.bench import allocation_cluster as cluster
 
     gc.disable()  # as a command does that reads once and ends
@@ -88,8 +90,6 @@ def _measure(kind: str, nodes: int, question: str) -> int:
     gc.enable()
     gc.freeze()
     reading = time.monotonic() - started
-
-    from dra_driver.allocation import Allocator
 
     claims = [_claim(question)]
     asked = Allocator(slices=slices, classes=cluster.classes(), allocated=held).question(claims)
