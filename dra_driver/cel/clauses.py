@@ -17,7 +17,7 @@ _DEEPEST: Final = 20
 
 
 def clauses(expression: str) -> tuple[str, ...]:
-    """The parts in their order, as written; at least one. Raises CelSyntaxError on an expression that does not parse."""
+    """The parts in their order, as written; at least one. Raises CelSyntaxError on what does not parse."""
     source = Source(expression)
     parse(source)
     return tuple(_cut(expression, [token for token in tokens(source, terminals()) if token.kind != END], 0))

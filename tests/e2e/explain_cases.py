@@ -144,7 +144,17 @@ class Cluster:
 
     def pending(self) -> list[Case]:
         """After the fitting ones none of these fits."""
-        model, named, root = (self.attribute(name) for name in ("model", "name", "root"))
+        return [
+            *self._no_such_device(),
+            *self._no_such_combination(),
+            *self._no_such_object(),
+            *self._no_such_node(),
+            *self._not_yet(),
+        ]
+
+    def _no_such_device(self) -> list[Case]:
+        """No single device is free and right."""
+        model, named = self.attribute("model"), self.attribute("name")
         capacity = f'device.capacity["{self.driver}"].memory'
         cannot = "cannot allocate all claims"
         return [
@@ -181,6 +191,13 @@ class Cluster:
                 scheduler=cannot,
                 requests=[self.request(self.shared, capacity={"requests": {"memory": "16Gi"}})],
             ),
+        ]
+
+    def _no_such_combination(self) -> list[Case]:
+        """Single devices are right, but not together."""
+        model = self.attribute("model")
+        cannot = "cannot allocate all claims"
+        return [
             Case(
                 name="constraint",
                 code="constraint",
@@ -206,6 +223,11 @@ class Cluster:
                 scheduler="no such key",
                 requests=[self.request(self.whole, f'{self.attribute("nosuch")} == "x"')],
             ),
+        ]
+
+    def _no_such_object(self) -> list[Case]:
+        """What the claim names is not there, or never can be."""
+        return [
             Case(
                 name="over-limit",
                 code="notWeighable",
@@ -220,6 +242,12 @@ class Cluster:
             ),
             Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "nobody"}),
             Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "nobody"}),
+        ]
+
+    def _no_such_node(self) -> list[Case]:
+        """A device would be there, but the pod cannot go to its node."""
+        root = self.attribute("root")
+        return [
             Case(
                 name="elsewhere",
                 code="nodesUnfit",
@@ -234,6 +262,12 @@ class Cluster:
                 requests=[self.request(self.whole, f'{root} == "r2"')],
                 resources={"requests": {"cpu": "4k"}},
             ),
+        ]
+
+    def _not_yet(self) -> list[Case]:
+        """Something else has to happen first."""
+        root = self.attribute("root")
+        return [
             Case(
                 name="gated",
                 code="schedulingGates",
