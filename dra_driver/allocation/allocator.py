@@ -7,23 +7,24 @@ scheduler's queue; the clock that bounds an attempt is handed in.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dra_driver.allocation.attempt import Attempt
-from dra_driver.allocation.behaviour import V1_36, Behaviour, Features
+from dra_driver.allocation.behaviour import V1_36, Behaviour, Features, Rules
 from dra_driver.allocation.events import PoolLeftOut, Recorder
+from dra_driver.allocation.likeness import Solution, Solutions
 from dra_driver.allocation.limits import Budget, Limits
+from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.pools import Catalog, Reach
 from dra_driver.allocation.requests import ClaimPlan, Reader
 from dra_driver.allocation.result import allocation_result
 from dra_driver.allocation.search import Search
 from dra_driver.allocation.selectors import Selection, Selector
-from dra_driver.allocation.shapes import guarded
 from dra_driver.allocation.taken import pool_uses
 
 Wire = Mapping[str, Any]
-_DEFAULT_FEATURES = Features()
-_DEFAULT_LIMITS = Limits()
+_DEFAULT_FEATURES: Final = Features()
+_DEFAULT_LIMITS: Final = Limits()
 
 
 def random_share_id() -> str:
@@ -51,21 +52,24 @@ class Outcome:
 class Question:
     """A pod's claims, ready to be asked about any node. Thread-safe."""
 
-    def __init__(self, allocator: "Allocator", plans: Sequence[ClaimPlan]) -> None:
+    def __init__(self, allocator: "Allocator", claims: Sequence[Wire], plans: Sequence[ClaimPlan]) -> None:
         self._allocator = allocator
-        self._plans = plans
+        self._claims = claims
+        self.plans = plans
+        self.solutions = Solutions()
 
     def on(self, node: Wire, recorder: Recorder | None = None) -> Outcome:
         """Devices for all of the claims on ``node``, or why they do not fit there.
 
         Raises AllocationError, CelSyntaxError or CelEvaluationError when the attempt has to end for all nodes.
         """
-        return guarded(lambda: self._allocator.answer(self._plans, node, recorder), {"node": node})
+        wires = {"node": node, "claims": self._claims, **self._allocator.wires}
+        return guarded(lambda: self._allocator.answer(self, node, recorder), wires)
 
 
 class Allocator:
-    """Devices, classes and what is taken, at one moment. Thread-safe; the objects handed in are not changed and must not
-    change.
+    """Devices, classes and what is taken, at one moment. Thread-safe; the objects handed in are not changed and must
+    not change.
 
     ``slices`` are all ResourceSlices of the cluster with device taints merged, ``allocated`` all claims that may have
     ``status.allocation``. Objects are as an API server returns them, defaults filled in. Raises AllocationError on
@@ -83,19 +87,20 @@ class Allocator:
         limits: Limits = _DEFAULT_LIMITS,
         new_share_id: Callable[[], str] = random_share_id,
     ) -> None:
-        self._features = features
-        self._behaviour = behaviour
+        self._rules = Rules(features=features, behaviour=behaviour)
         self._limits = limits
         self._new_share_id = new_share_id
         self._selections: dict[tuple[tuple[str, str], ...], Selection] = {}
-        wires = {"slices": slices, "classes": list(classes), "allocated": list(allocated)}
-        self._classes = guarded(lambda: {item["metadata"]["name"]: item for item in wires["classes"]}, wires)
-        self._catalog = guarded(lambda: self._read(wires), wires)
+        wires: dict[str, Any] = {"slices": slices, "classes": classes, "allocated": allocated}
+        self.wires: Mapping[str, Any] = guarded(lambda: {name: list(items) for name, items in wires.items()}, wires)
+        self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
+        self._catalog = guarded(lambda: self._read(self.wires), self.wires)
 
     def question(self, claims: Sequence[Wire]) -> Question:
         """Decode the pod's unallocated claims once, to ask about many nodes. Raises AllocationError."""
-        reader = Reader(classes=self._classes, features=self._features, selection_of=self._selection_of)
-        return Question(self, guarded(lambda: reader.read(claims), {"claims": claims}))
+        reader = Reader(classes=self._classes, features=self._rules.features, selection_of=self._selection_of)
+        plans = guarded(lambda: reader.read(claims), {"claims": claims, **self.wires})
+        return Question(self, claims, plans)
 
     def allocate(self, node: Wire, claims: Sequence[Wire], recorder: Recorder | None = None) -> Outcome:
         """The same for one node: ``question(claims).on(node, recorder)``."""
@@ -105,42 +110,57 @@ class Allocator:
         """The pools of the node with their devices, for those who look at devices by themselves."""
         return guarded(lambda: self._catalog.reach(node), {"node": node})
 
-    def answer(self, plans: Sequence[ClaimPlan], node: Wire, recorder: Recorder | None) -> Outcome:
-        """What `Question.on` says, for claims that are decoded already."""
+    def answer(self, question: Question, node: Wire, recorder: Recorder | None) -> Outcome:
+        """What `Question.on` says."""
+        plans = question.plans
         reach = self._catalog.reach(node)
         if recorder is not None:
             _tell_left_out(reach, recorder)
         budget = Budget(self._limits)
-        attempt = Attempt(plans, node, reach, self._features, self._behaviour, budget, recorder)
+        attempt = Attempt(plans, node=node, reach=reach, rules=self._rules, budget=budget, recorder=recorder)
         attempt.prepare()
         search = Search(attempt)
-        if not search.run():
+        fits = search.run(None if recorder else self._limits.alike_after * attempt.breadth)
+        if fits is None:
+            fits = _solve(question.solutions, attempt, search, reach)
+        if not fits:
             return _misfit(reach, search)
         return Outcome(
             allocations=[
-                allocation_result(
-                    plan,
-                    attempt.picks[index],
-                    search.chosen[index],
-                    node,
-                    self._features,
-                    self._behaviour,
-                    self._new_share_id,
-                )
-                for index, plan in enumerate(plans)
+                allocation_result(plan, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
+                for plan, picks, chosen in zip(plans, attempt.picks, search.chosen, strict=True)
             ]
         )
 
     def _read(self, wires: Mapping[str, Any]) -> Catalog:
-        uses = pool_uses(wires["allocated"], shares=self._features.consumable_capacity)
-        return Catalog(wires["slices"], uses, self._features, self._behaviour)
+        uses = pool_uses(wires["allocated"], shares=self._rules.features.consumable_capacity)
+        return Catalog(wires["slices"], uses, self._rules)
 
     def _selection_of(self, selectors: Sequence[Selector]) -> Selection:
         """The same object for the same selectors, so that claims and nodes share answers."""
         key = tuple((selector.where, selector.expression) for selector in selectors)
         if key not in self._selections:
-            self._selections[key] = Selection(selectors, sharing=not self._features.stable)
+            self._selections[key] = Selection(selectors, sharing=not self._rules.features.stable)
         return self._selections[key]
+
+
+def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
+    return {item["metadata"]["name"]: item for item in classes}
+
+
+def _solve(solutions: Solutions, attempt: Attempt, search: Search, reach: Reach) -> bool:
+    """Go on with a search that takes long, unless a node that is alike has been searched."""
+    key = solutions.key(attempt, reach.pools)
+    known = solutions.find(key) if key is not None else None
+    if known is not None:
+        search.chosen, search.stuck_at = [list(one) for one in known.chosen], known.stuck_at
+        attempt.repeat(known.picks)
+        return known.fits
+    fits = bool(search.run())
+    if key is not None:
+        picks = attempt.places() if fits else []
+        solutions.keep(key, Solution(fits, search.stuck_at, [list(one) for one in search.chosen], picks))
+    return fits
 
 
 def _misfit(reach: Reach, search: Search) -> Outcome:

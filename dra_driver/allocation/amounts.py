@@ -1,8 +1,8 @@
 """Amounts of capacities and counters: exact integers for arithmetic, and the text that a result carries.
 
 Owns the two things that k8s.io/apimachinery pkg/api/resource keeps besides a number: how it was spelled (a canonical
-spelling is printed again as it stands) and whether two quantities are one struct (quantity.go, ParseQuantity), which the
-scheduler compares in one place. Amounts are in billionths, as in `quantity`.
+spelling is printed again as it stands) and whether two quantities are one struct (quantity.go, ParseQuantity), which
+the scheduler compares in one place. Amounts are in billionths, as in `quantity`.
 """
 
 import re
@@ -23,7 +23,7 @@ Form = tuple[int, int, Format, str]
 
 
 class Amount(NamedTuple):
-    """A quantity. ``form`` is value, power of ten, format and kept text of Go's struct; None when that is never equal."""
+    """A quantity. ``form`` is value, power of ten, format and kept text of Go's struct; None when never equal."""
 
     quantity: Quantity
     form: Form | None
@@ -65,9 +65,9 @@ def in_milli(of: Amount) -> int:
 
 
 def _number(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{str(value)[:40]!r} is not a quantity: expected text such as 80Gi or 500m")
-    return str(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{str(value)[:40]!r} is not a quantity: expected text such as 80Gi or 500m")
 
 
 @lru_cache(maxsize=16384)

@@ -2,8 +2,8 @@
 
 Owns the checks of one device and their order, and taking a device back, with the faults of Kubernetes 1.36 where
 `Behaviour` says so. Follows ``allocateDevice`` and ``isSelectable`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. Refuses to know in which order
-devices are tried.
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. Refuses to know in which
+order devices are tried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.allocation.amounts import Amount
-from dra_driver.allocation.behaviour import Behaviour, Features
+from dra_driver.allocation.behaviour import Behaviour, Rules
 from dra_driver.allocation.capacity import Consumed, consumption, shortage
 from dra_driver.allocation.constraints import Constraint, DistinctAttribute, DistinctOfAll, MatchAttribute
-from dra_driver.allocation.counters import Account
-from dra_driver.allocation.devices import Charges, Device
-from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Recorder, Rejection, Tainted
+from dra_driver.allocation.counters import Charge, Ledger
+from dra_driver.allocation.devices import Device
+from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Recorder, Rejection
 from dra_driver.allocation.lanes import Lane
 from dra_driver.allocation.limits import Budget
 from dra_driver.allocation.nodes import reaches
@@ -32,13 +32,12 @@ _NO_CAPACITY: Wire = {}
 
 @dataclass(slots=True, eq=False)
 class Pick:
-    """One device for one request. ``consumed`` is set for a share, ``charges`` when counters were taken."""
+    """One device for one request. ``consumed`` is set for a share, ``charge`` when counters were taken."""
 
     alternative: Alternative
     device: Device
     consumed: dict[str, Amount] | None
-    account: Account | None
-    charges: Charges
+    charge: Charge | None
 
 
 class Attempt:
@@ -47,29 +46,37 @@ class Attempt:
     def __init__(
         self,
         plans: Sequence[ClaimPlan],
+        *,
         node: Wire,
         reach: Reach,
-        features: Features,
-        behaviour: Behaviour,
+        rules: Rules,
         budget: Budget,
         recorder: Recorder | None = None,
     ) -> None:
         self.plans = plans
         self.picks: list[list[Pick]] = [[] for _ in plans]
-        self.combines = not features.stable
+        self.combines = not rules.features.stable
         self._node = node
-        self._features = features
-        self._behaviour = behaviour
-        self._budget = budget
+        self._features = rules.features
+        self._behaviour = rules.behaviour
+        self.budget = budget
         self._recorder = recorder
         self._reach = reach
         self._devices = _devices(reach.pools)
-        self._pools = {pool.key: pool for pool in reach.pools}
         self._lanes: dict[Alternative, Lane] = {}
-        self._constraints = [[_constraint(at, one, behaviour) for at, one in enumerate(p.constraints)] for p in plans]
+        self._constraints = [
+            [_constraint(at, one, rules.behaviour) for at, one in enumerate(p.constraints)] for p in plans
+        ]
         self._users: dict[Device, set[int]] = {}
         self._pending: dict[Device, Consumed] = {}
-        self._accounts: dict[Any, Account] = {}
+        supplies = {pool.key: pool for pool in reach.pools}
+        by_name = rules.behaviour.counters_by_pool_name
+        self._ledger = Ledger(lambda key: supplies[key].supply, by_name=by_name)
+
+    @property
+    def breadth(self) -> int:
+        """How many devices the node offers."""
+        return len(self._devices)
 
     def prepare(self) -> None:
         """List the devices of requests that want all. Raises AllocationError and the errors of `cel`."""
@@ -78,7 +85,7 @@ class Attempt:
             for request in plan.requests:
                 for alternative in request.alternatives:
                     if alternative.wants_all:
-                        self._check_pools(plan, alternative)
+                        self._check_pools(alternative)
                         self.lane(alternative).list_all()
                 least += min(self.lane(alternative).size for alternative in request.alternatives)
             if least > MAX_DEVICES:
@@ -100,6 +107,9 @@ class Attempt:
             self._reject(alternative, device, InUse(holders=device.slice.holders(device.name)))
         return True
 
+    def remembers(self, alternative: Alternative, constraint: int) -> bool:
+        return self.plans[alternative.claim].constraints[constraint].distinct
+
     def occupied(self, alternative: Alternative, device: Device) -> bool:
         users = self._users.get(device)
         if not users or (alternative.admin_access and alternative.claim not in users):
@@ -109,9 +119,9 @@ class Attempt:
         return True
 
     def suits(self, alternative: Alternative, device: Device) -> bool:
-        self._budget.step(alternative.name)
-        cause = self._unsuitable(alternative, device)
-        if cause is not None and self._recorder is not None:
+        self.budget.step(alternative.label)
+        cause = self.unsuitable(alternative, device)
+        if cause is not None:
             self._reject(alternative, device, cause)
         return cause is None
 
@@ -123,9 +133,22 @@ class Attempt:
         short = shortage(
             alternative.capacity, capacities, device.consumed, pending, fractions=not self._behaviour.whole_units
         )
-        if short is not None and self._recorder is not None:
+        if short is not None:
             self._reject(alternative, device, short)
         return short is None
+
+    def unsuitable(self, alternative: Alternative, device: Device) -> Cause | None:
+        """Why selectors, node selection or a gate rule the device out; `suits` without telling or counting."""
+        wire = device.wire
+        if not self._features.binding_conditions and wire.get("bindingConditions"):
+            return GateOff(gate="DRADeviceBindingConditions")
+        verdict = alternative.selection.verdict(device)
+        if verdict != SELECTED:
+            selector = alternative.selection.selectors[verdict]
+            return NotSelected(class_name=selector.class_name, index=selector.index, expression=selector.expression)
+        if device.slice.per_device and not reaches(wire, self._node):
+            return NotOnNode()
+        return None
 
     # --- taking and giving back ---
 
@@ -134,33 +157,45 @@ class Attempt:
 
         With ``must`` a broken constraint raises AllocationError. What a refusal leaves charged is up to `Behaviour`.
         """
-        self._budget.step(alternative.name)
-        shared = self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
+        self.budget.step(alternative.label)
+        shared = self._is_shared(device)
         if must and self._is_taken(alternative, device, shared):
             return None
-        account, charges = self._charge(alternative, device, shared)
-        if account is None and charges:
+        charged = self._charge(alternative, device, shared)
+        if charged is False:
             return None
-        tainted = self._tainted(alternative, device)
-        if tainted is not None or not self._constrain(alternative, device, must):
-            if tainted is not None and self._recorder is not None:
-                self._reject(alternative, device, tainted)
-            if account is not None and not self._behaviour.counters_stay_charged:
-                account.give_back(charges)
+        charge = charged if isinstance(charged, Charge) else None
+        if self._is_tainted(alternative, device) or not self._constrain(alternative, device, must):
+            if charge is not None and not self._behaviour.counters_stay_charged:
+                charge.give_back()
             return None
         if must and not self.has_room(alternative, device):
             # Nothing is taken back here in 1.36: neither constraints nor counters.
             if not self._behaviour.counters_stay_charged:
                 self._release(alternative)
-                if account is not None:
-                    account.give_back(charges)
+                if charge is not None:
+                    charge.give_back()
             return None
-        consumed = self._share(alternative, device) if shared else None
-        if not shared:
+        consumed = self._consumed(alternative, device)
+        if consumed is not None:
+            self._share(device, consumed)
+        else:
             self._users.setdefault(device, set()).add(alternative.claim)
-        pick = Pick(alternative, device, consumed, account, charges)
+        pick = Pick(alternative, device, consumed, charge)
         self.picks[alternative.claim].append(pick)
         return pick
+
+    def places(self) -> list[list[tuple[Alternative, int]]]:
+        """The picks, with the places of their devices among all devices of the node."""
+        at = {device: place for place, device in enumerate(self._devices)}
+        return [[(pick.alternative, at[pick.device]) for pick in picks] for picks in self.picks]
+
+    def repeat(self, places: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
+        """Take over the picks of an attempt on a node that is alike."""
+        self.picks = [[self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in places]
+
+    def _same(self, alternative: Alternative, device: Device) -> Pick:
+        return Pick(alternative, device, self._consumed(alternative, device), None)
 
     def give_back(self, alternative: Alternative, pick: Pick) -> None:
         """Undo `take`; picks of a claim are given back in reverse."""
@@ -190,59 +225,29 @@ class Attempt:
             return not shared and self.occupied(alternative, device)
         return self.held(alternative, device) or self.occupied(alternative, device)
 
-    def _unsuitable(self, alternative: Alternative, device: Device) -> Cause | None:
-        wire = device.wire
-        if not self._features.binding_conditions and wire.get("bindingConditions"):
-            return GateOff(gate="DRADeviceBindingConditions")
-        verdict = alternative.selection.verdict(device)
-        if verdict != SELECTED:
-            selector = alternative.selection.selectors[verdict]
-            return NotSelected(
-                class_name=selector.class_name, index=selector.index, expression=selector.expression
-            )
-        if device.slice.per_device and not reaches(wire, self._node):
-            return NotOnNode()
-        return None
-
-    def _charge(self, alternative: Alternative, device: Device, shared: bool) -> tuple[Account | None, Charges]:
-        """Take the device's counters: the account they were taken from, None when none were.
-
-        Charges without an account mean that the device cannot be had.
-        """
+    def _charge(self, alternative: Alternative, device: Device, shared: bool) -> Charge | bool:
+        """Take the device's counters; True when there are none to take, False when the device cannot be had."""
         if not device.wire.get("consumesCounters"):
-            return None, ()
+            return True
         if not self._features.partitionable_devices:
-            if self._recorder is not None:
-                self._reject(alternative, device, GateOff(gate="DRAPartitionableDevices"))
-            return None, ((-1, 0),)
+            self._reject(alternative, device, GateOff(gate="DRAPartitionableDevices"))
+            return False
         if shared and (device.consumed is not None or device in self._pending):
-            return None, ()
-        pool = self._pools[device.slice.key]
-        account = self._account(pool)
-        if account.supply is not pool.supply:
-            charges = account.supply.charges(device.wire)
-        else:
-            if device.charges is None:
-                device.charges = pool.supply.charges(device.wire)
-            charges = device.charges
-        if account.charge(charges):
-            return account, charges
-        if self._recorder is not None:
-            self._reject(alternative, device, account.shortage(charges))
-        return None, ((-1, 0),)
+            return True
+        charge = self._ledger.charge(device)
+        if isinstance(charge, Charge):
+            return charge
+        self._reject(alternative, device, charge)
+        return False
 
-    def _account(self, pool: Pool) -> Account:
-        key = pool.key[1] if self._behaviour.counters_by_pool_name else pool.key
-        account = self._accounts.get(key)
-        if account is None:
-            account = self._accounts[key] = Account(pool.supply)
-        return account
-
-    def _tainted(self, alternative: Alternative, device: Device) -> Tainted | None:
+    def _is_tainted(self, alternative: Alternative, device: Device) -> bool:
         taints = device.wire.get("taints")
         if not taints or not self._features.device_taints:
-            return None
-        return untolerated(taints, alternative.tolerations)
+            return False
+        taint = untolerated(taints, alternative.tolerations)
+        if taint is not None:
+            self._reject(alternative, device, taint)
+        return taint is not None
 
     def _constrain(self, alternative: Alternative, device: Device, must: bool) -> bool:
         constraints = self._constraints[alternative.claim]
@@ -250,9 +255,8 @@ class Attempt:
             if constraints[place].add(alternative.base, device):
                 continue
             if must:
-                label = f"{self.plans[alternative.claim].label}, request {alternative.name}"
                 why = "because a claim constraint would not be satisfied"
-                raise AllocationError(f"{label}: cannot add device {device.id} {why}")
+                raise AllocationError(f"{alternative.label}: cannot add device {device.id} {why}")
             if self._recorder is not None:
                 self._reject(alternative, device, constraints[place].broken_by(device))
             for earlier in alternative.constraints[:count]:
@@ -264,13 +268,20 @@ class Attempt:
         for place in alternative.constraints:
             self._constraints[alternative.claim][place].remove(alternative.base)
 
-    def _share(self, alternative: Alternative, device: Device) -> dict[str, Amount]:
+    def _is_shared(self, device: Device) -> bool:
+        return self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
+
+    def _consumed(self, alternative: Alternative, device: Device) -> dict[str, Amount] | None:
+        """What a share takes; None for a device that is not shared."""
+        if not self._is_shared(device):
+            return None
         capacities = device.wire.get("capacity") or _NO_CAPACITY
-        consumed = consumption(alternative.capacity, capacities, fractions=not self._behaviour.whole_units)
+        return consumption(alternative.capacity, capacities, fractions=not self._behaviour.whole_units)
+
+    def _share(self, device: Device, consumed: Mapping[str, Amount]) -> None:
         pending = self._pending.setdefault(device, {})
         for name, value in consumed.items():
             pending[name] = pending.get(name, 0) + value.nano
-        return consumed
 
     def _unshare(self, device: Device, consumed: Mapping[str, Amount]) -> None:
         pending = self._pending.get(device)
@@ -283,23 +294,19 @@ class Attempt:
             del self._pending[device]
 
     def _discharge(self, pick: Pick) -> None:
-        if pick.account is not None:
-            pick.account.give_back(pick.charges)
+        if pick.charge is not None:
+            pick.charge.give_back()
 
-    def _check_pools(self, plan: ClaimPlan, alternative: Alternative) -> None:
+    def _check_pools(self, alternative: Alternative) -> None:
         for pool in self._reach.broken:
             state = "being updated" if pool.why == "incomplete" else "invalid"
-            raise AllocationError(
-                f"{plan.label}, request {alternative.name}: asks for all devices, but resource pool {pool} is currently "
-                f"{state}: {pool.detail}"
-            )
+            why = f"asks for all devices, but resource pool {pool} is currently {state}: {pool.detail}"
+            raise AllocationError(f"{alternative.label}: {why}")
 
     def _reject(self, alternative: Alternative, device: Device, cause: Cause) -> None:
-        assert self._recorder is not None
-        rejection = Rejection(
-            claim=alternative.claim, request=alternative.name, device=device.id, cause=cause
-        )
-        self._recorder.record(rejection)
+        if self._recorder is not None:
+            rejection = Rejection(claim=alternative.claim, request=alternative.name, device=device.id, cause=cause)
+            self._recorder.record(rejection)
 
 
 def _devices(pools: Sequence[Pool]) -> Sequence[Device]:

@@ -1,8 +1,8 @@
 """Which scheduler is asked: its feature gates, and its known mistakes by version.
 
-Owns the names of gates as ``--feature-gates`` spells them, their defaults in Kubernetes 1.36, and which of the faults of
-1.36 are gone in 1.37 (k8s.io/dynamic-resource-allocation structured/internal; pkg/features/kube_features.go). Refuses to
-know what the gates and faults do: each is one flag that the rest of the room asks for.
+Owns the names of gates as ``--feature-gates`` spells them, their defaults in Kubernetes 1.36, and which of the faults
+of 1.36 are gone in 1.37 (k8s.io/dynamic-resource-allocation structured/internal; pkg/features/kube_features.go).
+Refuses to know what the gates and faults do: each is one flag that the rest of the room asks for.
 """
 
 from collections.abc import Mapping
@@ -75,12 +75,20 @@ class Behaviour:
 
     @classmethod
     def of_version(cls, version: str) -> "Behaviour":
-        """The behaviour of a Kubernetes version, ``1.36``, ``v1.36.2`` or ``1.37.0-rc.1``. Raises ConfigurationError."""
+        """The behaviour of a Kubernetes version: ``1.36``, ``v1.36.2``, ``1.37.0-rc.1``. Raises ConfigurationError."""
         major, _, rest = version.strip().removeprefix("v").partition(".")
         minor = rest.partition(".")[0]
         if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit() and len(version) < 64):
             raise ConfigurationError(f"{version[:64]!r} is no Kubernetes version: expected one like 1.36 or v1.36.2")
         return V1_36 if (int(major), int(minor)) <= (1, 36) else V1_37
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The scheduler that is asked."""
+
+    features: Features
+    behaviour: Behaviour
 
 
 V1_36: Final = Behaviour()

@@ -1,8 +1,8 @@
 """What a request takes of a device's capacities, and whether that much is left.
 
 Owns request policies and the sums. Follows structured/internal/incubating/consumable_capacity.go of
-k8s.io/dynamic-resource-allocation (KEP-5075). Devices that are not shared pass the same check: a request then is a lower
-bound for what the device has.
+k8s.io/dynamic-resource-allocation (KEP-5075). Devices that are not shared pass the same check: a request then is a
+lower bound for what the device has.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ def shortage(
 ) -> CapacityShort | None:
     """Why the request does not fit, None when it does.
 
-    ``used`` is what shares of other claims take, ``pending`` what this attempt has given away. ``fractions`` counts steps
-    in thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError and AllocationError on
-    policies that the API server refuses.
+    ``used`` is what shares of other claims take, ``pending`` what this attempt has given away. ``fractions`` counts
+    steps in thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError and AllocationError
+    on policies that the API server refuses.
     """
     for name in requests or ():
         if name not in capacities:
@@ -79,7 +79,7 @@ def _round_up(wanted: Amount, within: Wire, fractions: bool) -> Amount:
         return least
     if within.get("step") is None:
         return wanted
-    step, rest = _step(within, fractions)
+    step, _ = _step(within, fractions)
     count = in_milli if fractions else units
     above = count(wanted) - count(least)
     total = count(least) + step * (above // step + (1 if above % step else 0))

@@ -30,11 +30,11 @@ class Constraint:
         self.attribute = attribute
         self.requests = requests
 
-    def add(self, base: str, device: Device) -> bool:
+    def add(self, base: str, device: Device, /) -> bool:
         """Take the device in if that keeps the constraint; the answer tells. Every True is undone by `remove`."""
         raise NotImplementedError
 
-    def remove(self, base: str) -> None:
+    def remove(self, base: str, /) -> None:
         """Take a device of the request out again, the one that was added last."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class MatchAttribute(Constraint):
         self._first: Wire = {}
         self._count = 0
 
-    def add(self, base: str, device: Device) -> bool:
+    def add(self, _base: str, device: Device, /) -> bool:
         value = attribute_of(device, self.attribute)
         if value is None:
             return False
@@ -77,7 +77,7 @@ class MatchAttribute(Constraint):
         self._count += 1
         return True
 
-    def remove(self, base: str) -> None:
+    def remove(self, _base: str, /) -> None:
         self._count -= 1
 
     def values(self) -> list[Wire]:
@@ -99,7 +99,7 @@ class DistinctAttribute(Constraint):
         self._values: dict[str, Wire] = {}
         self._count = 0
 
-    def add(self, base: str, device: Device) -> bool:
+    def add(self, base: str, device: Device, /) -> bool:
         value = attribute_of(device, self.attribute)
         if value is None or (self._count and not self._differs(value)):
             return False
@@ -107,7 +107,7 @@ class DistinctAttribute(Constraint):
         self._count += 1
         return True
 
-    def remove(self, base: str) -> None:
+    def remove(self, base: str, /) -> None:
         self._values.pop(base, None)
         self._count -= 1
 
@@ -129,14 +129,14 @@ class DistinctOfAll(DistinctAttribute):
         super().__init__(index, attribute, requests)
         self._added: list[Wire] = []
 
-    def add(self, base: str, device: Device) -> bool:
+    def add(self, _base: str, device: Device, /) -> bool:
         value = attribute_of(device, self.attribute)
         if value is None or not self._differs(value):
             return False
         self._added.append(value)
         return True
 
-    def remove(self, base: str) -> None:
+    def remove(self, _base: str, /) -> None:
         self._added.pop()
 
     def values(self) -> list[Wire]:

@@ -1,20 +1,21 @@
 """Shared counters: what a pool offers, and what the devices of an attempt consume.
 
-Owns the arithmetic and its faults in Kubernetes 1.36 (``checkAvailableCounters`` and ``deallocateCountersForDevice`` of
-k8s.io/dynamic-resource-allocation structured/internal/incubating/allocator_incubating.go, KEP-4815). Counters are numbered
-per pool, so that charging a device is adding to a few places of a list.
+Owns the arithmetic and its faults in Kubernetes 1.36 (``checkAvailableCounters``, ``deallocateCountersForDevice`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation, KEP-4815). Counters are
+numbered per pool, so that charging a device is adding to a few places of a list.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dra_driver.allocation.amounts import amount, nano
+from dra_driver.allocation.devices import Charges, Device
 from dra_driver.allocation.events import CounterShort
+from dra_driver.allocation.taken import PoolKey
 from dra_driver.quantity import Format, Quantity
 
 Wire = Mapping[str, Any]
-Charges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +45,9 @@ def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> Supply:
     for entry in sets:
         for name, counter in (entry.get("counters") or {}).items():
             index[entry["name"], name] = len(left)
-            value = amount(counter["value"]).quantity
-            left.append(value.nano)
-            formats.append(value.format)
+            offered = amount(counter["value"]).quantity
+            left.append(offered.nano)
+            formats.append(offered.format)
     supply = Supply(index, left, formats)
     for device in allocated:
         for place, value in supply.charges(device):
@@ -103,3 +104,45 @@ class Account:
             after = left[place] = before + direction * value
             if (before < 0) != (after < 0):
                 self.overdrawn += 1 if after < 0 else -1
+
+
+class Charge(NamedTuple):
+    """What one device was charged, and where."""
+
+    account: Account
+    charges: Charges
+
+    def give_back(self) -> None:
+        """Undo the charge, once."""
+        self.account.give_back(self.charges)
+
+
+class Ledger:
+    """The accounts of one attempt. ``supply_of`` gives the supply of a pool.
+
+    With ``by_name`` pools of one name share the account of the pool that is charged first, whatever their drivers.
+    """
+
+    __slots__ = ("_accounts", "_by_name", "_supply_of")
+
+    def __init__(self, supply_of: Callable[[PoolKey], Supply], *, by_name: bool) -> None:
+        self._supply_of = supply_of
+        self._by_name = by_name
+        self._accounts: dict[PoolKey | str, Account] = {}
+
+    def charge(self, device: Device) -> Charge | CounterShort:
+        """Take the device's counters, or say which one is short; then nothing is taken."""
+        pool = device.slice.key
+        name = pool[1] if self._by_name else pool
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = Account(self._supply_of(pool))
+        charges = self._charges(device, account.supply, self._supply_of(pool))
+        return Charge(account, charges) if account.charge(charges) else account.shortage(charges)
+
+    def _charges(self, device: Device, charged: Supply, own: Supply) -> Charges:
+        if charged is not own:
+            return charged.charges(device.wire)
+        if device.charges is None:
+            device.charges = own.charges(device.wire)
+        return device.charges

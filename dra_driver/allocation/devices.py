@@ -1,7 +1,7 @@
 """Published devices and slices in the form that the search works on.
 
-Owns what is computed once for a slice, however many nodes and requests look at it. Records refer to the wire objects and
-never change them.
+Owns what is computed once for a slice, however many nodes and requests look at it. Records refer to the wire objects
+and never change them.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """The devices that one alternative of a request may get on one node, in the order in which they are tried.
 
-Owns laziness: a device is weighed when the search first reaches it while it is free, never before and never twice, because
-a selector that would fail on a later device must do no harm. Whether a device is free or suits is asked of the attempt.
+Owns laziness: a device is weighed when the search first reaches it while it is free, never before and never twice,
+because a selector that would fail on a later device must do no harm. Whether a device is free or suits is asked of the
+attempt.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ class Judge(Protocol):
     def has_room(self, alternative: Alternative, device: Device) -> bool:
         """Whether a shared device has capacity left for one more share at this moment."""
 
+    def remembers(self, alternative: Alternative, constraint: int) -> bool:
+        """Whether a constraint of the claim is changed by a device that was taken and given back."""
+
     def held(self, alternative: Alternative, device: Device) -> bool:
         """Whether allocated claims stand in the way; does not change."""
 
@@ -31,7 +35,18 @@ class Lane:
     """Made once for each alternative and attempt. ``size`` is how many devices the request needs; for a request of all
     devices these are ``every``."""
 
-    __slots__ = ("_alternative", "_cursor", "_devices", "_found", "_judge", "_unsuitable", "_unweighed", "every", "size")
+    __slots__ = (
+        "_alternative",
+        "_cursor",
+        "_devices",
+        "_found",
+        "_judge",
+        "_leaves_traces",
+        "_unsuitable",
+        "_unweighed",
+        "every",
+        "size",
+    )
 
     def __init__(self, alternative: Alternative, devices: Sequence[Device], judge: Judge) -> None:
         self._alternative = alternative
@@ -43,6 +58,7 @@ class Lane:
         self._unsuitable: set[Device] = set()
         self.every: list[Device] = []
         self.size = alternative.count
+        self._leaves_traces = any(judge.remembers(alternative, place) for place in alternative.constraints)
 
     def list_all(self) -> None:
         """Fix the devices of a request that wants all of them."""
@@ -71,6 +87,16 @@ class Lane:
                 return device, position
         return None
 
+    def is_short(self, position: int, needed: int) -> bool:
+        """Whether certainly fewer than ``needed`` devices can be taken from ``position`` on; not looked at in detail.
+
+        Said only when all devices are weighed and trying them would leave no traces: in 1.36 counters and
+        distinctAttribute look different after a failed try, which later tries must see.
+        """
+        if self._cursor < len(self._devices) or self._leaves_traces:
+            return False
+        return len(self._found) - position < needed
+
     def _extend(self) -> bool:
         """Find one more device that suits, or that cannot be weighed yet because it is occupied."""
         judge, alternative, devices = self._judge, self._alternative, self._devices
@@ -84,5 +110,8 @@ class Lane:
             elif not judge.suits(alternative, device):
                 continue
             self._found.append(device)
+            wire = device.wire
+            if wire.get("consumesCounters") or wire.get("allowMultipleAllocations"):
+                self._leaves_traces = True
             return True
         return False

@@ -1,6 +1,6 @@
 """How long one attempt may take, so that no input makes an endless run.
 
-The scheduler gives an attempt ten seconds for each node (kubernetes/kubernetes plugins/dynamicresources, FilterTimeout).
+The scheduler gives an attempt ten seconds for each node (FilterTimeout of its plugin dynamicresources).
 """
 
 import time
@@ -17,8 +17,13 @@ _LOOK_EVERY: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """For one node: devices looked at, and seconds. ``clock`` gives seconds since any moment."""
+    """For one node: devices looked at, and seconds. ``clock`` gives seconds since any moment.
 
+    A search that has looked at every device more than ``alike_after`` times asks whether a node that is alike has been
+    searched before; earlier, asking would take longer than searching.
+    """
+
+    alike_after: int = 3
     steps: int = MAX_STEPS
     timeout_s: float = TIMEOUT_S
     clock: Callable[[], float] = time.monotonic

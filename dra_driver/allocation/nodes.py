@@ -21,7 +21,9 @@ _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 
 def node_matches(selector: Wire, node: Wire) -> bool:
     """Whether any term of a NodeSelector selects the node; malformed terms select nothing."""
-    return any(not _term_problem(term) and _term_matches(term, node) for term in selector.get("nodeSelectorTerms") or ())
+    return any(
+        not _term_problem(term) and _term_matches(term, node) for term in selector.get("nodeSelectorTerms") or ()
+    )
 
 
 def reaches(placement: Wire, node: Wire) -> bool:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from dra_driver.allocation.behaviour import Behaviour, Features
+from dra_driver.allocation.behaviour import Rules
 from dra_driver.allocation.counters import Supply, read_supply
 from dra_driver.allocation.devices import Device, Slice
 from dra_driver.allocation.nodes import reaches
 from dra_driver.allocation.taken import NOTHING, PoolKey, PoolUse
-
 
 Wire = Mapping[str, Any]
 
@@ -63,12 +62,10 @@ class Reach:
 class Catalog:
     """All slices of a cluster at one moment. Thread-safe; wire objects are not changed and must not change."""
 
-    def __init__(
-        self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], features: Features, behaviour: Behaviour
-    ) -> None:
+    def __init__(self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], rules: Rules) -> None:
         self._uses = uses
-        self._features = features
-        self._behaviour = behaviour
+        self._features = rules.features
+        self._behaviour = rules.behaviour
         self._by_pool: dict[PoolKey, list[Slice]] = {}
         self._on_node: dict[str, list[Slice]] = {}
         self._anywhere: list[Slice] = []
@@ -215,6 +212,3 @@ def _duplicate(what: str, names: list[str]) -> str:
     seen: set[str] = set()
     twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     return f"duplicate {what} name {twice}"
-
-
-

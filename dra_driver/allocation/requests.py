@@ -23,11 +23,12 @@ MAX_DEVICES: Final = 32
 class Alternative:
     """One way to satisfy a request: the request itself, or one of its subrequests.
 
-    ``name`` is ``main`` or ``main/sub``, as results carry it, ``base`` ``main``. ``wants_all`` makes ``count``
-    meaningless. ``constraints`` are the places of the claim's constraints that apply.
+    ``name`` is ``main`` or ``main/sub``, as results carry it, ``base`` ``main``, ``label`` what messages say.
+    ``wants_all`` makes ``count`` meaningless. ``constraints`` are the places of the claim's constraints that apply.
     """
 
     name: str
+    label: str
     base: str
     claim: int
     place: int
@@ -141,6 +142,7 @@ class Reader:
             alternatives.append(
                 Alternative(
                     name=full,
+                    label=f"{label}, request {full}",
                     base=name,
                     claim=claim,
                     place=place,

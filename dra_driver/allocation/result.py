@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.allocation.attempt import Pick
-from dra_driver.allocation.behaviour import Behaviour, Features
+from dra_driver.allocation.behaviour import Behaviour, Features, Rules
 from dra_driver.allocation.requests import Alternative, ClaimPlan
 from dra_driver.errors import AllocationError
 
@@ -21,12 +21,13 @@ def allocation_result(
     plan: ClaimPlan,
     picks: Sequence[Pick],
     chosen: Sequence[Alternative],
+    *,
     node: Wire,
-    features: Features,
-    behaviour: Behaviour,
+    rules: Rules,
     new_share_id: Callable[[], str],
 ) -> dict[str, Any]:
     """The allocation of one claim. Raises AllocationError when its devices' node selectors cannot be merged."""
+    features, behaviour = rules.features, rules.behaviour
     devices: dict[str, Any] = {}
     if picks:
         devices["results"] = [_result(pick, features, new_share_id) for pick in picks]
@@ -106,9 +107,7 @@ def _for_all(entry: dict[str, Any], chosen: Sequence[Alternative]) -> dict[str, 
     return entry
 
 
-def _node_selector(
-    plan: ClaimPlan, picks: Sequence[Pick], node: Wire, features: Features
-) -> dict[str, Any] | None:
+def _node_selector(plan: ClaimPlan, picks: Sequence[Pick], node: Wire, features: Features) -> dict[str, Any] | None:
     term: dict[str, list[Wire]] = {"matchExpressions": [], "matchFields": []}
     for pick in picks:
         placement = pick.device.placement

@@ -1,9 +1,9 @@
 """The search itself: depth first, first fit, claims by requests by devices, every choice revisable.
 
 Owns the order in which choices are made and taken back. Follows ``allocateOne`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. It is a loop over a stack of
-choices, not a recursion: a pod may have more claims and devices than Python has frames. Whether one device can be taken
-is decided in `attempt`.
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. It is a loop over a stack
+of choices, not a recursion: a pod may have more claims and devices than Python has frames. Whether one device can be
+taken is decided in `attempt`.
 """
 
 from dataclasses import dataclass
@@ -55,20 +55,28 @@ class Search:
         self._stack: list[_Choice | _Slot] = []
         self.chosen: list[list[Alternative]] = [[] for _ in self._plans]
         self.stuck_at = ""
+        self._answer: _Answer | None = None
 
-    def run(self) -> bool:
-        """Whether everything fits; the picks are in the attempt. Raises AllocationError and the errors of `cel`."""
-        answer = self._enter(0, 0)
-        while answer is not _Answer.DONE:
+    def run(self, pause_after: int | None = None) -> bool | None:
+        """Whether everything fits; the picks are in the attempt then. Raises AllocationError and the errors of `cel`.
+
+        With ``pause_after`` the answer is None when that many steps did not tell; calling again goes on.
+        """
+        budget = self._attempt.budget
+        if self._answer is None:
+            self._answer = self._enter(0, 0)
+        while self._answer is not _Answer.DONE:
             if not self._stack:
-                if answer is _Answer.EXCEEDED:
+                if self._answer is _Answer.EXCEEDED:
                     raise AllocationError(f"{self._plans[0].label}: allocation max size exceeded")
                 return False
+            if pause_after is not None and budget.steps > pause_after:
+                return None
             top = self._stack[-1]
-            if answer is _Answer.DEEPER:
-                answer = self._advance(top)
+            if self._answer is _Answer.DEEPER:
+                self._answer = self._advance(top)
             else:
-                answer = self._resume(top, answer)
+                self._answer = self._resume(top, self._answer)
         return True
 
     def _enter(self, claim: int, request: int) -> _Answer:
@@ -120,6 +128,8 @@ class Search:
             top.pick = self._attempt.take(alternative, top.lane.every[top.have], must=True)
             return 0
         position = top.position
+        if self._attempt.combines and top.lane.is_short(position, top.lane.size - top.have):
+            return position
         while top.pick is None:
             found = top.lane.next(position)
             if found is None:
@@ -134,9 +144,9 @@ class Search:
             if answer is _Answer.FAILED:
                 top.all_exceeded = False
             return _Answer.DEEPER
-        assert top.pick is not None
-        self._attempt.give_back(top.alternative, top.pick)
-        top.pick = None
+        if top.pick is not None:
+            self._attempt.give_back(top.alternative, top.pick)
+            top.pick = None
         if answer is _Answer.EXCEEDED or top.alternative.wants_all:
             self._stack.pop()
             return self._exceeded(top.claim) if answer is _Answer.EXCEEDED else answer

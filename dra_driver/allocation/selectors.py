@@ -162,9 +162,7 @@ def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -
         cel = item.get("cel")
         if cel is None:
             raise AllocationError(f"{place}: CEL expression empty (unsupported selector type?)")
-        found.append(
-            Selector(expression=cel.get("expression") or "", where=place, class_name=class_name, index=index)
-        )
+        found.append(Selector(expression=cel.get("expression") or "", where=place, class_name=class_name, index=index))
     return found
 
 

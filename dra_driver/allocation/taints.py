@@ -1,7 +1,7 @@
 """Taints of devices and what tolerates them.
 
-Follows resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation: only NoSchedule and NoExecute keep a device
-from being allocated; other effects, also those of later versions, are ignored.
+Follows resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation: only NoSchedule and NoExecute keep a
+device from being allocated; other effects, also those of later versions, are ignored.
 """
 
 from collections.abc import Mapping, Sequence

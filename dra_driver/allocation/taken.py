@@ -1,7 +1,7 @@
 """What allocated claims hold: whole devices, shares of devices, and how much of their capacities.
 
-Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go: a result with admin access
-holds nothing, one with a share ID holds a share, any other the device.
+Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go: a result with admin
+access holds nothing, one with a share ID holds a share, any other the device.
 """
 
 from collections.abc import Iterable, Mapping

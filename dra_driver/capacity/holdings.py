@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dra_driver.allocation.shapes import guarded
+from dra_driver.allocation.malformed import guarded
 from dra_driver.capacity.kinds import attribute
 from dra_driver.kube.state import ClusterState
 

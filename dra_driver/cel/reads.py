@@ -17,8 +17,8 @@ Names = set[tuple[str, str]]
 
 @dataclass(slots=True)
 class Reads:
-    """Names as (domain, identifier). ``everything`` is set when they do not tell all. The driver, and whether the device
-    can be shared, are not listed."""
+    """Names as (domain, identifier). ``everything`` is set when they do not tell all. The driver, and whether the
+    device can be shared, are not listed."""
 
     attributes: Names = field(default_factory=set)
     capacity: Names = field(default_factory=set)

@@ -31,6 +31,11 @@ class Claims:
         self.journal = journal
         self._owners = owners
 
+    @property
+    def problem(self) -> str | None:
+        """Why only a restart of the process helps (see `journal.Journal.problem`). Cheap enough for every probe."""
+        return self.journal.problem
+
     def close(self) -> None:
         """Close the journal and stop counting as alive. Idempotent."""
         self.journal.close()

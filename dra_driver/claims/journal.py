@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.claims import journal_rows as rows
 from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, OwnerId, State
 from dra_driver.claims.journal_file import (
     BUSY_TIMEOUT_S,
+    FAILURES,
     REBUILD,
     OpenJournal,
     is_damage,
@@ -32,13 +34,8 @@ from dra_driver.claims.journal_file import (
 )
 from dra_driver.errors import StorageError
 from dra_driver.model.claim import ClaimRef
-from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
+from dra_driver.model.ids import ClaimUid
 
-_SELECT = """
-SELECT c.uid, c.namespace, c.name, c.state, c.owner, c.attempt, c.boot_id, c.changed_at,
-       d.request, d.pool, d.device, d.share_id, d.admin, d.gpu_uuid
-FROM claim AS c LEFT JOIN device AS d ON d.uid = c.uid
-"""
 # Looked up through the partial index, which holds no device given with admin access: a node full of monitoring claims
 # makes no prepare slower. An exclusive holding meets every other; a share meets the exclusive one and itself.
 _HOLDERS = """
@@ -67,6 +64,7 @@ class Journal:
     ) -> None:
         self._path = path
         self._connection = opened.connection
+        self._files = opened.files
         self.set_aside = opened.set_aside
         """Where a damaged predecessor was moved, None when there was none."""
         self.boot_id = boot_id
@@ -97,20 +95,35 @@ class Journal:
         """Whether damage was met since opening: only a restart of the process helps, which rebuilds the file."""
         return self._damaged
 
+    @property
+    def problem(self) -> str | None:
+        """Why only a restart of the process helps, None while nothing of that kind is known. Cheap; never raises."""
+        if self._damaged:
+            return f"the journal {self._path} is damaged: restart the node process, which rebuilds it"
+        displaced = self._files.displaced()
+        if displaced is None:
+            return None
+        return (
+            f"the journal's file {displaced} was removed or replaced while it was in use, so what is noted now is lost "
+            "with this process: restart the node process, which rebuilds the journal"
+        )
+
     def entry(self, uid: ClaimUid) -> Entry | None:
         """The claim's entry, None when there is none."""
         with self._reading("look up a claim") as connection:
-            return next(_entries(connection.execute(_SELECT + "WHERE c.uid = ? ORDER BY d.position", (uid,))), None)
+            return next(
+                rows.entries(connection.execute(f"{rows.SELECT} WHERE c.uid = ? {rows.BY_POSITION}", (uid,))), None
+            )
 
     def entries(self) -> tuple[Entry, ...]:
         """All entries, by UID. For start, collection and people, not for calls: it grows with the number of claims."""
         with self._reading("list claims") as connection:
-            return tuple(_entries(connection.execute(_SELECT + "ORDER BY c.uid, d.position")))
+            return tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)))
 
     def uids(self) -> frozenset[ClaimUid]:
         """UIDs of all entries."""
         with self._reading("list claims") as connection:
-            return frozenset(ClaimUid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
+            return frozenset(rows.uid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
 
     def counts(self) -> Counts:
         """How many claims and devices are in the journal, for metrics."""
@@ -122,8 +135,12 @@ class Journal:
     def begin(self, ref: ClaimRef, devices: Sequence[HeldDevice], *, durable: bool = False) -> Attempt | Blocked:
         """Note the intent to prepare ``ref`` and take its devices, or tell who is in the way.
 
-        The check and the note are one transaction: of two processes that begin at once one is blocked.
+        The check and the note are one transaction: of two processes that begin at once one is blocked. That only holds
+        where both have the same file, so nothing begins in one that is not in its place any more; what was begun before
+        can be finished and undone.
         """
+        if problem := self.problem:
+            raise StorageError(f"claim {ref} cannot be noted: {problem}")
         with self._writing("begin a claim", durable=durable) as connection:
             blockers = self._blockers(connection, ref.uid, devices)
             if blockers:
@@ -182,7 +199,7 @@ class Journal:
             older = connection.execute(
                 "DELETE FROM claim WHERE boot_id NOT IN ('', ?) RETURNING uid", (self.boot_id,)
             ).fetchall()
-            return tuple(sorted(ClaimUid(uid) for (uid,) in older))
+            return tuple(sorted(rows.uid(uid) for (uid,) in older))
 
     @property
     def rebuild_pending(self) -> bool:
@@ -215,13 +232,13 @@ class Journal:
         own = self.entry(uid)
         if own is not None:
             return (own,)
-        holders: dict[str, None] = {}
+        holders: dict[ClaimUid, None] = {}
         for held in devices:
             if not held.admin_access:
-                rows = connection.execute(_HOLDERS, (held.pool, held.device, held.share_id or "", uid))
-                holders.update((holder, None) for (holder,) in rows)
-        found = (self.entry(ClaimUid(holder)) for holder in holders)
-        return tuple(entry for entry in found if entry is not None)
+                found = connection.execute(_HOLDERS, (held.pool, held.device, held.share_id or "", uid))
+                holders.update((rows.uid(holder), None) for (holder,) in found)
+        entries = (self.entry(holder) for holder in holders)
+        return tuple(entry for entry in entries if entry is not None)
 
     def _insert(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], state: State
@@ -285,34 +302,10 @@ class Journal:
     def _translated(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except FAILURES as error:
             # SQLITE_ERROR at this point is "no such table": somebody else's file is in place of ours.
-            self._damaged = self._damaged or is_damage(error)
-            raise storage_error(self._path, doing, error) from error
-
-
-def _entries(rows: Iterator[tuple[object, ...]] | sqlite3.Cursor) -> Iterator[Entry]:
-    """Rows of `_SELECT`, in order of UID and position, as entries."""
-    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
-        first, *rest = group
-        uid, namespace, name, state, owner, attempt, boot_id, changed_at, *_ = first
-        yield Entry(
-            ref=ClaimRef(namespace=str(namespace), name=str(name), uid=ClaimUid(str(uid))),
-            state=State(str(state)),
-            attempt=Attempt(owner=OwnerId(str(owner)), number=int(str(attempt))),
-            boot_id=str(boot_id),
-            changed_at=float(str(changed_at)),
-            devices=tuple(_held(row) for row in (first, *rest) if row[8] is not None),
-        )
-
-
-def _held(row: tuple[object, ...]) -> HeldDevice:
-    request, pool, device, share_id, admin, gpu_uuid = row[8:]
-    return HeldDevice(
-        request=str(request),
-        pool=PoolName(str(pool)),
-        device=DeviceName(str(device)),
-        share_id=str(share_id) or None,
-        admin_access=admin == 1,
-        gpu_uuid=GpuUuid(str(gpu_uuid)),
-    )
+            found = storage_error(self._path, doing, error)
+            if is_damage(error):
+                self._damaged = True
+                raise found from error
+            raise StorageError(f"{found}; it is tried again") from error

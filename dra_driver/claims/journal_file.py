@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.claims import journal_rows as rows
 from dra_driver.errors import ConfigurationError, StorageError
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,12 @@ BUSY_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 15.0
 REBUILD = "rebuild-pending"
 _KEPT_DAMAGED = 3
+# Versions count up from 1. One beyond this is no newer driver's, which would have to be installed again, but damage.
+_HIGHEST_PLAUSIBLE_VERSION = 100
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading or writing may raise. Python's module decodes SQLite's texts and its error messages, which quote what is
+in the file; when that is damaged, decoding is what fails."""
 
 # A device may be held once: the partial unique index makes that true whatever any process does. A device given with
 # admin access is nobody's, and one share of a device that is shared is a holding of its own. The note is REBUILD, the
@@ -69,12 +76,17 @@ _ADVICE = {
     sqlite3.SQLITE_READONLY: "it is read-only: mount the plugin directory writable into the node process",
     sqlite3.SQLITE_BUSY: f"another process has kept it locked for more than {BUSY_TIMEOUT_S:g} s",
     sqlite3.SQLITE_IOERR: "the disk refuses (full or failing): look at df and the kernel's log",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: check the plugin directory's path and permissions",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, below a directory that may be written",
     sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
     sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: restart the node process, which rebuilds it",
-    sqlite3.SQLITE_NOTADB: "it is damaged: restart the node process, which rebuilds it",
+    **dict.fromkeys(
+        (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT),
+        "it is damaged: restart the node process, which rebuilds it",
+    ),
 }
+# A constraint can only be violated when an index says otherwise than its table: whoever inserts has looked before, in
+# the same transaction.
+_DAMAGE = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +95,34 @@ class OpenJournal:
 
     connection: sqlite3.Connection
     set_aside: Path | None
+    files: "OpenFiles"
+
+
+class OpenFiles:
+    """Which files the connection has open: the journal's own and SQLite's beside it. Immutable and thread-safe.
+
+    SQLite goes on working in files that were removed or moved away, and nobody else ever sees what it writes there. Its
+    files stay the same ones for as long as any process has the database open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        beside = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm"))
+        self._known = {each: found for each in beside if (found := _identity(each))}
+
+    def displaced(self) -> Path | None:
+        """The first that is not in its place any more; None when all are, or when that cannot be told."""
+        try:
+            return next((path for path, known in self._known.items() if _identity(path) != known), None)
+        except OSError:
+            return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
@@ -102,22 +142,24 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
         ) from error
 
 
-def storage_error(path: Path, doing: str, error: sqlite3.Error) -> StorageError:
-    """SQLite's error as a sentence for the pod's events."""
+def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
+    """One of `FAILURES` as a sentence, for a pod's events or for the end of a start."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name}); it is tried again")
+    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
 
 
-def primary_code(error: sqlite3.Error) -> int:
+def primary_code(error: Exception) -> int:
     """SQLite's primary result code, -1 when Python's module itself raised."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
     code = getattr(error, "sqlite_errorcode", None)
     return -1 if code is None else int(code) & 0xFF
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: Exception) -> bool:
     """Whether the file's content is at fault and not the moment."""
-    return primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return primary_code(error) in _DAMAGE
 
 
 @contextlib.contextmanager
@@ -147,9 +189,9 @@ def _try_lock(fd: int) -> bool:
 
 def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     try:
-        return OpenJournal(connection=_open(path), set_aside=None)
-    except sqlite3.Error as error:
-        if not is_damage(error):
+        return _opened(path, set_aside=None)
+    except FAILURES as error:
+        if not is_damage(error) and not _claims_to_be_read_only(path, error):
             raise storage_error(path, "read what is noted", error) from error
         reason = str(error)
     aside = _set_aside(path, now())
@@ -158,9 +200,20 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
         extra={"path": str(path), "kept_as": str(aside), "reason": reason},
     )
     try:
-        return OpenJournal(connection=_open(path), set_aside=aside)
-    except sqlite3.Error as error:
+        return _opened(path, set_aside=aside)
+    except FAILURES as error:
         raise storage_error(path, "start anew", error) from error
+
+
+def _opened(path: Path, set_aside: Path | None) -> OpenJournal:
+    connection = _open(path)
+    return OpenJournal(connection=connection, set_aside=set_aside, files=OpenFiles(path))
+
+
+def _claims_to_be_read_only(path: Path, error: Exception) -> bool:
+    # One byte of the header says whether SQLite may write. The kernel says so for file systems, modes and attributes.
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return writable and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -184,6 +237,8 @@ def _create_private(path: Path) -> None:
 
 
 def _configure(connection: sqlite3.Connection, path: Path) -> None:
+    # As the module would, but with an error that says what it is: its own is an OperationalError without any code.
+    connection.text_factory = bytes.decode
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # A file system without shared memory maps. Slower, and just as safe.
@@ -199,6 +254,8 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
+        raise rows.damage(f"the schema's version is {version}")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
@@ -206,12 +263,24 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == 0:
         connection.executescript(_SCHEMA)  # fails on a file with foreign tables, which is then moved aside
-    problems = connection.execute("PRAGMA quick_check(1)").fetchall()
+    _check_content(connection)
+
+
+def _check_content(connection: sqlite3.Connection) -> None:
+    """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
+    problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
     if problems != [("ok",)]:
-        damage = sqlite3.DatabaseError(str(problems[0][0]))
-        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise damage
-    connection.execute("SELECT count(*) FROM note, (SELECT uid, boot_id FROM claim LIMIT 1), device LIMIT 1").fetchone()
+        raise rows.damage(str(problems[0][0]))
+    # A device without its claim would be held for ever by nobody.
+    if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+        raise rows.damage("a device belongs to no claim")
+    for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
+        pass
+    if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
+        raise rows.damage("there is a note that this driver never wrote")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a file that can only be read is no journal
+    connection.execute("ROLLBACK")
 
 
 def _set_aside(path: Path, now_s: float) -> Path:

@@ -23,9 +23,9 @@ from dra_driver.claims.entry import Attempt, Entry, State
 from dra_driver.claims.plan import ClaimPlan, plan, restore
 from dra_driver.claims.tools import Tools
 from dra_driver.claims.undo import is_left_over, remove_stray_file, undo
-from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, ClaimBusyError
+from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Budget, ClaimBusyError
 from dra_driver.errors import DeviceInUseError, DraError, DriverUnavailableError, RetryableError, ServerBusyError
-from dra_driver.model.claim import ClaimRef, PreparedDevice
+from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.model.gpu import Snapshot
 
 log = logging.getLogger(__name__)
@@ -40,54 +40,54 @@ class Preparer:
         self._tools = tools
         self._slots = threading.BoundedSemaphore(max(1, tools.patience.waiting))
 
-    def prepare(self, ref: ClaimRef, *, deadline: float) -> tuple[PreparedDevice, ...]:
-        """The claim's devices, prepared. ``deadline`` is on the bell's clock.
+    def prepare(self, ref: ClaimRef, *, budget: Budget) -> tuple[PreparedDevice, ...]:
+        """The claim's devices, prepared, or an error, by ``budget.deadline`` unless the disk itself hangs.
 
         Idempotent: a repeat gives an equal answer. Raises a `DraError` whose message says what to do, after waiting out
         what may pass by itself (see `waiting.Patience`). On an error nothing of the claim is left on disk, except when
         the disk itself refuses; then the entry keeps the devices until the next call or start.
         """
         try:
-            return self._once(ref, deadline)
+            return self._once(ref, budget)
         except DraError as error:
-            if self._patience_left(error, deadline) <= 0 or not self._slots.acquire(blocking=False):
+            if self._pause_left_s(error, budget) <= 0 or not self._slots.acquire(blocking=False):
                 raise
         try:
-            return self._patiently(ref, deadline)
+            return self._patiently(ref, budget)
         finally:
             self._slots.release()
 
-    def _patiently(self, ref: ClaimRef, deadline: float) -> tuple[PreparedDevice, ...]:
+    def _patiently(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         """Try again until it works, the error is of a kind that stays, or time is up."""
         bell, pause_s = self._tools.bell, FIRST_PAUSE_S
         self._tools.count("waited")
         while True:
             bell.wait(pause_s)
             try:
-                return self._once(ref, deadline)
+                return self._once(ref, budget)
             except DraError as error:
-                left_s = self._patience_left(error, deadline)
+                left_s = self._pause_left_s(error, budget)
                 if left_s <= 0:
                     raise
                 asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
                 pause_s = min(max(min(2 * pause_s, LONGEST_PAUSE_S), asked_s), left_s)
 
-    def _patience_left(self, error: DraError, deadline: float) -> float:
-        """Seconds for which ``error`` may still be waited out."""
-        patience = self._tools.patience
-        started = deadline - patience.call_s
-        return started + patience.limit_s(error) - self._tools.bell.now()
+    def _pause_left_s(self, error: DraError, budget: Budget) -> float:
+        return self._tools.patience.pause_left_s(error, budget, self._tools.bell.now())
 
-    def _once(self, ref: ClaimRef, deadline: float) -> tuple[PreparedDevice, ...]:
+    def _once(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         # The lock is not kept while waiting for anything else: an unprepare of the same claim must get in.
-        with self._tools.locks.hold(ref.uid, deadline - self._tools.bell.now()) as held:
+        with self._tools.locks.hold(ref.uid, self._left_s(budget)) as held:
             if not held:
                 raise RetryableError(
                     f"claim {ref} is still being worked on by an earlier call after {self._tools.patience.call_s:g} s; "
                     "the kubelet tries again"
                 )
             entry = self._settled(ref)
-            return self._repeat(entry) if entry else self._prepare(ref)
+            return self._repeat(entry) if entry else self._prepare(ref, budget)
+
+    def _left_s(self, budget: Budget) -> float:
+        return budget.deadline - self._tools.bell.now()
 
     def _settled(self, ref: ClaimRef) -> Entry | None:
         """The claim's entry if it is prepared, None when there is none (any more)."""
@@ -112,9 +112,9 @@ class Preparer:
         log.info("claim was prepared before", extra={"claim": str(entry.ref), "devices": _names(again)})
         return again.prepared
 
-    def _prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    def _prepare(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         tools = self._tools
-        todo = plan(tools.reader.read(ref), self._snapshot(), tools.names, tools.pool)
+        todo = plan(self._read(ref, budget), self._snapshot(), tools.names, tools.pool)
         document = self._document(todo)
         attempt = self._begin(todo)
         try:
@@ -133,6 +133,15 @@ class Preparer:
         tools.count("prepared")
         log.info("claim prepared", extra={"claim": str(ref), "devices": _names(todo)})
         return todo.prepared
+
+    def _read(self, ref: ClaimRef, budget: Budget) -> AllocatedClaim:
+        left_s = self._left_s(budget)
+        if left_s < self._tools.patience.read_s:
+            raise RetryableError(
+                f"claim {ref} was not read from the API server: earlier work left only {max(0.0, left_s):.1f} s of "
+                "this call's time; the kubelet tries again"
+            )
+        return self._tools.reader.read(ref, within_s=left_s)
 
     def _snapshot(self) -> Snapshot:
         snapshot = self._tools.snapshot()

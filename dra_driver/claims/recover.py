@@ -9,7 +9,7 @@ Owns what may be concluded from what. Refuses to guess: an entry or a file goes 
   was never told that the first kind is prepared, and was on its way to have the second kind gone.
 - *Prepared, but no CDI file.* Written again, so that a container that restarts before the next prepare starts.
 - *A CDI file, but no entry.* Removed, unless the journal itself is new: then the files are what is known, and
-  `rebuild` asks the API server whose they are.
+  `rebuild.rebuild` asks the API server whose they are.
 """
 
 import logging
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from dra_driver.cdi.edits import claim_spec
 from dra_driver.claims.entry import Entry, State
-from dra_driver.claims.plan import plan, restore
+from dra_driver.claims.plan import restore
+from dra_driver.claims.rebuild import rebuild
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.undo import is_left_over, undo
 from dra_driver.errors import DraError
-from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)
@@ -84,11 +84,13 @@ def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
 
 
 def rewrite_files(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
-    """Write the CDI files of prepared claims that have none. Files that are there are left to a repeated prepare."""
-    present = frozenset(tools.writer.claim_uids())
-    missing = [
-        entry for entry in tools.journal.entries() if entry.state is State.PREPARED and entry.ref.uid not in present
-    ]
+    """Write the CDI files of prepared claims that have none. Files that are there are left to a repeated prepare.
+
+    Cheap when none is missing: it lists the directory and the journal's UIDs, and is fit for every few seconds.
+    """
+    without = tools.journal.uids() - frozenset(tools.writer.claim_uids())
+    found = (tools.journal.entry(uid) for uid in sorted(without))
+    missing = [entry for entry in found if entry is not None and entry.state is State.PREPARED]
     if missing:
         tools.provider.ensure_base()
     for entry in missing:
@@ -119,45 +121,6 @@ def remove_orphans(tools: Tools) -> tuple[ClaimUid, ...]:
     for _ in removed:
         tools.count("orphan-removed")
     return removed
-
-
-def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tuple[ClaimUid, ...]:
-    """Fill a new journal from the CDI files and the claims that the API server says they belong to.
-
-    A claim is adopted as prepared when it has a CDI file of ours, is allocated from this pool and fits the hardware.
-    Claims without a file are not: whether they were prepared is not known, and the kubelet calls again. Until every
-    file is explained, files stay, and in-use checks know only what was adopted or prepared since.
-    """
-    if not tools.journal.rebuild_pending:
-        return ()
-    unexplained = frozenset(tools.writer.claim_uids()) - tools.journal.uids()
-    failures: list[str] = []
-    adopted: list[ClaimUid] = []
-    if unexplained and lister is None:
-        failures.append("the journal is new and claims have CDI files already; whose they are is asked later")
-    elif unexplained and lister is not None:
-        claims = [claim for claim in lister.allocated(tools.pool) if claim.ref.uid in unexplained]
-        adopted = [claim.ref.uid for claim in claims if _adopt(tools, claim, failures)]
-    if not failures:
-        tools.journal.note_rebuilt()
-    problems += failures
-    return tuple(adopted)
-
-
-def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
-    with tools.locks.hold(claim.ref.uid, 0.0) as held:
-        if not held:
-            return False  # it is being prepared or unprepared right now, which makes its entry known
-        try:
-            blocked = tools.journal.adopt(claim.ref, plan(claim, tools.snapshot(), tools.names, tools.pool).held)
-        except DraError as error:
-            failures.append(f"claim {claim.ref} had a CDI file, but cannot be taken over: {error}")
-            return False
-    if blocked is not None:
-        failures.append(f"claim {claim.ref} had a CDI file, but its device is held by claim {blocked.by[0].ref}")
-        return False
-    tools.count("adopted")
-    return True
 
 
 def _attempt(problems: list[str], step: Callable[[], tuple[ClaimUid, ...]]) -> tuple[ClaimUid, ...]:

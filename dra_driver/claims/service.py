@@ -10,10 +10,12 @@ from typing import TypeVar
 
 from dra_driver.claims.collect import Collector
 from dra_driver.claims.prepare import Preparer
-from dra_driver.claims.recover import Recovery, recover
+from dra_driver.claims.rebuild import Rebuild
+from dra_driver.claims.recover import Recovery, recover, rewrite_files
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.unprepare import unprepare_claim
-from dra_driver.errors import DraError
+from dra_driver.claims.waiting import Budget
+from dra_driver.errors import DraError, RetryableError
 from dra_driver.model.claim import ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid
 
@@ -26,8 +28,9 @@ Prepared = tuple[PreparedDevice, ...]
 class ClaimService:
     """Prepare, unprepare, recover and collect over one set of tools.
 
-    Order: ``recover`` before the first call of the kubelet, ``maintain`` every ten minutes from one thread, ``prepare``
-    and ``unprepare`` from any number of threads. Nothing to stop: calls end by themselves within
+    Order: ``recover`` before the first call of the kubelet; then ``maintain`` every ten minutes and ``finish_rebuild``
+    every few seconds from one thread, ``rewrite_missing_files`` every few seconds from the same or another one,
+    ``prepare`` and ``unprepare`` from any number of threads. Nothing to stop: calls end by themselves within
     `waiting.Patience.call_s`.
     """
 
@@ -36,24 +39,58 @@ class ClaimService:
         self._lister = lister
         self._preparer = Preparer(tools)
         self._collector = Collector(tools)
+        self._rebuild = Rebuild(tools, lister)
+        self._missing: tuple[str, ...] = ()
 
-    def prepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, Prepared | DraError]:
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, Prepared | DraError]:
         """Each claim's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
 
-        One after the other within one budget of time: a pod's claims rarely number more than one, and a claim that has
-        to wait leaves the others their answer.
+        One after the other within one budget of time: `waiting.Patience.call_s`, or less when the caller waits only
+        ``within_s`` more. A claim whose turn comes after that is answered with an error and not touched.
         """
-        work = partial(self._preparer.prepare, deadline=self._deadline())
-        return {ref.uid: _guarded(work, ref, "prepared") for ref in refs}
+        budget = self._budget(within_s)
+        return self._answers(partial(self._preparer.prepare, budget=budget), refs, "prepared", budget)
 
-    def unprepare(self, refs: Sequence[ClaimRef]) -> dict[ClaimUid, DraError | None]:
-        """None for each claim that holds nothing any more, else its error. Idempotent."""
-        work = partial(unprepare_claim, self._tools, deadline=self._deadline())
-        return {ref.uid: _guarded(work, ref, "unprepared") for ref in refs}
+    def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> dict[ClaimUid, DraError | None]:
+        """None for each claim that holds nothing any more, else its error. Idempotent; time as in ``prepare``."""
+        budget = self._budget(within_s)
+        return self._answers(partial(unprepare_claim, self._tools, budget=budget), refs, "unprepared", budget)
 
     def recover(self) -> Recovery:
         """Make journal and files agree with reality; never raises for the world's faults. See `recover.recover`."""
         return recover(self._tools, self._lister)
+
+    def rewrite_missing_files(self) -> tuple[str, ...]:
+        """Write prepared claims' CDI files that vanished, for containers that restart before their next prepare.
+
+        Local, and cheap while nothing is missing. Never raises for the world's faults: what cannot be written is
+        returned as sentences, and logged when they are new.
+        """
+        problems: list[str] = []
+        try:
+            for uid in rewrite_files(self._tools, problems):
+                log.warning("CDI file of a prepared claim was missing and is written again", extra={"uid": uid})
+        except DraError as error:
+            problems.append(str(error))
+        before, self._missing = self._missing, tuple(problems)
+        for problem in self._missing:
+            if problem not in before:
+                log.warning("a CDI file cannot be put right, tried again soon", extra={"reason": problem})
+        return self._missing
+
+    @property
+    def rebuild_pending(self) -> bool:
+        """Whether a new journal does not know yet what was prepared before it. Raises `StorageError`."""
+        return self._tools.journal.rebuild_pending
+
+    def finish_rebuild(self) -> None:
+        """Rebuild a new journal if that is pending and due, see `rebuild.Rebuild`. Never raises for the world's faults.
+
+        Asks the API server, so it may take half a minute or more; for the thread that ``maintain`` uses.
+        """
+        self._rebuild.try_if_due()
 
     def maintain(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """What is due every ten minutes: recover what could not be recovered, free what the kubelet forgot, tidy up.
@@ -68,8 +105,24 @@ class ClaimService:
         except DraError as error:
             log.warning("claims could not be maintained, tried again later", extra={"reason": str(error)})
 
-    def _deadline(self) -> float:
-        return self._tools.bell.now() + self._tools.patience.call_s
+    def _budget(self, within_s: float | None) -> Budget:
+        return self._tools.patience.budget(self._tools.bell.now(), within_s)
+
+    def _answers(
+        self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: Budget
+    ) -> dict[ClaimUid, Answer | DraError]:
+        answers: dict[ClaimUid, Answer | DraError] = {}
+        for ref in refs:
+            in_time = self._tools.bell.now() < budget.deadline
+            answers[ref.uid] = _guarded(work, ref, what) if in_time else _late(ref, what)
+        return answers
+
+
+def _late(ref: ClaimRef, what: str) -> DraError:
+    return RetryableError(
+        f"claim {ref} was not {what}: the time of this call was over before it was this claim's turn (many calls at "
+        "once, or other claims of the pod that had to wait); the kubelet tries again"
+    )
 
 
 def _guarded(work: Callable[[ClaimRef], Answer], ref: ClaimRef, what: str) -> Answer | DraError:

@@ -31,9 +31,12 @@ Event = Literal[
 
 
 class ClaimReader(Protocol):
-    """One read of a claim from the API server. Errors: `ClaimError` and its subclasses, `KubernetesApiError`."""
+    """One read of a claim from the API server. Errors: `ClaimError` and its subclasses, `KubernetesApiError`.
 
-    def read(self, ref: ClaimRef) -> AllocatedClaim: ...
+    With ``within_s`` it comes back, one way or the other, within so many seconds.
+    """
+
+    def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim: ...
 
 
 class ClaimLister(Protocol):

@@ -9,20 +9,20 @@ import logging
 
 from dra_driver.claims.tools import Tools
 from dra_driver.claims.undo import undo
-from dra_driver.claims.waiting import ClaimBusyError
+from dra_driver.claims.waiting import Budget, ClaimBusyError
 from dra_driver.model.claim import ClaimRef
 
 log = logging.getLogger(__name__)
 
 
-def unprepare_claim(tools: Tools, ref: ClaimRef, *, deadline: float) -> None:
+def unprepare_claim(tools: Tools, ref: ClaimRef, *, budget: Budget) -> None:
     """Free what the claim holds on this node; nothing to free is success.
 
-    ``deadline`` is on the bell's clock. Raises `StorageError` (the claim keeps its devices, call again) or
-    `ClaimBusyError` when an earlier call for the same claim does not end. If the process dies inside, the rest is done
-    by the next call or at the next start. Thread-safe.
+    Waits until ``budget.deadline`` for others at most. Raises `StorageError` (the claim keeps its devices, call again)
+    or `ClaimBusyError` when an earlier call for the same claim does not end. If the process dies inside, the rest is
+    done by the next call or at the next start. Thread-safe.
     """
-    with tools.locks.hold(ref.uid, deadline - tools.bell.now()) as held:
+    with tools.locks.hold(ref.uid, budget.deadline - tools.bell.now()) as held:
         if not held:
             raise ClaimBusyError(
                 f"claim {ref} is still being worked on by an earlier call after {tools.patience.call_s:g} s; "

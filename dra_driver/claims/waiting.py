@@ -28,6 +28,8 @@ from dra_driver.model.ids import ClaimUid
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
+# An answer that is ready still has to reach the kubelet.
+ANSWER_S = 2.0
 
 
 class ClaimBusyError(RetryableError):
@@ -35,18 +37,37 @@ class ClaimBusyError(RetryableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When a call began and by when all its claims are answered, on the bell's clock."""
+
+    started: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """Seconds from the start of a call during which an error of a kind is waited out.
 
-    ``call_s`` bounds everything; the kubelet gives up after 45 s. ``in_use_s``: a device is still held by a claim
-    whose pod has just ended. ``driver_s``: the driver is being loaded. ``waiting``: calls that may wait at the same
-    time; keep it below the number of workers.
+    ``call_s`` bounds everything, for all claims of the call together; the kubelet gives up after 45 s. ``read_s``: with
+    less left, no claim is read from the API server any more. ``in_use_s``: a device is still held by a claim whose pod
+    has just ended. ``driver_s``: the driver is being loaded. ``waiting``: calls that may wait at the same time; keep it
+    below the number of workers.
     """
 
     call_s: float = 40.0
+    read_s: float = 3.0
     in_use_s: float = 20.0
     driver_s: float = 10.0
     waiting: int = 4
+
+    def budget(self, now: float, within_s: float | None = None) -> Budget:
+        """For a call that begins ``now`` and whose caller waits for ``within_s`` more, None when that is unknown."""
+        left_s = self.call_s if within_s is None else min(self.call_s, max(0.0, within_s - ANSWER_S))
+        return Budget(started=now, deadline=now + left_s)
+
+    def pause_left_s(self, error: DraError, budget: Budget, now: float) -> float:
+        """For how long to pause at most before another try that still ends in time; 0 or less for none."""
+        return min(budget.started + self.limit_s(error), budget.deadline - self.read_s) - now
 
     def limit_s(self, error: DraError) -> float:
         """For how long ``error`` is worth waiting; 0 for one that does not pass by itself."""

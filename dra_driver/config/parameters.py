@@ -9,7 +9,7 @@ memory limit below 1 MiB) is found while decoding, so that admission can refuse 
 everywhere, as Kubernetes reads it, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
 
 Parameters are written by whoever may create a claim, so their size is bounded before anything looks at them, and an
-error shows at most a few short pieces of them.
+error shows at most a few short pieces of them, with whatever is not printable escaped: it ends in events and logs.
 """
 
 from collections.abc import Mapping
@@ -206,7 +206,7 @@ def _problems(error: ValidationError) -> str:
     problems = error.errors(include_url=False, include_context=True)
     shown = [_problem(dict(problem)) for problem in problems[:_MAX_SHOWN_PROBLEMS]]
     more = len(problems) - len(shown)
-    return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+    return _printable("; ".join([*shown, *([f"and {more} more"] if more else [])]))
 
 
 def _problem(problem: Mapping[str, Any]) -> str:
@@ -229,9 +229,14 @@ def _problem(problem: Mapping[str, Any]) -> str:
 
 def _path(location: tuple[Any, ...]) -> str:
     """``sharing.mpsConfig.defaultActiveThreadPercentage``; keys that people chose are cut to a readable length."""
-    steps = map(str, location)
+    steps = (_printable(str(step)) for step in location)
     shown = ".".join(step if len(step) <= 60 else f"{step[:59]}…" for step in steps)
     return shown or "parameters"
+
+
+def _printable(text: str) -> str:
+    """``text`` on one line and without a way to command a terminal; what is printable already stays as it is."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _shown(value: object) -> str:

@@ -89,6 +89,12 @@ class Inventory:
         with self._lock:
             return self._problem
 
+    @property
+    def failing(self) -> bool:
+        """Whether the newest look failed; False also while the first one, which may be slow, has not come back."""
+        with self._lock:
+            return self._failures > 0
+
     def wait_first(self, timeout_s: float) -> bool:
         """Whether a first good snapshot is there, waiting for it up to ``timeout_s``."""
         return self._first.wait(timeout_s)

@@ -34,25 +34,34 @@ class Getter(Protocol):
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
+class BoundedGetter(Protocol):
+    """The same with a deadline of the caller's own."""
+
+    def get(
+        self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
+    ) -> dict[str, Any]: ...
+
+
 class ApiClaimReader:
     """Reads claims with one GET each. Thread-safe."""
 
-    def __init__(self, rest: Getter, driver_name: str) -> None:
+    def __init__(self, rest: BoundedGetter, driver_name: str) -> None:
         self._rest = rest
         self._driver = driver_name
 
-    def read(self, ref: ClaimRef) -> AllocatedClaim:
+    def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
         """The claim with this driver's results and configs, in the object's order.
 
-        Raises ClaimReplacedError when it is gone or another object has its name, ClaimNotAllocatedError when nothing
-        in it is for this driver, ClaimError when it is malformed, KubernetesApiError when it could not be read.
+        Takes at most ``within_s``; None leaves it to the client. Raises ClaimReplacedError when it is gone or another
+        object has its name, ClaimNotAllocatedError when nothing in it is for this driver, ClaimError when it is
+        malformed, KubernetesApiError when it could not be read.
         """
         try:
             path = paths.resource_claim(ref.namespace, ref.name)
         except ValueError as error:
             raise ClaimError(f"claim {ref}: {error}") from error
         try:
-            document = self._rest.get(path)
+            document = self._rest.get(path, within_s=within_s)
         except NotFoundError as error:
             if error.reason != "NotFound":
                 raise  # the server does not know the API group at all

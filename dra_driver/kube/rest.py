@@ -49,9 +49,14 @@ class RestClient:
         # The API server takes the part before the slash as the field manager of our writes.
         self._headers = {"Accept": "application/json", "User-Agent": f"dra-driver/{__version__}"}
 
-    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """One object. Repeated once on a connection that broke, as reading twice does no harm."""
-        return self._exchange(_Request("GET", path, query))
+    def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
+        """One object. Repeated once on a connection that broke, as reading twice does no harm.
+
+        ``within_s`` bounds everything that is done for it, repeats included, where a caller has a deadline of its own;
+        ApiUnreachableError when that is over.
+        """
+        deadline = None if within_s is None else time.monotonic() + within_s
+        return self._exchange(_Request("GET", path, query, deadline=deadline))
 
     def get_text(self, path: str, query: Query | None = None) -> str:
         """An answer that is text and not an object, such as a container's log. Repeated like `get`."""
@@ -116,6 +121,8 @@ class RestClient:
 
     def _fetch(self, request: "_Request") -> bytes:
         deadline = time.monotonic() + self._timeouts.total_s
+        if request.deadline is not None:
+            deadline = min(deadline, request.deadline)
         try:
             return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
@@ -148,9 +155,7 @@ class RestClient:
                 self._connection.base_url + request.path_and_query,
                 body=request.encoded_body(),
                 headers=headers,
-                timeout=urllib3.Timeout(
-                    connect=self._timeouts.connect_s, read=request.read_timeout_s or self._timeouts.read_s
-                ),
+                timeout=self._timeout(request),
                 retries=False,
                 redirect=False,
                 preload_content=False,
@@ -158,9 +163,19 @@ class RestClient:
         except (HTTPError, OSError, ValueError) as error:
             raise _unreachable(request, self._connection, error) from error
         if response.status >= 300:
-            body = self._read(request, response, time.monotonic() + self._timeouts.total_s)
+            deadline = time.monotonic() + self._timeouts.total_s
+            body = self._read(request, response, min(deadline, request.deadline or deadline))
             raise error_from_response(str(request), response.status, body, response.headers)
         return response
+
+    def _timeout(self, request: "_Request") -> urllib3.Timeout:
+        read_s = request.read_timeout_s or self._timeouts.read_s
+        if request.deadline is None:
+            return urllib3.Timeout(connect=self._timeouts.connect_s, read=read_s)
+        left_s = request.deadline - time.monotonic()
+        if left_s <= 0:
+            raise ApiUnreachableError(f"{request}: not sent, as no time was left for it; the API server was too slow")
+        return urllib3.Timeout(connect=min(left_s, self._timeouts.connect_s), read=min(left_s, read_s), total=left_s)
 
     def _credentials(self) -> dict[str, str]:
         try:
@@ -172,7 +187,7 @@ class RestClient:
         """The whole body, within the deadline and the size limit; only then the connection goes back to the pool."""
         body = bytearray()
         try:
-            while chunk := response.read1(_CHUNK_BYTES):
+            while chunk := _next_chunk(request, response):
                 body += chunk
                 _check_bounds(request, len(body), deadline)
         except (HTTPError, OSError) as error:
@@ -195,6 +210,7 @@ class _Request:
     body: Mapping[str, Any] | None = None
     content_type: str = "application/json"
     read_timeout_s: float | None = None
+    deadline: float | None = None
 
     def __str__(self) -> str:
         return f"{self.verb} {self.path}"
@@ -205,6 +221,20 @@ class _Request:
 
     def encoded_body(self) -> bytes | None:
         return None if self.body is None else json.dumps(self.body, separators=(",", ":")).encode()
+
+
+def _next_chunk(request: _Request, response: Any) -> bytes:
+    """The next bytes of a body, b"" at its end. Waits for them until the request's deadline at most.
+
+    A socket's timeout begins anew with each wait, so it is shortened to what is left. (Between headers it is not: an
+    API server sends those in one piece.)
+    """
+    socket = getattr(response.connection, "sock", None)
+    if request.deadline is not None and socket is not None:
+        left_s = max(0.001, request.deadline - time.monotonic())
+        socket.settimeout(min(left_s, socket.gettimeout() or left_s))
+    data: bytes = response.read1(_CHUNK_BYTES)
+    return data
 
 
 def _check_bounds(request: _Request, size: int, deadline: float) -> None:
@@ -219,6 +249,7 @@ def _unreachable(request: _Request, connection: Connection, error: Exception) ->
     hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
     # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
     what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
+    what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # another number each time makes another event each time
     return ApiUnreachableError(
         f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
     )

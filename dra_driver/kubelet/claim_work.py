@@ -71,8 +71,8 @@ class ClaimWork:
 
     @property
     def problem(self) -> str | None:
-        """Why claims cannot be prepared until this process is started again."""
-        return "the journal is damaged; a restart rebuilds it" if self._claims.journal.damaged else None
+        """Why claims cannot be prepared until this process is started again: the journal is damaged, or gone."""
+        return self._claims.problem
 
     def recover(self) -> None:
         """Finishes or undoes what an earlier run left; what cannot be done yet is logged, and done by ``maintain``."""

@@ -29,8 +29,9 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-# Prepares overlap when the kubelet starts several pods, and a call it gave up on still holds its thread.
-DRA_THREADS = 8
+# For unprepare, and for streams while they open; threads are made when needed. An unprepare waits for a prepare of the
+# same claim, so there are more of them than claims that prepares have locked (``service.PREPARE_THREADS``).
+DRA_THREADS = 12
 REGISTRATION_THREADS = 2
 
 

@@ -2,19 +2,21 @@
 
 Owns the order of start and stop and the verdicts about health. Refuses to do any work itself.
 
-Start, each step relying on those before it:
+Start, each step relying on those before it. Whatever ends the start with exit status 2 does so in steps 1 to 5, before
+anything is published: a process in a crash loop must not attract pods.
 
-1. directories and lock: a second process, a wrong path or a read-only directory ends here, with exit status 2
+1. directories, lock and the sockets' paths: a second process, a wrong path or a read-only directory ends here
 2. HTTP endpoint: says "not ready" and why, from the first moment
-3. hardware: NVML or simulated GPUs; the inventory takes its first look while the next steps go on
-4. API client, publisher, events: threads that wait for the first snapshot; an API server that is down is waited for
-5. driver files and base CDI document follow the inventory, slices follow them; a missing NVIDIA driver is waited for
-6. journal, and recovery of what a former process left half done
-7. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods that
+3. what the settings name: hardware (NVML or simulated GPUs), API client, journal
+4. first look at the hardware, and recovery of what a former process left half done; neither a missing driver nor an API
+   server that is down holds this up for long
+5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods that
    run from before need their unprepare
-8. maintenance: sockets that vanished, driver files that were missing, claims that are gone
+6. events and publisher: driver files and base CDI document follow the inventory, slices follow them; a device is
+   offered when a prepare could hand it out
+7. maintenance: sockets, CDI files and a journal that vanished, a driver that comes or goes, claims that are gone
 
-Stop is the reverse, so the kubelet stops calling before anything that a call needs goes away. Calls in work get
+Stop is the reverse, so nothing that a call needs goes away before the kubelet stops calling. Calls in work get
 ``CALL_GRACE_S``, everything together less than 5 s. Slices and prepared claims stay: a successor takes them over, and
 the kubelet removes the slices of a driver that does not come back.
 """
@@ -40,12 +42,13 @@ from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
 from dra_driver.kubelet.claim_work import MAINTAIN_EVERY_S, ClaimWork
+from dra_driver.kubelet.disk import Disk, Folder
 from dra_driver.kubelet.endpoints import Endpoints
-from dra_driver.kubelet.hardware import Follower
+from dra_driver.kubelet.follower import Follower
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.maintenance import Chore, Maintenance
 from dra_driver.kubelet.registration import Registration
-from dra_driver.kubelet.sockets import SocketPaths, remove_dead
+from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.slices.publisher import Publisher
 from dra_driver.telemetry import metrics
 from dra_driver.telemetry.http import ObservabilityServer
@@ -61,6 +64,8 @@ FIRST_LOOK_S = 2.0
 # For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
 ROOM_STOP_S = 0.5
 SOCKETS_EVERY_S, FILES_EVERY_S, GAUGES_EVERY_S = 1.0, 5.0, 5.0
+# How often it is asked whether a try is due; the tries themselves are half a minute apart and more.
+REBUILD_EVERY_S = 5.0
 
 
 class NodeProcess:
@@ -82,10 +87,11 @@ class NodeProcess:
         self._streams = HealthStreams()
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
-        self._publisher: Publisher | None = None
-        self._follower: Follower | None = None
         self._claims: ClaimWork | None = None
         self._endpoints: Endpoints | None = None
+        self._publisher: Publisher | None = None
+        self._follower: Follower | None = None
+        self._disk: Disk | None = None
 
     def start(self) -> None:
         """Everything of the module's docstring. Raises ConfigurationError, with everything started so far undone."""
@@ -106,7 +112,7 @@ class NodeProcess:
         """Why this node cannot serve a new pod, one sentence each; empty when it can."""
         if self._stopping.is_set():
             return ["stopping"]
-        rooms = (self._inventory, self._publisher, self._follower, self._claims, self._endpoints)
+        rooms = (self._inventory, self._publisher, self._follower, self._claims, self._endpoints, self._disk)
         if any(room is None for room in rooms):
             return ["starting"]
         found = [room.problem for room in (*rooms, self._registration) if room is not None]
@@ -134,6 +140,8 @@ class NodeProcess:
         self._running.callback(lock.release)
         remove_dead(paths.registration.parent, f"{settings.driver_name}-{ANY_UID}-reg.sock")
         remove_dead(self._plugin_dir, f"dra-{ANY_UID}.sock")
+        for path in (paths.dra, paths.registration):
+            check_free(path)
 
     def _serve_http(self) -> None:
         metrics.initialise(driver=self._settings.driver_name, node=self._settings.node_name, version=__version__)
@@ -157,18 +165,18 @@ class NodeProcess:
         provider = CdiProvider(found.root, names, writer, found.proc_devices, settings.nvidia_cdi_hook_path)
         rest = RestClient(Connection.load(settings.kubeconfig))
         self._inventory = inventory = Inventory(found.backend, settings.poll_interval)
-        self._running.callback(_within, ROOM_STOP_S, inventory.stop)
-        inventory.start()
-        self._publisher = publisher = self._start_publisher(rest)
-        self._follower = follower = Follower(provider, publisher, found.simulated_root)
-        inventory.subscribe(follower.changed)
         self._claims = claims = ClaimWork.open(
             settings, self._plugin_dir, rest=rest, names=names, writer=writer, provider=provider, inventory=inventory
         )
         self._running.callback(_within, ROOM_STOP_S, claims.close)
+        self._running.callback(_within, ROOM_STOP_S, inventory.stop)
+        inventory.start()
         inventory.wait_first(FIRST_LOOK_S)
         claims.recover()
         self._open_doors(claims)
+        self._publisher = publisher = self._start_publisher(rest)
+        self._follower = follower = Follower(inventory, provider, publisher, found.simulated_root)
+        inventory.subscribe(follower.changed)
         self._start_maintenance(follower, claims)
 
     def _start_publisher(self, rest: RestClient) -> Publisher:
@@ -182,7 +190,10 @@ class NodeProcess:
         return publisher
 
     def _open_doors(self, claims: ClaimWork) -> None:
-        handlers = [*service.handlers(claims.service, self._settings.driver_name), *self._streams.handlers()]
+        prepares = service.prepare_threads()
+        self._running.callback(prepares.shutdown, wait=False, cancel_futures=True)
+        driver = self._settings.driver_name
+        handlers = [*service.handlers(claims.service, driver, prepares), *self._streams.handlers()]
         self._endpoints = endpoints = Endpoints(self._paths, self._registration, handlers)
         endpoints.start()
         self._running.callback(self._close_doors, endpoints)
@@ -194,16 +205,27 @@ class NodeProcess:
 
     def _start_maintenance(self, follower: Follower, claims: ClaimWork) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _open_doors came before
+        self._disk = disk = Disk(self._folders(), claims.service.rewrite_missing_files)
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
-            Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.retry),
+            Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.check),
+            Chore(name="disk", every_s=FILES_EVERY_S, work=disk.check),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
-        remote = [Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain)]
+        remote = [
+            Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
+            Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=claims.service.finish_rebuild),
+        ]
         for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
             maintenance = Maintenance(name, chores)
             maintenance.start()
             self._running.callback(maintenance.stop, ROOM_STOP_S)
+
+    def _folders(self) -> list[Folder]:
+        return [
+            Folder(path=Path(self._settings.cdi_dir), what="the CDI directory", setting="--cdi-dir"),
+            Folder(path=self._plugin_dir, what="the driver's directory", setting="--kubelet-plugins-dir"),
+        ]
 
     def _update_gauges(self) -> None:
         if self._publisher is not None:

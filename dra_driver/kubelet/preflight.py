@@ -1,7 +1,8 @@
 """What must hold before the node process starts, checked on the machine; anything else is a sentence and exit status 2.
 
 Owns the checks of directories and the lock that keeps one process per node and driver. Refuses to check what may come
-later: a missing NVIDIA driver or API server is waited for, because pods that already run need their unprepare.
+later: a missing NVIDIA driver or API server is waited for, because pods that already run need their unprepare. Nor does
+a full file system end the start, for the same reason; ``disk.py`` looks at that while the process runs.
 """
 
 import fcntl
@@ -101,8 +102,19 @@ def _make(path: Path, mode: int, what: str, setting: str) -> None:
 
 
 def _check_writable(path: Path, what: str, setting: str) -> None:
-    # access(2) knows read-only file systems too, also for root.
-    if not os.access(path, os.W_OK | os.X_OK):
-        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
-        reason = "its file system is read-only" if read_only else f"user {os.geteuid()} may not write there"
-        raise ConfigurationError(f"{what} {path} is not writable: {reason}; see {setting}")
+    if problem := why_not_writable(path, what, setting):
+        raise ConfigurationError(problem)
+
+
+def why_not_writable(path: Path, what: str, setting: str) -> str | None:
+    """A sentence when nothing can be written in the directory ``path``, else None. Writes nothing itself."""
+    # access(2) knows read-only file systems and immutable directories too, also for root.
+    if os.access(path, os.W_OK | os.X_OK) and path.is_dir():
+        return None
+    if not path.is_dir():
+        reason = "it is gone" if not path.exists() else "it is no directory"
+    elif os.statvfs(path).f_flag & os.ST_RDONLY:
+        reason = "its file system is read-only"
+    else:
+        reason = f"user {os.geteuid()} may not write there"
+    return f"{what} {path} is not writable: {reason}; see {setting}"

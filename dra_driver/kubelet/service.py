@@ -7,12 +7,16 @@ names the claim at fault. Refuses to know how a claim is prepared (``ClaimPrepar
 Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. It
 gives up on a call after 45 s while the call runs on here, so a second one for the same claim may overlap the first;
 both arrive at the preparer, which has to cope.
+
+A prepare may wait for an API server, a driver or a device; an unprepare needs none of them and may be what frees the
+device. So prepares have a few threads of their own, and however many wait there, an unprepare is served at once.
 """
 
 import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import grpc
@@ -34,6 +38,8 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
+# Prepares at work at the same time. Also how many claims prepares can have locked at once (see ``endpoints.py``).
+PREPARE_THREADS = 8
 # A pod lists at most a few dozen claims; more is no pod.
 MAX_CLAIMS = 256
 # What ends in an event of the pod; the API server takes 1024 characters of it, a log more.
@@ -52,28 +58,39 @@ class ClaimPreparer(Protocol):
     def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, DraError | None]: ...
 
 
-def handlers(preparer: ClaimPreparer, driver: str) -> list[grpc.GenericRpcHandler]:
-    """The gRPC handlers of both versions over one preparer."""
-    services = DraService(preparer, driver, v1), DraService(preparer, driver, v1beta1)
+def prepare_threads() -> ThreadPoolExecutor:
+    """Threads for ``handlers``, made when first needed; whoever asks for them shuts them down."""
+    return ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+
+
+def handlers(preparer: ClaimPreparer, driver: str, prepares: ThreadPoolExecutor) -> list[grpc.GenericRpcHandler]:
+    """The gRPC handlers of both versions over one preparer; ``prepares`` are the threads of both versions' prepares."""
+    services = [DraService(preparer, driver, messages, prepares) for messages in (v1, v1beta1)]
     return [service.handler() for service in services]
 
 
 class DraService:
     """One version of the service. ``messages`` is its generated module; v1beta1 has no share ids. Thread-safe."""
 
-    def __init__(self, preparer: ClaimPreparer, driver: str, messages: Any) -> None:
+    def __init__(self, preparer: ClaimPreparer, driver: str, messages: Any, prepares: ThreadPoolExecutor) -> None:
         self._preparer = preparer
+        self._prepares = prepares
         self._messages = messages
         self._timer = metrics.CallTimer(driver)
         self._has_share_ids = "share_id" in messages.Device.DESCRIPTOR.fields_by_name
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods = {"NodePrepareResources": self.prepare, "NodeUnprepareResources": self.unprepare}
-        return generic_handler(self._messages.DESCRIPTOR.services_by_name["DRAPlugin"], methods)
+        pools = {"NodePrepareResources": self._prepares}
+        return generic_handler(self._messages.DESCRIPTOR.services_by_name["DRAPlugin"], methods, pools)
 
     def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Times and counts; ``_prepare`` does the work."""
         _check_size(request, context)
+        if not context.is_active():
+            # It waited for a thread until the kubelet gave it up. The next one is for those who still listen.
+            log.warning("a prepare was given up before its turn", extra={"claims": len(request.claims)})
+            return self._messages.NodePrepareResourcesResponse()
         return self._timed("prepare", lambda: self._prepare(request))
 
     def unprepare(self, request: Any, context: grpc.ServicerContext) -> Any:

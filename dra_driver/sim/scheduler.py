@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from dra_driver.allocation import Allocator
+from dra_driver.allocation import Allocator, Question
 from dra_driver.allocation.nodes import node_matches
 from dra_driver.allocation.pod_fit import Room, rooms, why_not
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
@@ -190,13 +190,15 @@ class Scheduler:
     ) -> tuple[str, Sequence[Obj]]:
         """The node with the fewest pods of those that fit, and the allocations there."""
         reasons: Counter[str] = Counter()
+        asked: Question | None = None
         for node in sorted(view.nodes, key=lambda item: (view.room(item).pods, item["metadata"]["name"])):
             name = node["metadata"]["name"]
             reason = why_not(pod, node, view.room(node))
             if not reason and not all(_reachable(claim, node) for claim in claims):
                 reason = "resourceclaim not available on the node"
             if not reason:
-                outcome = view.allocator.allocate(node, unallocated)
+                asked = asked or view.allocator.question(unallocated)
+                outcome = asked.on(node)
                 if outcome.allocations is not None:
                     return name, outcome.allocations
                 reason = "cannot allocate all claims"

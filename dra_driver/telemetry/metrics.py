@@ -64,6 +64,10 @@ claim_events_total = Counter(
 prepared_claims = Gauge("dra_driver_prepared_claims", "Claims in the journal", registry=REGISTRY)
 gpus = Gauge("dra_driver_gpus", "GPUs of this node by state", ["state"], registry=REGISTRY)
 published = Gauge("dra_driver_published", "1 while the API server has what this node should publish", registry=REGISTRY)
+withdrawn = Gauge(
+    "dra_driver_devices_withdrawn", "1 while no devices are offered because no container could get one",
+    registry=REGISTRY,
+)  # fmt: skip
 registered = Gauge("dra_driver_registered", "1 while the kubelet has accepted the registration", registry=REGISTRY)
 registrations_total = Counter(
     "dra_driver_registrations", "Answers of the kubelet to the registration", ["result"], registry=REGISTRY

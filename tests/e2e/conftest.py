@@ -19,11 +19,12 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from tests.e2e.cluster import GONE_S, RealCluster, wait
-from tests.e2e.node import Folders, folders, host_process, local_node
+from tests.e2e.node import Folders, driver_runs_here, folders, host_process, local_node
 from tests.fakes.node_process import NodeProcess
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 600
+REGISTERED = "registered with the kubelet"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,14 +72,14 @@ def driver(
     cluster: RealCluster, kubeconfig: str, node: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NodeProcess | None]:
     """GPUs are published: by whoever does it already (None), else by a process of our own."""
-    if cluster.slices():
+    if driver_runs_here() if node is not None else cluster.slices():
         yield None
         return
     if node is None:
         pytest.skip("no node of the cluster publishes GPUs, and this host is not one of its nodes (E2E_NODE_NAME)")
     process = host_process(tmp_path_factory.mktemp("node"), node, kubeconfig).start()
     try:
-        process.wait_for(cluster.slices, 30.0)
+        process.wait_for(lambda: REGISTERED in process.text and cluster.slices(), 30.0)
         yield process
         process.end()
     finally:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.kubelet.sockets import is_served
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from tests.e2e.cluster import DRIVER
 from tests.fakes.node_process import NodeProcess
@@ -50,6 +51,11 @@ def local_node(nodes: list[Obj]) -> str | None:
     here = [node["metadata"]["name"] for node in nodes if dig(node, "status", "nodeInfo", "bootID") == boot_id]
     # Several nodes in containers of one host share its boot id, but not its folders.
     return here[0] if len(here) == 1 and (KUBELET_ROOT / "plugins_registry").is_dir() else None
+
+
+def driver_runs_here() -> bool:
+    """Whether a node process answers on this host. Slices do not say so: they outlive it by half a minute."""
+    return any(is_served(path) for path in (KUBELET_ROOT / "plugins_registry").glob(f"{DRIVER}*reg.sock"))
 
 
 def folders(node: str | None) -> Folders | None:

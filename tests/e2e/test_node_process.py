@@ -21,12 +21,12 @@ from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
+from tests.e2e.conftest import REGISTERED
 from tests.e2e.node import Folders
 from tests.fakes.node_process import NodeProcess
 
 KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")
 REPUBLISH_S = 5.0
-REGISTERED = "registered with the kubelet"
 # The kubelet's retries of a failed prepare or unprepare are this far apart at most.
 RETRY_S = 180.0
 
@@ -53,6 +53,8 @@ class Pods:
 
     def gpu(self, name: str) -> str:
         """The one GPU that the pod's log lists, which is the one that it was granted."""
+        # A container is ready before its command has printed anything.
+        wait(lambda: None if self.log(name) else f"the log of {name} is empty", 30.0)
         seen = expect.seen_gpus(self.log(name))
         assert seen == expect.granted_gpus(self.get(name), self._cluster.client)
         return str(*seen)
@@ -99,8 +101,9 @@ def steady(driver: NodeProcess | None, pods: Pods) -> Iterator[str]:
     """A running pod which must not notice anything: same containers, same log, at the end of the test."""
     pods.create("steady")
     pods.wait_ready("steady")
+    gpu = pods.gpu("steady")
     before, log = containers(pods.get("steady")), pods.log("steady")
-    yield pods.gpu("steady")
+    yield gpu
     assert containers(pods.get("steady")) == before
     assert dig(pods.get("steady"), "status", "phase") == "Running"
     assert pods.log("steady") == log

@@ -10,7 +10,7 @@ from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits, DeviceNode
 from dra_driver.cdi.writer import render
 from dra_driver.claims.entry import OwnerId
-from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError
+from dra_driver.errors import ApiUnreachableError, ClaimNotAllocatedError, ClaimReplacedError, DraError
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
@@ -47,12 +47,17 @@ def claim(number: int, *results: AllocatedDevice, configs: Sequence[OpaqueConfig
 
 
 class FakeClaims:
-    """Claims as the API server has them, by namespace and name. ``outage`` is raised by every read while set."""
+    """Claims as the API server has them, by namespace and name. ``outage`` is raised by every read while set.
+
+    While ``hangs`` is set, it is called with the seconds that a read may take, and the read then fails.
+    """
 
     def __init__(self, *claims: AllocatedClaim) -> None:
         self.by_name: dict[tuple[str, str], AllocatedClaim | None] = {}
         self.outage: DraError | None = None
         self.reads = 0
+        self.lists = 0
+        self.hangs: Callable[[float], object] | None = None
         for each in claims:
             self.put(each)
 
@@ -66,8 +71,11 @@ class FakeClaims:
     def deallocate(self, of: ClaimRef) -> None:
         self.by_name[of.namespace, of.name] = None
 
-    def read(self, of: ClaimRef) -> AllocatedClaim:
+    def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
         self.reads += 1
+        if self.hangs is not None and within_s is not None:
+            self.hangs(within_s)
+            raise ApiUnreachableError("no answer in time")
         if self.outage is not None:
             raise self.outage
         if (of.namespace, of.name) not in self.by_name:
@@ -80,6 +88,7 @@ class FakeClaims:
         return found
 
     def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
+        self.lists += 1
         if self.outage is not None:
             raise self.outage
         return tuple(c for c in self.by_name.values() if c is not None and any(r.pool == pool for r in c.results))

@@ -1,7 +1,7 @@
 """Mutations of allocation questions, as golden tables write them.
 
-Two kinds: plausible ones keep every field's type and are what a busy cluster might hold; wild ones put anything anywhere,
-as no API server would. All randomness comes from the generator that is handed in.
+Two kinds: plausible ones keep every field's type and are what a busy cluster might hold; wild ones put anything
+anywhere, as no API server would. All randomness comes from the generator that is handed in.
 """
 
 import copy
@@ -11,16 +11,30 @@ from typing import Any
 
 Question = dict[str, Any]
 
-_QUANTITIES = (
-    "0", "1", "2", "3", "7", "10", "1Gi", "2Gi", "5Gi", "8Gi", "10Gi", "12Gi", "16Gi", "20Gi", "40Gi", "80Gi", "100Gi",
-    "512Mi", "1536Mi", "10240Mi", "500m", "1500m", "1.5", "0.1", "2e3", "1k", "3000", "1024", "1Ki",
-)  # fmt: skip
+_SIZES = ("0", "1", "2", "3", "7", "10", "1Gi", "2Gi", "5Gi", "8Gi", "10Gi", "12Gi", "16Gi", "20Gi")
+_NUMBERS_WRITTEN = (
+    "40Gi",
+    "80Gi",
+    "100Gi",
+    "512Mi",
+    "1536Mi",
+    "10240Mi",
+    "500m",
+    "1500m",
+    "1.5",
+    "0.1",
+    "2e3",
+    "1k",
+    "3000",
+    "1024",
+    "1Ki",
+)
+_QUANTITIES = _SIZES + _NUMBERS_WRITTEN
 _STRINGS = ("", "a", "b", "x", "gpu", "mig", "node-a", "node-b", "p", "q", "gpu.example.com", "r", "s0", "d0", "d1")
-_WILD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 10**4000, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
-    "x", "1Gi", "-5", "1e999999999", "9" * 500, "\x00", "\ud800", [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, "All",
-    "ExactCount", [1, "x"], "device.driver == 1", "(" * 200, ["x"] * 40,
-)  # fmt: skip
+_TEXTS = ("", "x", "1Gi", "-5", "1e999999999", "9" * 500, "\x00", "\ud800", "All", "device.driver == 1", "(" * 200)
+_NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 10**4000, 0.5, -0.0, 1e308, float("inf"), float("nan"))
+_NESTED: tuple[Any, ...] = ([], {}, [[]], [None], {"": None}, {"a": {"b": []}}, [1, "x"], ["x"] * 40)
+_WILD: tuple[Any, ...] = (None, True, False, *_NUMBERS, *_TEXTS, *_NESTED)
 _EXPRESSIONS = (
     "true",
     "false",
@@ -38,13 +52,23 @@ _EXPRESSIONS = (
     "cel.bind(a, device.attributes['gpu.example.com'], has(a.index) && a.index > 0)",
 )
 _ATTRIBUTES = (
-    "gpu.example.com/model", "gpu.example.com/numa", "gpu.example.com/index", "gpu.example.com/m", "example.com/root",
-    "resource.kubernetes.io/pcieRoot", "gpu.example.com/parentUUID", "gpu.example.com/profile",
-)  # fmt: skip
+    "gpu.example.com/model",
+    "gpu.example.com/numa",
+    "gpu.example.com/index",
+    "gpu.example.com/m",
+    "example.com/root",
+    "resource.kubernetes.io/pcieRoot",
+    "gpu.example.com/parentUUID",
+    "gpu.example.com/profile",
+)
 _GATES = (
-    "DRAAdminAccess", "DRAPrioritizedList", "DRAPartitionableDevices", "DRADeviceTaints", "DRADeviceBindingConditions",
+    "DRAAdminAccess",
+    "DRAPrioritizedList",
+    "DRAPartitionableDevices",
+    "DRADeviceTaints",
+    "DRADeviceBindingConditions",
     "DRAConsumableCapacity",
-)  # fmt: skip
+)
 _EFFECTS = ("NoSchedule", "NoExecute", "None", "Future")
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
@@ -88,6 +112,20 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
                 pending.append(holder[key])
 
 
+_Change = Callable[[Question, random.Random], None]
+_PLAUSIBLE: list[_Change] = []
+
+
+def _change(weight: int = 1) -> Callable[[_Change], _Change]:
+    """A plausible change, ``weight`` times as likely as others."""
+
+    def register(change: _Change) -> _Change:
+        _PLAUSIBLE.extend([change] * weight)
+        return change
+
+    return register
+
+
 # --- plausible changes; each finds something to change or leaves the question as it is ---
 
 
@@ -115,12 +153,14 @@ def _pick(items: list[Any], rng: random.Random) -> Any:
     return rng.choice(items) if items else None
 
 
+@_change(2)
 def _count(question: Question, rng: random.Random) -> None:
     way = _pick(_ways(question), rng)
     if way is not None:
         way["allocationMode"], way["count"] = "ExactCount", rng.choice((1, 1, 2, 2, 3, 4, 8, 16, 31, 32, 33))
 
 
+@_change()
 def _all(question: Question, rng: random.Random) -> None:
     way = _pick(_ways(question), rng)
     if way is not None:
@@ -128,6 +168,7 @@ def _all(question: Question, rng: random.Random) -> None:
         way.pop("count", None)
 
 
+@_change()
 def _admin(question: Question, rng: random.Random) -> None:
     requests = [request for claim in question["claims"] for request in claim["spec"]["devices"].get("requests") or ()]
     way = _pick([request["exactly"] for request in requests if request.get("exactly") is not None], rng)
@@ -135,6 +176,7 @@ def _admin(question: Question, rng: random.Random) -> None:
         way["adminAccess"] = rng.random() < 0.8
 
 
+@_change()
 def _selector(question: Question, rng: random.Random) -> None:
     way = _pick([*_ways(question), *(item["spec"] for item in question["classes"])], rng)
     if way is not None:
@@ -142,13 +184,17 @@ def _selector(question: Question, rng: random.Random) -> None:
         selectors[rng.randint(0, len(selectors)) :] = [{"cel": {"expression": rng.choice(_EXPRESSIONS)}}]
 
 
+@_change()
 def _toleration(question: Question, rng: random.Random) -> None:
     way = _pick(_ways(question), rng)
     if way is not None:
         item = rng.choice(({"operator": "Exists"}, {"key": "k", "operator": "Equal", "value": rng.choice(("", "v"))}))
-        way.setdefault("tolerations", []).append({**item, "effect": rng.choice(_EFFECTS)} if rng.random() < 0.4 else item)
+        way.setdefault("tolerations", []).append(
+            {**item, "effect": rng.choice(_EFFECTS)} if rng.random() < 0.4 else item
+        )
 
 
+@_change(2)
 def _wanted_capacity(question: Question, rng: random.Random) -> None:
     way = _pick(_ways(question), rng)
     if way is not None:
@@ -157,6 +203,7 @@ def _wanted_capacity(question: Question, rng: random.Random) -> None:
         wanted[rng.choice([*names, "memory"])] = rng.choice(_QUANTITIES)
 
 
+@_change(2)
 def _more_requests(question: Question, rng: random.Random) -> None:
     claim = _pick(question["claims"], rng)
     requests = claim["spec"]["devices"].get("requests") if claim else None
@@ -166,6 +213,7 @@ def _more_requests(question: Question, rng: random.Random) -> None:
         requests.append(extra)
 
 
+@_change(2)
 def _more_claims(question: Question, rng: random.Random) -> None:
     claim = _pick(question["claims"], rng)
     if claim and len(question["claims"]) < 5:
@@ -174,6 +222,7 @@ def _more_claims(question: Question, rng: random.Random) -> None:
         question["claims"].append(extra)
 
 
+@_change(2)
 def _alternatives(question: Question, rng: random.Random) -> None:
     claim = _pick(question["claims"], rng)
     request = _pick(claim["spec"]["devices"].get("requests") or [], rng) if claim else None
@@ -183,6 +232,7 @@ def _alternatives(question: Question, rng: random.Random) -> None:
         request["firstAvailable"] = [{"name": f"s{place}", **copy.deepcopy(way)} for place in range(rng.randint(1, 3))]
 
 
+@_change(2)
 def _constraint(question: Question, rng: random.Random) -> None:
     claim = _pick(question["claims"], rng)
     if claim:
@@ -195,6 +245,7 @@ def _constraint(question: Question, rng: random.Random) -> None:
         claim["spec"]["devices"].setdefault("constraints", []).append(item)
 
 
+@_change(2)
 def _taint(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
@@ -202,12 +253,14 @@ def _taint(question: Question, rng: random.Random) -> None:
         found[1].setdefault("taints", []).append({**taint, "value": "v"} if rng.random() < 0.5 else taint)
 
 
+@_change(2)
 def _share(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
         found[1]["allowMultipleAllocations"] = rng.random() < 0.85
 
 
+@_change()
 def _policy(question: Question, rng: random.Random) -> None:
     found = _pick([entry for _, device in _devices(question) for entry in (device.get("capacity") or {}).values()], rng)
     if found:
@@ -224,6 +277,7 @@ def _policy(question: Question, rng: random.Random) -> None:
         found["requestPolicy"] = policy
 
 
+@_change()
 def _offered_capacity(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
@@ -231,6 +285,7 @@ def _offered_capacity(question: Question, rng: random.Random) -> None:
         found[1].setdefault("capacity", {}).setdefault(name, {})["value"] = rng.choice(_QUANTITIES)
 
 
+@_change(2)
 def _attribute(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
@@ -243,6 +298,7 @@ def _attribute(question: Question, rng: random.Random) -> None:
             attributes[name] = dict(rng.choice((*values, {"version": f"1.{rng.randint(0, 2)}.0"})))
 
 
+@_change(2)
 def _counter(question: Question, rng: random.Random) -> None:
     sets = [entry for spec in _slices(question) for entry in spec.get("sharedCounters") or ()]
     used = [entry for _, device in _devices(question) for entry in device.get("consumesCounters") or ()]
@@ -251,14 +307,20 @@ def _counter(question: Question, rng: random.Random) -> None:
         holder[rng.choice(list(holder))] = {"value": rng.choice(_QUANTITIES)}
 
 
+@_change()
 def _consume(question: Question, rng: random.Random) -> None:
     sets = [(spec, entry) for spec in _slices(question) for entry in spec.get("sharedCounters") or ()]
     found, source = _pick(_devices(question), rng), _pick(sets, rng)
-    if found and source and not any(e["counterSet"] == source[1]["name"] for e in found[1].get("consumesCounters") or ()):
+    if (
+        found
+        and source
+        and not any(e["counterSet"] == source[1]["name"] for e in found[1].get("consumesCounters") or ())
+    ):
         counters = {name: {"value": rng.choice(_QUANTITIES)} for name in source[1]["counters"]}
         found[1].setdefault("consumesCounters", []).append({"counterSet": source[1]["name"], "counters": counters})
 
 
+@_change(3)
 def _allocated(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if not found:
@@ -283,11 +345,13 @@ def _allocated(question: Question, rng: random.Random) -> None:
     )
 
 
+@_change()
 def _release(question: Question, rng: random.Random) -> None:
     if question["allocated_claims"]:
         question["allocated_claims"].pop(rng.randrange(len(question["allocated_claims"])))
 
 
+@_change()
 def _pool(question: Question, rng: random.Random) -> None:
     spec = _pick(_slices(question), rng)
     if spec:
@@ -298,6 +362,7 @@ def _pool(question: Question, rng: random.Random) -> None:
             spec["pool"][field] = max(0, spec["pool"][field] + rng.choice((-1, 1)))
 
 
+@_change()
 def _slice_count(question: Question, rng: random.Random) -> None:
     """Drop or double a slice; half of the time the pool's count follows."""
     if not question["slices"]:
@@ -322,6 +387,7 @@ def _slice_count(question: Question, rng: random.Random) -> None:
                 spec["pool"]["resourceSliceCount"] += difference
 
 
+@_change()
 def _placement(question: Question, rng: random.Random) -> None:
     spec = _pick(_slices(question), rng)
     if not spec:
@@ -350,11 +416,13 @@ def _place(holder: Any, rng: random.Random) -> None:
         holder["nodeSelector"] = {"nodeSelectorTerms": [{"matchExpressions": [item]}]}
 
 
+@_change()
 def _labels(question: Question, rng: random.Random) -> None:
     labels = question["node"]["metadata"].setdefault("labels", {})
     labels[rng.choice(("zone", "n"))] = rng.choice(("a", "b", "1", "3"))
 
 
+@_change()
 def _binding(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
@@ -365,11 +433,15 @@ def _binding(question: Question, rng: random.Random) -> None:
             found[1]["bindingFailureConditions"] = ["failed"]
 
 
+@_change()
 def _shuffle(question: Question, rng: random.Random) -> None:
-    items = rng.choice([question["slices"], question["claims"], *(spec.get("devices") or [] for spec in _slices(question))])
+    items = rng.choice(
+        [question["slices"], question["claims"], *(spec.get("devices") or [] for spec in _slices(question))]
+    )
     rng.shuffle(items)
 
 
+@_change()
 def _config(question: Question, rng: random.Random) -> None:
     claim = _pick(question["claims"], rng)
     if claim:
@@ -380,13 +452,6 @@ def _config(question: Question, rng: random.Random) -> None:
         claim["spec"]["devices"].setdefault("config", []).append(entry)
 
 
+@_change()
 def _gates(question: Question, rng: random.Random) -> None:
     question["features"][rng.choice(_GATES)] = rng.random() < 0.3
-
-
-_PLAUSIBLE: tuple[Callable[[Question, random.Random], None], ...] = (
-    _count, _count, _all, _admin, _selector, _toleration, _wanted_capacity, _wanted_capacity, _more_requests, _more_requests,
-    _more_claims, _more_claims, _alternatives, _alternatives, _constraint, _constraint, _taint, _taint, _share, _share, _policy,
-    _offered_capacity, _attribute, _attribute, _counter, _counter, _consume, _allocated, _allocated, _allocated, _release, _pool,
-    _slice_count, _placement, _labels, _binding, _shuffle, _config, _gates,
-)  # fmt: skip

@@ -1,15 +1,24 @@
 """Golden questions about allocation: how our allocator answers one, and whether that agrees.
 
-A case is one scheduling attempt of one pod on one node. Allocations are compared as JSON; of an error only whether there
-is one. IDs of shares are random in a cluster and numbered in tables.
+A case is one scheduling attempt of one pod on one node. Allocations are compared as JSON; of an error only whether
+there is one. IDs of shares are random in a cluster and numbered in tables.
 """
 
+import gzip
 import json
+from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from dra_driver.allocation import Allocator, Features
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
+
+
+def questions(table: Path) -> Iterator[dict[str, Any]]:
+    """The inputs of a table of allocation cases."""
+    with gzip.open(table, "rt", encoding="utf-8") as lines:
+        yield from (json.loads(line)["input"] for line in lines)
 
 
 def allocate_answer(question: dict[str, Any]) -> tuple[Any, str | None]:

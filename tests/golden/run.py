@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dra_driver.cel import DeviceView, compile_selector
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
+from tests.golden.allocate_family import allocate_difference
 
 _SHOWN_DIFFERENCES = 20
 
@@ -60,6 +61,7 @@ def cel_difference(question: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 ENGINES: dict[str, Engine] = {
+    "allocate": Engine(lambda question: "claims" in question, allocate_difference),
     "cel": Engine(lambda question: "expression" in question, cel_difference),
 }
 

@@ -29,7 +29,7 @@ class EveryClaim:
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
 
-    def read(self, of: ClaimRef) -> AllocatedClaim:
+    def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
         number = int(of.uid[:8], 16)
         if ref(number).uid != of.uid:
             raise ClaimReplacedError(f"claim {of} does not exist any more")

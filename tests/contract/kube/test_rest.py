@@ -1,7 +1,7 @@
 """The REST client over real sockets, against a server that misbehaves on purpose."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,59 @@ def test_a_dripping_server_cannot_hold_a_caller(tmp_path: Path) -> None:
         with pytest.raises(ApiUnreachableError, match="did not end in time"):
             client(server, tmp_path).get("/version")
         assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("failure", ["silent", "dripping", "silent in the middle", "broken, then silent"])
+def test_a_callers_deadline_bounds_everything_that_is_done_for_a_read(failure: str, tmp_path: Path) -> None:
+    """The client's own limits are longer, and a repeat would begin them anew: the kubelet waits for neither."""
+
+    def drip() -> Iterator[bytes]:
+        for _ in range(100):
+            time.sleep(0.05)
+            yield b" "
+
+    def script(x: Exchange) -> None:
+        if failure == "broken, then silent" and x.number == 1:
+            x.drop()
+        elif failure == "dripping":
+            x.stream(drip())
+        elif failure == "silent in the middle":
+            x.stream([b"{"], end="hang")
+        else:
+            x.hang()
+
+    with ScriptedServer(script) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        rest = RestClient(Connection.load(str(path)))
+        began = time.monotonic()
+        with pytest.raises(ApiUnreachableError) as caught:
+            rest.get("/version", within_s=0.4)
+        assert "timeout=" not in str(caught.value), "events are put together when their text is the same"
+        assert time.monotonic() - began < 0.7
+
+
+def test_a_read_without_time_left_is_not_sent(tmp_path: Path) -> None:
+    """A caller that is late gets its answer, and the API server no work that nobody waits for."""
+    with ScriptedServer(lambda x: x.json({})) as server:
+        with pytest.raises(ApiUnreachableError, match="no time was left"):
+            client(server, tmp_path).get("/version", within_s=0.0)
+        assert server.requests == []
+        assert client(server, tmp_path).get("/version", within_s=5.0) == {}
+
+
+def test_a_short_deadline_is_not_kept_for_the_next_request(tmp_path: Path) -> None:
+    """Connections are reused; their timeouts are each request's own."""
+
+    def script(x: Exchange) -> None:
+        if x.number == 2:
+            time.sleep(0.2)
+        x.json({})
+
+    with ScriptedServer(script) as server:
+        rest = client(server, tmp_path)
+        assert rest.get("/version", within_s=0.1) == {}
+        assert rest.get("/version") == {}
 
 
 def test_a_read_is_repeated_on_a_connection_that_broke_and_a_write_is_not(tmp_path: Path) -> None:

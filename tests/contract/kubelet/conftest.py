@@ -30,12 +30,14 @@ class Plugin:
         self.preparer = FakePreparer()
         self.streams = HealthStreams()
         self.registration = Registration(driver=DRIVER, endpoint=self.paths.dra)
-        handlers = [*service.handlers(self.preparer, DRIVER), *self.streams.handlers()]
+        self.prepares = service.prepare_threads()
+        handlers = [*service.handlers(self.preparer, DRIVER, self.prepares), *self.streams.handlers()]
         self.endpoints = Endpoints(self.paths, self.registration, handlers)
 
     def stop(self, grace_s: float = 1.0) -> None:
         self.streams.stop()
         self.endpoints.stop(grace_s)
+        self.prepares.shutdown(wait=False, cancel_futures=True)
 
 
 @pytest.fixture

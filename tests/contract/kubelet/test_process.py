@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,6 +88,10 @@ def generations(rest: RestClient) -> list[tuple[str, int]]:
     return [(item["metadata"]["name"], item["spec"]["pool"]["generation"]) for item in rest.list(SLICES)["items"]]
 
 
+def devices(rest: RestClient) -> list[str]:
+    return [device["name"] for item in rest.list(SLICES)["items"] for device in item["spec"].get("devices") or ()]
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -117,6 +122,38 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: a directory of that name is there"),
+        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: a directory of that name is there"),
+        ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
+        ("plugins/gpu.nvidia.com/simulated-root/usr/bin/.nvidia-smi.new", "cannot start without a driver root"),
+    ],
+)
+def test_process_that_cannot_start_has_published_nothing(
+    rest: RestClient, node: Callable[..., NodeProcess], path: str, sentence: str
+) -> None:
+    """In a crash loop it would attract pods which no process here could ever serve."""
+    process = node()
+    (process.folder / path).mkdir(parents=True)
+    status, text = process.refused()
+    assert (status, "Traceback" in text) == (2, False), text
+    assert sentence in text.splitlines()[-1]
+    assert (generations(rest), process.cdi_files) == ([], [])
+
+
+def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """Two processes with one --pod-uid share the lock; the socket tells them apart, before any work is begun."""
+    first = node(pod_uid="aaaa").start()
+    first.wait_for(lambda: len(generations(rest)) == 1)
+    smi = first.folder / "plugins" / DRIVER / "simulated-root" / "usr" / "bin" / "nvidia-smi"
+    before = generations(rest), smi.read_text()
+    status, text = node(pod_uid="aaaa", simulate="1xl4-24gb").refused()
+    assert (status, "another process already serves" in text.splitlines()[-1]) == (2, True), text
+    assert (generations(rest), smi.read_text()) == before, "the first one's containers would see other GPUs"
+
+
 def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
     """Manifests give the node's name through the downward API."""
     process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
@@ -138,9 +175,8 @@ def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Ca
     port = free_port()
     process = node(http_addr=f"127.0.0.1:{port}").start()
     process.wait_for(process.registration.exists)
-    status, reasons = ask(port, "/readyz")
-    assert status == 503
-    assert "has not registered" in reasons
+    process.wait_for(lambda: "has not registered" in ask(port, "/readyz")[1])
+    assert ask(port, "/readyz")[0] == 503
     assert register(process.registration).endpoint == str(process.dra)
     process.wait_for(lambda: ask(port, "/readyz") == (200, "ok\n"))
     assert ask(port, "/healthz") == (200, "ok\n")
@@ -247,8 +283,13 @@ def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Ca
         back.stop()
 
 
-def test_missing_nvidia_driver_is_waited_for(rest: RestClient, folder: Path, node: Callable[..., NodeProcess]) -> None:
-    """On a new node the driver is often installed after this process has started."""
+def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
+    rest: RestClient, folder: Path, node: Callable[..., NodeProcess]
+) -> None:
+    """A driver is often installed after this process has started; what an earlier run offered is taken back."""
+    earlier = node().start()
+    earlier.wait_for(lambda: devices(rest) == ["gpu-0", "gpu-1"])
+    earlier.end()
     root = folder / "driver"
     root.mkdir()
     port = free_port()
@@ -257,10 +298,61 @@ def test_missing_nvidia_driver_is_waited_for(rest: RestClient, folder: Path, nod
     register(process.registration)
     process.wait_for(lambda: "libnvidia-ml.so.1" in ask(port, "/readyz")[1])
     assert ask(port, "/healthz")[0] == 200
-    assert generations(rest) == [], "nothing is offered that could not be handed out"
     with dial(process.dra) as channel:
         assert not DraClient(channel).unprepare(UID).claims[UID].error
+    process.wait_for(lambda: devices(rest) == [])
+    assert len(generations(rest)) == 1, "the pool stays known"
     assert process.end()[0] == 0
+
+
+def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+    """A container that restarts is started by the runtime alone: no prepare would bring them back."""
+    process = node().start()
+    process.wait_for(lambda: len(generations(rest)) == 1)
+    ensure_namespace(rest)
+    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    claim = maker.make(0)
+    with dial(process.dra) as channel:
+        fields = {"namespace": claim["namespace"], "name": claim["name"]}
+        assert DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]].devices
+    contents = {name: (process.folder / "cdi" / name).read_bytes() for name in process.cdi_files}
+    assert len(contents) == 2
+    shutil.rmtree(process.folder / "cdi")
+    cdi = process.folder / "cdi"
+    process.wait_for(lambda: cdi.exists() and len(process.cdi_files) == 2)
+    assert {name: (cdi / name).read_bytes() for name in process.cdi_files} == contents
+    maker.drop(claim)
+
+
+def test_cdi_directory_that_cannot_be_written_is_a_reason_for_not_being_ready(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """Before a pod finds out, which then waits more than a minute for its next try."""
+    port = free_port()
+    process = node(http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
+    cdi = process.folder / "cdi"
+    shutil.rmtree(cdi)
+    cdi.write_text("in the way")
+    process.wait_for(lambda: str(cdi) in ask(port, "/readyz")[1])
+    assert ask(port, "/healthz")[0] == 200, "a restart would not help"
+    cdi.unlink()
+    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
+    assert len(process.cdi_files) == 1
+
+
+def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
+    rest: RestClient, node: Callable[..., NodeProcess]
+) -> None:
+    """SQLite goes on in the unlinked file, and a successor would know nothing of what was noted there."""
+    port = free_port()
+    process = node(http_addr=f"127.0.0.1:{port}").start()
+    process.wait_for(lambda: ask(port, "/healthz")[0] == 200 and process.registration.exists())
+    (process.dra.parent / "state.db").unlink()
+    process.wait_for(lambda: "state.db was removed" in ask(port, "/healthz")[1])
+    assert ask(port, "/healthz")[0] == 503
 
 
 def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(

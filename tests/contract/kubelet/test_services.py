@@ -12,7 +12,7 @@ from dra_driver.kubelet.endpoints import DRA_THREADS
 from dra_driver.kubelet.health_stream import MAX_STREAMS
 from dra_driver.kubelet.registration import SUPPORTED_VERSIONS
 from dra_driver.kubelet.server import MAX_REQUEST_BYTES
-from dra_driver.kubelet.service import MAX_CLAIMS
+from dra_driver.kubelet.service import MAX_CLAIMS, PREPARE_THREADS
 from tests.contract.kubelet.conftest import DRIVER, Plugin
 from tests.fakes.kubelet import DraClient, dial, get_info, notify, v1, v1beta1, watch_health
 from tests.fakes.preparer import device
@@ -187,6 +187,38 @@ def test_call_that_outlived_the_kubelets_patience_does_not_block_the_next(plugin
     assert until(lambda: len(plugin.preparer.prepared) == 2)
 
 
+def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: DraClient) -> None:
+    """With a silent API server all prepares wait; a pod that ends needs none of that, and it may free their devices."""
+    release = threading.Event()
+    plugin.preparer.before = lambda _: release.wait(20) and None
+    request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
+    waiting = [client.prepare_method.future(request, timeout=20) for _ in range(100)]
+    assert until(lambda: plugin.prepares._work_queue.qsize() == len(waiting) - PREPARE_THREADS)
+    assert not client.unprepare(B, timeout=2).claims[B].error
+    assert not any(call.done() for call in waiting)
+    release.set()
+    assert all(call.result(10).claims[A].devices for call in waiting)
+
+
+def test_prepare_that_was_given_up_while_it_waited_for_a_thread_is_not_worked_on(
+    plugin: Plugin, client: DraClient
+) -> None:
+    """After an outage the threads are for the calls whose answer somebody still wants."""
+    release = threading.Event()
+    plugin.preparer.before = lambda _: release.wait(20) and None
+    request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
+    busy = [client.prepare_method.future(request, timeout=20) for _ in range(PREPARE_THREADS)]
+    assert until(lambda: len(plugin.prepares._threads) == PREPARE_THREADS)
+    with pytest.raises(grpc.RpcError):
+        client.prepare(B, timeout=0.1)
+    client.unprepare(A)  # comes after the news that nobody waits any more, on the same connection
+    release.set()
+    assert all(call.result(10).claims[A].devices for call in busy)
+    plugin.preparer.before = lambda _: None
+    assert client.prepare(A).claims[A].devices
+    assert B not in {ref.uid for ref in plugin.preparer.prepared}
+
+
 @pytest.mark.parametrize("package", ["v1", "v1alpha1"])
 def test_health_stream_is_held_open_and_silent_until_stop(plugin: Plugin, channel: grpc.Channel, package: str) -> None:
     """A stream that ends is dialled again every 5 s, with a line in the kubelet's log each time."""
@@ -201,7 +233,7 @@ def test_health_stream_is_held_open_and_silent_until_stop(plugin: Plugin, channe
 def test_health_streams_take_no_thread_from_prepare(plugin: Plugin, client: DraClient, channel: grpc.Channel) -> None:
     """Each stream would otherwise hold a worker for ever."""
     streams = [watch_health(channel, "v1alpha1") for _ in range(MAX_STREAMS)]
-    assert len(streams) > DRA_THREADS
+    assert len(streams) > max(DRA_THREADS, PREPARE_THREADS)
     assert until(lambda: plugin.streams.count == MAX_STREAMS)
     assert client.prepare(A, timeout=5).claims[A].devices
     with pytest.raises(grpc.RpcError) as refused:

@@ -3,15 +3,20 @@
 import os
 import sqlite3
 import stat
+from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dra_driver.claims.entry import Attempt, OwnerId
 from dra_driver.claims.journal import Journal
 from dra_driver.claims.journal_file import SCHEMA_VERSION
-from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.errors import ConfigurationError, DraError, StorageError
 from tests.fakes.claims import ref, uid
+from tests.fakes.memory import memory_folder
 from tests.unit.claims.test_journal import held, prepared
 
 
@@ -108,6 +113,132 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_works(damage: object, tmp_p
     journal.close()
 
 
+def change(path: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    connection.execute(statement, values)
+    connection.close()
+
+
+def patch(path: Path, offset: int, data: bytes) -> None:
+    was = path.read_bytes()
+    path.write_bytes(was[:offset] + data + was[offset + len(data) :])
+
+
+BROKEN_VALUES = [
+    ("UPDATE claim SET attempt = ?", "no number"),
+    ("UPDATE claim SET changed_at = ?", "no time"),
+    ("UPDATE claim SET state = ?", "lost"),
+    ("UPDATE claim SET owner = ?", b"\x00\xff"),
+    ("UPDATE claim SET name = CAST(? AS TEXT)", b"cla\xffim"),
+    ("UPDATE claim SET uid = ?", "../../etc"),
+    ("UPDATE device SET admin = ?", 7),
+    ("UPDATE device SET gpu_uuid = CAST(? AS TEXT)", b"\xc3\x28"),
+    ("UPDATE device SET uid = ?", "nobody"),
+    ("DELETE FROM device WHERE gpu_uuid <> ?", ""),
+    ("INSERT INTO note VALUES (?, 'yes')", "rebuild-pendinG"),
+]
+
+
+@pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES)
+def test_a_value_that_this_driver_never_wrote_is_damage(statement: str, value: object, tmp_path: Path) -> None:
+    """SQLite's own check passes these; each of them once ended the process at every start, or every call for ever."""
+    path = tmp_path / "state.db"
+    filled(path)
+    change(path, statement, value)
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    assert journal.entries() == ()
+    journal.close()
+
+
+def forget_holders(path: Path) -> None:
+    """Empties the index of who holds what, behind SQLite's back."""
+    change(path, "DROP INDEX holder")
+    change(path, "CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0 AND 0")
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_schema SET sql = replace(sql, ' AND 0', '') WHERE name = 'holder'")
+    connection.close()
+
+
+def test_an_index_that_contradicts_its_table_is_damage(tmp_path: Path) -> None:
+    """A device would be free for whoever looks and taken for whoever writes."""
+    path = tmp_path / "state.db"
+    filled(path)
+    forget_holders(path)
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    journal.close()
+
+
+def test_a_device_whose_claim_vanishes_later_is_said_and_remembered(tmp_path: Path) -> None:
+    """Nobody is found in the way and the device cannot be taken: no other try changes that."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    change(path, "DELETE FROM claim WHERE uid = ?", uid(0))
+    with pytest.raises(StorageError, match="it is damaged: restart the node process"):
+        journal.begin(ref(5), [held(0)])
+    assert journal.damaged
+    journal.close()
+
+
+def test_damage_that_is_quoted_in_sqlites_own_message_is_damage(tmp_path: Path) -> None:
+    """Python cannot decode the message then, and raises what is no database error."""
+    path = tmp_path / "state.db"
+    filled(path)
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE claim", b"CREATE TABLE \xff\xfe\xff\xfe\xff"))
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    journal.close()
+
+
+@pytest.mark.parametrize(("offset", "data"), [(60, b"\x7f"), (60, b"\xff"), (18, b"\x61")])
+def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
+    offset: int, data: bytes, tmp_path: Path
+) -> None:
+    """Bytes 60-63 are the schema's version and byte 18 says whether SQLite may write (SQLite's file format, 1.3)."""
+    path = tmp_path / "state.db"
+    filled(path)
+    patch(path, offset, data)
+    journal = open_at(path)
+    assert journal.set_aside is not None
+    assert isinstance(journal.begin(ref(1), [held()]), Attempt)
+    journal.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=40))
+def test_no_damage_ends_in_anything_but_a_working_journal_or_a_sentence(changes: list[tuple[int, int]]) -> None:
+    """Whatever a disk does to the file, the process starts; or says why not, in words."""
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        path = Path(folder) / "state.db"
+        filled(path, 2)
+        data = bytearray(path.read_bytes())
+        for offset, value in changes:
+            data[offset % len(data)] = value
+        path.write_bytes(data)
+        with suppress(DraError):
+            journal = open_at(path)
+            with closing(journal):
+                journal.entries()
+                journal.begin(ref(9), [held(0)])
+
+
+@pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES[:8])
+def test_a_broken_value_met_later_is_said_and_remembered(statement: str, value: object, tmp_path: Path) -> None:
+    """Trying again does not help, so the sentence does not promise it, and liveness asks for the restart that does."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    change(path, statement, value)
+    with pytest.raises(StorageError, match=r"it is damaged: restart the node process, which rebuilds it \(\w+\)$"):
+        journal.entries()
+    assert journal.damaged
+    journal.close()
+
+
 def test_a_truncated_file_is_damage_too(tmp_path: Path) -> None:
     """A file cut in the middle by a crashed disk is replaced; one cut to nothing is a new journal."""
     path = tmp_path / "state.db"
@@ -165,6 +296,13 @@ def test_a_directory_that_cannot_be_made_is_an_error_for_users(tmp_path: Path) -
         open_at(tmp_path / "file" / "state.db")
 
 
+def test_a_start_that_fails_promises_no_other_try(tmp_path: Path) -> None:
+    """The sentence is the process' last one: it says what is in the way, and nothing tries again by itself."""
+    (tmp_path / "state.db").mkdir()
+    with pytest.raises(StorageError, match=r"it must be a file or missing, .* \(SQLITE_CANTOPEN\)$"):
+        open_at(tmp_path / "state.db")
+
+
 def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path: Path) -> None:
     """SQLite's busy answer becomes a sentence, and nothing is changed."""
     path = tmp_path / "state.db"
@@ -173,10 +311,56 @@ def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path:
     journal._connection.execute("PRAGMA busy_timeout = 1")
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match="another process has kept it locked"):
+    with pytest.raises(StorageError, match=r"another process has kept it locked .*; it is tried again$"):
         journal.begin(ref(7), [held(7)])
     blocker.execute("ROLLBACK")
     assert journal.entry(uid(7)) is None
     assert isinstance(journal.begin(ref(7), [held(7)]), Attempt)
     blocker.close()
+    journal.close()
+
+
+@pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-shm"])
+def test_a_file_removed_under_an_open_journal_is_noticed(name: str, tmp_path: Path) -> None:
+    """SQLite works on in a file that nobody else sees: another process would give the same device again."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    assert journal.problem is None
+    (tmp_path / name).unlink()
+    assert str(tmp_path / name) in str(journal.problem)
+    with pytest.raises(StorageError, match="was removed or replaced while it was in use"):
+        journal.begin(ref(9), [held(9)])
+    undoing = journal.start_unprepare(uid(0))
+    assert undoing is not None
+    assert journal.forget(uid(0), undoing), "what was prepared before can still be freed"
+    journal.close()
+
+
+def test_a_journal_that_another_process_replaced_is_noticed(tmp_path: Path) -> None:
+    """The directory was emptied and a successor began anew: the two must not both give devices away."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    for each in tmp_path.glob("state.db*"):
+        each.unlink()
+    successor = open_at(path)
+    assert successor.problem is None
+    assert journal.problem is not None
+    successor.close()
+    journal.close()
+
+
+def test_other_processes_coming_and_going_leave_the_files_in_place(tmp_path: Path) -> None:
+    """A rolling update, a repeat of one, and a log that was moved into the file are no reason for a restart."""
+    path = tmp_path / "state.db"
+    filled(path)
+    journal = open_at(path)
+    for number in range(3):
+        other = open_at(path)
+        prepared(other, 10 + number, held(10 + number))
+        other.tidy()
+        other.close()
+        journal.tidy()
+        assert journal.problem is None
     journal.close()

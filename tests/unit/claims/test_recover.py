@@ -3,10 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dra_driver.claims.entry import State
 from dra_driver.claims.recover import recover
 from dra_driver.errors import ApiUnreachableError, DriverUnavailableError, StorageError
+from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import PoolName
 from tests.fakes.claims import claim, gpu, machine, ref, result, uid
 from tests.unit.claims.conftest import Room, Run
 from tests.unit.claims.test_prepare import left_preparing
@@ -85,6 +89,41 @@ def test_missing_files_of_prepared_claims_are_written_again(room: Room) -> None:
     assert room.writer.files[uid(1)] == file
 
 
+def test_files_that_vanish_while_running_come_back(run: Run) -> None:
+    """A container of a running pod restarts at any time, and no call of the kubelet comes before it does."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    files = dict(run.room.writer.files)
+    assert run.service.rewrite_missing_files() == ()
+    del run.room.writer.files[uid(1)]
+    before = run.room.provider.base_checks
+    assert run.service.rewrite_missing_files() == ()
+    assert run.room.writer.files == files
+    assert run.room.provider.base_checks == before + 1, "the base file may have gone the same way"
+
+
+def test_files_that_cannot_come_back_are_a_sentence_said_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Readiness can tell it for as long as it lasts; the log does not fill up."""
+    run.prepare(claim(1))
+    run.room.writer.files.clear()
+    run.room.writer.failure = StorageError("read-only")
+    for _ in range(3):
+        (problem,) = run.service.rewrite_missing_files()
+        assert "the CDI file of claim default/claim-1" in problem
+        assert "read-only" in problem
+    assert caplog.text.count("cannot be put right") == 1
+    run.room.writer.failure = None
+    assert run.service.rewrite_missing_files() == ()
+
+
+def test_a_claim_in_work_has_no_missing_file(room: Room) -> None:
+    """The file of a claim that is being prepared is its call's business."""
+    run = room.run("run-1", alive=("run-0",))
+    left_preparing(room, 1)
+    assert run.service.rewrite_missing_files() == ()
+    assert room.writer.files == {}
+
+
 def test_files_of_nobody_are_removed(room: Room) -> None:
     """An orphan is a GPU that a container could still be started with."""
     run = room.run("run-1")
@@ -142,6 +181,61 @@ def test_without_the_api_server_files_are_kept_until_it_answers(room: Room) -> N
     room.api.outage = None
     again = room.run("run-4")
     assert again.journal.uids() == {uid(1)}
+
+
+def test_a_pending_rebuild_is_tried_again_within_half_a_minute(room: Room) -> None:
+    """Until it is done a device could be given twice; ten minutes of that are too many."""
+    room.run("run-1").prepare(claim(1))
+    lose_journal(room)
+    room.api.outage = ApiUnreachableError("down")
+    run = room.run("run-2")
+    for _ in range(40):
+        room.bell.time += 30.0
+        run.service.finish_rebuild()
+    assert run.service.rebuild_pending
+    room.api.outage = None
+    room.bell.time += 29.0
+    run.service.finish_rebuild()
+    assert run.service.rebuild_pending
+    room.bell.time += 1.0
+    run.service.finish_rebuild()
+    assert not run.service.rebuild_pending
+    assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
+
+
+def test_a_claim_that_cannot_be_adopted_does_not_make_a_node_list_all_claims_for_ever(room: Room) -> None:
+    """One lost GPU among a thousand nodes must not cost the API server a list of everything every half minute."""
+    room.run("run-1").prepare(claim(1))
+    lose_journal(room)
+    room.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+    run = room.run("run-2")
+    lists = room.api.lists
+    for _ in range(3600 // 5):
+        room.bell.time += 5.0
+        run.service.finish_rebuild()
+    assert 5 <= room.api.lists - lists <= 10
+    room.hardware = machine(4)
+    room.bell.time += 600.0
+    run.service.finish_rebuild()
+    assert run.journal.uids() == {uid(1)}
+
+
+def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(room: Room) -> None:
+    """The list is seconds old when it is used; the kubelet does not unprepare a claim twice."""
+    room.run("run-1").prepare(claim(1))
+    lose_journal(room)
+    room.api.outage = ApiUnreachableError("down")
+    run = room.run("run-2")
+    room.api.outage = None
+
+    class Slow:
+        def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
+            found = room.api.allocated(pool)
+            assert run.unprepare(ref(1)) is None
+            return found
+
+    assert recover(run.tools, Slow()).adopted == ()
+    assert run.journal.entries() == ()
 
 
 def test_without_hardware_files_are_kept_until_it_is_read(room: Room) -> None:

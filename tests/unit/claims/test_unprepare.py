@@ -128,6 +128,6 @@ def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
         run.room.bell.time -= service_deadline  # so that no time is left to wait for the lock
         late = run.room.bell.now()
         run.room.bell.now = lambda: late + next(ticks)  # type: ignore[method-assign]
-        ticks = iter([0.0, service_deadline, service_deadline])
+        ticks = iter([0.0, 0.0, service_deadline])
         answer = run.unprepare(ref(1))
     assert "still being worked on by an earlier call" in str(answer)

@@ -126,6 +126,22 @@ def test_an_error_stays_short_whatever_was_written() -> None:
     assert len(refusal(parameters)) < 700
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("a\nlevel=error", r"a\nlevel=error"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\u202egnp", r"\u202egnp"),
+        ("größe", "größe"),
+    ],
+)
+def test_a_key_can_neither_break_a_line_nor_command_a_terminal(key: str, shown: str) -> None:
+    """Whoever writes a claim chooses its keys; whoever reads the pod's events must not be fooled by them."""
+    assert refusal(gpu_config(**{key: 1})) == f"GpuConfig: {shown}: unknown field"
+    limits = {"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {key: "1"}}}
+    assert f".{shown}: expected at least 1Mi" in refusal(gpu_config(limits))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
@@ -142,6 +158,9 @@ def test_any_json_either_decodes_or_is_refused(value: Any) -> None:
     )
     try:
         config = decode(json.loads(json.dumps(parameters)))
-    except InvalidParametersError:
-        return
-    assert isinstance(config, GpuConfig | MigDeviceConfig)
+    except InvalidParametersError as error:
+        said = str(error)
+    else:
+        assert isinstance(config, GpuConfig | MigDeviceConfig)
+        said = ""
+    assert said.isprintable()

@@ -196,9 +196,11 @@ class Api:
     def __init__(self, answer: dict[str, Any] | Exception) -> None:
         self.answer = answer
         self.paths: list[str] = []
+        self.within_s: float | None = None
 
-    def get(self, path: str, query: Any = None) -> dict[str, Any]:
+    def get(self, path: str, query: Any = None, *, within_s: float | None = None) -> dict[str, Any]:
         self.paths.append(path)
+        self.within_s = within_s
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -216,6 +218,13 @@ def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
     ]
     with pytest.raises(ClaimError, match="not the name"):
         ApiClaimReader(api, DRIVER).read(ClaimRef(namespace="..", name="c", uid=REF.uid))
+
+
+def test_the_readers_callers_deadline_is_the_requests() -> None:
+    """The kubelet waits 45 s for a call, whatever its claims need."""
+    api = Api(claim())
+    ApiClaimReader(api, DRIVER).read(REF, within_s=3.5)
+    assert api.within_s == 3.5
 
 
 def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:

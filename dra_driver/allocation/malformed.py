@@ -10,68 +10,67 @@ from typing import Any, Final, TypeVar
 from dra_driver.errors import AllocationError
 
 T = TypeVar("T")
-_MALFORMED: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError)
+MALFORMED: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError)
+"""What Python raises on objects of other types than the API has."""
 
-_TEXT, _COUNT, _FLAG = "a text", "a whole number", "true or false"
+_TEXT, _COUNT, _FLAG, _NUMBER = "a text", "a whole number", "true or false", "a text or a number"
 _NAMED: Final = {"name!": _TEXT}
+_POLICY: Final = {
+    "default": _NUMBER,
+    "validRange": {"min": _NUMBER, "max": _NUMBER, "step": _NUMBER},
+    "validValues": [_NUMBER],
+}
+_REQUIREMENT: Final = {"key!": _TEXT, "operator!": _TEXT, "values": [_TEXT]}
+_PLACED: Final = {
+    "nodeName": _TEXT,
+    "nodeSelector": {
+        "nodeSelectorTerms": [{"matchExpressions": [_REQUIREMENT], "matchFields": [_REQUIREMENT]}],
+    },
+}
+_AMOUNTS: Final = {"*": {"value!": _NUMBER}}
 _DEVICE: Final = {
     **_NAMED,
-    "attributes": {"*": {}},
-    "capacity": {"*": {"value!": _TEXT, "requestPolicy": {"validRange": {"min": _TEXT, "max": _TEXT, "step": _TEXT}}}},
-    "consumesCounters": [{"counterSet!": _TEXT, "counters": {"*": {"value!": _TEXT}}}],
-    "taints": [{}],
+    **_PLACED,
+    "attributes": {"*": {"string": _TEXT, "int": _COUNT, "bool": _FLAG, "version": _TEXT}},
+    "capacity": {"*": {"value!": _NUMBER, "requestPolicy": _POLICY}},
+    "consumesCounters": [{"counterSet!": _TEXT, "counters": _AMOUNTS}],
+    "taints": [{"key": _TEXT, "value": _TEXT, "effect": _TEXT}],
     "allowMultipleAllocations": _FLAG,
+    "bindingConditions": [_TEXT],
+    "bindingFailureConditions": [_TEXT],
 }
+_SELECTORS: Final = [{"cel": {"expression": _TEXT}}]
+_CONFIG: Final = [{"requests": [_TEXT], "opaque": {"driver": _TEXT}}]
 _WAY: Final = {
     "deviceClassName": _TEXT,
     "allocationMode": _TEXT,
     "count": _COUNT,
-    "selectors": [{"cel": {"expression": _TEXT}}],
-    "tolerations": [{}],
-    "capacity": {"requests": {"*": _TEXT}},
+    "adminAccess": _FLAG,
+    "selectors": _SELECTORS,
+    "tolerations": [{"key": _TEXT, "operator": _TEXT, "value": _TEXT, "effect": _TEXT}],
+    "capacity": {"requests": {"*": _NUMBER}},
 }
+_CLAIM_SPEC: Final = {
+    "devices": {
+        "requests": [{"name!": _TEXT, "exactly": _WAY, "firstAvailable": [{**_NAMED, **_WAY}]}],
+        "constraints": [{"requests": [_TEXT], "matchAttribute": _TEXT, "distinctAttribute": _TEXT}],
+        "config": _CONFIG,
+    }
+}
+_SLICE_SPEC: Final = {
+    "driver!": _TEXT,
+    "pool!": {"name!": _TEXT, "generation": _COUNT, "resourceSliceCount": _COUNT},
+    **_PLACED,
+    "devices": [_DEVICE],
+    "sharedCounters": [{"name!": _TEXT, "counters": _AMOUNTS}],
+}
+_RESULT: Final = {"driver!": _TEXT, "pool!": _TEXT, "device!": _TEXT, "consumedCapacity": {"*": _NUMBER}}
 _SHAPES: Final[dict[str, Any]] = {
     "node": {"metadata!": {"name!": _TEXT, "labels": {"*": _TEXT}}},
-    "claims": [
-        {
-            "metadata!": _NAMED,
-            "spec!": {
-                "devices": {
-                    "requests": [{"name!": _TEXT, "exactly": _WAY, "firstAvailable": [{**_NAMED, **_WAY}]}],
-                    "constraints": [{"requests": [_TEXT], "matchAttribute": _TEXT, "distinctAttribute": _TEXT}],
-                    "config": [{"requests": [_TEXT], "opaque": {}}],
-                }
-            },
-        }
-    ],
-    "slices": [
-        {
-            "metadata!": _NAMED,
-            "spec!": {
-                "driver!": _TEXT,
-                "pool!": {"name!": _TEXT, "generation": _COUNT, "resourceSliceCount": _COUNT},
-                "nodeName": _TEXT,
-                "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{}], "matchFields": [{}]}]},
-                "devices": [_DEVICE],
-                "sharedCounters": [{"name!": _TEXT, "counters": {"*": {"value!": _TEXT}}}],
-            },
-        }
-    ],
-    "classes": [{"metadata!": _NAMED, "spec!": {"selectors": [{"cel": {"expression": _TEXT}}], "config": [{}]}}],
-    "allocated": [
-        {
-            "metadata": {},
-            "status": {
-                "allocation": {
-                    "devices": {
-                        "results": [
-                            {"driver!": _TEXT, "pool!": _TEXT, "device!": _TEXT, "consumedCapacity": {"*": _TEXT}}
-                        ]
-                    }
-                }
-            },
-        }
-    ],
+    "claims": [{"metadata!": _NAMED, "spec!": _CLAIM_SPEC}],
+    "slices": [{"metadata!": _NAMED, "spec!": _SLICE_SPEC}],
+    "classes": [{"metadata!": _NAMED, "spec!": {"selectors": _SELECTORS, "config": _CONFIG}}],
+    "allocated": [{"metadata": {}, "status": {"allocation": {"devices": {"results": [_RESULT]}}}}],
 }
 
 
@@ -82,7 +81,7 @@ def guarded(work: Callable[[], T], wires: Mapping[str, Any]) -> T:
     """
     try:
         return work()
-    except _MALFORMED as error:
+    except MALFORMED as error:
         found = next(filter(None, (_problem(wire, _SHAPES[name], name) for name, wire in wires.items())), "")
         why = found or f"an object is not as an API server returns it: {type(error).__name__}: {str(error)[:200]}"
         raise AllocationError(why) from error
@@ -114,6 +113,8 @@ def _problem(value: Any, shape: Any, path: str) -> str:
 
 
 def _is(value: Any, kind: str) -> bool:
+    if kind == _NUMBER:
+        return isinstance(value, str | int | float) and not isinstance(value, bool)
     if kind == _COUNT:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, bool if kind == _FLAG else str)

@@ -1,0 +1,123 @@
+"""Inputs as they come: malformed, huge, repeated; and versions and gates by name."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.allocation import V1_36, V1_37, Allocator, Behaviour, Features
+from dra_driver.allocation.amounts import amount
+from dra_driver.allocation.compact import Compactor
+from dra_driver.errors import AllocationError, ConfigurationError
+from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
+
+Obj = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what"),
+    [
+        (("slices", 0, "spec", "devices", 0, "name"), [], r"slices\[0\].spec.devices\[0\].name is list, expected a te"),
+        (("slices", 0, "spec", "pool"), None, r"slices\[0\].spec.pool is missing"),
+        (("claims", 0, "spec", "devices", "requests"), 5, r"requests is 5, expected a list"),
+        (
+            ("claims", 0, "spec", "devices", "requests", 0, "exactly", "count"),
+            "1",
+            "count is '1', expected a whole numb",
+        ),
+        (("classes", 0, "spec"), [], r"classes\[0\].spec is list, expected an object"),
+        (("node", "metadata"), "x", "node.metadata is 'x', expected an object"),
+    ],
+)
+def test_a_malformed_field_is_named(path: tuple[Any, ...], value: Any, what: str) -> None:
+    """Where an object is not as an API server returns it, the message says which field of which object."""
+    wires: Obj = {"slices": [resource_slice("a", gpu("x"))], "claims": [claim("c")], "classes": [device_class()]}
+    wires["node"] = node("a")
+    holder = wires = json.loads(json.dumps(wires))
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = value
+    with pytest.raises(AllocationError, match=what):
+        Allocator(slices=wires["slices"], classes=wires["classes"], allocated=[]).allocate(
+            wires["node"], wires["claims"]
+        )
+
+
+def test_a_pod_may_have_more_claims_than_python_has_frames() -> None:
+    """Two thousand claims for one device each are answered, not a RecursionError."""
+    many = [resource_slice("a", *[gpu(f"gpu-{index}") for index in range(2000)])]
+    claims = [claim(f"c{index}") for index in range(2000)]
+    allocator = Allocator(slices=many, classes=[device_class()], allocated=[])
+    allocations = allocator.allocate(node("a"), claims).allocations
+    assert allocations is not None
+    assert allocations[-1]["devices"]["results"][0]["device"] == "gpu-1999"
+
+
+def test_one_evaluation_serves_devices_that_look_the_same_to_the_selectors() -> None:
+    """An error that one device causes is met again on a device of the same kind, and named with its own device."""
+    slices = [resource_slice(name, gpu("gpu-0", uuid=name)) for name in ("a", "b")]
+    allocator = Allocator(
+        slices=slices, classes=[device_class(expression="device.attributes['x'].y == 1")], allocated=[]
+    )
+    question = allocator.question([claim("c")])
+    for name in ("a", "b"):
+        with pytest.raises(Exception, match=rf"no such key.*\(on device gpu.nvidia.com/{name}/gpu.nvidia.com/gpu-0\)"):
+            question.on(node(name))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["value", "string", "a", "b"]), inner, max_size=3)
+        ),
+    )
+)
+def test_compact_reading_changes_nothing(value: Any) -> None:
+    """Whatever is read compactly equals what is read plainly."""
+    text = json.dumps([value, value])
+    assert json.loads(text, object_pairs_hook=Compactor().join) == json.loads(text)
+
+
+def test_compact_reading_keeps_equal_parts_once() -> None:
+    """The capacities of two equal devices are one object in memory."""
+    text = json.dumps([gpu("x"), gpu("y")])
+    first, second = json.loads(text, object_pairs_hook=Compactor().join)
+    assert first["capacity"] is second["capacity"]
+    assert first["attributes"]["type"] is second["attributes"]["type"]
+
+
+@given(st.integers(-(2**70), 2**70), st.sampled_from(["", "k", "M", "Ki", "Gi", "m", "e3", "E"]))
+def test_an_amount_prints_what_it_holds(number: int, suffix: str) -> None:
+    """The text that a result carries reads as the same amount."""
+    read = amount(f"{number}{suffix}")
+    assert amount(read.text).nano == read.nano or read.nano >= 10**27  # beyond E the suffixes run out
+
+
+@pytest.mark.parametrize(
+    ("version", "behaviour"),
+    [("1.36", V1_36), ("v1.36.2", V1_36), ("1.34.1", V1_36), ("1.37.0-rc.1", V1_37), ("v1.40", V1_37), ("2.0", V1_37)],
+)
+def test_the_version_picks_the_behaviour(version: str, behaviour: Behaviour) -> None:
+    """What 1.37 repaired is repaired from then on."""
+    assert Behaviour.of_version(version) is behaviour
+
+
+@pytest.mark.parametrize("version", ["", "1", "latest", "1.x", "1.36" + "0" * 100])
+def test_other_texts_are_no_version(version: str) -> None:
+    """A typing mistake is said, not taken for some version."""
+    with pytest.raises(ConfigurationError, match="no Kubernetes version"):
+        Behaviour.of_version(version)
+
+
+def test_gates_are_named_as_on_the_command_line() -> None:
+    """Unknown gates concern other parts of the scheduler."""
+    features = Features.from_gates({"DRAAdminAccess": False, "SomethingElse": True})
+    assert features == Features(admin_access=False)
+    monitor = claim("m", exactly(adminAccess=True))
+    allocator = Allocator(slices=[], classes=[device_class()], allocated=[], features=features)
+    with pytest.raises(AllocationError, match="admin access is requested, but the feature is disabled"):
+        allocator.allocate(node("a"), [monitor])
