@@ -144,7 +144,10 @@ class Cluster:
 
     def pending(self) -> list[Case]:
         """After the fitting ones none of these fits."""
-        model, named, root = (self.attribute(name) for name in ("model", "name", "root"))
+        return [*self._devices_short(), *self._combinations(), *self._never_weighed(), *self._no_device_matter()]
+
+    def _devices_short(self) -> list[Case]:
+        model, named = self.attribute("model"), self.attribute("name")
         capacity = f'device.capacity["{self.driver}"].memory'
         cannot = "cannot allocate all claims"
         return [
@@ -181,6 +184,12 @@ class Cluster:
                 scheduler=cannot,
                 requests=[self.request(self.shared, capacity={"requests": {"memory": "16Gi"}})],
             ),
+        ]
+
+    def _combinations(self) -> list[Case]:
+        model = self.attribute("model")
+        cannot = "cannot allocate all claims"
+        return [
             Case(
                 name="constraint",
                 code="constraint",
@@ -200,6 +209,10 @@ class Cluster:
                 scheduler=cannot,
                 requests=[self.request(self.whole, f'{model} == "A100"', allocationMode="All")],
             ),
+        ]
+
+    def _never_weighed(self) -> list[Case]:
+        return [
             Case(
                 name="cel-error",
                 code="celError",
@@ -220,6 +233,17 @@ class Cluster:
             ),
             Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "nobody"}),
             Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "nobody"}),
+            Case(
+                name="no-resource",
+                code="resourceUnknown",
+                scheduler="Insufficient",
+                resources={"limits": {f"{self.driver}/nobody": "1"}},
+            ),
+        ]
+
+    def _no_device_matter(self) -> list[Case]:
+        root = self.attribute("root")
+        return [
             Case(
                 name="elsewhere",
                 code="nodesUnfit",
@@ -254,12 +278,6 @@ class Cluster:
                 requests=[self.request(self.whole, f'{root} == "r2"')],
                 pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
                 others=[_volume_claim("data")],
-            ),
-            Case(
-                name="no-resource",
-                code="resourceUnknown",
-                scheduler="Insufficient",
-                resources={"limits": {f"{self.driver}/nobody": "1"}},
             ),
         ]
 
