@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     options = Options(features=scheduler.features, behaviour=scheduler.behaviour, shares=shares)
     report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":
-        print(json.dumps(to_wire(report, "CapacityReport"), indent=2, ensure_ascii=False))
+        print(json.dumps(to_wire(report, "CapacityReport"), indent=2))
         return 0
     _print(report, by_node=args.by_node)
     return 0
@@ -84,7 +84,7 @@ def _share(text: str) -> str:
 
 def _print(report: Any, *, by_node: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
-        print(f"note: {sentence}", file=sys.stderr)
+        print(f"note: {_plain(sentence)}", file=sys.stderr)
     if not report.models:
         print("No devices are published.")
         return
@@ -99,7 +99,7 @@ def _print(report: Any, *, by_node: bool) -> None:
     if report.stranded_shapes:
         print("\nFits nowhere although the sum would suffice:")
         for shape in report.stranded_shapes:
-            print(f"  {_plain(shape.request)} of {_plain(shape.model)}: {shape.why}")
+            print(f"  {_plain(shape.request)} of {_plain(shape.model)}: {_plain(shape.why)}")
     if by_node:
         print()
         show(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes), colour=colour)

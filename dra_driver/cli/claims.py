@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         found = [claim for claim in found if claim.state == "pending"]
     if args.output == "json":
         document = {"gaps": list(state.gaps), "items": to_wire(found)}
-        print(json.dumps({"schemaVersion": 1, "kind": "ClaimList", **document}, indent=2, ensure_ascii=False))
+        print(json.dumps({"schemaVersion": 1, "kind": "ClaimList", **document}, indent=2))
     elif found:
         show(HEADINGS, [row(claim) for claim in found], colour=wants_colour())
     else:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
     if args.output == "json":
         document = {"gaps": list(state.gaps), "items": to_wire(found)}
-        print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2, ensure_ascii=False))
+        print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2))
     elif found:
         show(HEADINGS, [row(device) for device in found], colour=wants_colour())
     else:

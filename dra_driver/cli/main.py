@@ -1,12 +1,14 @@
 """The command ``dra-driver``: finds the subcommand and runs it.
 
 Owns the list of subcommands and the exit statuses: 0 done, 1 it did not work, 2 it was asked for something wrong (one
-sentence on stderr). Refuses to know what a subcommand does. Each lives in a module of its own, imported only when it is
-asked for: the node process must stay small, and ``--help`` quick.
+sentence on stderr), 130 interrupted, 141 the reader of the output has left. Refuses to know what a subcommand does.
+Each lives in a module of its own, imported only when it is asked for: the node process must stay small, and ``--help``
+quick.
 """
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -51,6 +53,10 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader of the output has left, as `head` does. Python would flush once more at exit and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 if __name__ == "__main__":

@@ -144,16 +144,9 @@ class Cluster:
 
     def pending(self) -> list[Case]:
         """After the fitting ones none of these fits."""
-        return [
-            *self._no_such_device(),
-            *self._no_such_combination(),
-            *self._no_such_object(),
-            *self._no_such_node(),
-            *self._not_yet(),
-        ]
+        return [*self._devices_short(), *self._combinations(), *self._never_weighed(), *self._no_device_matter()]
 
-    def _no_such_device(self) -> list[Case]:
-        """No single device is free and right."""
+    def _devices_short(self) -> list[Case]:
         model, named = self.attribute("model"), self.attribute("name")
         capacity = f'device.capacity["{self.driver}"].memory'
         cannot = "cannot allocate all claims"
@@ -193,8 +186,7 @@ class Cluster:
             ),
         ]
 
-    def _no_such_combination(self) -> list[Case]:
-        """Single devices are right, but not together."""
+    def _combinations(self) -> list[Case]:
         model = self.attribute("model")
         cannot = "cannot allocate all claims"
         return [
@@ -217,17 +209,16 @@ class Cluster:
                 scheduler=cannot,
                 requests=[self.request(self.whole, f'{model} == "A100"', allocationMode="All")],
             ),
+        ]
+
+    def _never_weighed(self) -> list[Case]:
+        return [
             Case(
                 name="cel-error",
                 code="celError",
                 scheduler="no such key",
                 requests=[self.request(self.whole, f'{self.attribute("nosuch")} == "x"')],
             ),
-        ]
-
-    def _no_such_object(self) -> list[Case]:
-        """What the claim names is not there, or never can be."""
-        return [
             Case(
                 name="over-limit",
                 code="notWeighable",
@@ -242,10 +233,15 @@ class Cluster:
             ),
             Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "nobody"}),
             Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "nobody"}),
+            Case(
+                name="no-resource",
+                code="resourceUnknown",
+                scheduler="Insufficient",
+                resources={"limits": {f"{self.driver}/nobody": "1"}},
+            ),
         ]
 
-    def _no_such_node(self) -> list[Case]:
-        """A device would be there, but the pod cannot go to its node."""
+    def _no_device_matter(self) -> list[Case]:
         root = self.attribute("root")
         return [
             Case(
@@ -262,12 +258,6 @@ class Cluster:
                 requests=[self.request(self.whole, f'{root} == "r2"')],
                 resources={"requests": {"cpu": "4k"}},
             ),
-        ]
-
-    def _not_yet(self) -> list[Case]:
-        """Something else has to happen first."""
-        root = self.attribute("root")
-        return [
             Case(
                 name="gated",
                 code="schedulingGates",
@@ -288,12 +278,6 @@ class Cluster:
                 requests=[self.request(self.whole, f'{root} == "r2"')],
                 pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
                 others=[_volume_claim("data")],
-            ),
-            Case(
-                name="no-resource",
-                code="resourceUnknown",
-                scheduler="Insufficient",
-                resources={"limits": {f"{self.driver}/nobody": "1"}},
             ),
         ]
 
