@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -52,10 +53,17 @@ Prepared = tuple[PreparedDevice, ...]
 
 
 class ClaimPreparer(Protocol):
-    """What this room needs: answers per claim, for every claim asked. Both are called from several threads."""
+    """What this room needs: answers per claim, for every claim asked. Both are called from several threads.
 
-    def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, Prepared | DraError]: ...
-    def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, DraError | None]: ...
+    ``within_s`` is how long the kubelet still listens, None when it did not say.
+    """
+
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, Prepared | DraError]: ...
+    def unprepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, DraError | None]: ...
 
 
 def prepare_threads() -> ThreadPoolExecutor:
@@ -91,12 +99,12 @@ class DraService:
             # It waited for a thread until the kubelet gave it up. The next one is for those who still listen.
             log.warning("a prepare was given up before its turn", extra={"claims": len(request.claims)})
             return self._messages.NodePrepareResourcesResponse()
-        return self._timed("prepare", lambda: self._prepare(request))
+        return self._timed("prepare", lambda: self._prepare(request, context.time_remaining()))
 
     def unprepare(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Times and counts; ``_unprepare`` does the work."""
         _check_size(request, context)
-        return self._timed("unprepare", lambda: self._unprepare(request))
+        return self._timed("unprepare", lambda: self._unprepare(request, context.time_remaining()))
 
     def _timed(self, operation: metrics.Operation, work: Any) -> Any:
         self._timer.started(operation)
@@ -108,9 +116,9 @@ class DraService:
             self._timer.finished(operation, time.monotonic() - begin, results)
         return response
 
-    def _prepare(self, request: Any) -> tuple[Any, list[metrics.Result]]:
+    def _prepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:
         refs, answers = _split(request)
-        answers |= _guarded("prepare", refs, self._preparer.prepare)
+        answers |= _guarded("prepare", refs, partial(self._preparer.prepare, within_s=within_s))
         response = self._messages.NodePrepareResourcesResponse()
         for uid, answer in answers.items():
             entry = response.claims[uid]
@@ -120,9 +128,9 @@ class DraService:
                 entry.devices.extend(self._device(device) for device in answer or ())
         return response, _outcomes("prepare", refs, answers)
 
-    def _unprepare(self, request: Any) -> tuple[Any, list[metrics.Result]]:
+    def _unprepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:
         refs, answers = _split(request)
-        answers |= _guarded("unprepare", refs, self._preparer.unprepare)
+        answers |= _guarded("unprepare", refs, partial(self._preparer.unprepare, within_s=within_s))
         response = self._messages.NodeUnprepareResourcesResponse()
         for uid, answer in answers.items():
             response.claims[uid].error = _text(answer) if isinstance(answer, DraError) else ""

@@ -28,17 +28,22 @@ class FakePreparer:
         self.before: Callable[[ClaimRef], None] = lambda ref: None
         self.prepared: list[ClaimRef] = []
         self.unprepared: list[ClaimRef] = []
+        self.time_left: list[float | None] = []
         self.lock = threading.Lock()
 
-    def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, Answer]:
+    def prepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> Mapping[ClaimUid, Answer]:
         for ref in refs:
             self.before(ref)
         with self.lock:
+            self.time_left.append(within_s)
             self.prepared.extend(refs)
         return {ref.uid: self.answers.get(ref.uid, (device(),)) for ref in refs}
 
-    def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[ClaimUid, DraError | None]:
+    def unprepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, DraError | None]:
         with self.lock:
+            self.time_left.append(within_s)
             self.unprepared.extend(refs)
         found = {ref.uid: self.answers.get(ref.uid) for ref in refs}
         return {uid: answer if isinstance(answer, DraError) else None for uid, answer in found.items()}

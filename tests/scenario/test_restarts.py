@@ -107,9 +107,11 @@ def test_an_api_server_that_is_away_delays_and_breaks_nothing(cluster: Cluster, 
 def test_a_deleted_pod_frees_its_gpu_for_the_next(cluster: Cluster, pods: Pods, template: str) -> None:
     """A pod that waits for a GPU gets the one that another gives back, without anybody's help."""
     where = {"kubernetes.io/hostname": "gpu-a"}
-    for name in ("one", "two", "three"):
+    for name in ("one", "two"):
         pods.create(name, template=template, nodeSelector=where)
+    # Only now: which of three waiting pods is first depends on whose claim is made first.
     pods.wait_ready("one", "two")
+    pods.create("three", template=template, nodeSelector=where)
     pods.wait_event("three", "FailedScheduling", "1 cannot allocate all claims")
     freed = pods.log("one")
     pods.delete("one")

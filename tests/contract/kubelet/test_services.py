@@ -200,6 +200,14 @@ def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: 
     assert all(call.result(10).claims[A].devices for call in waiting)
 
 
+def test_the_preparer_knows_how_long_the_kubelet_still_listens(plugin: Plugin, client: DraClient) -> None:
+    """Time that a call spent in a queue counts: the sentence about a claim has to leave before the kubelet hangs up."""
+    client.prepare(A, timeout=5.0)
+    client.unprepare(A, timeout=5.0)
+    heard = [left or 0.0 for left in plugin.preparer.time_left]
+    assert heard == pytest.approx([5.0, 5.0], abs=0.5), "the wire rounds a deadline"
+
+
 def test_prepare_that_was_given_up_while_it_waited_for_a_thread_is_not_worked_on(
     plugin: Plugin, client: DraClient
 ) -> None:
