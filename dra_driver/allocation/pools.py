@@ -151,7 +151,9 @@ class Catalog:
             if len(every) != expected:
                 detail = f"{len(every)} of {expected} slices of generation {newest} are published"
                 return Pool(key, why="incomplete", detail=detail)
-        return self._build(key, sorted(current, key=lambda item: item.name), every)
+        if not self._features.stable:
+            current.sort(key=lambda item: item.name)
+        return self._build(key, current, every)
 
     def _build(self, key: PoolKey, current: Sequence[Slice], every: Sequence[Slice]) -> Pool:
         use = self._uses.get(key, NOTHING)

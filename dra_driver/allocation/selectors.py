@@ -144,8 +144,8 @@ class _Lens:
         """The device without what the selectors do not see: much quicker to evaluate."""
         attributes, capacity = wire.get("attributes") or _NOTHING, wire.get("capacity") or _NOTHING
         return {
-            "attributes": {name: attributes[name] for name in self._attributes if name in attributes},
-            "capacity": {name: capacity[name] for name in self._capacity if name in capacity},
+            "attributes": {name: value for name, value in attributes.items() if name in self._attributes},
+            "capacity": {name: value for name, value in capacity.items() if name in self._capacity},
             "allowMultipleAllocations": wire.get("allowMultipleAllocations"),
         }
 
