@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow check bench gen lock clean
+.PHONY: demo test test-slow check bench fuzz gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -27,8 +27,14 @@ check: $(VENV)/.ready         ## Format, lint, types, layers, file sizes, genera
 	$(BIN)/python scripts/check_tree.py
 	$(BIN)/python scripts/gen.py --check
 
-bench: $(VENV)/.ready         ## Prepare, start-up, memory and idle cost against the budgets
+bench: $(VENV)/.ready         ## Node process, selectors and allocation against their budgets
+	$(BIN)/python -m tests.bench.cel_bench
+	$(BIN)/python -m tests.bench.allocation_bench
 	$(BIN)/python -m tests.bench
+
+fuzz: $(VENV)/.ready          ## Mutated selectors and allocation questions: never a traceback, never an endless run
+	$(BIN)/python tests/fuzz/cel_fuzz.py --count 200000 --seed 11
+	$(BIN)/python tests/fuzz/allocate_fuzz.py --count 20000 --seed 11
 
 gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 	$(BIN)/python scripts/gen.py
