@@ -13,8 +13,8 @@ from typing import Any, Final
 from dra_driver.allocation import Allocator
 from dra_driver.allocation.devices import Slice
 from dra_driver.allocation.limits import Limits
-from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.malformed import guarded
+from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.taken import NOTHING, PoolKey, pool_uses
 from dra_driver.capacity.report import CapacityReport, NodeCapacity
 from dra_driver.capacity.tally import Tally
