@@ -12,8 +12,8 @@ Owns the words and the schema: fields are added, never renamed or given another 
 - ``fits``: how many claims for the request could be allocated now, one after another, each with the first device that
   the scheduler's allocator finds, if there were no other requests.
 - ``bySum``: how many the free amounts would serve if they lay together: of MIG profiles, the counters left on all GPUs
-  that publish the profile, divided by what one needs; of shares, the memory left; of several GPUs in one claim, the
-  free GPUs of all nodes.
+  with such a device that is not held, divided by what one needs; of shares, the memory left; of several GPUs in one
+  claim, the free GPUs of all nodes. Never more than the same GPUs would serve with nothing on them.
 - ``stranded``: ``bySum`` less ``fits``: claims that only fail because what is free does not lie together.
 """
 

@@ -24,21 +24,24 @@ _DEVICES: Final = ""
 
 @dataclass(slots=True)
 class _Line:
-    """One request in one place."""
+    """One request in one place. ``most`` is how many the units behind ``left`` would serve empty."""
 
     in_use: int = 0
     fits: int = 0
+    most: int = 0
     capped: bool = False
     left: Sums = field(default_factory=dict)
     demand: Sums = field(default_factory=dict)
 
     def by_sum(self) -> int:
+        """What the sums would serve; never less than what fits, nor more than the hardware ever could."""
         counts = [max(0, self.left.get(stem, 0)) // need for stem, need in self.demand.items() if need > 0]
-        return min(counts, default=self.fits)
+        return max(self.fits, min([*counts, self.most]))
 
     def add(self, other: "_Line") -> None:
         self.in_use += other.in_use
         self.fits += other.fits
+        self.most += other.most
         self.capped = self.capped or other.capped
         for stem, value in other.left.items():
             self.left[stem] = self.left.get(stem, 0) + value
@@ -169,6 +172,7 @@ def _line(unit: Unit, weighed: Weighed, request: Request, *, usable: bool) -> _L
     if not usable:
         return line
     line.fits = weighed.fits.get(request, 0)
+    line.most = weighed.empty.get(request, 0)
     line.capped = request in weighed.capped
     if request.share:
         line.left = {"memory": supply.share_left.get(kind, 0)}
@@ -176,6 +180,8 @@ def _line(unit: Unit, weighed: Weighed, request: Request, *, usable: bool) -> _L
         line.left, line.demand = {_DEVICES: line.fits}, {_DEVICES: 1}
     elif offers(unit, kind) and not unit.overdrawn and not weighed.problem:
         line.left = dict(supply.left)
+    else:
+        line.most = 0
     return line
 
 
@@ -189,7 +195,8 @@ def _of_several(key: ModelKey, lines: Mapping[Request, _Line], places: list[Tall
             continue
         free = [place.fits(key, one) for place in places]
         for count in counts:
-            line = _Line(fits=sum(here // count for here in free), left={_DEVICES: sum(free)}, demand={_DEVICES: count})
+            fits, by_sum = sum(here // count for here in free), sum(free) // count
+            line = _Line(fits=fits, most=by_sum, left={_DEVICES: sum(free)}, demand={_DEVICES: count})
             found.append((Request(kind=one.kind, count=count), line))
     return found
 
@@ -223,7 +230,7 @@ def _gpus(states: Mapping[str, int]) -> Gpus:
 
 
 def _wire(request: Request, line: _Line) -> RequestCapacity:
-    by_sum = max(line.by_sum(), line.fits)
+    by_sum = line.by_sum()
     return RequestCapacity(
         request=request.label,
         profile=request.kind.profile,

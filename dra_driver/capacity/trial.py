@@ -49,10 +49,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """What a unit still serves. ``capped`` requests fit at least as often as said; ``problem`` is why nothing was
-    counted."""
+    """What a unit still serves, and what it would serve with nothing held (``empty``). ``capped`` requests fit at least
+    as often as said; ``problem`` is why nothing was counted."""
 
     fits: Mapping[Request, int]
+    empty: Mapping[Request, int]
     supply: Supply
     capped: frozenset[Request] = frozenset()
     problem: str = ""
@@ -77,7 +78,7 @@ class Trial:
         supply = supply_of(unit)
         if self._options.clock() > self._end:
             problem = f"not weighed within {self._options.timeout_s:g} s"
-            return Weighed(fits={}, supply=supply, problem=problem)
+            return Weighed(fits={}, empty={}, supply=supply, problem=problem)
         fits: dict[Request, int] = {}
         problem = ""
         for request in self._requests(unit):
@@ -86,7 +87,8 @@ class Trial:
             except DraError as error:
                 fits[request], problem = 0, str(error)[:300]
         capped = frozenset(request for request, count in fits.items() if count >= MOST_FITS)
-        return Weighed(fits=fits, supply=supply, capped=capped, problem=problem)
+        empty = self.weigh(unit.emptied()).fits if unit.is_touched() else fits
+        return Weighed(fits=fits, empty=empty, supply=supply, capped=capped, problem=problem)
 
     def _requests(self, unit: Unit) -> list[Request]:
         found = []

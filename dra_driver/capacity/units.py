@@ -6,7 +6,7 @@ equal units once. Refuses to know nodes.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dra_driver.allocation.amounts import nano
@@ -50,6 +50,15 @@ class Unit:
     def is_local(self) -> bool:
         """Whether all of it belongs to one node."""
         return all(device.placement.get("nodeName") for device in self.offered)
+
+    def emptied(self) -> "Unit":
+        """The same with nothing held."""
+        offered = [replace(device, held=False, shared=False, consumed=None) for device in self.offered]
+        return Unit(driver=self.driver, offered=offered, sets=self.sets, kinds=self.kinds)
+
+    def is_touched(self) -> bool:
+        """Whether claims hold some of it, or of what it depends on."""
+        return bool(self.elsewhere) or self.overdrawn or any(one.held or one.shared for one in self.offered)
 
     def signature(self) -> Hashable:
         """Equal for units in which every request fits equally often."""

@@ -44,7 +44,8 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
             known.add_parser(name, help=line)
     args = parser.parse_args(arguments)
     try:
-        return int(loaded[args.command].run(args))
+        status = int(loaded[args.command].run(args))
+        sys.stdout.flush()
     except ConfigurationError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
@@ -57,6 +58,7 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
         # The reader of the output has left, as `head` does. Python would flush once more at exit and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    return status
 
 
 if __name__ == "__main__":

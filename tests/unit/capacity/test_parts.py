@@ -186,3 +186,10 @@ def test_when_time_is_up_the_rest_is_said_to_be_uncounted() -> None:
     report = survey(cluster(mig("a")), Options(clock=lambda: float(next(times))))
     assert only(report).gpus.reasons == {"other": 1}
     assert "not weighed within 60 s" in report.notes[0]
+
+
+def test_empty_gpus_strand_nothing() -> None:
+    """Two H100 have counters for three 4g.40gb that the hardware has no place for: that is not fragmentation."""
+    report = survey(cluster(mig("a", 2)))
+    assert {item.stranded for item in only(report).requests} == {0}
+    assert report.stranded_shapes == ()

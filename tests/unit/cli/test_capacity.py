@@ -1,15 +1,21 @@
 """`kubectl dra capacity`, `devices` and `claims` on a file: exit statuses, tables and documents."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dra_driver.cli.claims import age
 from dra_driver.cli.kubectl import main
+from dra_driver.cli.table import show
 from dra_driver.kube.state_file import dump
 from tests.fakes.dra_objects import claim
 from tests.unit.capacity.helpers import cluster, holding, whole
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -86,6 +92,24 @@ def test_empty_cluster_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     dump(cluster([]), path)
     assert main(["capacity", "--cluster-state", str(path)]) == 0
     assert capsys.readouterr().out == "No devices are published.\n"
+
+
+def test_reader_that_leaves_early_ends_the_command_quietly(state: str) -> None:
+    """`kubectl dra devices | head -1` is no error to complain about."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "devices", "--cluster-state", state]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False, cwd=ROOT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_tables_have_colours_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """With rich, control characters in cells do not get through either."""
+    show(("A",), [("x\x1b[31m[bold]",), ("",)], colour=True)
+    shown = capsys.readouterr().out
+    assert "x?[31m[bold]" in shown
+    assert "<none>" in shown
 
 
 def test_ages_are_as_kubectl_prints_them() -> None:
