@@ -2,6 +2,7 @@
 
 from dra_driver.allocation.allocator import Allocator, Outcome, Question
 from dra_driver.allocation.behaviour import V1_36, V1_37, Behaviour, Features
+from dra_driver.allocation.events import Recorder
 from dra_driver.allocation.limits import Limits
 from dra_driver.allocation.taken import taken_devices
 
@@ -14,5 +15,6 @@ __all__ = [
     "Limits",
     "Outcome",
     "Question",
+    "Recorder",
     "taken_devices",
 ]
