@@ -5,8 +5,8 @@ Owns flags and what is printed. The cluster is ``dra_driver.sim.cluster``.
 
 import argparse
 import signal
-import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 DESCRIPTION = """\
@@ -59,9 +59,10 @@ def _up(args: argparse.Namespace) -> int:
     from dra_driver.sim import demo
     from dra_driver.sim.cluster import Cluster, parse_nodes
 
-    stop = threading.Event()
+    # An Event's lock is not reentrant: a handler that runs inside this thread's wait() would never get it.
+    stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda received, _: stop.put(received))
     kubeconfig = args.kubeconfig.absolute() if args.kubeconfig else None
     nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
     with Cluster(nodes, port=args.port, kubeconfig=kubeconfig) as cluster:
@@ -73,7 +74,7 @@ def _up(args: argparse.Namespace) -> int:
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
         print("Ctrl-C ends the cluster and removes everything it made.", flush=True)
-        stop.wait()
+        stop.get()
         print("stopping", flush=True)
     return 0
 

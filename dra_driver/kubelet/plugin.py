@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 
 from dra_driver import __version__
 from dra_driver.cdi.names import CdiNames
@@ -251,9 +252,11 @@ def run(settings: NodeSettings) -> None:
 
     SIGUSR2 prints all threads' stacks on stderr, for a process that seems to hang.
     """
-    wanted = threading.Event()
+    # Not an Event: its lock is not reentrant, and a handler that runs while this very thread is inside wait() would wait
+    # for it for ever. SimpleQueue.put is made for signal handlers.
+    wanted: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wanted.set())
+        signal.signal(number, lambda received, _: wanted.put(received))
     faulthandler.register(signal.SIGUSR2)
     begin = time.monotonic()
     facts = {"version": __version__, "node": settings.node_name, "driver": settings.driver_name}
@@ -261,7 +264,7 @@ def run(settings: NodeSettings) -> None:
     process = NodeProcess(settings)
     process.start()
     log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
-    wanted.wait()
+    wanted.get()
     begin = time.monotonic()
     log.info("stopping; slices and prepared claims stay")
     process.stop()
