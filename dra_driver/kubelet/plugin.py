@@ -252,8 +252,8 @@ def run(settings: NodeSettings) -> None:
 
     SIGUSR2 prints all threads' stacks on stderr, for a process that seems to hang.
     """
-    # Not an Event: its lock is not reentrant, and a handler that runs while this very thread is inside wait() would wait
-    # for it for ever. SimpleQueue.put is made for signal handlers.
+    # Not an Event: its lock is not reentrant, and a handler that runs while this very thread is inside wait() would
+    # wait for it for ever. SimpleQueue.put is made for signal handlers.
     wanted: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: wanted.put(received))
