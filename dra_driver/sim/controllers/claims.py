@@ -40,8 +40,10 @@ class ClaimController:
 
     def step(self) -> float | None:
         """One look at all pods and claims."""
-        pods = self._store.list(PODS).items
+        # Claims first: whoever a claim was reserved for by then is in the later list of pods, or really gone. The other
+        # way round, a pod made between the two would lose its reservation for ever.
         claims = self._store.list(RESOURCE_CLAIMS).items
+        pods = self._store.list(PODS).items
         failed = False
         for pod in pods:
             if not is_deleted(pod) and not is_finished(pod):

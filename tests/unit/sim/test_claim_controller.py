@@ -1,12 +1,14 @@
 """Claims of templates: made once, given back when their pods are done, deleted with them."""
 
+from typing import Any
+
 import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.objects import FINALIZER
-from dra_driver.sim.store import DeleteOptions, Store
+from dra_driver.sim.store import DeleteOptions, Listing, Store
 from tests.fakes.dra_objects import claim
 
 
@@ -127,3 +129,30 @@ def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
     finish(store)
     controller.step()
     assert claims(store) == []
+
+
+class _Busy(Store):
+    """Somebody makes a pod and reserves a claim for it right after the controller's first list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed = False
+
+    def list(self, *args: Any, **kwargs: Any) -> Listing:
+        found = super().list(*args, **kwargs)
+        if self.armed:
+            self.armed = False
+            allocate(self, "c", make_pod(self, resourceClaimName="c"))
+        return found
+
+
+def test_a_pod_that_comes_while_the_controller_looks_keeps_its_reservation() -> None:
+    """Otherwise the pod, which is on its node already, would wait for its claim for ever."""
+    store = _Busy()
+    store.create(RESOURCE_CLAIMS, claim("c"))
+    controller = ClaimController(store)
+    store.armed = True
+    controller.step()
+    controller.step()
+    (kept,) = claims(store)
+    assert [user["name"] for user in dig(kept, "status", "reservedFor", default=[])] == ["p"]
