@@ -5,6 +5,7 @@ Follows structured/internal/incubating/allocator_incubating.go and constraint.go
 different.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ Wire = Mapping[str, Any]
 _KINDS: Final = ("string", "int", "bool", "version")
 
 
-class Constraint:
+class Constraint(ABC):
     """One constraint and the values of the devices that it holds. Used by one attempt.
 
     ``requests`` are names (``main`` or ``main/sub``); none means all.
@@ -30,17 +31,17 @@ class Constraint:
         self.attribute = attribute
         self.requests = requests
 
+    @abstractmethod
     def add(self, base: str, device: Device, /) -> bool:
         """Take the device in if that keeps the constraint; the answer tells. Every True is undone by `remove`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self, base: str, /) -> None:
         """Take a device of the request out again, the one that was added last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def values(self) -> list[Wire]:
         """The values that a further device is compared with."""
-        raise NotImplementedError
 
     def broken_by(self, device: Device) -> ConstraintBroken:
         """Why the device was not taken in."""
