@@ -14,7 +14,14 @@
     ├── InvalidSpecError            a CDI document breaks the specification and is neither written nor believed
     ├── HardwareError               a GPU or its driver does not do what it should
     │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used at all
-    │   └── DeviceLostError         one GPU does not answer any more
+    │   ├── DeviceLostError         one GPU does not answer any more, or a MIG device is gone
+    │   ├── MigUnsupportedError     the GPU has no MIG, or not this profile or placement
+    │   ├── GpuBusyError            somebody has the GPU or the instance open, so it cannot be changed now
+    │   ├── ResetRequiredError      the change would take a GPU reset, which nobody but a person may decide
+    │   ├── NoRoomError             the placement is taken, or what the profile needs is
+    │   ├── NotPermittedError       this process may not change the GPU
+    │   ├── CommandError            a program of the driver (nvidia-smi) is missing, failed or did not come back
+    │   └── MpsUnavailableError     the MPS daemon of a GPU is not ready
     ├── RetryableError              nothing is wrong with the request; the same call may succeed later
     │   └── StorageError            a file or the journal cannot be written or read (disk full, read-only)
     └── KubernetesApiError          the API server refused or could not be reached
@@ -103,7 +110,35 @@ class DriverUnavailableError(HardwareError):
 
 
 class DeviceLostError(HardwareError):
-    """One GPU stopped answering."""
+    """One GPU stopped answering, or a MIG device that was handed out is gone."""
+
+
+class MigUnsupportedError(HardwareError):
+    """The GPU has no MIG mode, or not this profile or placement."""
+
+
+class GpuBusyError(HardwareError):
+    """A client has the GPU or the instance open; it works once that one has let go."""
+
+
+class ResetRequiredError(HardwareError):
+    """The change takes a GPU reset, which ends everything that runs there: a person has to decide it."""
+
+
+class NoRoomError(HardwareError):
+    """A placement is taken, or the engines or slices that a profile needs are."""
+
+
+class NotPermittedError(HardwareError):
+    """The process lacks the right to change the GPU."""
+
+
+class CommandError(HardwareError):
+    """A program of the driver is missing, failed, or did not end in time; the message holds what it printed."""
+
+
+class MpsUnavailableError(HardwareError):
+    """The MPS daemon for a GPU is not ready; the message says who should run it and what it said last."""
 
 
 class RetryableError(DraError):

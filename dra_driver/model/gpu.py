@@ -7,6 +7,7 @@ A field is ``None`` when the hardware or driver does not tell it: absent, never 
 from dataclasses import dataclass
 
 from dra_driver.model.ids import DeviceName, GpuUuid
+from dra_driver.model.mig import MigInstance, MigProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,11 @@ class Gpu:
     form, ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total,
     ``None`` on unified-memory parts. ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
     ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
+
+    ``mig_profiles`` are in order of profile id and () where the GPU cannot be cut; ``mig_instances`` are what exists,
+    in order of ``start``. ``mig_resetless`` tells whether MIG mode can be switched while the node runs, None when that
+    is not known. ``mig_mode_held`` is True while this driver's journal says that it switched the mode on and has to
+    switch it off again.
     """
 
     uuid: GpuUuid
@@ -32,11 +38,25 @@ class Gpu:
     addressing_mode: str | None = None
     mig_capable: bool = False
     mig_enabled: bool = False
+    mig_resetless: bool | None = None
+    mig_profiles: tuple[MigProfile, ...] = ()
+    mig_instances: tuple[MigInstance, ...] = ()
+    mig_mode_held: bool = False
 
     @property
     def device_name(self) -> DeviceName:
         """``gpu-<minor>``, the name NVIDIA's driver uses (reference: device names by minor, not index)."""
         return DeviceName(f"gpu-{self.minor}")
+
+    @property
+    def memory_slices(self) -> int:
+        """How many memory slices its partitions are cut from, 0 where it cannot be cut."""
+        ends = (start + profile.memory_slices for profile in self.mig_profiles for start in profile.starts)
+        return max(ends, default=0)
+
+    def profile(self, profile_id: int) -> MigProfile | None:
+        """The profile with that id, or None."""
+        return next((profile for profile in self.mig_profiles if profile.profile_id == profile_id), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +83,7 @@ class Snapshot:
     def gpu(self, name: DeviceName) -> Gpu | None:
         """The GPU published under ``name``, or None."""
         return next((g for g in self.gpus if g.device_name == name), None)
+
+    def gpu_by_uuid(self, uuid: GpuUuid) -> Gpu | None:
+        """The GPU with that UUID, or None."""
+        return next((g for g in self.gpus if g.uuid == uuid), None)

@@ -13,3 +13,6 @@ PoolName = NewType("PoolName", str)
 
 GpuUuid = NewType("GpuUuid", str)
 """NVML's UUID of a full GPU: ``GPU-`` and 36 characters."""
+
+MigUuid = NewType("MigUuid", str)
+"""NVML's UUID of a MIG device: ``MIG-`` and 36 characters."""

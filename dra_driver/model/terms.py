@@ -1,0 +1,115 @@
+"""What an administrator lets a GPU become, and what it is being used as, as values.
+
+Owns the words: form, sharing strategy, interval, terms. Refuses to know policies and where they come from
+(``policy/``), how terms are published (``slices/``) and how they are carried out (``sharing/``, ``mig/``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal
+
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import PartitionId
+
+AttributeValue = str | int | bool
+Effect = Literal["NoSchedule", "NoExecute", "None"]
+
+
+class Strategy(StrEnum):
+    """How several users have one device at a time. Names of ``GpuConfig`` (resource.nvidia.com/v1beta1)."""
+
+    TIME_SLICING = "TimeSlicing"
+    MPS = "MPS"
+
+
+class Interval(StrEnum):
+    """How long a process keeps the GPU while others wait; ``nvidia-smi compute-policy`` calls them 0 to 3."""
+
+    DEFAULT = "Default"
+    SHORT = "Short"
+    MEDIUM = "Medium"
+    LONG = "Long"
+
+    @property
+    def number(self) -> int:
+        """The argument of ``--set-timeslice``."""
+        return list(Interval).index(self)
+
+
+class Form(StrEnum):
+    """What a GPU is to one claim."""
+
+    WHOLE = "whole"
+    PARTITION = "partition"
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingTerms:
+    """A GPU that several claims may have at once. ``max_shares`` None sets no limit beside memory and compute."""
+
+    strategy: Strategy
+    interval: Interval = Interval.DEFAULT
+    max_shares: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of the published device (KEP-5055)."""
+
+    key: str
+    effect: Effect
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTerms:
+    """What one GPU may be published as. The default is what holds without any policy: whole or cut, never shared.
+
+    ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
+    in use that stay published although ``profiles`` does not have them. ``policy`` names the policy in force, '' for
+    none; ``waiting`` says in a sentence which newer terms wait for the GPU to be free.
+    """
+
+    policy: str = ""
+    offered: bool = True
+    whole: bool = True
+    profiles: frozenset[int] | None = None
+    sharing: SharingTerms | None = None
+    taints: tuple[Taint, ...] = ()
+    attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
+    kept: frozenset[PartitionId] = frozenset()
+    waiting: str | None = None
+
+    def allows(self, partition: PartitionId) -> bool:
+        """Whether the partition may be published."""
+        return self.profiles is None or partition.profile_id in self.profiles or partition in self.kept
+
+
+Terms = Mapping[GpuUuid, GpuTerms]
+"""Terms by GPU; a GPU that is not in it has the default ones."""
+
+DEFAULT_TERMS = GpuTerms()
+
+
+def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
+    """The GPU's terms."""
+    return terms.get(gpu_uuid, DEFAULT_TERMS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One device that a claim in the journal has (admin access apart), in any state of the claim.
+
+    ``partition`` is set for `Form.PARTITION`, ``made`` tells whether the partition is one that this driver makes and
+    destroys (False: somebody else's instance, which is only used). ``sharing`` is set for `Form.SHARE`: the terms under
+    which the first share was prepared.
+    """
+
+    gpu_uuid: GpuUuid
+    form: Form
+    partition: PartitionId | None = None
+    made: bool = False
+    sharing: SharingTerms | None = None
