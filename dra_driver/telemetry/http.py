@@ -2,12 +2,15 @@
 
 Owns the server and the plain-text answers. Refuses to know what makes a process healthy: it asks two callables for
 reasons why it is not. An empty list is 200 and ``ok``; otherwise 503 with one reason a line, written for the person who
-runs curl. A slow client is cut off, and more than a few connections at once are closed unanswered.
+runs curl. A client that takes longer than a few seconds for its whole request is cut off, however it drips, and more
+than a few connections at once are closed unanswered.
 """
 
+import io
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,11 +100,33 @@ class _Server(ThreadingHTTPServer):
         log.debug("HTTP request failed", exc_info=True, extra={"client": client_address[0]})
 
 
+class _Request(io.RawIOBase):
+    """What a client sends, until the time for the whole request is over: TimeoutError then ends the connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + REQUEST_TIMEOUT_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_TIMEOUT_S
     server: _Server
     server_version = "dra-driver"
     sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection))
 
     def do_GET(self) -> None:
         route = self.server.routes.get(self.path.partition("?")[0])
@@ -121,6 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
+        self.connection.settimeout(REQUEST_TIMEOUT_S)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

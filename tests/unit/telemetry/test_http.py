@@ -77,6 +77,24 @@ def test_idle_connections_cannot_use_up_the_process(server: ObservabilityServer)
             connection.close()
 
 
+def test_dripping_request_is_cut_off(server: ObservabilityServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, the request never ends: eight of these would starve the kubelet's probes for ever."""
+    monkeypatch.setattr("dra_driver.telemetry.http.REQUEST_TIMEOUT_S", 0.2)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as drip:
+        drip.settimeout(0.05)
+        answer: bytes | None = None
+        for _ in range(60):
+            try:
+                drip.sendall(b"G")
+                answer = drip.recv(1)
+            except TimeoutError:
+                continue
+            except OSError:
+                answer = b""
+            break
+        assert answer == b"", "the server hung up"
+
+
 def test_port_alone_listens_on_all_addresses() -> None:
     """The kubelet probes the pod's address, which may be an IPv6 one."""
     server = ObservabilityServer(":0", lambda: [], lambda: [])
