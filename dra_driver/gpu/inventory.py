@@ -3,8 +3,8 @@
 Owns the polling thread, the last good snapshot and the callbacks. Refuses to know what the hardware is (``Backend``)
 and what is done with a snapshot.
 
-Polling, not NVML events: events tell neither of a GPU that was removed nor of one that came back, and looking at eight
-GPUs takes a few milliseconds.
+Polling, because events tell neither of a GPU that was removed nor of one that came back, and looking at eight GPUs
+takes a few milliseconds. Events (a MIG device made or destroyed by anybody) only make the next look come at once.
 """
 
 import logging
@@ -18,6 +18,8 @@ from dra_driver.model.gpu import Snapshot
 log = logging.getLogger(__name__)
 
 THREAD_NAME = "gpu-inventory"
+EVENTS_THREAD_NAME = "gpu-events"
+EVENT_WAIT_S = 5.0
 STOP_TIMEOUT_S = 5.0
 
 Callback = Callable[[Snapshot], None]
@@ -62,6 +64,7 @@ class Inventory:
                 # Daemon: a call into a wedged GPU cannot be cancelled and must not keep the process from ending.
                 self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
                 self._thread.start()
+                threading.Thread(target=self._listen, name=EVENTS_THREAD_NAME, daemon=True).start()
 
     def stop(self) -> None:
         """End the polling and close the backend. Idempotent; waits at most 5 s for a hardware call to come back."""
@@ -69,6 +72,7 @@ class Inventory:
             self._stopping.set()
             thread = self._thread
         self._wake.set()
+        self._first.set()  # lets the thread that listens for events end
         if thread is None:
             self._backend.close()
             return
@@ -97,7 +101,7 @@ class Inventory:
 
     def wait_first(self, timeout_s: float) -> bool:
         """Whether a first good snapshot is there, waiting for it up to ``timeout_s``."""
-        return self._first.wait(timeout_s)
+        return self._first.wait(timeout_s) and self._snapshot is not None
 
     def refresh(self) -> None:
         """Look again now instead of at the next interval. Returns at once."""
@@ -118,6 +122,21 @@ class Inventory:
                 self._wake.wait(pause_s)
         finally:
             self._backend.close()
+
+    def _listen(self) -> None:
+        """Turn events into looks. Ends soon after ``stop``; a wait in the driver cannot be cut short."""
+        self._first.wait()  # the driver is there
+        while not self._stopping.is_set():
+            try:
+                happened = self._backend.wait_for_event(EVENT_WAIT_S)
+            except DriverUnavailableError:
+                happened = False
+                self._stopping.wait(EVENT_WAIT_S)
+            except Exception:
+                log.exception("waiting for GPU events failed in an unexpected way; polling goes on")
+                return
+            if happened:
+                self._wake.set()
 
     def _poll(self) -> float:
         """Look once; returns the pause until the next look in seconds."""

@@ -25,6 +25,7 @@ class ScriptedBackend:
         self.answers = list(answers)
         self.looks = 0
         self.closed = threading.Event()
+        self.events: queue.SimpleQueue[bool | Exception] = queue.SimpleQueue()
 
     def open(self) -> None:
         pass
@@ -38,6 +39,16 @@ class ScriptedBackend:
 
     def close(self) -> None:
         self.closed.set()
+        self.events.put(False)
+
+    def wait_for_event(self, timeout_s: float) -> bool:
+        try:
+            event = self.events.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        if isinstance(event, Exception):
+            raise event
+        return event
 
 
 def looks(*specs: str) -> list[Snapshot]:
@@ -106,6 +117,33 @@ def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
     backend.mark_lost(0, "gone")
     inventory.refresh()
     assert [gpu.minor for gpu in heard.get(timeout=WAIT_S).gpus] == [1]
+
+
+def test_an_event_of_the_hardware_brings_the_next_look_at_once(start: Start) -> None:
+    """Somebody makes a MIG device by hand: it is offered before the next poll is due."""
+    backend = ScriptedBackend(ONE)
+    inventory = start(backend)
+    told: queue.Queue[Snapshot] = queue.Queue()
+    inventory.subscribe(told.put)
+    assert told.get(timeout=WAIT_S) == ONE
+    backend.answers = [TWO]
+    backend.events.put(True)
+    assert told.get(timeout=WAIT_S) == TWO
+
+
+def test_a_defect_in_waiting_for_events_leaves_the_polling_alone(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = ScriptedBackend(ONE)
+    inventory = start(backend)
+    told: queue.Queue[Snapshot] = queue.Queue()
+    inventory.subscribe(told.put)
+    told.get(timeout=WAIT_S)
+    backend.answers = [TWO]
+    backend.events.put(ZeroDivisionError())
+    inventory.refresh()
+    assert told.get(timeout=WAIT_S) == TWO
+    assert inventory.problem is None
 
 
 def test_a_driver_that_goes_away_leaves_the_last_good_snapshot_and_a_problem() -> None:

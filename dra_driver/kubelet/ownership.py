@@ -1,0 +1,93 @@
+"""Snapshots that say which MIG instances, and which MIG modes, are this driver's own.
+
+Owns the comparison of hardware with journal: nothing on a GPU tells who made an instance (MIG UUIDs are derived from
+GPU and instance ids and come again). Refuses to know what follows from it.
+
+The journal is read before and after the hardware. An intent is noted before an instance is made and forgotten after
+it is destroyed, so one that is in neither reading is somebody else's, whatever this or another node process (a
+rolling update) was doing meanwhile.
+"""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from dra_driver.errors import DriverUnavailableError, StorageError
+from dra_driver.gpu.backend import Backend
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import PartitionId
+from dra_driver.model.terms import Use
+
+MIG_MODE = "mig-mode"
+
+
+class Books(Protocol):
+    """The part of ``claims.journal.Journal`` that tells what is ours. Raises StorageError."""
+
+    def uses(self) -> Iterable[Use]: ...
+    def gpus_with_note(self, key: str) -> Iterable[GpuUuid]: ...
+
+
+class OwnedBackend:
+    """A ``gpu.backend.Backend`` that marks what is ours. Thread-safe.
+
+    ``keep_books`` comes before the first snapshot.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lock = threading.Lock()  # guards _books
+        self._books: Books | None = None
+
+    def keep_books(self, books: Books) -> None:
+        """Compare with these from now on; without any, nothing is ours."""
+        with self._lock:
+            self._books = books
+
+    def open(self) -> None:
+        """See ``Backend.open``."""
+        self._backend.open()
+
+    def close(self) -> None:
+        """See ``Backend.close``."""
+        self._backend.close()
+
+    def wait_for_event(self, timeout_s: float) -> bool:
+        """See ``Backend.wait_for_event``."""
+        return self._backend.wait_for_event(timeout_s)
+
+    def snapshot(self) -> Snapshot:
+        """See ``Backend.snapshot``. DriverUnavailableError also when the journal cannot be read: what is offered stays
+        as it is rather than that our own instances are taken for somebody else's."""
+        with self._lock:
+            books = self._books
+        if books is None:
+            return self._backend.snapshot()
+        try:
+            before = _Own(books)
+            snapshot = self._backend.snapshot()
+            after = _Own(books)
+        except StorageError as error:
+            raise DriverUnavailableError(f"which MIG devices are this driver's own is not known: {error}") from error
+        own, modes = before.partitions | after.partitions, before.modes | after.modes
+        return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
+
+
+class _Own:
+    """One reading of the journal."""
+
+    def __init__(self, books: Books) -> None:
+        self.partitions = frozenset(use.partition for use in books.uses() if use.partition is not None and use.made)
+        self.modes = frozenset(books.gpus_with_note(MIG_MODE))
+
+
+def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) -> Gpu:
+    if not gpu.mig_instances and gpu.uuid not in modes:
+        return gpu
+    instances = (
+        replace(instance, held=PartitionId(gpu.uuid, instance.profile_id, instance.start) in own)
+        for instance in gpu.mig_instances
+    )
+    return replace(gpu, mig_instances=tuple(instances), mig_mode_held=gpu.uuid in modes)

@@ -1,0 +1,77 @@
+"""What the GPUs of this node may be published as now: policies, the newest inventory and what is in use, together.
+
+Owns when terms are worked out again, and the last ones. Refuses to know what a policy says (``policy/``) and what
+follows from terms (``slices/``, ``claims/``).
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from dra_driver.errors import DraError
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.terms import Terms, Use
+
+log = logging.getLogger(__name__)
+
+
+class Policies(Protocol):
+    """The part of ``policy.source.PolicySource`` that is needed here."""
+
+    @property
+    def problem(self) -> str | None: ...
+    def check(self) -> bool: ...
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms: ...
+
+
+class TermsBook:
+    """The terms in force. Thread-safe.
+
+    They are worked out when the inventory changes, when policies change, and, while a form in use keeps newer terms
+    waiting, every time they are asked for.
+    """
+
+    def __init__(self, policies: Policies, uses: Callable[[], Iterable[Use]]) -> None:
+        self._policies = policies
+        self._uses = uses
+        self._lock = threading.Lock()  # guards the fields below; one working-out at a time
+        self._snapshot: Snapshot | None = None
+        self._terms: Terms = {}
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the terms in force are not those of the newest policies, or cannot be worked out; None if they are."""
+        return self._problem or self._policies.problem
+
+    def current(self) -> Terms:
+        """The terms in force; default ones before the first inventory. Never waits for the journal."""
+        return self._terms
+
+    def update(self, snapshot: Snapshot) -> Terms:
+        """The terms for ``snapshot``. When the journal cannot be read, those of before."""
+        with self._lock:
+            changed = self._policies.check()
+            waiting = any(terms.waiting for terms in self._terms.values())
+            if changed or waiting or self._problem is not None or snapshot is not self._snapshot:
+                self._work_out(snapshot)
+            return self._terms
+
+    def _work_out(self, snapshot: Snapshot) -> None:
+        try:
+            terms = self._policies.terms(snapshot, self._uses())
+        except DraError as error:
+            if str(error) != self._problem:
+                log.warning("policies cannot be applied", extra={"reason": error})
+            self._problem = str(error)
+            return
+        self._problem = None
+        self._snapshot = snapshot
+        if terms == self._terms:
+            return  # the same object goes on meaning "nothing changed"
+        for gpu, found in terms.items():
+            before = self._terms.get(gpu)
+            if found.waiting and (before is None or before.waiting != found.waiting):
+                log.info("new terms wait for the GPU to be free", extra={"gpu": gpu, "reason": found.waiting})
+        self._terms = terms

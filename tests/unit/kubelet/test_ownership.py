@@ -1,0 +1,95 @@
+"""Which MIG instances of a snapshot are marked as this driver's own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.errors import DriverUnavailableError, StorageError
+from dra_driver.kubelet.ownership import OwnedBackend
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import MigInstance, PartitionId
+from dra_driver.model.terms import Form, Use
+
+UUID = GpuUuid("GPU-0")
+AT_0 = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, size=1)
+AT_4 = replace(AT_0, gi_id=2, start=4)
+
+
+def use(instance: MigInstance, *, made: bool = True) -> Use:
+    partition = PartitionId(UUID, instance.profile_id, instance.start)
+    return Use(gpu_uuid=UUID, form=Form.PARTITION, partition=partition, made=made)
+
+
+class Books:
+    def __init__(self, *uses: Use, modes: tuple[GpuUuid, ...] = ()) -> None:
+        self.entries, self.modes = list(uses), modes
+        self.error: StorageError | None = None
+
+    def uses(self) -> list[Use]:
+        if self.error:
+            raise self.error
+        return list(self.entries)
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        assert key == "mig-mode"
+        return self.modes
+
+
+class Hardware:
+    """One GPU; ``during`` happens between the two readings of the books."""
+
+    def __init__(self, *instances: MigInstance) -> None:
+        self.instances = instances
+        self.during: Callable[[], None] = lambda: None
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def wait_for_event(self, timeout_s: float) -> bool:
+        return timeout_s < 0
+
+    def snapshot(self) -> Snapshot:
+        found = Snapshot(gpus=(Gpu(uuid=UUID, minor=0, mig_capable=True, mig_instances=self.instances),))
+        self.during()
+        return found
+
+
+def held(hardware: Hardware, books: Books | None) -> list[bool]:
+    backend = OwnedBackend(hardware)
+    if books:
+        backend.keep_books(books)
+    return [instance.held for instance in backend.snapshot().gpus[0].mig_instances]
+
+
+def test_only_what_the_journal_made_is_ours() -> None:
+    """An instance that a claim merely uses stays somebody else's, and so does one that nobody noted."""
+    assert held(Hardware(AT_0, AT_4), Books(use(AT_0))) == [True, False]
+    assert held(Hardware(AT_0), Books(use(AT_0, made=False))) == [False]
+    assert held(Hardware(AT_0), None) == [False]
+
+
+def test_instance_destroyed_during_the_look_is_not_taken_for_a_foreign_one() -> None:
+    """It was seen, then destroyed and forgotten: published as foreign, it would be handed out again."""
+    hardware, books = Hardware(AT_0), Books(use(AT_0))
+    hardware.during = books.entries.clear
+    assert held(hardware, books) == [True]
+
+
+def test_instance_made_during_the_look_is_not_taken_for_a_foreign_one() -> None:
+    hardware, books = Hardware(AT_0), Books()
+    hardware.during = lambda: books.entries.append(use(AT_0))
+    assert held(hardware, books) == [True]
+
+
+def test_mig_mode_that_we_switched_on_is_marked() -> None:
+    backend = OwnedBackend(Hardware())
+    backend.keep_books(Books(modes=(UUID,)))
+    assert backend.snapshot().gpus[0].mig_mode_held
+
+
+def test_unreadable_journal_keeps_the_last_inventory_instead_of_guessing() -> None:
+    books = Books()
+    books.error = StorageError("disk full")
+    with pytest.raises(DriverUnavailableError, match="own is not known: disk full"):
+        held(Hardware(AT_0), books)
