@@ -12,8 +12,10 @@ nodes and ``nvidia-uvm`` are often missing there until something opens them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from dra_driver.cdi import host
+from dra_driver.cdi.caps import Capability
 from dra_driver.cdi.hook import create_symlinks, update_ldcache
 from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.layout import ALIASES
@@ -25,6 +27,10 @@ from dra_driver.errors import DriverUnavailableError
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
+_SHARED_FOLDER = ("rw", "nosuid", "nodev", "bind")
+
+MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container, where CUDA looks when no variable says otherwise
+"""Where containers see the MPS daemon's pipes."""
 
 # 0666 whatever the host's node says: an administrator who restricts /dev/nvidia* (NVreg_DeviceFileMode) keeps host
 # users out, while the container's user was granted this device, and the cgroup lets in no other.
@@ -77,6 +83,57 @@ def gpu_edits(
     numbers = found or _numbers(majors.nvidia, minor, f"/dev/nvidia{minor}")
     node = device_node(root, f"/dev/nvidia{minor}", numbers)
     return ContainerEdits(env=(f"DRA_GPU_{minor}_UUID={uuid}",) if uuid else (), device_nodes=(node,))
+
+
+def partition_edits(
+    minor: int,
+    majors: Majors,
+    root: DriverRoot,
+    capabilities: Sequence[Capability],
+    *,
+    found: NodeNumbers | None = None,
+    variable: str | None = None,
+) -> ContainerEdits:
+    """What one MIG partition adds: its parent's node and its capability nodes.
+
+    ``variable`` is a whole ``NAME=value``. No DRM nodes: a partition cannot render. The parent's node opens none of
+    its other partitions, each has capability nodes of its own. Raises `DriverUnavailableError` when the module does
+    not make such nodes.
+    """
+    if majors.caps is None:
+        raise DriverUnavailableError(
+            f"no device numbers for the MIG capabilities of /dev/nvidia{minor}: /proc/devices does not list "
+            "'nvidia-caps'; the NVIDIA kernel module has to be 450.80.02 or newer and loaded without "
+            "nv_cap_enable_devfs=0 (see /etc/modprobe.d)"
+        )
+    parent = gpu_edits(minor, majors, root, found=found)
+    nodes = tuple(
+        device_node(root, cap.path, NodeNumbers(major=majors.caps, minor=cap.minor), file_mode=cap.mode)
+        for cap in capabilities
+    )
+    return parent + ContainerEdits(env=(variable,) if variable else (), device_nodes=nodes)
+
+
+def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage: int | None) -> ContainerEdits:
+    """What a client of an MPS daemon adds to the edits of its device: the daemon's folders, and its limits.
+
+    ``pipe`` and ``shm`` are the runtime's paths. The limits are CUDA's (MPS documentation, "Environment Variables"):
+    memory of CUDA device 0, the only device such a container sees, and a share of the multiprocessors in percent; None
+    leaves the daemon's default. Each may lower the daemon's default and never raise it.
+    """
+    env = [f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE}"]
+    if memory_limit_mib is not None:
+        env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_limit_mib}M")
+    if percentage is not None:
+        env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}")
+    return ContainerEdits(
+        env=tuple(env),
+        mounts=(
+            Mount(host_path=str(pipe), container_path=MPS_PIPE, options=_SHARED_FOLDER),
+            # The daemon and its clients meet in shared memory, so the container's own /dev/shm gives way to it.
+            Mount(host_path=str(shm), container_path="/dev/shm", options=_SHARED_FOLDER),  # noqa: S108 - CUDA's path
+        ),
+    )
 
 
 def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: str | None) -> ContainerEdits:

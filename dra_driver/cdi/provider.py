@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from dra_driver.cdi import edits
+from dra_driver.cdi.caps import partition_capabilities
 from dra_driver.cdi.hook import find_hook
 from dra_driver.cdi.host import Majors, drm_nodes, node_numbers
 from dra_driver.cdi.libraries import DriverFiles, discover
@@ -34,11 +35,12 @@ class _Base:
 class CdiProvider:
     """Edits for one driver root. Thread-safe.
 
-    ``proc_devices`` is the kernel's list of device numbers (a simulated root brings its own). ``hook_path`` is
-    NVIDIA's hook on the host, ``none`` to do without, None to look for it. ``graphics`` adds each GPU's DRM nodes
-    (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``). It is off unless asked for: CUDA, video and NVML
-    never open them, a card node lets a container drive displays, and a claim for compute should grant no more than
-    it needs. Nodes that render without a display (EGL, Vulkan, GBM) are the reason to switch it on.
+    ``proc_devices`` is the kernel's list of device numbers and ``proc_driver`` the folder in which NVIDIA's module
+    tells of MIG capabilities (a simulated root brings its own of both). ``hook_path`` is NVIDIA's hook on the host,
+    ``none`` to do without, None to look for it. ``graphics`` adds each GPU's DRM nodes (``/dev/dri/card*`` and
+    ``renderD*``, found in ``sysfs_root``). It is off unless asked for: CUDA, video and NVML never open them, a card
+    node lets a container drive displays, and a claim for compute should grant no more than it needs. Nodes that render
+    without a display (EGL, Vulkan, GBM) are the reason to switch it on.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class CdiProvider:
         *,
         graphics: bool = False,
         sysfs_root: str = "/sys",
+        proc_driver: str = "/proc/driver",
     ) -> None:
         self._root = root
         self._names = names
@@ -59,6 +62,7 @@ class CdiProvider:
         self._hook_path = hook_path
         self._graphics = graphics
         self._sysfs_root = sysfs_root
+        self._proc_driver = str(proc_driver)
         self._lock = threading.Lock()  # guards _base: one search at a time, and nobody uses a half-made answer
         self._base: _Base | None = None
 
@@ -94,6 +98,19 @@ class CdiProvider:
             nodes = drm_nodes(gpu.pci_bus_id, self._sysfs_root)
             result += edits.graphics_edits(nodes, self._root, gpu.pci_bus_id, base.hook)
         return result
+
+    def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
+        """What one MIG partition of ``gpu`` adds to a container beside the base document.
+
+        The variable ``DRA_GPU_<minor>_MIG_<gi>_<ci>_UUID`` names the MIG device, so partitions of one parent do not
+        replace each other's. Reads two small files, never a cache: ids are used again by later instances. Errors as
+        `refresh`, and `DeviceLostError` when the kernel module knows no such instance.
+        """
+        base = self._known_base()
+        capabilities = partition_capabilities(self._proc_driver, gpu.minor, gi_id, ci_id) if base.majors.caps else ()
+        found = node_numbers(self._root.dev_here(f"/dev/nvidia{gpu.minor}"))
+        variable = f"DRA_GPU_{gpu.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}"
+        return edits.partition_edits(gpu.minor, base.majors, self._root, capabilities, found=found, variable=variable)
 
     def _known_base(self) -> _Base:
         with self._lock:

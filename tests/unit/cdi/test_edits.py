@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from dra_driver.cdi import edits
+from dra_driver.cdi.caps import Capability
 from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.libraries import DriverFiles, discover
 from dra_driver.cdi.names import CdiNames
@@ -63,6 +64,77 @@ def test_claim_document() -> None:
     spec = edits.claim_spec(NAMES, devices)
     validate(spec, "claim")
     assert spec.to_wire() == golden("claim.yaml")
+
+
+def partition(minor: int, gi: int, uuid: str) -> ContainerEdits:
+    """A partition whose capabilities have the minors that the kernel module gives them."""
+    first = 3 + 135 * minor + 9 * gi
+    capabilities = (Capability(minor=first), Capability(minor=first + 1))
+    variable = f"DRA_GPU_{minor}_MIG_{gi}_0_UUID={uuid}"
+    return edits.partition_edits(minor, MAJORS, HOST, capabilities, variable=variable)
+
+
+@pytest.mark.parametrize(
+    ("file", "partitions"),
+    [
+        ("claim-mig.yaml", [("gpu-3-mig-1g10gb-19-4", 3, 11)]),
+        (
+            "claim-four-mig.yaml",
+            [
+                ("gpu-0-mig-3g20gb-9-0", 0, 1),
+                ("gpu-0-mig-2g10gb-14-4", 0, 5),
+                ("gpu-0-mig-1g5gb-19-6", 0, 13),
+                ("gpu-0-mig-1g5gb-19-7", 0, 14),
+            ],
+        ),
+    ],
+)
+def test_claim_documents_of_partitions(file: str, partitions: list[tuple[str, int, int]]) -> None:
+    """Each partition opens its own two capabilities; those of one parent share nothing but the parent's node."""
+    devices = [
+        (
+            NAMES.claim_device(UID, name),
+            partition(minor, gi, f"MIG-0f0e0d0c-0b0a-5908-8706-0504030201{gi:02}"),
+        )
+        for name, minor, gi in partitions
+    ]
+    spec = edits.claim_spec(NAMES, devices)
+    validate(spec, "claim")
+    assert spec.to_wire() == golden(file)
+
+
+def test_claim_document_of_a_share_under_mps() -> None:
+    """The limits travel as variables that CUDA enforces with the daemon; the share's id is in the name."""
+    gpu = edits.gpu_edits(0, MAJORS, HOST, uuid=UUIDS[0])
+    folder = Path(f"/var/lib/kubelet/plugins/gpu.nvidia.com/mps/{UUIDS[0]}")
+    share = edits.mps_edits(folder / "pipe", folder / "shm", memory_limit_mib=10240, percentage=30)
+    name = NAMES.claim_device(UID, "gpu-0", "6c1d7a0e-52b8-4f0e-9a57-3e5b1d2c4f60")
+    spec = edits.claim_spec(NAMES, [(name, gpu + share)])
+    validate(spec, "claim")
+    assert spec.to_wire() == golden("claim-mps-share.yaml")
+
+
+def test_limits_that_nobody_set_are_left_to_the_daemon() -> None:
+    """A variable with a made-up value would lower what the daemon allows."""
+    assert edits.mps_edits(Path("/p"), Path("/s"), memory_limit_mib=None, percentage=None).env == (
+        "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps",
+    )
+
+
+def test_a_partitions_nodes_are_looked_for_in_the_drivers_root() -> None:
+    """A driver container has its own /dev."""
+    nodes = edits.partition_edits(1, MAJORS, CONTAINER, [Capability(minor=147, mode=0o400)]).device_nodes
+    assert [node.host_path for node in nodes] == [
+        "/run/nvidia/driver/dev/nvidia1",
+        "/run/nvidia/driver/dev/nvidia-caps/nvidia-cap147",
+    ]
+    assert [node.file_mode for node in nodes] == [0o666, 0o400]
+
+
+def test_without_capability_numbers_no_partition_is_promised() -> None:
+    """The message names the module's option that takes them away, and the first driver that has them."""
+    with pytest.raises(DriverUnavailableError, match=r"'nvidia-caps'.*450\.80\.02.*nv_cap_enable_devfs=0"):
+        edits.partition_edits(1, Majors(nvidia=195), HOST, [Capability(minor=147)])
 
 
 @pytest.mark.parametrize("hook", [None, "/usr/bin/nvidia-ctk"])

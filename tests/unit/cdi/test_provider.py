@@ -132,6 +132,35 @@ def test_a_gpus_edits_are_its_node_and_its_uuid(node: Node) -> None:
     }
 
 
+def test_a_partitions_edits_follow_the_kernel_modules_files(tmp_path: Path) -> None:
+    """Read anew each time: the next instance of that id may have other numbers. Never a DRM node."""
+    node = Node(tmp_path, graphics=True, proc_driver=str(tmp_path / "driver"))
+    for instance, minor in (("gi7", 471), ("gi7/ci0", 472)):
+        path = tmp_path / f"driver/nvidia/capabilities/gpu3/mig/{instance}/access"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    made = node.provider.edits_for_partition(GPU, gi_id=7, ci_id=0, uuid="MIG-1")
+    assert made.env == ("DRA_GPU_3_MIG_7_0_UUID=MIG-1",)
+    assert [(entry.path, entry.major, entry.minor, entry.file_mode) for entry in made.device_nodes] == [
+        ("/dev/nvidia3", 195, 3, 0o666),
+        ("/dev/nvidia-caps/nvidia-cap471", 237, 471, 0o444),
+        ("/dev/nvidia-caps/nvidia-cap472", 237, 472, 0o444),
+    ]
+    path.write_text("DeviceFileMinor: 500\n")
+    again = node.provider.edits_for_partition(GPU, gi_id=7, ci_id=0, uuid="MIG-1")
+    assert again.device_nodes[2].minor == 500
+
+
+def test_a_module_without_capability_nodes_refuses_partitions_only(tmp_path: Path) -> None:
+    """Whole GPUs go on working; the error names what is missing rather than the files it would have been in."""
+    node = Node(tmp_path, proc_driver=str(tmp_path / "driver"))
+    path = Path(node.root.proc_devices)
+    path.write_text(path.read_text().replace("237 nvidia-caps\n", ""))
+    assert node.provider.edits_for(GPU).device_nodes
+    with pytest.raises(DriverUnavailableError, match="does not list 'nvidia-caps'"):
+        node.provider.edits_for_partition(GPU, gi_id=7, ci_id=0, uuid="MIG-1")
+
+
 def test_graphics_nodes_are_given_only_when_asked_for(tmp_path: Path) -> None:
     """A claim for compute grants no display."""
     folder = tmp_path / "sys/bus/pci/devices/0000:65:00.0/drm/renderD128"

@@ -1,0 +1,94 @@
+"""MIG capability nodes: which two of ``/dev/nvidia-caps/nvidia-cap<N>`` open one partition.
+
+Owns reading the kernel module's answers below ``/proc/driver``. Refuses to know what the partition is called and who
+gets it.
+
+Source: NVIDIA's MIG User Guide, "Device Nodes and Capabilities". A program may use a compute instance when it can read
+two nodes, the GPU instance's and the compute instance's. ``nvidia/capabilities/gpu<minor>/mig/gi<g>/access`` and
+``.../gi<g>/ci<c>/access`` tell minor and mode while the instances exist; ``nvidia-caps/mig-minors`` lists the minors of
+all that could exist. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
+"""
+
+import re
+from dataclasses import dataclass
+
+from dra_driver.errors import DeviceLostError, DriverUnavailableError
+
+MODE = 0o444
+"""What the module gives its nodes unless told otherwise: readable, which is all that opening a capability takes."""
+
+_ACCESS_LIMIT = 4096  # an access file has three short lines
+_MINORS_LIMIT = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
+_MINOR_LIMIT = 1 << 20  # the kernel's MINORBITS
+_LINE = re.compile(r"DeviceFile(Minor|Mode):\s*(\d{1,10})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """One node: ``nvidia-cap<minor>`` and its permission bits."""
+
+    minor: int
+    mode: int = MODE
+
+    @property
+    def path(self) -> str:
+        """Where programs look for it."""
+        return f"/dev/nvidia-caps/nvidia-cap{self.minor}"
+
+
+def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: int) -> tuple[Capability, Capability]:
+    """The nodes of a GPU instance and of one compute instance in it, in this order.
+
+    ``proc_driver`` is ``/proc/driver`` of the node. Raises `DriverUnavailableError` when the module tells nothing about
+    capabilities at all, and `DeviceLostError` when it tells of others but not of these.
+    """
+    gi, ci = f"gi{gi_id}", f"gi{gi_id}/ci{ci_id}"
+    folder = f"{proc_driver}/nvidia/capabilities/gpu{gpu_minor}/mig"
+    found = [_from_access(f"{folder}/{name}/access") for name in (gi, ci)]
+    if found[0] and found[1]:
+        return found[0], found[1]
+    minors = _minors(f"{proc_driver}/nvidia-caps/mig-minors")
+    return (
+        found[0] or _from_minors(minors, gpu_minor, gi, proc_driver),
+        found[1] or _from_minors(minors, gpu_minor, ci, proc_driver),
+    )
+
+
+def _from_access(path: str) -> Capability | None:
+    text = _read(path, _ACCESS_LIMIT)
+    values = {name: int(number) for name, number in _LINE.findall(text or "")}
+    minor = values.get("Minor")
+    if minor is None or minor >= _MINOR_LIMIT:
+        return None
+    return Capability(minor=minor, mode=values.get("Mode", MODE) & 0o777)
+
+
+def _minors(path: str) -> dict[str, int]:
+    """``gpu0/gi1/ci0/access`` -> minor; {} when the file is not there."""
+    pairs = (line.split() for line in (_read(path, _MINORS_LIMIT) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal() and len(pair[1]) <= 7}
+
+
+def _from_minors(minors: dict[str, int], gpu_minor: int, instance: str, proc_driver: str) -> Capability:
+    key = f"gpu{gpu_minor}/{instance}/access"
+    if not minors:
+        raise DriverUnavailableError(
+            f"no capability nodes for MIG on /dev/nvidia{gpu_minor}: {proc_driver}/nvidia/capabilities has nothing for "
+            f"{instance} and {proc_driver}/nvidia-caps/mig-minors cannot be read; the node process needs the node's "
+            "/proc/driver, and the NVIDIA kernel module has to be 450.80.02 or newer"
+        )
+    if key not in minors or minors[key] >= _MINOR_LIMIT:
+        raise DeviceLostError(
+            f"no capability node for {instance} of /dev/nvidia{gpu_minor}: neither {proc_driver}/nvidia/capabilities "
+            f"nor {proc_driver}/nvidia-caps/mig-minors has {key!r}; the instance was destroyed by somebody else, or "
+            "the GPU has another minor than it had (restart the node process)"
+        )
+    return Capability(minor=minors[key])
+
+
+def _read(path: str, limit: int) -> str | None:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as in host.py, twice as fast
+            return file.read(limit)
+    except OSError:
+        return None
