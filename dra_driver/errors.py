@@ -102,7 +102,13 @@ class InvalidSpecError(DraError):
 
 
 class HardwareError(DraError):
-    """A GPU or its driver failed; other GPUs are not affected."""
+    """A GPU or its driver failed; other GPUs are not affected.
+
+    ``left_over`` is set by whoever failed half-way and could not remove what it had made: the caller must not forget
+    about it.
+    """
+
+    left_over: bool = False
 
 
 class DriverUnavailableError(HardwareError):

@@ -1,0 +1,270 @@
+"""Makes and removes partitions of a GPU, and switches MIG mode for them.
+
+Owns the order of the steps, so that a process that dies between any two of them leaves something that the next call
+puts right: the note that MIG mode is ours is durable before the mode is switched on and cleared after it is off; a GPU
+instance without its compute instance is completed or removed by whoever comes next for the same partition. Refuses to
+know claims: that a partition is ours at all is what the caller's journal says, and the caller holds the GPU's lock
+(one change at a time, over processes).
+
+Steps and their limits: nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement,
+nvmlGpuInstanceCreateComputeInstance and their reverse (nvml.h). Hardware has no owner for an instance, and MIG UUIDs
+come again for the same place, so nothing read from the GPU proves whose an instance is.
+"""
+
+import logging
+import time
+from functools import partial
+from typing import Final, Protocol
+
+from dra_driver.errors import (
+    DeviceLostError,
+    DraError,
+    GpuBusyError,
+    HardwareError,
+    MigUnsupportedError,
+    NoRoomError,
+    ResetRequiredError,
+)
+from dra_driver.gpu.backend import GpuControl
+from dra_driver.mig import words
+from dra_driver.mig.patience import Clock, Patience, Sleep
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import MigInstance, PartitionId
+
+log = logging.getLogger(__name__)
+
+MIG_MODE: Final = "mig-mode"
+ON_BY_US: Final = "on"
+
+UNDO_S: Final = 2.0
+"""How long taking back half-made work may wait for a busy GPU beyond the caller's own limit."""
+
+
+class GpuNotes(Protocol):
+    """Durable notes about what this driver changed on a GPU. Raises StorageError."""
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
+        """The note's value, None without one."""
+        ...
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        """Write it; durable on return."""
+        ...
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        """Remove it, if it is there; durable on return."""
+        ...
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        """GPUs that have such a note."""
+        ...
+
+
+class MigManager:
+    """The MIG life cycle of all GPUs of a node. Keeps nothing between calls.
+
+    The caller holds the GPU's lock for every method; under it the methods may be called from any thread. All raise what
+    `GpuControl` raises, and StorageError from the notes. Waits are bounded by ``within_s`` (seconds) and `UNDO_S`; the
+    hardware calls themselves take up to some seconds each.
+    """
+
+    def __init__(
+        self, control: GpuControl, notes: GpuNotes, *, sleep: Sleep = time.sleep, clock: Clock = time.monotonic
+    ) -> None:
+        self._control = control
+        self._notes = notes
+        self._sleep = sleep
+        self._clock = clock
+
+    def create(self, wanted: PartitionId, size: int, *, within_s: float, adopt: bool = False) -> MigInstance:
+        """Make the partition, which covers ``size`` memory slices, and return it with ``.device`` set.
+
+        With ``adopt`` an instance that is already exactly there counts as this caller's own from an earlier attempt:
+        it is completed if need be. Without, it is somebody else's: NoRoomError.
+
+        On failure everything that was made is taken back, MIG mode included, and the first error is raised: NoRoomError
+        (slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (MIG mode, after
+        ``within_s``). Its ``left_over`` is True in the one case in which an instance is left: call `destroy` later.
+        Dying half-way leaves a note, the mode on, or an instance without a compute instance: ``create`` with ``adopt``
+        and `destroy` carry on from each.
+        """
+        patience = self._patience(within_s)
+        self._switch_on(wanted.gpu_uuid, patience)
+        try:
+            return self._make(wanted, size, patience, adopt=adopt)
+        except DraError:
+            self._settle_quietly(wanted.gpu_uuid)
+            raise
+
+    def destroy(self, partition: PartitionId, *, within_s: float) -> None:
+        """Remove the partition, and MIG mode with it when it was the last one and the mode is ours.
+
+        Absent, in whole or in part, is success, also because MIG mode is off. Raises GpuBusyError when a process still
+        uses it after ``within_s``. A mode that cannot be switched off is no error: its note stays for `settle_mode`.
+        """
+        patience = self._patience(within_s)
+        instance = self.find(partition)
+        if instance is not None:
+            self._remove(partition, instance, patience)
+        self._settle_quietly(partition.gpu_uuid)
+
+    def find(self, partition: PartitionId) -> MigInstance | None:
+        """The partition's GPU instance as it is now, whole or half made; None when there is none."""
+        try:
+            instances = self._control.mig_instances(partition.gpu_uuid)
+        except MigUnsupportedError:
+            return None
+        return next((one for one in instances if _is_at(one, partition)), None)
+
+    def settle_mode(self, gpu: GpuUuid) -> bool:
+        """Switch MIG mode off if this driver switched it on and nothing is left on the GPU, whoever made it.
+
+        True when no note is left. False when instances are left, or the GPU is busy: call again later.
+        """
+        if self._notes.gpu_note(gpu, MIG_MODE) is None:
+            return True
+        if self._is_on(gpu):
+            if self._control.mig_instances(gpu):
+                return False
+            try:
+                self._control.set_mig_mode(gpu, False)
+            except (GpuBusyError, ResetRequiredError) as error:
+                log.info("MIG mode stays on for now", extra={"gpu": gpu, "reason": str(error)})
+                return False
+            log.info("MIG mode switched off", extra={"gpu": gpu})
+        self._notes.clear_gpu_note(gpu, MIG_MODE)
+        return True
+
+    def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None:
+        """Return when the GPU can be used as a whole: without MIG mode, after switching it off where it is ours.
+
+        Raises GpuBusyError when somebody else switched it on, when an instance is left (waiting would not help: the
+        caller holds the lock), or when the GPU is still busy after ``within_s``. Repeatable.
+        """
+        patience = self._patience(within_s)
+        if self._is_on(gpu):
+            if self._notes.gpu_note(gpu, MIG_MODE) is None:
+                raise GpuBusyError(words.mode_is_foreign(gpu))
+            left = self._control.mig_instances(gpu)
+            if left:
+                raise GpuBusyError(words.still_cut(gpu, left))
+            self._switch_off(gpu, patience)
+        self.settle_mode(gpu)
+
+    # --- MIG mode ---
+
+    def _is_on(self, gpu: GpuUuid) -> bool:
+        try:
+            return self._control.mig_mode(gpu)
+        except MigUnsupportedError:
+            return False
+
+    def _switch_on(self, gpu: GpuUuid, patience: Patience) -> None:
+        """MIG mode on. The note comes first: a mode that is on without one would be taken for an administrator's and
+        stay on for ever, while a note without the mode is cleared by the next `settle_mode`."""
+        if self._control.mig_mode(gpu):
+            return
+        if self._notes.gpu_note(gpu, MIG_MODE) is None:
+            self._notes.set_gpu_note(gpu, MIG_MODE, ON_BY_US)
+        try:
+            patience.attempt(partial(self._control.set_mig_mode, gpu, True))
+        except GpuBusyError as error:
+            self._settle_quietly(gpu)
+            raise GpuBusyError(words.mode_is_busy(gpu, "on", patience.waited_s, error)) from error
+        except DraError:
+            self._settle_quietly(gpu)
+            raise
+        log.info("MIG mode switched on", extra={"gpu": gpu})
+
+    def _switch_off(self, gpu: GpuUuid, patience: Patience) -> None:
+        try:
+            patience.attempt(partial(self._control.set_mig_mode, gpu, False))
+        except GpuBusyError as error:
+            raise GpuBusyError(words.mode_is_busy(gpu, "off", patience.waited_s, error)) from error
+        log.info("MIG mode switched off", extra={"gpu": gpu})
+
+    def _settle_quietly(self, gpu: GpuUuid) -> None:
+        """`settle_mode` after the real work: its failure neither hides an error nor undoes a success, for the note
+        stays and whoever keeps house tries again."""
+        try:
+            self.settle_mode(gpu)
+        except DraError as error:
+            log.warning("MIG mode could not be settled, it will be tried again", extra={"gpu": gpu, "reason": error})
+
+    # --- instances ---
+
+    def _make(self, wanted: PartitionId, size: int, patience: Patience, *, adopt: bool) -> MigInstance:
+        there = self._control.mig_instances(wanted.gpu_uuid)
+        found = next((one for one in there if _is_at(one, wanted)), None)
+        if found is not None:
+            if not adopt:
+                raise NoRoomError(words.made_by_another(wanted, found))
+            return self._complete(wanted, found, patience)
+        in_the_way = [one for one in there if one.overlaps(wanted.start, size)]
+        if in_the_way:
+            raise NoRoomError(words.slices_are_taken(wanted, size, in_the_way))
+        gi_id = self._control.create_gpu_instance(wanted.gpu_uuid, wanted.profile_id, wanted.start)
+        try:
+            self._control.create_compute_instance(wanted.gpu_uuid, gi_id)
+            return self._made(wanted, gi_id)
+        except DraError as error:
+            raise self._taken_back(wanted, gi_id, error) from error
+
+    def _complete(self, wanted: PartitionId, found: MigInstance, patience: Patience) -> MigInstance:
+        """Finish an instance of an earlier attempt. What cannot be used is removed: the caller said that it is its own.
+
+        Compute instances that do not span it are none that this driver makes; they go with the rest.
+        """
+        if found.device is not None:
+            return found
+        try:
+            if found.compute:
+                self._remove_compute(wanted, found, patience)
+            self._control.create_compute_instance(wanted.gpu_uuid, found.gi_id)
+            return self._made(wanted, found.gi_id)
+        except DraError as error:
+            raise self._taken_back(wanted, found.gi_id, error) from error
+
+    def _made(self, wanted: PartitionId, gi_id: int) -> MigInstance:
+        """The new partition as the GPU lists it, which is what containers will be given."""
+        made = self.find(wanted)
+        if made is None or made.gi_id != gi_id or made.device is None:
+            raise DeviceLostError(words.not_listed(wanted, gi_id))
+        return made
+
+    def _taken_back(self, wanted: PartitionId, gi_id: int, first: DraError) -> DraError:
+        """``first``, after removing the half-made instance ``gi_id``; marked when that failed."""
+        patience = self._patience(UNDO_S)
+        try:
+            made = self.find(wanted)
+            if made is not None and made.gi_id == gi_id:
+                self._remove(wanted, made, patience)
+        except DraError as second:
+            log.warning("half-made partition is left", extra={"partition": str(wanted), "reason": str(second)})
+            failure = type(first)(words.left_over(first, second))
+            if isinstance(failure, HardwareError):
+                failure.left_over = True
+            return failure
+        return first
+
+    def _remove(self, partition: PartitionId, instance: MigInstance, patience: Patience) -> None:
+        self._remove_compute(partition, instance, patience)
+        try:
+            patience.attempt(partial(self._control.destroy_gpu_instance, partition.gpu_uuid, instance.gi_id))
+        except GpuBusyError as error:
+            raise GpuBusyError(words.partition_is_busy(partition, instance, patience.waited_s, error)) from error
+
+    def _remove_compute(self, partition: PartitionId, instance: MigInstance, patience: Patience) -> None:
+        gpu, gi_id = partition.gpu_uuid, instance.gi_id
+        for compute in instance.compute:
+            try:
+                patience.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
+            except GpuBusyError as error:
+                raise GpuBusyError(words.partition_is_busy(partition, instance, patience.waited_s, error)) from error
+
+    def _patience(self, within_s: float) -> Patience:
+        return Patience(within_s, sleep=self._sleep, clock=self._clock)
+
+
+def _is_at(instance: MigInstance, partition: PartitionId) -> bool:
+    return instance.profile_id == partition.profile_id and instance.start == partition.start
