@@ -18,7 +18,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from dra_driver.config.device_config import (
+    DeviceConfig,
+    GpuConfig,
+    GpuSharing,
+    MigDeviceConfig,
+    MigSharing,
+    MpsLimits,
+)
 from dra_driver.errors import InvalidParametersError
+from dra_driver.model.terms import Interval, Strategy
 from dra_driver.quantity import Quantity
 
 API_VERSION: Final = "resource.nvidia.com/v1beta1"
@@ -29,8 +38,8 @@ MAX_PER_DEVICE_LIMITS: Final = 64
 _MAX_SHOWN_PROBLEMS: Final = 5
 _MIB: Final = 2**20
 
-Interval = Literal["Default", "Short", "Medium", "Long"]
-Strategy = Literal["TimeSlicing", "MPS"]
+_Interval = Literal["Default", "Short", "Medium", "Long"]
+_Strategy = Literal["TimeSlicing", "MPS"]
 
 
 def _memory_limit(value: object) -> str:
@@ -55,10 +64,10 @@ class _Strict(BaseModel):
 class TimeSlicingConfig(_Strict):
     """How long a process keeps the GPU while others wait; ``Default`` is what the hardware does untold."""
 
-    interval: Annotated[Interval, BeforeValidator(lambda value: "Default" if value is None else value)] = "Default"
+    interval: Annotated[_Interval, BeforeValidator(lambda value: "Default" if value is None else value)] = "Default"
 
 
-class MpsConfig(_Strict):
+class _MpsConfig(_Strict):
     """Limits of the MPS daemon's clients: percent of the GPU's threads, and device memory as quantities.
 
     Keys of ``default_per_device_pinned_memory_limit`` are GPU UUIDs or positions in the claim's sorted list of them.
@@ -71,79 +80,54 @@ class MpsConfig(_Strict):
     ) = None
 
 
-class GpuSharing(_Strict):
+class _GpuSharing(_Strict):
     """How containers share a GPU. A section that belongs to the other strategy is refused, not ignored."""
 
-    strategy: Strategy
+    strategy: _Strategy
     time_slicing_config: TimeSlicingConfig | None = None
-    mps_config: MpsConfig | None = None
+    mps_config: _MpsConfig | None = None
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> "GpuSharing":
+    def _sections_fit(self) -> "_GpuSharing":
         if self.strategy == "TimeSlicing" and self.mps_config is not None:
             raise ValueError("mpsConfig cannot be combined with strategy TimeSlicing")
         if self.strategy == "MPS" and self.time_slicing_config is not None:
             raise ValueError("timeSlicingConfig cannot be combined with strategy MPS")
         return self
 
-    @property
-    def asks_for(self) -> str | None:
-        """What would have to be set up, in words; None when the hardware shares like that by itself."""
-        if self.strategy == "MPS":
-            return "sharing through MPS"
-        interval = self.time_slicing_config.interval if self.time_slicing_config else "Default"
-        return None if interval == "Default" else f"time-slicing with interval {interval}"
 
-
-class MigSharing(_Strict):
+class _MigSharing(_Strict):
     """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for those."""
 
-    strategy: Strategy
-    mps_config: MpsConfig | None = None
+    strategy: _Strategy
+    mps_config: _MpsConfig | None = None
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> "MigSharing":
+    def _sections_fit(self) -> "_MigSharing":
         if self.strategy == "TimeSlicing" and self.mps_config is not None:
             raise ValueError("mpsConfig cannot be combined with strategy TimeSlicing")
         return self
 
-    @property
-    def asks_for(self) -> str | None:
-        """As `GpuSharing.asks_for`."""
-        return "sharing through MPS" if self.strategy == "MPS" else None
 
-
-class GpuConfig(_Strict):
+class _GpuConfig(_Strict):
     """Parameters for whole GPUs."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"] = API_VERSION
     kind: Literal["GpuConfig"] = "GpuConfig"
-    sharing: GpuSharing | None = None
-
-    @property
-    def asks_for(self) -> str | None:
-        """What has to be set up for it, in words; None when it asks for nothing beyond what the hardware does."""
-        return self.sharing.asks_for if self.sharing else None
+    sharing: _GpuSharing | None = None
 
 
-class MigDeviceConfig(_Strict):
+class _MigDeviceConfig(_Strict):
     """Parameters for MIG devices."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"] = API_VERSION
     kind: Literal["MigDeviceConfig"] = "MigDeviceConfig"
-    sharing: MigSharing | None = None
-
-    @property
-    def asks_for(self) -> str | None:
-        """As `GpuConfig.asks_for`."""
-        return self.sharing.asks_for if self.sharing else None
+    sharing: _MigSharing | None = None
 
 
-DeviceConfig = GpuConfig | MigDeviceConfig
-
-_KINDS: Final[Mapping[str, type[GpuConfig] | type[MigDeviceConfig]]] = {
-    "GpuConfig": GpuConfig,
-    "MigDeviceConfig": MigDeviceConfig,
+_KINDS: Final[Mapping[str, type[_GpuConfig] | type[_MigDeviceConfig]]] = {
+    "GpuConfig": _GpuConfig,
+    "MigDeviceConfig": _MigDeviceConfig,
 }
 
 
@@ -159,12 +143,35 @@ def decode(parameters: object) -> DeviceConfig:
     _check_size(parameters)
     model = _model_of(parameters)
     try:
-        return model.model_validate(dict(parameters))
+        return _plain(model.model_validate(dict(parameters)))
     except ValidationError as error:
-        raise InvalidParametersError(f"{model.__name__}: {_problems(error)}") from error
+        raise InvalidParametersError(f"{model.__name__[1:]}: {_problems(error)}") from error
 
 
-def _model_of(parameters: Mapping[Any, Any]) -> type[GpuConfig] | type[MigDeviceConfig]:
+def _plain(model: _GpuConfig | _MigDeviceConfig) -> DeviceConfig:
+    sharing = model.sharing
+    if isinstance(sharing, _GpuSharing):
+        interval = Interval(sharing.time_slicing_config.interval) if sharing.time_slicing_config else Interval.DEFAULT
+        return GpuConfig(
+            sharing=GpuSharing(strategy=Strategy(sharing.strategy), interval=interval, mps=_limits(sharing))
+        )
+    if isinstance(sharing, _MigSharing):
+        return MigDeviceConfig(sharing=MigSharing(strategy=Strategy(sharing.strategy), mps=_limits(sharing)))
+    return GpuConfig() if isinstance(model, _GpuConfig) else MigDeviceConfig()
+
+
+def _limits(sharing: _GpuSharing | _MigSharing) -> MpsLimits | None:
+    if sharing.strategy != "MPS":
+        return None
+    mps = sharing.mps_config or _MpsConfig()
+    return MpsLimits(
+        default_percentage=mps.default_active_thread_percentage,
+        default_memory=mps.default_pinned_device_memory_limit,
+        per_device=mps.default_per_device_pinned_memory_limit or {},
+    )
+
+
+def _model_of(parameters: Mapping[Any, Any]) -> type[_GpuConfig] | type[_MigDeviceConfig]:
     version, kind = parameters.get("apiVersion"), parameters.get("kind")
     if version != API_VERSION:
         raise InvalidParametersError(f"apiVersion: expected {API_VERSION!r}, got {_shown(version)}")

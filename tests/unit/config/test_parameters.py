@@ -58,8 +58,8 @@ def test_memory_limits_are_quantities_as_text_or_number(limit: Any) -> None:
     config = decode(gpu_config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": limit}}))
     assert isinstance(config, GpuConfig)
     assert config.sharing is not None
-    assert config.sharing.mps_config is not None
-    assert config.sharing.mps_config.default_pinned_device_memory_limit
+    assert config.sharing.mps is not None
+    assert config.sharing.mps.default_memory
 
 
 def test_mig_devices_have_their_own_kind() -> None:

@@ -1,0 +1,84 @@
+"""What a claim's or class's opaque parameters ask for, as plain values.
+
+Owns the values that `parameters.decode` makes. Refuses to know how they were written down (``parameters.py``), which
+device they apply to (``claims.configs``) and how anything of them is applied (``sharing/``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from dra_driver.model.terms import Interval, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsLimits:
+    """Limits of the MPS daemon's clients; None and empty set no limit.
+
+    ``default_percentage`` is 0 to 100 percent of the GPU's threads. Memory is canonical text of a quantity of at least
+    1Mi. Keys of ``per_device`` (as written, in canonical order) are GPU UUIDs or positions in the group's sorted list
+    of them.
+    """
+
+    default_percentage: int | None = None
+    default_memory: str | None = None
+    per_device: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSharing:
+    """How containers share a GPU. ``mps`` is set exactly under strategy MPS, where it may be without any limit."""
+
+    strategy: Strategy
+    interval: Interval = Interval.DEFAULT
+    mps: MpsLimits | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        """What would have to be set up, in words; None when the hardware shares like that by itself."""
+        if self.strategy is Strategy.MPS:
+            return "sharing through MPS"
+        return None if self.interval is Interval.DEFAULT else f"time-slicing with interval {self.interval}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigSharing:
+    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for those."""
+
+    strategy: Strategy
+    mps: MpsLimits | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        """As `GpuSharing.asks_for`."""
+        return "sharing through MPS" if self.strategy is Strategy.MPS else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConfig:
+    """Parameters for whole GPUs."""
+
+    kind: ClassVar[Literal["GpuConfig"]] = "GpuConfig"
+    sharing: GpuSharing | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        """What has to be set up for it, in words; None when it asks for nothing beyond what the hardware does."""
+        return self.sharing.asks_for if self.sharing else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDeviceConfig:
+    """Parameters for MIG devices."""
+
+    kind: ClassVar[Literal["MigDeviceConfig"]] = "MigDeviceConfig"
+    sharing: MigSharing | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        """As `GpuConfig.asks_for`."""
+        return self.sharing.asks_for if self.sharing else None
+
+
+DeviceConfig = GpuConfig | MigDeviceConfig
