@@ -3,7 +3,8 @@
 Owns the grammar, the YAML fields, their checks, and where an invented GPU sits (UUID, PCI address, NUMA node). Refuses
 to know time and change: ``simulated.py`` re-reads the file.
 
-The short form is ``<count>x<model>`` joined by commas. The file form::
+The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode switched on
+(``4xa100-sxm4-40gb+mig``). The file form::
 
     driverVersion: 580.65.06          # optional, like everything but gpus and model
     cudaDriverVersion: "13.0"
@@ -15,21 +16,28 @@ The short form is ``<count>x<model>`` joined by commas. The file form::
       minor: 6                        # default: one more than the highest so far
       lost: fell off the bus          # listed, but does not answer
       memoryMiB: null                 # null takes a property away, as on unified-memory boards
+    - model: a100-sxm4-40gb
+      migEnabled: true
+      instances:                      # what an administrator has made by hand; needs migEnabled
+      - {profile: 3g.20gb, start: 4}
+      - {profile: 2g.10gb, start: 0, compute: none}  # or partial: cut smaller than the GPU instance
 
-Further per GPU: uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, migEnabled.
+Further per GPU: uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode.
 """
 
+import functools
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from dra_driver.errors import ConfigurationError
-from dra_driver.gpu import catalog
+from dra_driver.errors import ConfigurationError, HardwareError
+from dra_driver.gpu import catalog, simulated_mig
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import MigProfile
 
 MAX_GPUS = 64  # four times the widest machine sold; a typing error must not fill the API server
 MAX_MINOR = 247  # /dev/nvidia248 and up are control nodes of major 195 (nvidiactl is 255)
@@ -38,12 +46,12 @@ DEFAULT_DRIVER_VERSION = "580.65.06"
 DEFAULT_CUDA_VERSION = (13, 0)
 NAMESPACE = uuid.UUID("6b0d6e7a-4b1c-5f0e-9a52-2f6c1d7e8a90")  # any constant: it keeps UUIDs equal from run to run
 
-GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)")
+GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedGpu:
-    """A GPU and, when it does not answer, why."""
+    """A GPU as it is described (its MIG instances are what is there at first) and, when it does not answer, why."""
 
     gpu: Gpu
     lost: str | None = None
@@ -61,20 +69,28 @@ class SimulatedNode:
 
 def parse_groups(spec: str, node_name: str) -> SimulatedNode:
     """The short form. Raises ConfigurationError that quotes the wrong part."""
-    keys: list[str] = []
+    boards: list[tuple[catalog.GpuModel, bool]] = []
     for part in spec.split(","):
         match = GROUP.fullmatch(part.strip())
         if match is None:
             raise ConfigurationError(
                 f"simulated GPUs {spec!r}: cannot read {part.strip()!r}; expected <count>x<model> "
-                "such as 8xh100-sxm5-80gb, several joined by commas, or the path of a .yaml file"
+                "such as 8xh100-sxm5-80gb (or 4xa100-sxm4-40gb+mig with MIG mode on), several joined by commas, "
+                "or the path of a .yaml file"
             )
         count = int(match[1])
-        if not 1 <= count <= MAX_GPUS - len(keys):
+        if not 1 <= count <= MAX_GPUS - len(boards):
             raise ConfigurationError(f"simulated GPUs {spec!r}: expected 1 to {MAX_GPUS} GPUs in all")
-        keys += [catalog.model(match[2]).key] * count
-    gpus = (SimulatedGpu(gpu=invent(catalog.model(key), minor, node_name)) for minor, key in enumerate(keys))
-    return SimulatedNode(gpus=tuple(gpus))
+        model = catalog.model(match[2])
+        if match[3] and model.mig is None:
+            raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} cannot do MIG; leave out +mig")
+        boards += [(model, match[3] is not None)] * count
+    return SimulatedNode(
+        gpus=tuple(
+            SimulatedGpu(gpu=replace(invent(model, minor, node_name), mig_enabled=mig_enabled))
+            for minor, (model, mig_enabled) in enumerate(boards)
+        )
+    )
 
 
 def parse_document(text: str, node_name: str) -> SimulatedNode:
@@ -114,6 +130,32 @@ def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
         numa_node=minor // 4 % 2,
         addressing_mode=model.addressing_mode,
         mig_capable=model.mig is not None,
+        mig_resetless=None if model.mig is None else model.mig.resetless,
+        mig_profiles=() if model.mig is None else profiles(model.mig),
+    )
+
+
+@functools.cache
+def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
+    """What a board offers, in order of profile id; one object for all GPUs of a model."""
+    ordered = sorted(table.profiles, key=lambda profile: profile.profile_id)
+    return tuple(
+        MigProfile(
+            name=profile.name,
+            profile_id=profile.profile_id,
+            compute_slices=profile.compute_slices,
+            memory_slices=profile.memory_slices,
+            max_instances=profile.max_instances,
+            starts=profile.starts,
+            memory_bytes=None if profile.memory_mib is None else profile.memory_mib * 2**20,
+            multiprocessors=profile.multiprocessors,
+            copy_engines=profile.engines.copy,
+            decoders=profile.engines.decoder,
+            encoders=profile.engines.encoder,
+            jpeg_engines=profile.engines.jpeg,
+            ofa_engines=profile.engines.ofa,
+        )
+        for profile in ordered
     )
 
 
@@ -128,11 +170,40 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
         raise ConfigurationError(f"{path}.count: cannot stand with minor, uuid or pciBusId, which belong to one GPU")
     if fields.get("mig_enabled") and model.mig is None:
         raise ConfigurationError(f"{path}.migEnabled: {model.key} cannot do MIG")
+    cuts = fields.pop("instances", ())
+    if cuts and not fields.get("mig_enabled"):
+        raise ConfigurationError(f"{path}.instances: they need migEnabled: true")
     first = fields.pop("minor", max((item.gpu.minor for item in before), default=-1) + 1)
     if first + count - 1 > MAX_MINOR:
         raise ConfigurationError(f"{path}.minor: {first + count - 1} is over the highest device minor {MAX_MINOR}")
     for minor in range(first, first + count):
-        yield SimulatedGpu(gpu=replace(invent(model, minor, node_name), **fields), lost=lost)
+        gpu = replace(invent(model, minor, node_name), **fields)
+        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost)
+
+
+def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
+    """``gpu`` with the instances made on it that are listed, under the rules of the hardware."""
+    state = simulated_mig.described(gpu)
+    for index, raw in enumerate(cuts):
+        where = f"{path}[{index}]"
+        if not isinstance(raw, dict):
+            raise ConfigurationError(f"{where}: expected a mapping with profile and start, got {_kind(raw)}")
+        cut = {"compute": "full", **_fields(raw, INSTANCE_FIELDS, where)}
+        if not {"profile", "start"} <= cut.keys():
+            raise ConfigurationError(f"{where}: expected a profile such as 3g.20gb and the memory slice of its start")
+        profile = next((profile for profile in gpu.mig_profiles if profile.name == cut["profile"]), None)
+        if profile is None:
+            names = (profile.name for profile in gpu.mig_profiles)
+            raise ConfigurationError(f"{where}.profile: unknown; {catalog.suggest(cut['profile'], names, limit=8)}")
+        if cut["compute"] == "partial" and profile.compute_slices == 1:
+            raise ConfigurationError(f"{where}.compute: one compute slice cannot be cut smaller")
+        try:
+            state, gi_id = simulated_mig.add_instance(gpu, state, profile.profile_id, cut["start"])
+            if cut["compute"] != "none":
+                state, _ = simulated_mig.add_compute(gpu, state, gi_id, spans=cut["compute"] == "full")
+        except HardwareError as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+    return simulated_mig.apply(gpu, state)
 
 
 def _model(key: str, path: str) -> catalog.GpuModel:
@@ -201,6 +272,12 @@ def _yes_or_no(value: Any) -> bool:
     return value
 
 
+def _list(value: Any) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError("a list")  # noqa: TRY004 - the caller turns ValueError into a sentence
+    return value
+
+
 def _cuda_version(value: Any) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,3})\.(\d)", value) if isinstance(value, str) else None
     if match is None:
@@ -238,6 +315,14 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),
         "addressingMode": _Field("addressing_mode", _text("HMM|ATS|None", 'HMM, ATS or "None"'), nullable=True),
         "migEnabled": _Field("mig_enabled", _yes_or_no),
+        "instances": _Field("instances", _list),
         "lost": _Field("lost", _REASON, nullable=True),
+    }
+)
+INSTANCE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
+    {
+        "profile": _Field("profile", _text(r"[0-9a-z.+-]{1,32}", "the name of a MIG profile such as 3g.20gb")),
+        "start": _Field("start", _whole(0, 63)),
+        "compute": _Field("compute", _text("full|none|partial", "full, none or partial")),
     }
 )
