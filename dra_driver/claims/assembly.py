@@ -12,10 +12,11 @@ from dra_driver.claims.boot import read_boot_id
 from dra_driver.claims.journal import Journal
 from dra_driver.claims.owners import Owners
 from dra_driver.claims.service import ClaimService
-from dra_driver.claims.tools import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, Tools
+from dra_driver.claims.tools import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, HardwareTools, Tools
 from dra_driver.claims.waiting import Patience
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
+from dra_driver.model.terms import Terms
 
 JOURNAL = "state.db"
 
@@ -52,12 +53,15 @@ def open_claims(
     provider: CdiProvider,
     snapshot: Callable[[], Snapshot],
     lister: ClaimLister | None = None,
+    hardware: Callable[[Journal], HardwareTools] | None = None,
+    terms: Callable[[], Terms] = lambda: {},
     count: Callable[[Event], None] = lambda _event: None,
     boot_id: str | None = None,
     patience: Patience | None = None,
 ) -> Claims:
     """Open the journal in ``directory`` (made with mode 0700 when missing) and everything that works on it.
 
+    ``hardware`` is handed the journal, in which it keeps its notes about GPUs (``mig.manager.GpuNotes``).
     Call ``service.recover()`` before the kubelet may call. ``boot_id`` None reads the kernel's. Raises `StorageError`
     and `ConfigurationError` as `journal.Journal.open` does.
     """
@@ -78,6 +82,8 @@ def open_claims(
         provider=provider,
         owners=owners,
         snapshot=snapshot,
+        hardware=hardware(journal) if hardware else None,
+        terms=terms,
         count=count,
         patience=patience or Patience(),
     )

@@ -6,7 +6,8 @@ Owns the narrow interfaces that this room needs of others. Refuses to know who i
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
@@ -14,7 +15,12 @@ from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, OwnerId
 from dra_driver.claims.waiting import Bell, ClaimLocks, Patience, RealBell
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.ids import ClaimUid, PoolName
+from dra_driver.model.ids import ClaimUid, GpuUuid, PoolName
+from dra_driver.model.mig import MigInstance, PartitionId
+from dra_driver.model.terms import Interval, Terms
+
+if TYPE_CHECKING:
+    from dra_driver.sharing.mps import MpsDaemon
 
 Event = Literal[
     "prepared",
@@ -59,6 +65,53 @@ class CdiProvider(Protocol):
 
     def ensure_base(self) -> bool: ...
     def edits_for(self, gpu: Gpu) -> ContainerEdits: ...
+    def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits: ...
+
+
+class MigWork(Protocol):
+    """Partitions, see `mig.manager.MigManager`. The caller holds the GPU's lock. Errors: `HardwareError`,
+    `StorageError`."""
+
+    def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance: ...
+    def destroy(self, partition: PartitionId, *, within_s: float) -> None: ...
+    def find(self, partition: PartitionId) -> MigInstance | None: ...
+    def settle_mode(self, gpu: GpuUuid) -> bool: ...
+    def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None: ...
+
+
+class TimeSlices(Protocol):
+    """Time slices of whole GPUs, see `sharing.timeslice.TimeSlicer`. The caller holds the GPU's lock."""
+
+    def set(self, gpu: GpuUuid, interval: Interval, *, within_s: float) -> None: ...
+    def reset(self, gpu: GpuUuid, *, within_s: float) -> None: ...
+
+
+class MpsFolders(Protocol):
+    """Where the clients of a daemon meet it, as paths for the container runtime."""
+
+    @property
+    def pipe(self) -> Path: ...
+    @property
+    def shm(self) -> Path: ...
+
+
+class MpsWork(Protocol):
+    """MPS daemons, see `sharing.mps.MpsClient`. The caller holds the locks of the daemon's GPUs."""
+
+    def ensure(self, daemon: "MpsDaemon", *, within_s: float) -> None: ...
+    def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None: ...
+    def daemons(self) -> Sequence[str]: ...
+    def directories(self, daemon_id: str) -> MpsFolders: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareTools:
+    """What changes GPUs. ``changed`` is called after every change that a new snapshot would show."""
+
+    mig: MigWork
+    slicer: TimeSlices
+    mps: MpsWork
+    changed: Callable[[], None]
 
 
 class ClaimJournal(Protocol):
@@ -92,13 +145,21 @@ class OwnerBook(Protocol):
     def is_alive(self, owner: OwnerId) -> bool: ...
 
 
+def _no_terms() -> Terms:
+    """Default terms for every GPU."""
+    return {}
+
+
 def _uncounted(_event: Event) -> None:
     """Counts nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """Handed to every function of this room that changes the world. ``pool`` is this node's pool name."""
+    """Handed to every function of this room that changes the world. ``pool`` is this node's pool name.
+
+    Without ``hardware`` only what takes no change of a GPU is prepared. ``terms`` are those in force.
+    """
 
     pool: PoolName
     names: CdiNames
@@ -108,6 +169,8 @@ class Tools:
     provider: CdiProvider
     owners: OwnerBook
     snapshot: Callable[[], Snapshot]
+    hardware: HardwareTools | None = None
+    terms: Callable[[], Terms] = _no_terms
     count: Callable[[Event], None] = _uncounted
     bell: Bell = field(default_factory=RealBell)
     locks: ClaimLocks = field(default_factory=ClaimLocks)

@@ -147,6 +147,10 @@ class FakeCdiProvider:
             device_nodes=(DeviceNode(path=f"/dev/nvidia{of.minor}", type="c", major=195, minor=of.minor),),
         )
 
+    def edits_for_partition(self, of: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
+        node = DeviceNode(path=f"/dev/nvidia{of.minor}", type="c", major=195, minor=of.minor)
+        return ContainerEdits(env=(f"DRA_GPU_{of.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}",), device_nodes=(node,))
+
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
         """What a claim with whole GPUs gets."""
         pairs = [(NAMES.claim_device(of, each.device_name), self.edits_for(each)) for each in devices]
