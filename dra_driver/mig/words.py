@@ -40,7 +40,7 @@ def made_by_another(wanted: PartitionId, found: MigInstance) -> str:
     """Exactly what is wanted is there, without this driver having made it."""
     return (
         f"{wanted} was made by somebody else ({_listed([found])}) and is left alone; "
-        "it is withheld from scheduling once the node has seen it, so delete the pod to have it placed again, or remove "
+        "it is withheld from scheduling once the node has seen it: delete the pod to have it placed again, or remove "
         "the instance"
     )
 
