@@ -30,6 +30,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +45,8 @@ from dra_driver.model.mig import MigInstance
 
 VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
+LOCK_TIMEOUT_S = 20.0
+LOCK_PAUSE_S = 0.002
 Stamp = tuple[int, int, int] | None
 
 
@@ -110,6 +113,7 @@ class StateStore:
         self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
         self._changes = Changes()
         self._stamp: Stamp = None
+        self._depth = 0
 
     def read(self) -> Changes:
         """The changes as they are now; reads the file only when it was replaced. Raises DriverUnavailableError."""
@@ -122,7 +126,7 @@ class StateStore:
     def locked(self) -> Iterator[None]:
         """Nobody else writes meanwhile. May be entered again by the same thread. Raises DriverUnavailableError."""
         with self._lock:
-            if self.file is None:
+            if self.file is None or self._depth > 0:  # a second descriptor would wait for the first
                 yield
                 return
             try:
@@ -130,10 +134,26 @@ class StateStore:
             except OSError as error:
                 raise DriverUnavailableError(f"simulated driver: cannot lock {self.file}: {error}") from error
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
+                self._lock_file(descriptor)
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
             finally:
                 os.close(descriptor)
+
+    def _lock_file(self, descriptor: int) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise DriverUnavailableError(
+                        f"simulated driver: another process has kept {self.file} locked for {LOCK_TIMEOUT_S:g} s"
+                    ) from error
+            time.sleep(LOCK_PAUSE_S)
 
     def write(self, changes: Changes) -> None:
         """Replace the changes; the caller is inside ``locked``. Raises DriverUnavailableError, then nothing changed."""
