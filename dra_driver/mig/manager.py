@@ -203,12 +203,13 @@ class MigManager:
         in_the_way = [one for one in there if one.overlaps(wanted.start, size)]
         if in_the_way:
             raise NoRoomError(words.slices_are_taken(wanted, size, in_the_way))
-        gi_id = self._control.create_gpu_instance(wanted.gpu_uuid, wanted.profile_id, wanted.start)
         try:
-            self._control.create_compute_instance(wanted.gpu_uuid, gi_id)
-            return self._made(wanted, gi_id)
+            gi_id = self._control.create_gpu_instance(wanted.gpu_uuid, wanted.profile_id, wanted.start)
+        except (NoRoomError, MigUnsupportedError):
+            raise  # nothing was made; what is there now was made by somebody else in this very moment
         except DraError as error:
-            raise self._taken_back(wanted, gi_id, error) from error
+            raise self._taken_back(wanted, error) from error
+        return self._finish(wanted, gi_id)
 
     def _complete(self, wanted: PartitionId, found: MigInstance, patience: Patience) -> MigInstance:
         """Finish an instance of an earlier attempt. What cannot be used is removed: the caller said that it is its own.
@@ -218,26 +219,31 @@ class MigManager:
         if found.device is not None:
             return found
         try:
-            if found.compute:
-                self._remove_compute(wanted, found, patience)
-            self._control.create_compute_instance(wanted.gpu_uuid, found.gi_id)
-            return self._made(wanted, found.gi_id)
+            self._remove_compute(wanted, found, patience)
         except DraError as error:
-            raise self._taken_back(wanted, found.gi_id, error) from error
+            raise self._taken_back(wanted, error) from error
+        return self._finish(wanted, found.gi_id)
 
-    def _made(self, wanted: PartitionId, gi_id: int) -> MigInstance:
-        """The new partition as the GPU lists it, which is what containers will be given."""
-        made = self.find(wanted)
-        if made is None or made.gi_id != gi_id or made.device is None:
-            raise DeviceLostError(words.not_listed(wanted, gi_id))
+    def _finish(self, wanted: PartitionId, gi_id: int) -> MigInstance:
+        """Give the GPU instance its compute instance, and return it as the GPU lists it then."""
+        try:
+            self._control.create_compute_instance(wanted.gpu_uuid, gi_id)
+            made = self.find(wanted)
+            if made is None or made.device is None:
+                raise DeviceLostError(words.not_listed(wanted, gi_id))
+        except DraError as error:
+            raise self._taken_back(wanted, error) from error
         return made
 
-    def _taken_back(self, wanted: PartitionId, gi_id: int, first: DraError) -> DraError:
-        """``first``, after removing the half-made instance ``gi_id``; marked when that failed."""
+    def _taken_back(self, wanted: PartitionId, first: DraError) -> DraError:
+        """``first``, after removing what is there of the partition; marked when that cannot be done for sure.
+
+        It is our own: under the lock it was not there before, or the caller said so.
+        """
         patience = self._patience(UNDO_S)
         try:
             made = self.find(wanted)
-            if made is not None and made.gi_id == gi_id:
+            if made is not None:
                 self._remove(wanted, made, patience)
         except DraError as second:
             log.warning("half-made partition is left", extra={"partition": str(wanted), "reason": str(second)})
