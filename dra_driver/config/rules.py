@@ -1,0 +1,143 @@
+"""Conditions over several fields of one object, by name.
+
+Owns each condition twice: as a function of the object as it was written (null fields are absent), and as a CEL
+expression for the API server (``x-kubernetes-validations``). Refuses to know where in a document the object stands.
+A rule is asked only about objects whose fields have the right shape. It holds no state.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.quantity import Quantity
+
+Fields = Mapping[str, Any]
+
+OWN_ATTRIBUTES: Final = (
+    "addressingMode",
+    "architecture",
+    "brand",
+    "cudaComputeCapability",
+    "cudaDriverVersion",
+    "driverVersion",
+    "index",
+    "minor",
+    "numaNode",
+    "parentIndex",
+    "parentMinor",
+    "parentUUID",
+    "pciBusID",
+    "pcieBusID",
+    "pcieRoot",
+    "placementSize",
+    "placementStart",
+    "productName",
+    "profile",
+    "sharingStrategy",
+    "type",
+    "uuid",
+)
+"""What this driver publishes itself, in whatever domain: a policy must not say otherwise."""
+OWN_TAINT_DOMAIN: Final = "gpu.dra-driver.io/"
+# Searched, as CEL's matches() does; RE2 and Python read them the same.
+_OWN_NAME: Final = f"(^|/)({'|'.join(OWN_ATTRIBUTES)})$"
+_FOREIGN_DOMAIN: Final = r"^([^/]*\.)?(kubernetes|k8s)\.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``broken`` tells whether an object breaks it; ``cel`` holds where it does not; ``message`` is for the writer."""
+
+    message: str
+    cel: str
+    broken: Callable[[Fields], bool]
+
+
+def _has(fields: Fields, name: str) -> bool:
+    return fields.get(name) is not None
+
+
+def _inner(fields: Fields, name: str) -> Fields:
+    inner: Fields = fields.get(name) or {}
+    return inner
+
+
+def _shares(spec: Fields) -> bool:
+    return _inner(spec, "sharing").get("strategy", "Exclusive") != "Exclusive"
+
+
+def _memory_backwards(select: Fields) -> bool:
+    low, high = select.get("minMemory"), select.get("maxMemory")
+    if low is None or high is None:
+        return False
+    return Quantity.parse(str(high)) < Quantity.parse(str(low))
+
+
+def _reserved_attribute(attribute: Fields) -> bool:
+    return any(re.search(pattern, str(attribute["name"])) for pattern in (_OWN_NAME, _FOREIGN_DOMAIN))
+
+
+def _reserved_taint(taint: Fields) -> bool:
+    return str(taint["key"]).startswith(OWN_TAINT_DOMAIN)
+
+
+def _nothing_left(forms: Fields) -> bool:
+    return forms.get("whole") is False and forms.get("migProfiles") == []
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "time-slicing-without-mps": Rule(
+        "mpsConfig cannot be combined with strategy TimeSlicing",
+        "self.strategy != 'TimeSlicing' || !has(self.mpsConfig)",
+        lambda it: it["strategy"] == "TimeSlicing" and _has(it, "mpsConfig"),
+    ),
+    "mps-without-time-slicing": Rule(
+        "timeSlicingConfig cannot be combined with strategy MPS",
+        "self.strategy != 'MPS' || !has(self.timeSlicingConfig)",
+        lambda it: it["strategy"] == "MPS" and _has(it, "timeSlicingConfig"),
+    ),
+    "interval-needs-time-slicing": Rule(
+        "interval belongs to strategy TimeSlicing: leave it out or choose that strategy",
+        "self.strategy == 'TimeSlicing' || !has(self.interval)",
+        lambda it: it["strategy"] != "TimeSlicing" and _has(it, "interval"),
+    ),
+    "max-shares-needs-sharing": Rule(
+        "maxShares limits a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing or MPS",
+        "self.strategy != 'Exclusive' || !has(self.maxShares)",
+        lambda it: it["strategy"] == "Exclusive" and _has(it, "maxShares"),
+    ),
+    "sharing-needs-whole": Rule(
+        "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
+        "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"
+        " || self.forms.whole",
+        lambda it: _shares(it) and _inner(it, "forms").get("whole") is False,
+    ),
+    "something-left": Rule(
+        "whole false and migProfiles [] leave nothing that a GPU may become; availability Hidden says that",
+        "!has(self.whole) || self.whole || !has(self.migProfiles) || size(self.migProfiles) > 0",
+        _nothing_left,
+    ),
+    "memory-range": Rule(
+        "minMemory is more than maxMemory, which no GPU fulfils",
+        "!has(self.minMemory) || !has(self.maxMemory)"
+        " || quantity(string(self.minMemory)).compareTo(quantity(string(self.maxMemory))) <= 0",
+        _memory_backwards,
+    ),
+    "one-value": Rule(
+        "expected exactly one of string, int and bool",
+        "[has(self.string), has(self.int), has(self.bool)].filter(given, given).size() == 1",
+        lambda it: sum(_has(it, name) for name in ("string", "int", "bool")) != 1,
+    ),
+    "attribute-not-reserved": Rule(
+        "name is one that the driver or Kubernetes gives a meaning: choose another, best in a domain of your own such"
+        " as example.com/team",
+        f"!self.name.matches(r'{_OWN_NAME}') && !self.name.matches(r'{_FOREIGN_DOMAIN}')",
+        _reserved_attribute,
+    ),
+    "taint-not-reserved": Rule(
+        f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are the driver's own; availability Reserved sets such a taint",
+        f"!self.key.startsWith('{OWN_TAINT_DOMAIN}')",
+        _reserved_taint,
+    ),
+}

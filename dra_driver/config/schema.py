@@ -1,0 +1,267 @@
+"""Checks what people wrote against a compact schema, and names the path of every wrong field.
+
+Owns walking a value beside its schema, and the words for what is wrong. Refuses to know what fields mean: the schemas
+are in ``schema.json``, which ``scripts/gen.py`` makes of the models in ``config/schemas``; those are the source, but
+loading them takes 9 MiB, which is too much for every node process. Conditions over several fields are in ``rules.py``.
+
+The walk goes no deeper than the schema does, which is finite, and never prints more than short, escaped pieces of what
+was written: sentences end in events and logs. JSON null in an optional field means that it is absent, as Kubernetes
+reads it. Booleans are no numbers, numbers no text, and there are no fractions.
+
+A schema is a mapping with ``type`` and, by type:
+    object    fields, required, rules (names); ``open`` when other fields are somebody else's business
+    map       values, max (number of entries)
+    list      items, max, unique (the field of an item that must not repeat)
+    string    min, max (characters), pattern (of all of it), says (what to expect, in words)
+    enum      values
+    integer   min, max
+    quantity  min, max (whole units)
+    boolean
+    any       an object that nobody looks into
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from dra_driver.config.rules import RULES
+from dra_driver.quantity import Quantity
+
+Schema: TypeAlias = Mapping[str, Any]
+Step: TypeAlias = str | int
+
+MAX_SHOWN_PROBLEMS: Final = 5
+_MAX_SHOWN: Final = 60
+_FILE: Final = Path(__file__).with_name("schema.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One wrong field: where it is (the empty path is the value itself), and what is wrong, in words."""
+
+    path: tuple[Step, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return printable(f"{path_text(self.path)}: {self.text}" if self.path else self.text)
+
+
+@functools.cache
+def schemas() -> Mapping[str, Schema]:
+    """The generated schemas by kind. Immutable by convention."""
+    loaded: Mapping[str, Schema] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return loaded
+
+
+def problems(value: object, schema: Schema) -> list[Problem]:
+    """Everything that is wrong with ``value``, in the schema's order; empty when it fits. Pure."""
+    return list(_value(value, schema, ()))
+
+
+def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None:
+    """How ``value`` is larger than its JSON text may be, or deeper; None while it is not. Never recurses."""
+    level: list[Any] = [value]
+    size = 0
+    for _ in range(max_depth):
+        below: list[Any] = []
+        for node in level:
+            size += _own_size(node)
+            below.extend(node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ())
+        if size > max_bytes:
+            return f"larger than {max_bytes} bytes"
+        if not below:
+            return None
+        level = below
+    return f"nested more than {max_depth} levels deep"
+
+
+def sentence(found: Sequence[Problem]) -> str:
+    """The first problems in one line, and how many more there are."""
+    shown = [str(problem) for problem in found[:MAX_SHOWN_PROBLEMS]]
+    more = len(found) - len(shown)
+    return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+
+
+def path_text(path: Sequence[Step]) -> str:
+    """``spec.taints[0].key``; keys that people chose are cut to a readable length."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += f"{'.' if text else ''}{_cut(printable(step))}"
+    return text
+
+
+def printable(text: str) -> str:
+    """``text`` on one line and without a way to command a terminal; what is printable already stays as it is."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def shown(value: object) -> str:
+    """What was seen, short enough for an event; containers are named, not printed."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a huge number"  # Python refuses to print numbers beyond some thousand digits
+    return printable(_cut(repr(value)))
+
+
+def _own_size(node: Any) -> int:
+    """About how many characters the node has in JSON, its children apart."""
+    if isinstance(node, Mapping):
+        return 2 + sum(len(str(key)) + 4 for key in node)
+    if isinstance(node, int):
+        return 1 + node.bit_length() // 4  # a number may be as long as a text
+    return len(node) + 2 if isinstance(node, str | list) else 4
+
+
+def _value(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    yield from _CHECKS[schema["type"]](value, schema, path)
+
+
+def _object(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    if not isinstance(value, Mapping):
+        yield Problem(path, f"expected an object, got {shown(value)}")
+        return
+    fields: Mapping[str, Schema] = schema["fields"]
+    found: list[Problem] = []
+    for name, field in fields.items():
+        if (inner := value.get(name)) is not None:
+            found.extend(_value(inner, field, (*path, name)))
+        elif name in schema.get("required", ()):
+            found.append(Problem((*path, name), "is required"))
+    if not schema.get("open"):
+        found.extend(Problem((*path, str(name)), "unknown field") for name in value if name not in fields)
+    if not found:  # a rule reads fields that are known to have the right shape
+        rules = (RULES[name] for name in schema.get("rules", ()))
+        found.extend(Problem(path, rule.message) for rule in rules if rule.broken(value))
+    yield from found
+
+
+def _any(value: object, _schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    if not isinstance(value, Mapping):
+        yield Problem(path, f"expected an object, got {shown(value)}")
+
+
+def _map(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    if not isinstance(value, Mapping):
+        yield Problem(path, f"expected an object, got {shown(value)}")
+    elif len(value) > schema["max"]:
+        yield Problem(path, f"expected at most {schema['max']} entries, got {len(value)}")
+    else:
+        for key, inner in value.items():
+            yield from _value(inner, schema["values"], (*path, str(key)))
+
+
+def _list(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    if not isinstance(value, list):
+        yield Problem(path, f"expected a list, got {shown(value)}")
+        return
+    if len(value) > schema["max"]:
+        yield Problem(path, f"expected at most {schema['max']} entries, got {len(value)}")
+        return
+    found = [problem for at, item in enumerate(value) for problem in _value(item, schema["items"], (*path, at))]
+    if not found and (field := schema.get("unique")) and (twice := repeated(value, field)) is not None:
+        found.append(Problem(path, f"two entries have {field} {shown(twice)}"))
+    yield from found
+
+
+def repeated(items: Sequence[Mapping[str, Any]], field: str) -> object:
+    """The first value of ``field`` that a second item has as well, or None."""
+    seen = set()
+    for item in items:
+        if item[field] in seen:
+            return item[field]
+        seen.add(item[field])
+    return None
+
+
+def _string(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    expected = schema.get("says", "text")
+    shortest, longest = schema.get("min", 0), schema["max"]
+    if not isinstance(value, str) or not _is_unicode(value):
+        yield Problem(path, f"expected {expected}, got {shown(value)}")
+    elif not shortest <= len(value) <= longest:
+        yield Problem(path, f"expected {expected} of {shortest} to {longest} characters, got {len(value)}")
+    elif "pattern" in schema and not re.fullmatch(schema["pattern"], value):
+        yield Problem(path, f"expected {expected}, got {shown(value)}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be stored: JSON can escape half of a character pair, which no other text can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _enum(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    values: Sequence[str] = schema["values"]
+    if not isinstance(value, str) or value not in values:
+        *most, last = map(repr, values)
+        expected = f"{', '.join(most)} or {last}" if most else last
+        yield Problem(path, f"expected {expected}, got {shown(value)}")
+
+
+def _integer(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    low, high = schema["min"], schema["max"]
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        yield Problem(path, f"expected a whole number from {low} to {high}, got {shown(value)}")
+
+
+def _boolean(value: object, _schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    if not isinstance(value, bool):
+        yield Problem(path, f"expected true or false, got {shown(value)}")
+
+
+def _quantity(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+    try:
+        quantity_of(value, schema["min"], schema["max"])
+    except ValueError as error:
+        yield Problem(path, str(error))
+
+
+def quantity_of(value: object, low: int, high: int) -> Quantity:
+    """The quantity that JSON holds as text or as a whole number. ValueError in words when it is none, or too small or
+    large."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ValueError(f"expected a quantity such as 10Gi, got {shown(value)}")  # noqa: TRY004 - one kind of error
+    if isinstance(value, int) and value.bit_length() > 128:
+        raise ValueError(f"expected at most {Quantity.from_bytes(high)}, got {shown(value)}")
+    amount = Quantity.parse(str(value))
+    if amount.as_int() < low:
+        raise ValueError(f"expected at least {Quantity.from_bytes(low)}, got {shown(value)}")
+    if amount.as_int() > high:
+        raise ValueError(f"expected at most {Quantity.from_bytes(high)}, got {shown(value)}")
+    return amount
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+
+
+_CHECKS: Final[Mapping[str, Callable[[object, Schema, tuple[Step, ...]], Iterator[Problem]]]] = {
+    "object": _object,
+    "any": _any,
+    "map": _map,
+    "list": _list,
+    "string": _string,
+    "enum": _enum,
+    "integer": _integer,
+    "boolean": _boolean,
+    "quantity": _quantity,
+}

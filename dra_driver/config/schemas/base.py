@@ -1,0 +1,100 @@
+"""What the models of everything that people write have in common.
+
+Owns strictness, quantities and the bridge to ``config/rules.py``. Only the command line, the webhook, the generator and
+tests load these models: pydantic takes 9 MiB, and the node process checks against the schema that is generated of them.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import core_schema
+
+from dra_driver.config.rules import RULES
+from dra_driver.config.schema import quantity_of, repeated, shown
+
+MIB: Final = 2**20
+MOST_BYTES: Final = 2**60
+"""No device has an exbibyte, and a number without a bound would be printed into a command some day."""
+
+
+class Strict(BaseModel):
+    """Unknown fields and loose types are errors; null in place of an optional field means that it is absent.
+
+    ``rules`` are names of conditions over several fields, asked when each field is right by itself.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
+    rules: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_rules(cls, value: Any, handler: Any) -> Any:
+        model = handler(value)
+        for name in cls.rules:
+            if RULES[name].broken(value):
+                raise ValueError(RULES[name].message)
+        return model
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        schema = handler(core)
+        found = handler.resolve_ref_schema(schema)
+        if cls.rules:
+            found["x-rules"] = list(cls.rules)
+        if cls.model_config.get("extra") == "allow":
+            found["x-open"] = True
+        return schema
+
+
+def text(*, longest: int, says: str = "text", shortest: int = 1, pattern: str | None = None) -> Any:
+    """A field's text; ``pattern`` is of all of it, and ``says`` names in words what is expected."""
+    return Field(
+        min_length=shortest,
+        max_length=longest,
+        pattern=f"^(?:{pattern})$" if pattern else None,
+        json_schema_extra={"x-says": says},
+    )
+
+
+def _check_memory(value: object) -> object:
+    quantity_of(value, MIB, MOST_BYTES)
+    return value
+
+
+Memory = Annotated[Any, BeforeValidator(_check_memory), WithJsonSchema({"x-quantity": {"min": MIB, "max": MOST_BYTES}})]
+"""An amount of memory of at least 1Mi, as text or as a whole number."""
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Annotates a list or mapping with its greatest length, which is looked at before its entries are."""
+
+    count: int
+    unique: str | None = None
+    """The field in which no two items of a list have the same value."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        inner = handler(source)
+        checked = core_schema.no_info_after_validator_function(self._repeats, inner)
+        return core_schema.no_info_before_validator_function(self._length, checked)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        found = handler(schema)
+        found["maxItems" if found["type"] == "array" else "maxProperties"] = self.count
+        if self.unique:
+            found["x-unique"] = self.unique
+        return found
+
+    def _length(self, value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > self.count:
+            raise ValueError(f"expected at most {self.count} entries, got {len(value)}")
+        return value
+
+    def _repeats(self, value: Any) -> Any:
+        if self.unique:
+            twice = repeated([item.model_dump(by_alias=True) for item in value], self.unique)
+            if twice is not None:
+                raise ValueError(f"two entries have {self.unique} {shown(twice)}")
+        return value

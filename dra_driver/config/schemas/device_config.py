@@ -1,0 +1,65 @@
+"""The models of opaque parameters: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
+
+Owns fields, bounds and descriptions. Group, kinds and fields are those of NVIDIA's DRA driver
+(``api/nvidia.com/resource/v1beta1``), so that claims written for it decode here.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from dra_driver.config.schemas.base import AtMost, Memory, Strict
+
+Strategy = Literal["TimeSlicing", "MPS"]
+
+
+class TimeSlicingConfig(Strict):
+    """How long a process keeps the GPU while others wait; ``Default`` is what the hardware does untold."""
+
+    interval: Literal["Default", "Short", "Medium", "Long"] | None = None
+
+
+class MpsConfig(Strict):
+    """Limits of the MPS daemon's clients: percent of the GPU's threads, and device memory as quantities.
+
+    Keys of ``default_per_device_pinned_memory_limit`` are GPU UUIDs or positions in the claim's sorted list of them.
+    """
+
+    default_active_thread_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
+    default_pinned_device_memory_limit: Memory | None = None
+    default_per_device_pinned_memory_limit: Annotated[dict[str, Memory], AtMost(64)] | None = None
+
+
+class GpuSharing(Strict):
+    """How containers share a GPU. A section that belongs to the other strategy is refused, not ignored."""
+
+    rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps", "mps-without-time-slicing")
+
+    strategy: Strategy
+    time_slicing_config: TimeSlicingConfig | None = None
+    mps_config: MpsConfig | None = None
+
+
+class MigSharing(Strict):
+    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for those."""
+
+    rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps",)
+
+    strategy: Strategy
+    mps_config: MpsConfig | None = None
+
+
+class GpuConfig(Strict):
+    """Parameters for whole GPUs."""
+
+    api_version: Literal["resource.nvidia.com/v1beta1"]
+    kind: Literal["GpuConfig"]
+    sharing: GpuSharing | None = None
+
+
+class MigDeviceConfig(Strict):
+    """Parameters for MIG devices."""
+
+    api_version: Literal["resource.nvidia.com/v1beta1"]
+    kind: Literal["MigDeviceConfig"]
+    sharing: MigSharing | None = None

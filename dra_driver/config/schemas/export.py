@@ -1,0 +1,210 @@
+"""Turns the models into what others check with: the node's compact schemas and a CustomResourceDefinition.
+
+Owns both translations of pydantic's JSON schema. Pure. Refuses to write files (``scripts/gen.py``). The compact form is
+described in ``config/schema.py``; the structural schema follows the rules of apiextensions.k8s.io/v1: no references, no
+``additionalProperties: false`` beside properties (the API server prunes unknown fields itself, or refuses them under
+``kubectl --validate=strict``), no null alternatives.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from dra_driver.config.rules import RULES
+from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
+from dra_driver.config.schemas.gpu_policy import GpuPolicy
+
+Json = dict[str, Any]
+
+KINDS: Final[tuple[type[BaseModel], ...]] = (GpuConfig, MigDeviceConfig, GpuPolicy)
+GROUP: Final = "gpu.dra-driver.io"
+_QUANTITY: Final = (
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
+_COLUMNS: Final = (
+    ("Priority", "integer", ".spec.priority"),
+    ("Availability", "string", ".spec.availability"),
+    ("Sharing", "string", ".spec.sharing.strategy"),
+    ("Shares", "integer", ".spec.sharing.maxShares"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+_CONDITION: Final[Json] = {
+    "type": "object",
+    "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+    "properties": {
+        "type": {"type": "string", "maxLength": 316},
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+        "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        "lastTransitionTime": {"type": "string", "format": "date-time"},
+        "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
+        "message": {"type": "string", "maxLength": 32768},
+    },
+}
+_STATUS: Final[Json] = {
+    "type": "object",
+    "description": "What became of the policy, as far as somebody has looked.",
+    "properties": {
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "minimum": 0,
+            "description": "The generation of the policy that the conditions are about.",
+        },
+        "conditions": {
+            "type": "array",
+            "maxItems": 16,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "description": "Standard conditions, one of each type.",
+            "items": _CONDITION,
+        },
+    },
+}
+
+
+def compact() -> Json:
+    """The compact schema of each kind, by kind."""
+    return {model.__name__: _compact(*_generated(model)) for model in KINDS}
+
+
+def gpu_policy_crd() -> Json:
+    """The CustomResourceDefinition of GpuPolicy."""
+    schema, definitions = _generated(GpuPolicy)
+    root = _structural(schema, definitions)
+    root["properties"] |= {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"type": "object"},
+        "status": _STATUS,
+    }
+    root["required"] = ["spec"]
+    longest = definitions["Metadata"]["properties"]["name"]["maxLength"]
+    root["x-kubernetes-validations"] = [
+        {"rule": f"size(self.metadata.name) <= {longest}", "message": f"names have at most {longest} characters"}
+    ]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"gpupolicies.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": "GpuPolicy",
+                "listKind": "GpuPolicyList",
+                "plural": "gpupolicies",
+                "singular": "gpupolicy",
+                "shortNames": ["gpupol"],
+            },
+            "scope": "Cluster",
+            "versions": [
+                {
+                    "name": "v1alpha1",
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": root},
+                }
+            ],
+        },
+    }
+
+
+def _generated(model: type[BaseModel]) -> tuple[Json, Json]:
+    schema = model.model_json_schema(by_alias=True)
+    return schema, schema.pop("$defs", {})
+
+
+def _resolved(schema: Json, definitions: Json) -> Json:
+    """The schema without references and null alternatives; what stands beside those is laid over what they name."""
+    own = {key: value for key, value in schema.items() if key not in {"anyOf", "$ref"}}
+    if "$ref" in schema:
+        return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions) | own
+    if "anyOf" in schema:
+        (only,) = [option for option in schema["anyOf"] if option.get("type") != "null"]
+        return _resolved(only, definitions) | own
+    return own
+
+
+def _compact(written: Json, definitions: Json) -> Json:
+    schema = _resolved(written, definitions)
+    if "x-quantity" in schema:
+        return {"type": "quantity", **schema["x-quantity"]}
+    if schema.get("x-any"):
+        return {"type": "any"}
+    if (values := _enum(schema)) is not None:
+        return {"type": "enum", "values": values}
+    match schema["type"]:
+        case "object" if "properties" in schema:
+            return _compact_object(schema, definitions)
+        case "object":
+            inner = _compact(schema["additionalProperties"], definitions)
+            return {"type": "map", "max": schema["maxProperties"], "values": inner}
+        case "array":
+            found = {"type": "list", "max": schema["maxItems"], "items": _compact(schema["items"], definitions)}
+            return found | ({"unique": schema["x-unique"]} if "x-unique" in schema else {})
+        case "string":
+            found = {"type": "string", "min": schema["minLength"], "max": schema["maxLength"]}
+            return found | {
+                key: schema[name] for key, name in (("pattern", "pattern"), ("says", "x-says")) if name in schema
+            }
+        case "integer":
+            return {"type": "integer", "min": schema["minimum"], "max": schema["maximum"]}
+        case "boolean":
+            return {"type": "boolean"}
+        case other:
+            raise ValueError(f"the compact schema has no type {other}")
+
+
+def _compact_object(schema: Json, definitions: Json) -> Json:
+    fields = {name: _compact(field, definitions) for name, field in schema["properties"].items()}
+    extra = {
+        "required": schema.get("required"),
+        "rules": schema.get("x-rules"),
+        "open": schema.get("x-open"),
+    }
+    return {"type": "object", "fields": fields} | {key: value for key, value in extra.items() if value}
+
+
+def _structural(written: Json, definitions: Json) -> Json:
+    schema = _resolved(written, definitions)
+    found: Json = {}
+    if text := schema.get("description"):
+        found["description"] = " ".join(text.split())
+    if schema.get("default") is not None:
+        found["default"] = schema["default"]
+    if "x-quantity" in schema:
+        return found | {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": _QUANTITY,
+            "x-kubernetes-int-or-string": True,
+        }
+    if (values := _enum(schema)) is not None:
+        return found | {"type": "string", "enum": values}
+    found["type"] = schema["type"]
+    for name in ("minLength", "maxLength", "pattern", "minimum", "maximum", "maxItems", "required"):
+        if name in schema:
+            found[name] = schema[name]
+    if schema["type"] == "integer":
+        found["format"] = "int64"
+    if "properties" in schema:
+        found["properties"] = {
+            name: _structural(field, definitions) for name, field in schema["properties"].items() if name != "status"
+        }
+    if "items" in schema:
+        found["items"] = _structural(schema["items"], definitions)
+    if field := schema.get("x-unique"):
+        found |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+    if rules := schema.get("x-rules"):
+        found["x-kubernetes-validations"] = [
+            {"rule": RULES[name].cel, "message": RULES[name].message} for name in rules
+        ]
+    return found
+
+
+def _enum(schema: Mapping[str, Any]) -> list[str] | None:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return list(values) if values is not None else None

@@ -1,0 +1,210 @@
+"""The model of ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1: what an administrator lets GPUs become.
+
+Owns fields, bounds and the descriptions that the CustomResourceDefinition shows. Conditions over several fields are in
+``config/rules.py``. Bounds of taints and attributes are those of ResourceSlices (resource.k8s.io/v1 types.go): at most
+16 taints (4 in Kubernetes 1.34, of which the driver may need two), and 32 attributes and capacities in all, most of
+which the driver uses itself.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from dra_driver.config.schemas.base import AtMost, Memory, Strict, text
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_HEX = "[0-9a-fA-F]"
+_UUID = rf"GPU-{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
+_PCI = rf"({_HEX}{{4}}|{_HEX}{{8}}):{_HEX}{{2}}:{_HEX}{{2}}\.[0-7]"
+_LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+Name = Annotated[str, text(longest=63, pattern=_SUBDOMAIN, says="a DNS subdomain of lower-case characters")]
+Pattern = Annotated[str, text(longest=128, pattern="[ -~]+", says="a shell pattern such as NVIDIA H100*")]
+ProfilePattern = Annotated[
+    str, text(longest=64, pattern=r"[A-Za-z0-9.+*?\[\]!-]+", says="a shell pattern of MIG profiles such as 1g.*")
+]
+Patterns = Annotated[list[Pattern], AtMost(32)]
+Uuid = Annotated[
+    str, text(longest=40, pattern=_UUID, says="a GPU UUID such as GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86")
+]
+PciBusId = Annotated[str, text(longest=16, pattern=_PCI, says="a PCI address such as 0000:65:00.0")]
+TaintKey = Annotated[
+    str,
+    text(longest=253, pattern=rf"({_SUBDOMAIN}/)?{_LABEL_NAME}", says="a label key such as example.com/team"),
+]
+TaintValue = Annotated[str, text(longest=63, shortest=0, pattern=rf"({_LABEL_NAME})?", says="a label value")]
+AttributeName = Annotated[
+    str,
+    text(longest=64, pattern=rf"({_SUBDOMAIN}/)?[A-Za-z_][A-Za-z0-9_]{{0,31}}", says="a name such as example.com/team"),
+]
+
+
+class Metadata(Strict):
+    """The object's metadata. Everything beside the name is Kubernetes' business."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+
+
+class Selection(Strict):
+    """Which GPUs a policy is for. Every field that is given has to match; without any field, every GPU does.
+
+    Patterns are those of a shell: * is any text, ? one character, [ab] one of several. Upper and lower case differ.
+    """
+
+    rules: ClassVar[tuple[str, ...]] = ("memory-range",)
+
+    node_names: Annotated[
+        Patterns | None, Field(description="Names of nodes, as shell patterns. One of them has to match.")
+    ] = None
+    uuids: Annotated[
+        Annotated[list[Uuid], AtMost(64)] | None,
+        Field(description="UUIDs of GPUs, as nvidia-smi -L lists them."),
+    ] = None
+    minors: Annotated[
+        Annotated[list[Annotated[int, Field(ge=0, le=255)]], AtMost(64)] | None,
+        Field(description="Minor numbers: N of /dev/nvidiaN, and of the device name gpu-N."),
+    ] = None
+    pci_bus_ids: Annotated[
+        Annotated[list[PciBusId], AtMost(64)] | None,
+        Field(alias="pciBusIDs", description="PCI addresses, such as 0000:65:00.0."),
+    ] = None
+    product_names: Annotated[
+        Patterns | None, Field(description="Product names as the attribute productName has them, as shell patterns.")
+    ] = None
+    architectures: Annotated[
+        Patterns | None, Field(description="Architectures such as Hopper or Ada Lovelace, as shell patterns.")
+    ] = None
+    min_memory: Annotated[
+        Memory | None,
+        Field(description="The least memory. A GPU sold as 80 GB tells 79.6 Gi, so leave some room."),
+    ] = None
+    max_memory: Annotated[Memory | None, Field(description="The most memory.")] = None
+    mig_capable: Annotated[
+        bool | None, Field(description="Only GPUs that can be cut into MIG partitions, or only those that cannot.")
+    ] = None
+
+
+class Forms(Strict):
+    """What a GPU may become. What is in use stays until it is free."""
+
+    rules: ClassVar[tuple[str, ...]] = ("something-left",)
+
+    whole: Annotated[
+        bool | None, Field(description="Whether claims may have the whole GPU.", json_schema_extra={"default": True})
+    ] = None
+    mig_profiles: Annotated[
+        Annotated[list[ProfilePattern], AtMost(32)] | None,
+        Field(
+            description="MIG profiles that it may be cut into, as shell patterns such as 1g.*; an empty list forbids"
+            " all of them, no list allows all of them."
+        ),
+    ] = None
+
+
+class Sharing(Strict):
+    """How several claims have the whole GPU at once. Each gets the memory it asks for; a claim that asks for no
+    share has the GPU alone."""
+
+    rules: ClassVar[tuple[str, ...]] = ("interval-needs-time-slicing", "max-shares-needs-sharing")
+
+    strategy: Annotated[
+        Literal["Exclusive", "TimeSlicing", "MPS"],
+        Field(
+            description="Exclusive: one claim at a time. TimeSlicing: programs take turns, and memory is counted but"
+            " not enforced. MPS: programs run together under one daemon, which enforces memory and compute."
+        ),
+    ]
+    interval: Annotated[
+        Literal["Default", "Short", "Medium", "Long"] | None,
+        Field(description="TimeSlicing: how long a program keeps the GPU while others wait."),
+    ] = None
+    max_shares: Annotated[
+        Annotated[int, Field(ge=1, le=1024)] | None,
+        Field(description="The most claims at a time; without it memory and compute are the only limits."),
+    ] = None
+
+
+class PolicyTaint(Strict):
+    """A taint of the GPU's devices, with effect NoSchedule: claims need a toleration for it."""
+
+    rules: ClassVar[tuple[str, ...]] = ("taint-not-reserved",)
+
+    key: Annotated[TaintKey, Field(description="A label key.")]
+    value: Annotated[TaintValue | None, Field(description="A label value.")] = None
+    effect: Annotated[
+        Literal["NoSchedule"] | None,
+        Field(
+            description="NoSchedule, the only effect that disturbs nobody. To evict pods use a DeviceTaintRule.",
+            json_schema_extra={"default": "NoSchedule"},
+        ),
+    ] = None
+
+
+class PolicyAttribute(Strict):
+    """An attribute of the GPU's devices, which selectors of claims and classes can ask for."""
+
+    rules: ClassVar[tuple[str, ...]] = ("one-value", "attribute-not-reserved")
+
+    name: Annotated[
+        AttributeName,
+        Field(description="The attribute's name, best with a domain; without one the driver's name is its domain."),
+    ]
+    string_value: Annotated[
+        Annotated[str, text(longest=64, shortest=0, pattern="[ -~]*", says="printable ASCII text")] | None,
+        Field(alias="string", description="The value, if it is a text."),
+    ] = None
+    int_value: Annotated[
+        Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None,
+        Field(alias="int", description="The value, if it is a whole number."),
+    ] = None
+    bool_value: Annotated[bool | None, Field(alias="bool", description="The value, if it is true or false.")] = None
+
+
+class PolicySpec(Strict):
+    """What an administrator lets GPUs become. For each GPU the matching policy of highest priority counts, whole and
+    alone; without any, a GPU may be taken whole or cut into any MIG profile, and is not shared."""
+
+    rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole",)
+
+    select: Annotated[Selection | None, Field(description="Which GPUs it is for; without it, every GPU.")] = None
+    priority: Annotated[
+        Annotated[int, Field(ge=-1000, le=1000)] | None,
+        Field(
+            description="Of several policies that match a GPU the highest priority wins. Two of the same priority must"
+            " not match one GPU unless they say the same.",
+            json_schema_extra={"default": 0},
+        ),
+    ] = None
+    availability: Annotated[
+        Literal["Open", "Reserved", "Hidden"] | None,
+        Field(
+            description="Open: for every claim. Reserved: only for claims that tolerate the taint"
+            " gpu.dra-driver.io/reserved=<name of the policy>. Hidden: for nobody.",
+            json_schema_extra={"default": "Open"},
+        ),
+    ] = None
+    forms: Annotated[
+        Forms | None, Field(description="What the GPU may become; without it, whole or any MIG profile.")
+    ] = None
+    sharing: Annotated[Sharing | None, Field(description="How claims share it; without it, they do not.")] = None
+    taints: Annotated[
+        Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None,
+        Field(description="Taints of the GPU's devices."),
+    ] = None
+    attributes: Annotated[
+        Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None,
+        Field(description="Attributes of the GPU's devices besides the driver's own."),
+    ] = None
+
+
+class GpuPolicy(Strict):
+    """What an administrator lets GPUs become: whole or cut, exclusive or shared, open, reserved or hidden."""
+
+    api_version: Literal["gpu.dra-driver.io/v1alpha1"]
+    kind: Literal["GpuPolicy"]
+    metadata: Metadata
+    spec: PolicySpec
+    status: Annotated[dict[str, Any] | None, Field(json_schema_extra={"x-any": True})] = None
