@@ -1,0 +1,277 @@
+"""How much of a node is stranded by the order in which its MIG placements are listed.
+
+Plays random sequences of requests on a node under first fit, once with placements in the order that this driver
+publishes and once by name, as NVIDIA's driver lists them, with the same requests at the same times. Two kinds of
+sequences: *filling* (nobody leaves; as many slices are asked for as there are) and *coming and going* (each stays for a
+random time, with 80 % of the slices asked for on average); and of each, all sizes equally often, or each size the more
+rarely the more compute slices it has (*mostly small*). Boards of one geometry agree to the digit: their engines are
+never what runs out.
+
+- stranded: of the compute slices asked for, those that were refused although the node had as many compute and memory
+  slices free: nothing but their place was wrong. In per cent.
+- refused: of the requests, those that did not fit. In per cent.
+- largest: compute slices of the largest profile that still fits somewhere, on average over time.
+
+The model of the hardware is this file's own (one integer per GPU); a test holds it to the real allocator.
+
+usage: python -m tests.bench.packing [--sequences 1000] [--gpus 4] [--seed 1] [MODEL ...]
+"""
+
+import argparse
+import heapq
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.mig.order import Placement, placement_order
+from dra_driver.model.mig import MigProfile, partition_name
+
+MODELS = (
+    "a30-24gb",
+    "a100-sxm4-40gb",
+    "a100-sxm4-80gb",
+    "h100-sxm5-80gb",
+    "h200-sxm-141gb",
+    "b200-180gb",
+    "rtx-pro-6000-blackwell-se-96gb",
+)
+LOAD = 0.8
+ARRIVALS = 100
+FIELD = 20
+"""Bits for one counter in a packed integer; the highest one stays set while the counter is not overdrawn."""
+ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
+
+
+def profiles_of(model: str) -> tuple[MigProfile, ...]:
+    """The profiles of a board of the catalogue."""
+    return SimulatedBackend.from_spec(f"1x{model}", "bench").snapshot().gpus[0].mig_profiles
+
+
+def name_order(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
+    """All placements by device name."""
+    placements = [(profile, start) for profile in profiles for start in profile.starts]
+    return tuple(sorted(placements, key=lambda one: partition_name(0, one[0].name, one[0].profile_id, one[1])))
+
+
+class Board:
+    """What a GPU has and what each placement takes, as counters packed into one integer.
+
+    Counters: each memory slice, compute slices, instances of each profile, and engines that every profile tells.
+    """
+
+    def __init__(self, profiles: Sequence[MigProfile]) -> None:
+        self.profiles = tuple(profiles)
+        self.memory_slices = max(start + p.memory_slices for p in profiles for start in p.starts)
+        self.compute_slices = max(p.compute_slices for p in profiles)
+        engines = [name for name in ENGINES if all(getattr(p, name) is not None for p in profiles)]
+        limits = [1] * self.memory_slices + [self.compute_slices] + [p.max_instances for p in profiles]
+        limits += [max(getattr(p, name) for p in profiles) for name in engines]
+        self.guards = sum(1 << (FIELD * place + FIELD - 1) for place in range(len(limits)))
+        self.full = self.guards + _packed(limits)
+        self.takes = {
+            (profile.profile_id, start): _packed(
+                [int(start <= place < start + profile.memory_slices) for place in range(self.memory_slices)]
+                + [profile.compute_slices]
+                + [int(other is profile) for other in profiles]
+                + [getattr(profile, name) for name in engines]
+            )
+            for profile in profiles
+            for start in profile.starts
+        }
+
+    def asked_for(self) -> tuple[MigProfile, ...]:
+        """One profile of each size but the whole GPU's; of equal ones that of which there can be most."""
+        sizes: dict[tuple[int, int], MigProfile] = {}
+        for profile in sorted(self.profiles, key=lambda p: (-p.max_instances, p.profile_id)):
+            if profile.memory_slices < self.memory_slices:
+                sizes.setdefault((profile.memory_slices, profile.compute_slices), profile)
+        return tuple(sizes.values())
+
+
+def _packed(values: Sequence[int]) -> int:
+    return sum(value << (FIELD * place) for place, value in enumerate(values))
+
+
+class Node:
+    """GPUs of one board under first fit: GPU by GPU, placements in the order given."""
+
+    def __init__(self, board: Board, order: Sequence[Placement], gpus: int) -> None:
+        self.board = board
+        self.left = [board.full] * gpus
+        self._tries: dict[int, list[tuple[int, int]]] = {}
+        for profile, start in order:
+            take = board.takes[profile.profile_id, start]
+            self._tries.setdefault(profile.profile_id, []).append((take, start))
+        self._by_size = sorted(board.profiles, key=lambda profile: -profile.compute_slices)
+
+    def place(self, profile_id: int) -> tuple[int, int] | None:
+        """Take the first fit and return (gpu, start), or None."""
+        guards = self.board.guards
+        tries = self._tries[profile_id]
+        for gpu, left in enumerate(self.left):
+            for take, start in tries:
+                if (left - take) & guards == guards:
+                    self.left[gpu] = left - take
+                    return gpu, start
+        return None
+
+    def remove(self, gpu: int, profile_id: int, start: int) -> None:
+        """Give back what `place` took."""
+        self.left[gpu] += self.board.takes[profile_id, start]
+
+    def largest(self) -> int:
+        """Compute slices of the largest profile that fits somewhere."""
+        guards = self.board.guards
+        for profile in self._by_size:
+            for take, _ in self._tries[profile.profile_id]:
+                for left in self.left:
+                    if (left - take) & guards == guards:
+                        return profile.compute_slices
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One partition of a profile, asked for at a time (in arrivals), for so long."""
+
+    at: float
+    profile: MigProfile
+    stays: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened over any number of sequences."""
+
+    requests: int = 0
+    refused: int = 0
+    slices: int = 0
+    stranded_slices: int = 0
+    largest_sum: int = 0
+
+    @property
+    def stranded(self) -> float:
+        """Per cent of the slices asked for."""
+        return 100 * self.stranded_slices / self.slices
+
+    @property
+    def refusals(self) -> float:
+        """Per cent of the requests."""
+        return 100 * self.refused / self.requests
+
+    @property
+    def largest(self) -> float:
+        """In compute slices."""
+        return self.largest_sum / self.requests
+
+
+def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
+    """Requests until as many compute slices are asked for as there are; nobody leaves."""
+    choice = board.asked_for()
+    left = board.compute_slices * gpus
+    found: list[Request] = []
+    while True:
+        (profile,) = rng.choices(choice, weights)
+        left -= profile.compute_slices
+        if left < 0:
+            return found
+        found.append(Request(len(found), profile, float("inf")))
+
+
+def coming_and_going(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
+    """`ARRIVALS` requests, each staying for an exponential time such that `LOAD` of the slices is asked for."""
+    choice = board.asked_for()
+    mean = sum(p.compute_slices * weight for p, weight in zip(choice, weights, strict=True)) / sum(weights)
+    stay = LOAD * board.compute_slices * gpus / mean
+    drawn = rng.choices(choice, weights, k=ARRIVALS)
+    return [Request(at, profile, rng.expovariate(1 / stay)) for at, profile in enumerate(drawn)]
+
+
+def evenly(_: MigProfile) -> float:
+    """All sizes equally often."""
+    return 1.0
+
+
+def mostly_small(profile: MigProfile) -> float:
+    """As many compute slices asked for in each size."""
+    return 1 / profile.compute_slices
+
+
+KINDS = {
+    "filling": (filling, evenly),
+    "filling, mostly small": (filling, mostly_small),
+    "coming and going": (coming_and_going, evenly),
+    "coming and going, mostly small": (coming_and_going, mostly_small),
+}
+
+
+def sequence(board: Board, kind: str, gpus: int, seed: str) -> list[Request]:
+    """One random sequence of that kind; the same for the same seed."""
+    make, weight = KINDS[kind]
+    rng = random.Random(seed)  # noqa: S311 - it has to come out the same every time
+    return make(board, gpus, rng, [weight(profile) for profile in board.asked_for()])
+
+
+def play(board: Board, order: Sequence[Placement], gpus: int, requests: Sequence[Request], tally: Tally) -> None:
+    """One sequence on an empty node."""
+    node = Node(board, order, gpus)
+    compute, memory = board.compute_slices * gpus, board.memory_slices * gpus
+    leaving: list[tuple[float, int, MigProfile, int, int]] = []
+    for number, request in enumerate(requests):
+        while leaving and leaving[0][0] <= request.at:
+            _, _, gone, gpu, start = heapq.heappop(leaving)
+            node.remove(gpu, gone.profile_id, start)
+            compute, memory = compute + gone.compute_slices, memory + gone.memory_slices
+        profile = request.profile
+        tally.requests += 1
+        tally.slices += profile.compute_slices
+        placed = node.place(profile.profile_id)
+        if placed is not None:
+            compute, memory = compute - profile.compute_slices, memory - profile.memory_slices
+            heapq.heappush(leaving, (request.at + request.stays, number, profile, *placed))
+        else:
+            tally.refused += 1
+            if compute >= profile.compute_slices and memory >= profile.memory_slices:
+                tally.stranded_slices += profile.compute_slices
+        tally.largest_sum += node.largest()
+
+
+def measure(model: str, kind: str, *, gpus: int, sequences: int, seed: int) -> Mapping[str, Tally]:
+    """Both orders over the same sequences: ``ours`` and ``by name``."""
+    board = Board(profiles_of(model))
+    orders = {"by name": name_order(board.profiles), "ours": placement_order(board.profiles)}
+    tallies = {name: Tally() for name in orders}
+    for number in range(sequences):
+        requests = sequence(board, kind, gpus, f"{seed}/{number}")
+        for name, order in orders.items():
+            play(board, order, gpus, requests, tallies[name])
+    return tallies
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
+    parser.add_argument("--sequences", type=int, default=1000)
+    parser.add_argument("--gpus", type=int, default=4, help="GPUs of the node")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    print(f"{args.sequences} sequences on {args.gpus} GPUs, seed {args.seed}; by name -> ours\n")
+    print(f"{'board':<32}{'requests':<32}{'stranded %':>16}{'refused %':>16}{'largest (slices)':>19}")
+    begin = time.monotonic()
+    for model in args.models:
+        for kind in KINDS:
+            tallies = measure(model, kind, gpus=args.gpus, sequences=args.sequences, seed=args.seed)
+            name, ours = tallies["by name"], tallies["ours"]
+            print(
+                f"{model:<32}{kind:<32}{f'{name.stranded:.2f} -> {ours.stranded:.2f}':>16}"
+                f"{f'{name.refusals:.2f} -> {ours.refusals:.2f}':>16}{f'{name.largest:.2f} -> {ours.largest:.2f}':>19}",
+                flush=True,
+            )
+    print(f"\n{time.monotonic() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
