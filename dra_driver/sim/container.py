@@ -2,8 +2,9 @@
 
 Owns the view folder: device nodes become empty files, mounts become symbolic links, nothing of the host changes and no
 privilege is needed. The check is the mounted ``nvidia-smi -L``, run with DRA_SIM_SYSROOT pointing at the view; its
-output is the container's log. Commands of the pod are not executed and hooks are not run. Wording of errors as from
-containerd and runc. Dying half-way leaves a folder that the next `create` replaces.
+output, and after it the container's variables that steer CUDA (``CUDA_*``, in order of name), is the container's log.
+Commands of the pod are not executed and hooks are not run. Wording of errors as from containerd and runc. Dying
+half-way leaves a folder that the next `create` replaces.
 """
 
 import json
@@ -31,18 +32,34 @@ class CheckResult:
 
 
 def cdi_names(container: Wire, claims: Mapping[str, Sequence[Device]]) -> list[str]:
-    """CDI names for a container, as the kubelet's GetResources finds them.
+    """CDI names for the claims that a container refers to, as the kubelet's GetResources finds them.
 
     ``claims`` maps the pod's claim names to prepared devices. A reference without a request takes every device, one
     with a request those that carry its base name, and a device without request names belongs to every request.
     """
     names: list[str] = []
     for reference in (container.get("resources") or {}).get("claims") or ():
-        request = reference.get("request", "")
-        for device in claims.get(reference["name"], ()):
-            if not request or not device.request_names or request in device.request_names:
-                names.extend(device.cdi_ids)
+        names += _of_request(claims.get(reference["name"], ()), reference.get("request", ""))
     return names
+
+
+def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[Device]) -> list[str]:
+    """CDI names for a container's extended resources; ``status`` is the pod's ``extendedResourceClaimStatus``.
+
+    ``devices`` are those of the claim that it names. Only its mappings count: a container that asks for a resource
+    which the node offers itself has none.
+    """
+    asked = (container.get("resources") or {}).get("requests") or {}
+    names: list[str] = []
+    for mapping in status.get("requestMappings") or ():
+        if mapping["containerName"] == container["name"] and mapping["resourceName"] in asked:
+            names += _of_request(devices, mapping["requestName"])
+    return names
+
+
+def _of_request(devices: Sequence[Device], request: str) -> list[str]:
+    found = (device for device in devices if not request or not device.request_names or request in device.request_names)
+    return [name for device in found for name in device.cdi_ids]
 
 
 class ContainerView:
@@ -72,7 +89,7 @@ class ContainerView:
         (self._folder / "config.json").write_text(json.dumps(config))
 
     def check(self) -> CheckResult:
-        """Run nvidia-smi inside the view; a container without it has nothing to check and succeeds silently."""
+        """List devices and CUDA's variables; a container without nvidia-smi has nothing to check: silent success."""
         config = json.loads((self._folder / "config.json").read_text())
         if config["smi"] is None:
             return CheckResult(exit_code=0, output="")
@@ -90,7 +107,8 @@ class ContainerView:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RetryableError(f"failed to start container: {error}") from error
-        return CheckResult(exit_code=done.returncode, output=done.stdout[:MAX_LOG_BYTES].decode(errors="replace"))
+        listed = done.stdout[:MAX_LOG_BYTES].decode(errors="replace")
+        return CheckResult(exit_code=done.returncode, output=listed + _cuda_variables(config["env"]))
 
     def remove(self) -> None:
         """The folder goes; what it links to stays. Idempotent."""
@@ -134,8 +152,18 @@ class ContainerView:
                 f'"{target}": stat {source}: no such file or directory'
             )
         self._make_parent(place)
+        if place.is_dir() and not place.is_symlink():
+            raise RetryableError(
+                f'failed to create containerd container: "{target}" is mounted over a folder that has a device or '
+                "another mount in it already, which the embedded cluster does not support"
+            )
         place.unlink(missing_ok=True)
         place.symlink_to(source)
+
+
+def _cuda_variables(env: Mapping[str, str]) -> str:
+    """What ``env | grep ^CUDA_ | sort`` prints: limits of MPS, and the choice of devices."""
+    return "".join(f"{name}={env[name]}\n" for name in sorted(env) if name.startswith("CUDA_"))
 
 
 def _smi(edits: Edits) -> str | None:

@@ -340,6 +340,7 @@ def _devices(driver: str, answer: Any) -> tuple[Device, ...]:
             pool=device.pool_name,
             device=device.device_name,
             cdi_ids=tuple(device.cdi_device_ids),
+            share_id=getattr(device, "share_id", ""),  # v1beta1 has none
         )
         for device in answer.devices
     )

@@ -27,13 +27,14 @@ class NodeClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device as a driver answered it."""
+    """One device as a driver answered it. ``share_id`` is "" for a device that nobody shares."""
 
     driver: str
     request_names: tuple[str, ...]
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
+    share_id: str = ""
 
 
 @dataclass(slots=True)

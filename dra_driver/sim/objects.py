@@ -76,6 +76,12 @@ def claim_names(pod: Obj) -> Iterator[tuple[str, str | None]]:
             yield item["name"], generated[item["name"]]["resourceClaimName"]
 
 
+def extended_claim_name(pod: Obj) -> str | None:
+    """The ResourceClaim that the scheduler made for the pod's extended resources, None when it made none."""
+    name: str | None = dig(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
+    return name or None
+
+
 def set_condition(
     obj: Obj,
     name: str,

@@ -16,10 +16,10 @@ from typing import TypeVar
 from dra_driver.errors import ConflictError, DraError, NotFoundError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
-from dra_driver.sim.container import ContainerView, cdi_names
+from dra_driver.sim.container import ContainerView, cdi_names, extended_cdi_names
 from dra_driver.sim.kubelet import FakeKubelet
 from dra_driver.sim.kubelet_state import NodeClaim
-from dra_driver.sim.objects import claim_names, is_deleted, key, owned_by, uid
+from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
 from dra_driver.sim.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.recorder import Recorder
 from dra_driver.sim.store import DeleteOptions, Store
@@ -27,6 +27,8 @@ from dra_driver.sim.store import DeleteOptions, Store
 log = logging.getLogger(__name__)
 
 _WRITE_ATTEMPTS = 20
+# In place of the name that a claim has in its pod; no pod can use it, such names are DNS labels.
+_EXTENDED = "<extended-resources>"
 _T = TypeVar("_T")
 
 
@@ -148,7 +150,10 @@ class PodWorker:
 
     def _prepare(self) -> dict[str, str]:
         """Prepare all claims; the ResourceClaim's UID for each claim name of the pod."""
-        claims = {name: self._claim(name, claim) for name, claim in claim_names(self._pod)}
+        named = dict(claim_names(self._pod))
+        if extended := extended_claim_name(self._pod):
+            named[_EXTENDED] = extended
+        claims = {name: self._claim(name, claim) for name, claim in named.items()}
         self._host.kubelet.prepare(self._uid, list(claims.values()))
         return {name: claim.uid for name, claim in claims.items()}
 
@@ -158,7 +163,9 @@ class PodWorker:
             raise RetryableError(f"the ResourceClaim for {name} of pod {namespace}/{pod_name} does not exist yet")
         claim = self._host.store.get(RESOURCE_CLAIMS, claim_name, namespace)
         items = entries(self._pod, "spec", "resourceClaims")
-        generated = any(item["name"] == name and item.get("resourceClaimTemplateName") for item in items)
+        generated = name == _EXTENDED or any(
+            item["name"] == name and item.get("resourceClaimTemplateName") for item in items
+        )
         if generated and not owned_by(claim, self._pod):
             raise RetryableError(f"ResourceClaim {claim_name} was not created for pod {namespace}/{pod_name}")
         if all(user.get("uid") != self._uid for user in entries(claim, "status", "reservedFor")):
@@ -202,7 +209,9 @@ class PodWorker:
         path = f"spec.containers{{{name}}}"
         view = self._view(name)
         devices = {claim: self._host.kubelet.state.devices(claim_uid) for claim, claim_uid in claims.items()}
-        view.create(container, cdi_names(container, devices), self._host.cdi_directories)
+        extended = dig(self._pod, "status", "extendedResourceClaimStatus", default={})
+        cdi = cdi_names(container, devices) + extended_cdi_names(container, extended, devices.get(_EXTENDED, ()))
+        view.create(container, cdi, self._host.cdi_directories)
         image = container.get("image", "")
         recorder.normal(self._pod, "Pulled", f'Container image "{image}" already present on machine', path)
         recorder.normal(self._pod, "Created", f"Created container: {name}", path)

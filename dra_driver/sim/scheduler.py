@@ -7,20 +7,17 @@ controller takes back.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
-from dra_driver.allocation import Allocator, Question
-from dra_driver.allocation.nodes import node_matches
-from dra_driver.allocation.pod_fit import Room, rooms, why_not
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.state import Change
+from dra_driver.sim.extended import ExtendedClaims
 from dra_driver.sim.loop import Loop
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
+from dra_driver.sim.placement import Moment, UnschedulableError
 from dra_driver.sim.recorder import Recorder
 from dra_driver.sim.store import Store
 
@@ -37,10 +34,6 @@ class _WaitingError(Exception):
     """The pod's claims do not exist yet; the claim controller's write will bring it back."""
 
 
-class _UnschedulableError(Exception):
-    """No node for the pod now; the text is for its condition."""
-
-
 @dataclass(slots=True)
 class _Attempts:
     """When a pod may be tried again. ``seen`` is the state of the cluster that the last attempt failed on."""
@@ -50,24 +43,13 @@ class _Attempts:
     seen: int = -1
 
 
-@dataclass(slots=True, kw_only=True)
-class _View:
-    """Everything that one attempt looks at."""
-
-    nodes: Sequence[Obj]
-    allocator: Allocator
-    rooms: dict[str, Room] = field(default_factory=dict)
-
-    def room(self, node: Obj) -> Room:
-        return self.rooms.get(node["metadata"]["name"]) or Room()
-
-
 class Scheduler:
     """Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._recorder = Recorder(store, DEFAULT_NAME)
+        self._extended = ExtendedClaims(store)
         kinds = (PODS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES)
         self._loop = Loop("scheduler", store, kinds, self.step, observe=self._arrived)
         self._attempts: dict[str, _Attempts] = {}
@@ -129,7 +111,7 @@ class Scheduler:
         except _WaitingError:
             attempts.seen = state
             return
-        except _UnschedulableError as error:
+        except UnschedulableError as error:
             self._report(pod, "Unschedulable", str(error))
         except (AllocationError, ConfigurationError) as error:
             self._report(pod, "SchedulerError", f"running PreFilter/Filter plugin DynamicResources: {error}")
@@ -141,27 +123,17 @@ class Scheduler:
         attempts.count += 1
 
     def _schedule(self, pod: Obj) -> None:
-        """Node, claims, binding. Raises one of the two private errors, allocation's errors or an API error."""
+        """Node, claims, binding. Raises one of the two errors above, allocation's errors or an API error."""
         claims = self._claims(pod)
+        self._extended.discard_of(pod)
         unallocated = [claim for claim in claims if dig(claim, "status", "allocation") is None]
-        view = self._view()
-        node, allocations = self._choose(pod, claims, unallocated, view)
+        place = Moment(self._store).choose(pod, claims, unallocated)
         for claim in claims:
-            allocation = allocations[unallocated.index(claim)] if claim in unallocated else None
-            self._reserve(claim, pod, allocation)
-        self._store.bind(*key(pod), node)
-        self._recorder.normal(pod, "Scheduled", f"Successfully assigned {'/'.join(key(pod))} to {node}")
-
-    def _view(self) -> _View:
-        claims = [record.obj for record in self._store.read_all(RESOURCE_CLAIMS)[0]]
-        slices = [record.obj for record in self._store.read_all(RESOURCE_SLICES)[0]]
-        classes = [record.obj for record in self._store.read_all(DEVICE_CLASSES)[0]]
-        pods = [record.obj for record in self._store.read_all(PODS)[0]]
-        return _View(
-            nodes=[record.obj for record in self._store.read_all(NODES)[0]],
-            allocator=Allocator(slices=slices, classes=classes, allocated=claims),
-            rooms=rooms(pods),
-        )
+            self._reserve(claim, pod, place.allocations[unallocated.index(claim)] if claim in unallocated else None)
+        if place.extended is not None and place.extended_allocation is not None:
+            self._extended.make(pod, place.extended, place.extended_allocation)
+        self._store.bind(*key(pod), place.node)
+        self._recorder.normal(pod, "Scheduled", f"Successfully assigned {'/'.join(key(pod))} to {place.node}")
 
     def _claims(self, pod: Obj) -> list[Obj]:
         found: list[Obj] = []
@@ -173,37 +145,17 @@ class Scheduler:
                 raise _WaitingError
             claim = self._store.find(RESOURCE_CLAIMS, claim_name, key(pod)[0])
             if claim is None:
-                raise _UnschedulableError(f'resourceclaim "{claim_name}" not found')
+                raise UnschedulableError(f'resourceclaim "{claim_name}" not found')
             if is_deleted(claim):
-                raise _UnschedulableError(f'resourceclaim "{claim_name}" is being deleted')
+                raise UnschedulableError(f'resourceclaim "{claim_name}" is being deleted')
             if name in generated and not owned_by(claim, pod):
-                raise _UnschedulableError(f"ResourceClaim {claim_name} was not created for pod {'/'.join(key(pod))}")
+                raise UnschedulableError(f"ResourceClaim {claim_name} was not created for pod {'/'.join(key(pod))}")
             users = entries(claim, "status", "reservedFor")
             if len(users) >= MAX_RESERVED and not _is_reserved(claim, pod):
-                raise _UnschedulableError(f'resourceclaim "{claim_name}" is in use by {MAX_RESERVED} pods')
+                raise UnschedulableError(f'resourceclaim "{claim_name}" is in use by {MAX_RESERVED} pods')
             if all(claim["metadata"]["uid"] != other["metadata"]["uid"] for other in found):
                 found.append(claim)
         return found
-
-    def _choose(
-        self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj], view: _View
-    ) -> tuple[str, Sequence[Obj]]:
-        """The node with the fewest pods of those that fit, and the allocations there."""
-        reasons: Counter[str] = Counter()
-        asked: Question | None = None
-        for node in sorted(view.nodes, key=lambda item: (view.room(item).pods, item["metadata"]["name"])):
-            name = node["metadata"]["name"]
-            reason = why_not(pod, node, view.room(node))
-            if not reason and not all(_reachable(claim, node) for claim in claims):
-                reason = "resourceclaim not available on the node"
-            if not reason:
-                asked = asked or view.allocator.question(unallocated)
-                outcome = asked.on(node)
-                if outcome.allocations is not None:
-                    return name, outcome.allocations
-                reason = "cannot allocate all claims"
-            reasons[reason] += 1
-        raise _UnschedulableError(_summary(len(view.nodes), reasons))
 
     def _reserve(self, claim: Obj, pod: Obj, allocation: Obj | None) -> None:
         """Write allocation and user in one update; the finalizer first, so that no allocation is ever without it."""
@@ -237,17 +189,3 @@ def _is_pending(pod: Obj) -> bool:
 
 def _is_reserved(claim: Obj, pod: Obj) -> bool:
     return any(user.get("uid") == uid(pod) for user in entries(claim, "status", "reservedFor"))
-
-
-def _reachable(claim: Obj, node: Obj) -> bool:
-    selector = dig(claim, "status", "allocation", "nodeSelector")
-    return selector is None or node_matches(selector, node)
-
-
-def _summary(nodes: int, reasons: Counter[str]) -> str:
-    """``0/2 nodes are available: 2 cannot allocate all claims. …``, as FitError.Error() prints it."""
-    if not nodes:
-        return "no nodes available to schedule pods"
-    listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
-    helpless = f"0/{nodes} nodes are available: {nodes} Preemption is not helpful for scheduling."
-    return f"0/{nodes} nodes are available: {listed}. still not schedulable, preemption: {helpless}"

@@ -16,6 +16,7 @@ from dra_driver.sim.apiserver.problems import (
     required,
     unsupported,
 )
+from dra_driver.sim.apiserver.rules_resources import extended_claim_problems, resource_problems
 
 MAX_CLAIMS_PER_POD = 256
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
@@ -152,6 +153,7 @@ def _container_problems(container: Obj, path: str, claims: set[object]) -> list[
         problems.append(required(f"{path}.image"))
     if container.get("imagePullPolicy") not in _PULL_POLICIES:
         problems.append(unsupported(f"{path}.imagePullPolicy", container.get("imagePullPolicy", ""), _PULL_POLICIES))
+    problems += resource_problems(container, path)
     used = set()
     for at, claim in enumerate(entries(container, "resources", "claims")):
         here, wanted = f"{path}.resources.claims[{at}]", claim.get("name", "")
@@ -176,7 +178,7 @@ def _frozen(spec: Obj) -> Obj:
 
 def _validate_pod(pod: Obj, review: Review) -> list[Problem]:
     if review.subresource:
-        return []
+        return extended_claim_problems(pod) if review.subresource == "status" else []
     spec = mapping(pod, "spec")
     problems = pod_spec_problems(spec, "spec")
     if review.old is not None and _frozen(spec) != _frozen(mapping(review.old, "spec")):

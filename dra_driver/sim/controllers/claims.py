@@ -5,6 +5,7 @@ the allocation back when nobody uses it any more, and deletes generated claims o
 kubernetes/kubernetes pkg/controller/resourceclaim/controller.go.
 """
 
+from dra_driver.allocation.extended import ANNOTATION
 from dra_driver.errors import ConflictError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
@@ -21,6 +22,9 @@ from dra_driver.sim.objects import (
 )
 from dra_driver.sim.recorder import Recorder
 from dra_driver.sim.store import DeleteOptions, Store
+
+# What was made for one pod: of a template by this controller, or for extended resources by the scheduler.
+_GENERATED = frozenset({CLAIM_ANNOTATION, ANNOTATION})
 
 
 class ClaimController:
@@ -127,7 +131,8 @@ class ClaimController:
         self._delete_generated(claim, pods)
 
     def _delete_generated(self, claim: Obj, pods: dict[str, Obj]) -> None:
-        if is_deleted(claim) or CLAIM_ANNOTATION not in mapping(claim, "metadata", "annotations"):
+        """The garbage collector would do it as well, but a pod that is done may stay for long."""
+        if is_deleted(claim) or _GENERATED.isdisjoint(mapping(claim, "metadata", "annotations")):
             return
         owner = next((pods.get(item.get("uid", "")) for item in entries(claim, "metadata", "ownerReferences")), None)
         if owner is not None and _done(owner):

@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.errors import RetryableError
 from dra_driver.sim.cdi_files import inject
-from dra_driver.sim.container import ContainerView, cdi_names
+from dra_driver.sim.container import ContainerView, cdi_names, extended_cdi_names
 from dra_driver.sim.kubelet_state import Device
 
 KIND = "k8s.gpu.example.com/claim"
@@ -95,6 +95,57 @@ def test_the_view_holds_devices_mounts_and_environment(tmp_path: Path) -> None:
     assert Path(script["hostPath"]).exists()
 
 
+def test_the_log_ends_with_what_steers_cuda(tmp_path: Path) -> None:
+    """Limits of MPS and the choice of devices, in order of name, wherever they come from; nothing else of the pod's."""
+    env = ["CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30", "OTHER=1"]
+    write(tmp_path / "cdi", "x.json", {"a": {"mounts": [smi(tmp_path, "echo GPU 0")], "env": env}})
+    view = ContainerView(tmp_path / "view")
+    own = [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}, {"name": "MY_CUDA_X", "value": "1"}]
+    view.create({"name": "m", "env": own}, [f"{KIND}=a"], [tmp_path / "cdi"])
+    assert view.check().output.splitlines() == [
+        "GPU 0",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30",
+        "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps",
+        "CUDA_VISIBLE_DEVICES=0",
+    ]
+
+
+def test_capability_nodes_and_folders_of_a_partition_under_mps(tmp_path: Path) -> None:
+    """Two partitions of one parent and the daemon's folders: exactly the granted nodes, and the host's pipes."""
+    for folder in ("pipe", "shm"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pipe" / "control").touch()
+    mounts = [
+        {"hostPath": str(tmp_path / "pipe"), "containerPath": "/tmp/nvidia-mps", "options": ["rw", "bind"]},
+        {"hostPath": str(tmp_path / "shm"), "containerPath": "/dev/shm", "options": ["rw", "bind"]},
+    ]
+    caps = {
+        name: [node(f"/dev/nvidia-caps/nvidia-cap{cap}") for cap in pair]
+        for name, pair in {"a": (12, 13), "b": (21, 22)}.items()
+    }
+    parent = node("/dev/nvidia0")
+    devices = {name: {"deviceNodes": [parent, *pair], "mounts": mounts} for name, pair in caps.items()}
+    devices["c"] = {"deviceNodes": [parent, node("/dev/nvidia-caps/nvidia-cap30")]}
+    write(tmp_path / "cdi", "x.json", devices)
+    view = ContainerView(tmp_path / "view")
+    view.create({"name": "m"}, [f"{KIND}=a", f"{KIND}=b"], [tmp_path / "cdi"])
+    assert sorted(path.name for path in (view.rootfs / "dev/nvidia-caps").iterdir()) == [
+        f"nvidia-cap{cap}" for cap in (12, 13, 21, 22)
+    ]
+    assert (view.rootfs / "tmp/nvidia-mps/control").exists()
+    view.remove()
+    assert (tmp_path / "pipe" / "control").exists()
+
+
+def test_a_folder_is_not_mounted_over_what_lies_in_it(tmp_path: Path) -> None:
+    """A real runtime would hide the device; here that is refused rather than half done."""
+    (tmp_path / "shm").mkdir()
+    mounts = [{"hostPath": str(tmp_path / "shm"), "containerPath": "/dev/shm"}]
+    write(tmp_path / "cdi", "x.json", {"a": {"mounts": mounts, "deviceNodes": [node("/dev/shm/x")]}})
+    with pytest.raises(RetryableError, match="has a device or another mount in it already"):
+        ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
+
+
 def test_a_failed_check_is_a_failed_container(tmp_path: Path) -> None:
     """The exit status of nvidia-smi is the container's."""
     write(tmp_path / "cdi", "x.json", {"a": {"mounts": [smi(tmp_path, "echo No devices were found; exit 6")]}})
@@ -157,3 +208,40 @@ def test_containers_get_the_devices_of_the_requests_they_name(references: list[A
     """A reference to a request takes its devices only; one to the claim takes all, as the kubelet decides."""
     devices = {"c": (_device("x", "one"), _device("y", "two"), _device("any"))}
     assert cdi_names({"name": "m", "resources": {"claims": references}}, devices) == expected
+
+
+STATUS = {
+    "resourceClaimName": "p-extended-resources-x",
+    "requestMappings": [
+        {"containerName": "m", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"},
+        {"containerName": "n", "resourceName": "nvidia.com/gpu", "requestName": "container-1-request-0"},
+        {"containerName": "n", "resourceName": "nvidia.com/mig-1g.10gb", "requestName": "container-1-request-1"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("m", ["nvidia.com/gpu"], ["id-x"]),
+        ("n", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"], ["id-y", "id-z"]),
+        ("n", ["nvidia.com/mig-1g.10gb"], ["id-z"]),
+        ("o", ["nvidia.com/gpu"], []),
+        ("m", [], []),
+    ],
+)
+def test_extended_resources_follow_the_pods_mappings(name: str, asked: list[str], expected: list[str]) -> None:
+    """A container gets the devices of its own mappings and of no other container's."""
+    devices = (
+        _device("x", "container-0-request-0"),
+        _device("y", "container-1-request-0"),
+        _device("z", "container-1-request-1"),
+    )
+    container = {"name": name, "resources": {"requests": dict.fromkeys(asked, "1")}}
+    assert extended_cdi_names(container, STATUS, devices) == expected
+
+
+def test_a_pod_without_extended_resources_has_no_mappings() -> None:
+    """Nothing is injected by accident."""
+    container = {"name": "m", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
+    assert extended_cdi_names(container, {}, (_device("x", "container-0-request-0"),)) == []

@@ -1,0 +1,68 @@
+"""The claim that the scheduler makes for a pod's extended resources: written, named in the pod's status, taken back.
+
+Owns the order of writes (KEP-5004; kubernetes/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go): the claim with its allocation and user,
+then ``status.extendedResourceClaimStatus`` of the pod, both before the pod is bound, so that a pod on a node always
+says which of its containers gets which devices. What is in the claim is decided by `allocation.extended`.
+
+An attempt that fails after the claim was made removes it; one that cannot even do that leaves it to the next attempt.
+"""
+
+from contextlib import suppress
+
+from dra_driver.allocation.extended import ANNOTATION, ExtendedClaim
+from dra_driver.errors import DraError, NotFoundError
+from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries, mapping
+from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
+from dra_driver.sim.objects import FINALIZER, key, owned_by, uid
+from dra_driver.sim.store import DeleteOptions, Store
+
+
+class ExtendedClaims:
+    """Claims for extended resources in ``store``. Errors are those of the API."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def make(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
+        """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status; nothing is left of it
+        when that fails."""
+        namespace, name = key(pod)
+        body = copy_json(dict(planned.claim))
+        del body["metadata"]["name"]  # the API server makes one of generateName
+        # The finalizer at once, so that no allocation is ever without it.
+        body["metadata"]["finalizers"] = [FINALIZER]
+        claim = self._store.create(RESOURCE_CLAIMS, body, namespace=namespace)
+        try:
+            user = {"resource": "pods", "name": name, "uid": uid(pod)}
+            claim["status"] = {"allocation": allocation, "reservedFor": [user]}
+            claim = self._store.update_status(RESOURCE_CLAIMS, claim)
+            pod.setdefault("status", {})["extendedResourceClaimStatus"] = {
+                "resourceClaimName": claim["metadata"]["name"],
+                "requestMappings": [dict(item) for item in planned.mappings],
+            }
+            self._store.update_status(PODS, pod)
+        except DraError:
+            with suppress(DraError):
+                self._discard(claim)
+            raise
+        return claim
+
+    def discard_of(self, pod: Obj) -> None:
+        """Remove what an earlier attempt left: the pod is on no node, so nobody uses it."""
+        for record in self._store.read_all(RESOURCE_CLAIMS)[0]:
+            annotations = mapping(record.obj, "metadata", "annotations")
+            if ANNOTATION in annotations and owned_by(record.obj, pod):
+                self._discard(copy_json(record.obj))
+
+    def _discard(self, claim: Obj) -> None:
+        namespace, name = key(claim)
+        with suppress(NotFoundError):
+            current = self._store.get(RESOURCE_CLAIMS, name, namespace)
+            if current.get("status"):
+                current["status"] = {}
+                current = self._store.update_status(RESOURCE_CLAIMS, current)
+            if FINALIZER in entries(current, "metadata", "finalizers"):
+                current["metadata"]["finalizers"].remove(FINALIZER)
+                self._store.update(RESOURCE_CLAIMS, current)
+            self._store.delete(RESOURCE_CLAIMS, name, namespace, DeleteOptions(uid=uid(claim)))

@@ -1,0 +1,109 @@
+"""Where a pod can go, of what the cluster has at one moment.
+
+Owns the order in which nodes are tried, what is asked of each and the words for "nowhere". Writes nothing. What fits on
+one node is decided by `allocation`; the words are those of FitError.Error() in kubernetes/kubernetes
+pkg/scheduler/framework.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_driver.allocation import Allocator, Question
+from dra_driver.allocation.extended import ExtendedClaim, extended_claim, resource_classes
+from dra_driver.allocation.nodes import node_matches
+from dra_driver.allocation.pod_fit import Room, rooms, why_not
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.store import Store
+
+
+class UnschedulableError(Exception):
+    """No node for the pod now; the text is for its condition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node that takes the pod, with an allocation for each of its unallocated claims, in their order.
+
+    ``extended`` is the claim for resources of the pod that devices stand for on this node, None without any; its
+    allocation is ``extended_allocation``.
+    """
+
+    node: str
+    allocations: Sequence[Obj]
+    extended: ExtendedClaim | None = None
+    extended_allocation: Obj | None = None
+
+
+class Moment:
+    """Everything that one attempt looks at, read once."""
+
+    def __init__(self, store: Store) -> None:
+        claims, slices, classes, pods, nodes = (
+            [record.obj for record in store.read_all(kind)[0]]
+            for kind in (RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES, PODS, NODES)
+        )
+        self._nodes = nodes
+        self._rooms = rooms(pods)
+        self._allocator = Allocator(slices=slices, classes=classes, allocated=claims)
+        self._by_resource = resource_classes(classes)
+
+    def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> Place:
+        """The node with the fewest pods of those that fit. Raises UnschedulableError, or allocation's errors."""
+        reasons: Counter[str] = Counter()
+        questions = _Questions(self._allocator, unallocated)
+        for node in sorted(self._nodes, key=lambda item: (self._room(item).pods, item["metadata"]["name"])):
+            extended = extended_claim(pod, node, self._by_resource)
+            reason = self._why_not(pod, node, claims, extended)
+            if not reason:
+                allocations = questions.about(extended).on(node).allocations
+                if allocations is not None:
+                    name = node["metadata"]["name"]
+                    if extended is None:
+                        return Place(node=name, allocations=allocations)
+                    *rest, last = allocations
+                    return Place(node=name, allocations=rest, extended=extended, extended_allocation=last)
+                reason = "cannot allocate all claims"
+            reasons[reason] += 1
+        raise UnschedulableError(_summary(len(self._nodes), reasons))
+
+    def _why_not(self, pod: Obj, node: Obj, claims: Sequence[Obj], extended: ExtendedClaim | None) -> str:
+        served = {mapping["resourceName"] for mapping in extended.mappings} if extended else ()
+        reason = why_not(pod, node, self._room(node), served)
+        if not reason and not all(_is_reachable(claim, node) for claim in claims):
+            reason = "resourceclaim not available on the node"
+        return reason
+
+    def _room(self, node: Obj) -> Room:
+        return self._rooms.get(node["metadata"]["name"]) or Room()
+
+
+class _Questions:
+    """The pod's claims as questions: nodes differ in the resources that they offer themselves, mostly in none."""
+
+    def __init__(self, allocator: Allocator, unallocated: Sequence[Obj]) -> None:
+        self._allocator = allocator
+        self._unallocated = unallocated
+        self._asked: dict[str, Question] = {}
+
+    def about(self, extended: ExtendedClaim | None) -> Question:
+        more: Sequence[Mapping[str, object]] = [extended.claim] if extended else []
+        key = str(extended.claim["spec"]) if extended else ""
+        if key not in self._asked:
+            self._asked[key] = self._allocator.question([*self._unallocated, *more])
+        return self._asked[key]
+
+
+def _is_reachable(claim: Obj, node: Obj) -> bool:
+    selector = dig(claim, "status", "allocation", "nodeSelector")
+    return selector is None or node_matches(selector, node)
+
+
+def _summary(nodes: int, reasons: Counter[str]) -> str:
+    """``0/2 nodes are available: 2 cannot allocate all claims. …``"""
+    if not nodes:
+        return "no nodes available to schedule pods"
+    listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
+    helpless = f"0/{nodes} nodes are available: {nodes} Preemption is not helpful for scheduling."
+    return f"0/{nodes} nodes are available: {listed}. still not schedulable, preemption: {helpless}"

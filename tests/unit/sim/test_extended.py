@@ -1,0 +1,173 @@
+"""Pods that ask for plain extended resources: the claim that the scheduler makes for them, step by step."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import ConflictError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.controllers.claims import ClaimController
+from dra_driver.sim.objects import FINALIZER, extended_claim_name
+from dra_driver.sim.scheduler import Scheduler
+from dra_driver.sim.store import Store
+from tests.fakes.dra_objects import DRIVER, device_class, gpu, node, resource_slice
+
+MIG = "nvidia.com/mig-1g.10gb"
+
+
+class RefusingStore(Store):
+    """A store whose next bindings fail: somebody else wrote first."""
+
+    refusals = 0
+
+    def bind(self, namespace: str, name: str, node_name: str) -> Obj:
+        if self.refusals:
+            self.refusals -= 1
+            raise ConflictError("Operation cannot be fulfilled on pods", status=409)
+        return super().bind(namespace, name, node_name)
+
+
+def _class(name: str, resource: str, kind: str) -> Obj:
+    guard = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}"'
+    made = device_class(name, expression=guard)
+    made["spec"]["extendedResourceName"] = resource
+    return made
+
+
+@pytest.fixture
+def store() -> RefusingStore:
+    """A node with two GPUs and a partition, and classes that stand for resources."""
+    store = RefusingStore()
+    store.create(NODES, {**node("a"), "spec": {}, "status": {"allocatable": {"cpu": "8", "pods": "110"}}})
+    store.create(RESOURCE_SLICES, resource_slice("a", gpu("gpu-0"), gpu("gpu-1"), gpu("gpu-1-mig-0", type="mig")))
+    store.create(DEVICE_CLASSES, _class(DRIVER, "nvidia.com/gpu", "gpu"))
+    store.create(DEVICE_CLASSES, _class("mig.nvidia.com", MIG, "mig"))
+    return store
+
+
+def pod(store: Store, name: str, *containers: dict[str, Any], **spec: Any) -> Obj:
+    """A pod whose containers c0, c1, … ask for these amounts."""
+    listed = [{"name": f"c{at}", "image": "i", "resources": {"limits": asks}} for at, asks in enumerate(containers)]
+    return store.create(PODS, {"metadata": {"name": name}, "spec": {"containers": listed, **spec}}, namespace="default")
+
+
+def claims(store: Store) -> list[Obj]:
+    return store.list(RESOURCE_CLAIMS, "default").items
+
+
+def message_of(store: Store, name: str) -> str:
+    conditions = store.get(PODS, name, "default")["status"].get("conditions", [])
+    return next((str(item.get("message", "")) for item in conditions if item["type"] == "PodScheduled"), "")
+
+
+def test_one_claim_serves_all_containers_of_a_pod(store: RefusingStore) -> None:
+    """Allocated, reserved and protected; the pod's status says which container gets which request."""
+    created = pod(store, "p", {"nvidia.com/gpu": 1}, {MIG: 1, "cpu": "1"})
+    Scheduler(store).step()
+    (claim,) = claims(store)
+    metadata, status = claim["metadata"], claim["status"]
+    assert metadata["name"].startswith("p-extended-resources-")
+    assert metadata["annotations"] == {"resource.kubernetes.io/extended-resource-claim": "true"}
+    assert metadata["finalizers"] == [FINALIZER]
+    assert [(owner["uid"], owner["controller"]) for owner in metadata["ownerReferences"]] == [
+        (created["metadata"]["uid"], True)
+    ]
+    assert {item["request"]: item["device"] for item in status["allocation"]["devices"]["results"]} == {
+        "container-0-request-0": "gpu-0",
+        "container-1-request-1": "gpu-1-mig-0",
+    }
+    assert status["reservedFor"] == [{"resource": "pods", "name": "p", "uid": created["metadata"]["uid"]}]
+    bound = store.get(PODS, "p", "default")
+    assert bound["spec"]["nodeName"] == "a"
+    assert bound["status"]["extendedResourceClaimStatus"] == {
+        "resourceClaimName": metadata["name"],
+        "requestMappings": [
+            {"containerName": "c0", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"},
+            {"containerName": "c1", "resourceName": MIG, "requestName": "container-1-request-1"},
+        ],
+    }
+
+
+def test_every_class_is_a_resource_without_saying_so(store: RefusingStore) -> None:
+    """Its implicit name, which needs no entry in the class and no limit in the pod."""
+    resources = {"requests": {f"deviceclass.resource.kubernetes.io/{DRIVER}": 2}}
+    container = {"name": "main", "image": "i", "resources": resources}
+    store.create(PODS, {"metadata": {"name": "p"}, "spec": {"containers": [container]}}, namespace="default")
+    Scheduler(store).step()
+    (claim,) = claims(store)
+    assert [item["device"] for item in claim["status"]["allocation"]["devices"]["results"]] == ["gpu-0", "gpu-1"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"nvidia.com/gpu": 3}, "1 cannot allocate all claims"),
+        ({"nvidia.com/other": 1}, "1 Insufficient nvidia.com/other"),
+        ({"nvidia.com/gpu": 1, "cpu": "9"}, "1 Insufficient cpu"),
+    ],
+)
+def test_a_pod_that_does_not_fit_makes_no_claim(store: RefusingStore, asked: dict[str, Any], said: str) -> None:
+    """It stays Pending with the scheduler's usual words, and nothing is written for it."""
+    pod(store, "p", asked)
+    Scheduler(store).step()
+    assert said in message_of(store, "p")
+    assert not claims(store)
+
+
+def test_a_node_that_offers_the_resource_itself_needs_no_claim(store: RefusingStore) -> None:
+    """A device plugin wins over devices of claims, node by node."""
+    plugin = store.get(NODES, "a")
+    plugin["status"]["allocatable"]["nvidia.com/gpu"] = "4"
+    store.update_status(NODES, plugin)
+    pod(store, "p", {"nvidia.com/gpu": 3})
+    Scheduler(store).step()
+    assert dig(store.get(PODS, "p", "default"), "spec", "nodeName") == "a"
+    assert not claims(store)
+
+
+def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: RefusingStore) -> None:
+    """The claim of the failed attempt is removed before the next one allocates, so no device is held twice."""
+    store.refusals = 1
+    pod(store, "p", {"nvidia.com/gpu": 2})
+    scheduler = Scheduler(store)
+    scheduler.step()
+    (first,) = claims(store)
+    scheduler.step()
+    (second,) = claims(store)
+    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+    bound = store.get(PODS, "p", "default")
+    assert bound["spec"]["nodeName"] == "a"
+    assert extended_claim_name(bound) == second["metadata"]["name"]
+
+
+def test_beside_claims_of_its_own(store: RefusingStore) -> None:
+    """A pod may use both; together they get what is there, once."""
+    body = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
+    store.create(RESOURCE_CLAIMS, {"metadata": {"name": "own"}, "spec": body}, namespace="default")
+    pod(store, "p", {"nvidia.com/gpu": 1}, resourceClaims=[{"name": "own", "resourceClaimName": "own"}])
+    Scheduler(store).step()
+    held = {
+        result["device"] for claim in claims(store) for result in claim["status"]["allocation"]["devices"]["results"]
+    }
+    assert len(claims(store)) == 2
+    assert held == {"gpu-0", "gpu-1"}
+
+
+@pytest.mark.parametrize("end", ["deleted", "finished"])
+def test_the_claim_goes_with_its_pod(store: RefusingStore, end: str) -> None:
+    """Also when the pod is done and stays: its devices serve the next pod."""
+    pod(store, "p", {"nvidia.com/gpu": 2})
+    scheduler, controller = Scheduler(store), ClaimController(store)
+    scheduler.step()
+    current = store.get(PODS, "p", "default")
+    current["status"]["phase"] = "Succeeded"
+    store.update_status(PODS, current)
+    if end == "deleted":
+        store.delete(PODS, "p", "default")
+    controller.step()
+    controller.step()
+    assert not claims(store)
+    pod(store, "q", {"nvidia.com/gpu": 2})
+    scheduler.step()
+    assert dig(store.get(PODS, "q", "default"), "spec", "nodeName") == "a"
