@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.claims import journal_rows as rows
+from dra_driver.claims import journal_values as values
 from dra_driver.errors import ConfigurationError, StorageError
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,54 @@ INSERT INTO note VALUES ('rebuild-pending', 'yes');
 PRAGMA user_version = 1;
 COMMIT;
 """
+
+# What came later is in tables of its own and leaves those above, and their version, as they are: while a node is
+# updated a process of before and one of after work in one file, and going back to the version of before stays possible.
+# The version is for a change with which an older process must not work.
+_ADDED = """
+BEGIN IMMEDIATE;
+CREATE INDEX IF NOT EXISTS on_gpu ON device (gpu_uuid) WHERE admin = 0;
+CREATE TABLE IF NOT EXISTS mig (
+  uid TEXT NOT NULL,
+  position INTEGER NOT NULL,
+  device TEXT NOT NULL,
+  gpu_uuid TEXT NOT NULL,
+  profile INTEGER NOT NULL,
+  profile_name TEXT NOT NULL,
+  start INTEGER NOT NULL,
+  size INTEGER NOT NULL,
+  made INTEGER NOT NULL CHECK (made IN (0, 1)),
+  gi INTEGER,
+  ci INTEGER,
+  mig_uuid TEXT,
+  PRIMARY KEY (uid, position)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS made_once ON mig (gpu_uuid, profile, start) WHERE made = 1;
+CREATE TABLE IF NOT EXISTS sharing (
+  uid TEXT NOT NULL,
+  position INTEGER NOT NULL,
+  strategy TEXT NOT NULL,
+  interval TEXT NOT NULL,
+  share INTEGER NOT NULL CHECK (share IN (0, 1)),
+  memory INTEGER,
+  percent INTEGER,
+  shares INTEGER,
+  total_memory INTEGER,
+  max_shares INTEGER,
+  daemon TEXT,
+  PRIMARY KEY (uid, position),
+  FOREIGN KEY (uid, position) REFERENCES device (uid, position) ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu_note (
+  gpu_uuid TEXT NOT NULL,
+  key TEXT NOT NULL,
+  value TEXT NOT NULL,
+  boot_id TEXT NOT NULL,
+  PRIMARY KEY (gpu_uuid, key)
+) WITHOUT ROWID;
+COMMIT;
+"""
+_ADDED_NAMES = ("on_gpu", "mig", "made_once", "sharing", "gpu_note")
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "the file system is full: free space there",
@@ -255,7 +304,7 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
-        raise rows.damage(f"the schema's version is {version}")
+        raise values.damage(f"the schema's version is {version}")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
@@ -263,21 +312,33 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == 0:
         connection.executescript(_SCHEMA)  # fails on a file with foreign tables, which is then moved aside
+    if not _is_complete(connection):
+        connection.executescript(_ADDED)
     _check_content(connection)
+
+
+def _is_complete(connection: sqlite3.Connection) -> bool:
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    return names.issuperset(_ADDED_NAMES)
 
 
 def _check_content(connection: sqlite3.Connection) -> None:
     """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
     problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
     if problems != [("ok",)]:
-        raise rows.damage(str(problems[0][0]))
+        raise values.damage(str(problems[0][0]))
     # A device without its claim would be held for ever by nobody.
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise rows.damage("a device belongs to no claim")
+        raise values.damage("a device belongs to no claim")
     for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
         pass
+    for _ in rows.strays(connection.execute(rows.SELECT_STRAYS)):
+        pass
+    for note in connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note"):
+        for column in note:
+            values.text("of a GPU's note", column)
     if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
-        raise rows.damage("there is a note that this driver never wrote")
+        raise values.damage("there is a note that this driver never wrote")
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a file that can only be read is no journal
     connection.execute("ROLLBACK")

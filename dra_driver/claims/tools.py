@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
@@ -18,9 +18,7 @@ from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, GpuUuid, PoolName
 from dra_driver.model.mig import MigInstance, PartitionId
 from dra_driver.model.terms import Interval, Terms
-
-if TYPE_CHECKING:
-    from dra_driver.sharing.mps import MpsDaemon
+from dra_driver.sharing.daemon import MpsDaemon
 
 Event = Literal[
     "prepared",
@@ -98,9 +96,10 @@ class MpsFolders(Protocol):
 class MpsWork(Protocol):
     """MPS daemons, see `sharing.mps.MpsClient`. The caller holds the locks of the daemon's GPUs."""
 
-    def ensure(self, daemon: "MpsDaemon", *, within_s: float) -> None: ...
+    def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None: ...
     def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None: ...
     def daemons(self) -> Sequence[str]: ...
+    def daemon(self, daemon_id: str) -> MpsDaemon | None: ...
     def directories(self, daemon_id: str) -> MpsFolders: ...
 
 

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.claims.entry import Attempt, Blocked, HeldDevice, OwnerId, State
+from dra_driver.claims.entry import Attempt, Blocked, HeldDevice, HeldShare, HeldSharing, OwnerId, State
 from dra_driver.claims.journal import Counts, Journal
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import DeviceName
+from dra_driver.model.terms import Strategy
 from tests.fakes.claims import POOL, gpu, ref, uid
 
 SHARES = ("aaaaaaaa-0000-0000-0000-000000000000", "bbbbbbbb-0000-0000-0000-000000000000")
+TENTH = HeldShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
 
 
 def held(minor: int = 0, *, admin: bool = False, share: str | None = None) -> HeldDevice:
@@ -22,6 +24,7 @@ def held(minor: int = 0, *, admin: bool = False, share: str | None = None) -> He
         share_id=share,
         admin_access=admin,
         gpu_uuid=gpu(minor).uuid,
+        sharing=HeldSharing(strategy=Strategy.TIME_SLICING, share=TENTH) if share else None,
     )
 
 

@@ -1,0 +1,86 @@
+"""Which holdings of one GPU exclude each other.
+
+Pure. Owns the rule that a GPU is one thing at a time: whole to one claim, or cut into partitions that do not overlap,
+or shared one way by shares that together fit. The scheduler keeps to the same rule through counters and consumable
+capacity (KEP-4815, KEP-5075); this is the last line, for the moments in which its picture and the node's differ.
+Refuses to know where holdings are kept. Admin access excludes nobody and is never looked at.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from dra_driver.claims.entry import Conflict, HeldDevice, HeldSharing, Holding
+from dra_driver.model.terms import Form
+from dra_driver.quantity import Quantity
+
+TOTAL_PERCENT = 100
+
+
+def conflicts(wanted: Sequence[HeldDevice], holdings: Sequence[Holding]) -> Iterator[Conflict]:
+    """What of ``wanted``, one claim's devices, cannot be had beside ``holdings``, other claims'."""
+    devices = [device for device in wanted if not device.admin_access]
+    for device in devices:
+        rivals = [held for held in holdings if _excludes(device, held.device)]
+        if rivals:
+            yield Conflict(wanted=device, holders=tuple(held.uid for held in rivals), other=rivals[0].device)
+        elif device.form is Form.SHARE:
+            yield from _too_much(device, devices, holdings)
+
+
+def contradiction(wanted: Sequence[HeldDevice]) -> str | None:
+    """Two devices of one claim that exclude each other, in words; None when all go together."""
+    devices = [device for device in wanted if not device.admin_access]
+    for position, device in enumerate(devices):
+        for other in devices[:position]:
+            if _excludes(device, other):
+                return f"{other.device} and {device.device}"
+    return None
+
+
+def _excludes(one: HeldDevice, other: HeldDevice) -> bool:
+    if one.gpu_uuid != other.gpu_uuid:
+        # The same name for another GPU: the one of before is gone and its claim has not been unprepared yet.
+        same_name = (one.pool, one.device) == (other.pool, other.device)
+        return same_name and (not one.share_id or not other.share_id or one.share_id == other.share_id)
+    if one.partition is not None and other.partition is not None:
+        return one.partition.overlaps(other.partition)
+    if one.form is Form.SHARE and other.form is Form.SHARE:
+        return one.share_id == other.share_id or _sharing(one).strategy is not _sharing(other).strategy
+    return True
+
+
+def _too_much(wanted: HeldDevice, own: Sequence[HeldDevice], holdings: Sequence[Holding]) -> Iterator[Conflict]:
+    """A conflict when the GPU's shares, those that the claim wants beside it included, come to more than there is."""
+    others = [held for held in holdings if held.device.gpu_uuid == wanted.gpu_uuid]
+    beside = [*(held.device for held in others), *(each for each in own if each is not wanted)]
+    sharing = [_sharing(each) for each in beside if each.gpu_uuid == wanted.gpu_uuid and each.form is Form.SHARE]
+    if why := _shortage(_sharing(wanted), sharing):
+        yield Conflict(wanted=wanted, holders=tuple(held.uid for held in others), shortage=why)
+
+
+def _shortage(wanted: HeldSharing, beside: Sequence[HeldSharing]) -> str | None:
+    share, others = wanted.share, [each.share for each in beside if each.share is not None]
+    if share is None:
+        return None
+    if share.memory is not None and share.total_memory is not None:
+        left = share.total_memory - sum(other.memory or 0 for other in others)
+        if share.memory > left:
+            total = _bytes(share.total_memory)
+            return f"asks for {_bytes(share.memory)} of memory where {_bytes(left)} of {total} are left"
+    left = TOTAL_PERCENT - sum(other.percent for other in others)
+    if share.percent > left:
+        return f"asks for {share.percent} percent of compute where {max(0, left)} of {TOTAL_PERCENT} are left"
+    if share.max_shares is not None:
+        left = share.max_shares - sum(other.count for other in others)
+        if share.count > left:
+            return f"asks for {share.count} of {share.max_shares} shares where {max(0, left)} are left"
+    return None
+
+
+def _sharing(device: HeldDevice) -> HeldSharing:
+    if device.sharing is None:
+        raise ValueError(f"{device.device} is no share")  # a caller's mistake: it asks the form first
+    return device.sharing
+
+
+def _bytes(count: int) -> str:
+    return str(Quantity.from_bytes(max(0, count)))
