@@ -1,21 +1,42 @@
 """A driver root for simulated GPUs: the files that CDI discovery looks for and that containers get to see.
 
-Owns what lies below the folder: empty libraries with the names, versions and SONAMEs of NVIDIA's, an ``nvidia-smi``
-that lists what a container may see, and ``proc/devices`` with the device majors. Refuses to know CDI. Needs no
-privilege and makes no device nodes: a CDI device node with type, major and minor is created by the container runtime.
+Owns what lies below the folder. Refuses to know CDI. Needs no privilege and makes no device nodes: a CDI device node
+with type, major and minor is created by the container runtime. There are
+
+- empty libraries with the names, versions and SONAMEs of NVIDIA's, and ``proc/devices`` with the device majors;
+- ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps/mig-minors``, as the kernel module tells of MIG;
+- programs: an ``nvidia-smi`` that lists what a container may see, ``nvidia-cuda-mps-control`` and
+  ``nvidia-cuda-mps-server``. They record what they are asked below ``var/log/nvidia-stub``, and hang or fail when one
+  of the files named in FAULTS exists below ``etc/nvidia-stub``; the head of each script says more;
+- ``var/lib/nvidia-stub``, where ``nvidia-smi`` keeps what it was told to set, one file per GPU.
 """
 
 import os
 import platform
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.gpu import simulated_caps as caps
 from dra_driver.gpu.shared_object import MACHINES, shared_object
 from dra_driver.model.gpu import Gpu, Snapshot
 
 SMI_TEMPLATE = Path(__file__).with_name("simulated_smi.sh")
+MPS_PROGRAMS = {
+    "nvidia-cuda-mps-control": Path(__file__).with_name("simulated_mps_control.sh"),
+    "nvidia-cuda-mps-server": Path(__file__).with_name("simulated_mps_server.sh"),
+}
+
+FAULTS = "etc/nvidia-stub"
+"""Folder of the files that make programs misbehave: smi-hang, smi-fail, mps-fail, mps-never-ready, mps-hang."""
+RECORDS = "var/log/nvidia-stub"
+"""Folder of nvidia-smi.log and mps-control.log: what the programs were asked, a line each."""
+TIMESLICE, COMPUTE_MODE = "var/lib/nvidia-stub/timeslice", "var/lib/nvidia-stub/compute-mode"
+"""Folders with a file per GPU, named for its UUID: what nvidia-smi was told to set."""
+MARKER = f"{FAULTS}/driver-root"  # by it a program knows that it runs on the node and not in a container
+MAX_RECORD_BYTES = 1024 * 1024
 
 # Library -> number of its SONAME. What a compute container needs (capabilities "utility" and "compute").
 LIBRARIES = {
@@ -47,9 +68,10 @@ Block devices:
 def write(root: Path, snapshot: Snapshot) -> None:
     """Make ``root`` the driver root of ``snapshot``; GPUs that are left out are not mentioned.
 
-    Idempotent: files that are right already are not touched. Every file is replaced by a rename, ``nvidia-smi`` last,
-    so a reader sees the old or the new one; a write that dies half-way leaves a mixture that the next call repairs.
-    Libraries of another driver version are removed. One writer at a time.
+    Idempotent, and cheap when little changed: files that are right already are not touched. Every file is replaced by a
+    rename, what is gone is removed last, so a reader sees the old or the new one; a write that dies half-way leaves a
+    mixture that the next call repairs. Libraries of another driver version are removed, records over 1 MiB begin anew.
+    One writer at a time, and the last one should know best: see ``SimulatedBackend.announce``.
     Raises ConfigurationError without a driver version or on an unknown machine, StorageError when a file cannot be
     written.
     """
@@ -62,6 +84,8 @@ def write(root: Path, snapshot: Snapshot) -> None:
     try:
         _write_libraries(root / "usr/lib" / f"{machine}-linux-gnu", version, machine)
         _put(root / "proc/devices", PROC_DEVICES.encode(), 0o644)
+        _write_programs(root)
+        _write_capabilities(root, snapshot)
         _put(root / "usr/bin/nvidia-smi", smi_script(snapshot).encode(), 0o755)
     except OSError as error:
         raise StorageError(f"cannot write the simulated driver root {root}: {error}") from error
@@ -74,11 +98,11 @@ def smi_script(snapshot: Snapshot) -> str:
         SMI_TEMPLATE.read_text(encoding="ascii")
         .replace("@DRIVER_VERSION@", snapshot.driver_version or "")
         .replace("@CUDA_VERSION@", f"{cuda[0]}.{cuda[1]}" if cuda else "")
-        .replace("@GPUS@", "\n".join(_smi_line(gpu) for gpu in snapshot.gpus))
+        .replace("@GPUS@", "\n".join(line for gpu in snapshot.gpus for line in _smi_lines(gpu)))
     )
 
 
-def _smi_line(gpu: Gpu) -> str:
+def _smi_lines(gpu: Gpu) -> Iterator[str]:
     capability = gpu.cuda_compute_capability
     words = (
         str(gpu.minor),
@@ -87,8 +111,51 @@ def _smi_line(gpu: Gpu) -> str:
         "" if gpu.memory_bytes is None else str(gpu.memory_bytes // 2**20),
         f"0000{gpu.pci_bus_id}".upper() if gpu.pci_bus_id else "",  # nvidia-smi prints a domain of eight digits
         f"{capability[0]}.{capability[1]}" if capability else "",
+        ("Enabled" if gpu.mig_enabled else "Disabled") if gpu.mig_capable else "[N/A]",
     )
-    return '    gpu "$1" ' + " ".join(shlex.quote(word) for word in words)
+    yield '    gpu "$1" ' + " ".join(shlex.quote(word) for word in words)
+    for instance in sorted(gpu.mig_instances, key=lambda instance: instance.gi_id):
+        for compute in instance.compute:
+            nodes = (instance.gi_id, None), (instance.gi_id, compute.ci_id)
+            numbers = " ".join(str(caps.instance_minor(gpu.minor, *node)) for node in nodes)
+            name = instance.profile_name if compute.spans else f"1c.{instance.profile_name}"
+            yield f"    mig {numbers} {shlex.quote(name)} {compute.uuid}"
+
+
+def _write_programs(root: Path) -> None:
+    for name, source in MPS_PROGRAMS.items():
+        _put(root / "usr/bin" / name, source.read_bytes(), 0o755)
+    for folder in (RECORDS, TIMESLICE, COMPUTE_MODE):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    _put(root / MARKER, b"This folder is the root of a simulated driver.\n", 0o644)
+    for record in (root / RECORDS).glob("*.log"):
+        if record.stat().st_size > MAX_RECORD_BYTES:
+            record.replace(record.with_suffix(".log.1"))
+
+
+def _write_capabilities(root: Path, snapshot: Snapshot) -> None:
+    files = caps.access_files(snapshot)
+    for path, content in files.items():
+        _put(root / path, content, 0o444)
+    minors = caps.minors_file(snapshot)
+    if minors is None:
+        (root / caps.MINORS).unlink(missing_ok=True)
+    else:
+        _put(root / caps.MINORS, minors, 0o444)
+    folder = root / caps.FOLDER
+    for found in list(folder.glob("*/mig/**/access")):  # a list, as folders go away meanwhile
+        if found.relative_to(root).as_posix() not in files:
+            found.unlink(missing_ok=True)
+            _remove_empty(found.parent, folder)
+
+
+def _remove_empty(path: Path, above: Path) -> None:
+    while path != above:
+        try:
+            path.rmdir()
+        except OSError:  # something else is in it
+            return
+        path = path.parent
 
 
 def _write_libraries(folder: Path, version: str, machine: str) -> None:
@@ -113,6 +180,7 @@ def _put(path: Path, content: bytes, mode: int) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)  # left by a death; it may be read-only
     temporary.write_bytes(content)
     temporary.chmod(mode)
     temporary.replace(path)

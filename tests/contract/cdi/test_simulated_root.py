@@ -44,7 +44,8 @@ def test_the_simulated_root_is_discovered_fast(tmp_path: Path, snapshot: Snapsho
     assert files.version == snapshot.driver_version
     assert files.multiarch == f"{platform.machine()}-linux-gnu"
     assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= {library.soname for library in files.libraries}
-    assert [file.container_path for file in files.files] == ["/usr/bin/nvidia-smi"]
+    programs = {file.container_path for file in files.files}
+    assert programs == {f"/usr/bin/nvidia-{name}" for name in ("smi", "cuda-mps-control", "cuda-mps-server")}
     assert min(times) < 0.020
 
 

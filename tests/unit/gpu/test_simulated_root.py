@@ -138,7 +138,11 @@ def test_without_arguments_it_prints_a_table(root: Path, shell: list[str], tmp_p
         (("mig", "-lgip"), "mig is not known to the simulated nvidia-smi"),
         (("--query-gpu=uuid",), "needs --format=csv"),
         (("--query-gpu=uuid,power.draw", "--format=csv"), 'Field "power.draw" is not a valid field to query.'),
-        (("-i",), "Option -i needs a GPU."),
+        (("-i",), "Option -i needs a value."),
+        (("compute-policy",), "compute-policy needs --list or --set-timeslice"),
+        (("compute-policy", "--set-timeslice", "4"), "a timeslice is 0, 1, 2 or 3, not '4'"),
+        (("compute-policy", "-L"), "-L is not known"),
+        (("-c", "SHARED"), "a compute mode is DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS, not 'SHARED'"),
     ],
 )
 def test_what_it_cannot_do_is_refused_with_2(

@@ -1,0 +1,202 @@
+#!/bin/sh
+# nvidia-cuda-mps-control of a simulated driver. It shares no GPU: it keeps the books that the real one keeps.
+#   -d  starts the daemon in the background      -f  is the daemon, in the foreground, until SIGTERM or quit
+#   without arguments: reads commands for the running daemon from standard input, answers on standard output
+# CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name existing folders. One daemon per pipe directory: a second one
+# is refused. While it runs, the pipe directory holds nvidia-cuda-mps-control.pid, control, control_lock, log and, under
+# stub/, the defaults that were set. Needs sleep, rm, mkdir, tr and grep besides a POSIX shell.
+#
+# <log directory>/control.log, and var/log/nvidia-stub/mps-control.log below the driver root where that can be written, get
+# a line for each event: "start ARGUMENTS", "devices $CUDA_VISIBLE_DEVICES", "command WORDS", "exit".
+#
+# <driver root>/etc/nvidia-stub/mps-fail         no daemon starts: exit status 1
+# <driver root>/etc/nvidia-stub/mps-never-ready  the daemon runs but answers no command
+# <driver root>/etc/nvidia-stub/mps-hang         commands never return
+# Words in the first line of such a file are looked for in CUDA_VISIBLE_DEVICES and limit it to daemons of these devices.
+
+root=${0%/usr/bin/nvidia-cuda-mps-control}
+stub="$root/etc/nvidia-stub"
+pipe=${CUDA_MPS_PIPE_DIRECTORY:-}
+logs=${CUDA_MPS_LOG_DIRECTORY:-}
+pid_file="$pipe/nvidia-cuda-mps-control.pid"
+
+say() { printf '%s\n' "$*" >&2; }
+
+note() {
+    printf '%s\n' "$*" >>"$logs/control.log"
+    [ ! -d "$root/var/log/nvidia-stub" ] || { printf '%s %s\n' "$pipe" "$*" >>"$root/var/log/nvidia-stub/mps-control.log"; } 2>/dev/null
+}
+
+# struck FILE: whether that fault is on and means the devices of this daemon.
+struck() {
+    [ -f "$stub/$1" ] || return 1
+    words=
+    read -r words <"$stub/$1"
+    [ -n "$words" ] || return 0
+    devices=$CUDA_VISIBLE_DEVICES
+    [ -n "$devices" ] || [ ! -r "$pipe/stub/devices" ] || read -r devices <"$pipe/stub/devices"
+    for word in $words; do
+        case "$devices" in *"$word"*) return 0 ;; esac
+    done
+    return 1
+}
+
+# running: whether the daemon of this pipe directory lives; sets pid.
+running() {
+    pid=
+    [ -f "$pid_file" ] || return 1
+    read -r pid <"$pid_file"
+    [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null || return 1
+    # Another process, even another daemon, may have got the number of a daemon that was killed.
+    [ ! -r "/proc/$pid/environ" ] || tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "CUDA_MPS_PIPE_DIRECTORY=$pipe"
+}
+
+refuse_second() {
+    if running; then
+        say "An instance of this daemon is already running (pid $pid)."
+        exit 1
+    fi
+}
+
+# claim_pid_file: makes it with our number, or finds that somebody else was faster.
+claim_pid_file() {
+    (set -C; printf '%s\n' "$$" >"$pid_file") 2>/dev/null && return 0
+    sleep 0.2 # the winner may not have written its number yet
+    refuse_second
+    rm -f "$pid_file" # of a daemon that was killed
+    (set -C; printf '%s\n' "$$" >"$pid_file") 2>/dev/null
+}
+
+finish() {
+    trap '' TERM INT HUP
+    rm -rf "$pipe/control" "$pipe/control_lock" "$pipe/log" "$pipe/stub" "$pid_file"
+    note exit
+    [ -z "${pause:-}" ] || kill "$pause" 2>/dev/null
+    exit 0
+}
+
+daemon() {
+    refuse_second
+    if struck mps-fail; then
+        say 'Failed to start the MPS control daemon: it was made to fail.'
+        exit 1
+    fi
+    trap finish TERM INT
+    trap '' HUP
+    claim_pid_file || { say 'Cannot create the pid file.'; exit 1; }
+    rm -rf "$pipe/stub"
+    mkdir -p "$pipe/stub"
+    printf '%s\n' "$CUDA_VISIBLE_DEVICES" >"$pipe/stub/devices"
+    note "start $*"
+    note "devices $CUDA_VISIBLE_DEVICES"
+    if ! struck mps-never-ready; then
+        : >"$pipe/control_lock"
+        : >"$pipe/log"
+        : >"$pipe/control"
+    fi
+    while :; do
+        sleep 1 </dev/null >/dev/null 2>&1 &
+        pause=$!
+        wait "$pause"
+    done
+}
+
+background() {
+    refuse_second
+    if struck mps-fail; then
+        say 'Failed to start the MPS control daemon: it was made to fail.'
+        exit 1
+    fi
+    "$0" -f </dev/null >/dev/null 2>&1 &
+    child=$!
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        running && [ "$pid" = "$child" ] && { [ -e "$pipe/control" ] || struck mps-never-ready; } && exit 0
+        kill -0 "$child" 2>/dev/null || break
+        sleep 0.1
+    done
+    running && exit 0
+    say 'The MPS control daemon did not start.'
+    exit 1
+}
+
+percentage() {
+    case "$1" in '' | *[!0-9.]* | *.*.*) return 1 ;; esac
+    whole=${1%%.*}
+    [ "${#whole}" -le 3 ] && [ "${whole:-0}" -le 100 ] && { [ "${whole:-0}" -gt 0 ] || return 1; }
+}
+
+quantity() {
+    number=${1%[MG]}
+    case "$number" in '' | *[!0-9]*) return 1 ;; esac
+    [ "$number" != "$1" ]
+}
+
+answer() {
+    value=$2
+    [ ! -r "$pipe/stub/$1" ] || read -r value <"$pipe/stub/$1"
+    [ -z "$value" ] || printf '%s\n' "$value"
+}
+
+# ask COMMAND WORD...: one command of the daemon.
+ask() {
+    case "$1" in
+        get_default_active_thread_percentage) answer percentage 100.0 ;;
+        set_default_active_thread_percentage)
+            percentage "${2:-}" || { printf 'Invalid active thread percentage: %s\n' "${2:-}"; return 1; }
+            case "$2" in *.*) value=$2 ;; *) value=$2.0 ;; esac
+            printf '%s\n' "$value" >"$pipe/stub/percentage"
+            answer percentage ''
+            ;;
+        get_default_device_pinned_mem_limit) answer "memory-${2:-}" '' ;;
+        set_default_device_pinned_mem_limit)
+            quantity "${3:-}" || { printf 'Invalid memory limit: %s\n' "${3:-}"; return 1; }
+            printf '%s\n' "$3" >"$pipe/stub/memory-$2"
+            ;;
+        get_server_list | get_device_client_list | ps) ;;
+        quit)
+            kill -TERM "$pid"
+            for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do
+                running || break
+                sleep 0.1
+            done
+            ;;
+        *)
+            printf 'Unknown command: %s\n' "$1"
+            return 1
+            ;;
+    esac
+}
+
+client() {
+    while struck mps-hang; do sleep 1; done
+    if ! running || [ ! -e "$pipe/control" ]; then
+        say 'Cannot find MPS control daemon process'
+        exit 1
+    fi
+    status=0
+    while read -r line || [ -n "$line" ]; do
+        [ -n "$line" ] || continue
+        note "command $line"
+        set -f # no words become file names
+        # shellcheck disable=SC2086 - a command is words
+        ask $line || status=1
+    done
+    exit "$status"
+}
+
+CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}
+for folder in "$pipe" "$logs"; do
+    if [ -z "$folder" ] || [ ! -d "$folder" ]; then
+        say "CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name folders, got '$pipe' and '$logs'."
+        exit 1
+    fi
+done
+case "$#:${1:-}" in
+    0:) client ;;
+    1:-d) background ;;
+    1:-f) daemon "$@" ;;
+    *)
+        say 'Usage: nvidia-cuda-mps-control [-d | -f]'
+        exit 1
+        ;;
+esac
