@@ -1,14 +1,73 @@
-"""Types of the part of pynvml (nvidia-ml-py) that dra_driver/gpu/nvml.py calls. The package itself has none.
+"""Types of the part of pynvml (nvidia-ml-py) that dra_driver/gpu/nvml*.py call. The package itself has none.
 
 Handles are opaque: ctypes pointers that are unhashable and compare by identity.
 """
 
 # ruff: noqa: N801, N802, N815, N816 - these are NVML's names
 
-from collections.abc import MutableMapping
-from ctypes import CDLL
+from collections.abc import MutableMapping, Sequence
+from ctypes import CDLL, Array, Structure, _Pointer
+from typing import Any
 
-class c_nvmlDevice_t: ...
+class _Opaque(Structure): ...
+
+# At run time these are classes of ctypes pointers; type checkers know no way to say so of an opaque target.
+class c_nvmlDevice_t(_Pointer[_Opaque]): ...
+class c_nvmlGpuInstance_t(_Pointer[_Opaque]): ...
+class c_nvmlComputeInstance_t(_Pointer[_Opaque]): ...
+class c_nvmlEventSet_t(_Pointer[_Opaque]): ...
+
+class c_nvmlGpuInstancePlacement_t(Structure):
+    start: int
+    size: int
+    def __init__(self, start: int = ..., size: int = ...) -> None: ...
+
+class c_nvmlGpuInstanceProfileInfo_t(Structure):
+    id: int
+    sliceCount: int
+    instanceCount: int
+    multiprocessorCount: int
+    copyEngineCount: int
+    decoderCount: int
+    encoderCount: int
+    jpegCount: int
+    ofaCount: int
+    memorySizeMB: int
+
+class c_nvmlGpuInstanceProfileInfo_v2_t(c_nvmlGpuInstanceProfileInfo_t):  # without subclassing at run time
+    name: str | bytes
+
+class c_nvmlGpuInstanceInfo_t(Structure):
+    id: int
+    profileId: int
+    placement: c_nvmlGpuInstancePlacement_t
+
+class c_nvmlComputeInstanceProfileInfo_t(Structure):
+    id: int
+    sliceCount: int
+    multiprocessorCount: int
+
+class c_nvmlComputeInstanceProfileInfo_v2_t(c_nvmlComputeInstanceProfileInfo_t):  # without subclassing at run time
+    name: str | bytes
+
+class c_nvmlComputeInstanceInfo_t(Structure):
+    device: c_nvmlDevice_t
+    id: int
+    profileId: int
+
+class c_nvmlValue_t:
+    uiVal: int
+
+class c_nvmlFieldValue_t(Structure):
+    fieldId: int
+    nvmlReturn: int
+    value: c_nvmlValue_t
+
+class c_nvmlEventData_t(Structure):
+    eventType: int
+    eventData: int
+    gpuInstanceId: int
+    computeInstanceId: int
 
 class nvmlPciInfo_t:
     busId: str | bytes  # pynvml decodes char arrays on attribute access, older releases do not
@@ -33,7 +92,16 @@ _nvmlGetFunctionPointer_cache: MutableMapping[str, object]
 NVML_INIT_FLAG_NO_GPUS: int
 NVML_DEVICE_MIG_ENABLE: int
 
+NVML_GPU_VIRTUALIZATION_MODE_VGPU: int
+NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED: int
+nvmlEventMigConfigChange: int
+
 NVML_ERROR_UNINITIALIZED: int
+NVML_ERROR_INVALID_ARGUMENT: int
+NVML_ERROR_NOT_FOUND: int
+NVML_ERROR_TIMEOUT: int
+NVML_ERROR_IN_USE: int
+NVML_ERROR_INSUFFICIENT_RESOURCES: int
 NVML_ERROR_NOT_SUPPORTED: int
 NVML_ERROR_NO_PERMISSION: int
 NVML_ERROR_DRIVER_NOT_LOADED: int
@@ -88,3 +156,40 @@ def nvmlDeviceGetMemoryInfo(handle: c_nvmlDevice_t, version: int | None = None) 
 def nvmlDeviceGetPciInfo(handle: c_nvmlDevice_t) -> nvmlPciInfo_t: ...
 def nvmlDeviceGetAddressingMode(device: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetMigMode(device: c_nvmlDevice_t) -> list[int]: ...
+def nvmlDeviceSetMigMode(device: c_nvmlDevice_t, mode: int) -> int: ...
+def nvmlDeviceGetVirtualizationMode(handle: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetFieldValues(handle: c_nvmlDevice_t, fieldIds: Sequence[int]) -> Array[c_nvmlFieldValue_t]: ...
+def nvmlDeviceGetComputeMode(handle: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceSetComputeMode(handle: c_nvmlDevice_t, mode: int) -> None: ...
+def nvmlDeviceGetGpuInstanceProfileInfo(
+    device: c_nvmlDevice_t, profile: int, version: int = 2
+) -> c_nvmlGpuInstanceProfileInfo_t | c_nvmlGpuInstanceProfileInfo_v2_t: ...
+def nvmlDeviceGetGpuInstancePossiblePlacements(
+    device: c_nvmlDevice_t, profileId: int, placementsRef: Any, countRef: Any
+) -> int: ...
+def nvmlDeviceCreateGpuInstanceWithPlacement(
+    device: c_nvmlDevice_t, profileId: int, placement: Any
+) -> c_nvmlGpuInstance_t: ...
+def nvmlDeviceGetGpuInstances(device: c_nvmlDevice_t, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int: ...
+def nvmlDeviceGetGpuInstanceById(device: c_nvmlDevice_t, gpuInstanceId: int) -> c_nvmlGpuInstance_t: ...
+def nvmlGpuInstanceGetInfo(gpuInstance: c_nvmlGpuInstance_t) -> c_nvmlGpuInstanceInfo_t: ...
+def nvmlGpuInstanceDestroy(gpuInstance: c_nvmlGpuInstance_t) -> int: ...
+def nvmlGpuInstanceGetComputeInstanceProfileInfo(
+    device: c_nvmlGpuInstance_t, profile: int, engProfile: int, version: int = 2
+) -> c_nvmlComputeInstanceProfileInfo_t | c_nvmlComputeInstanceProfileInfo_v2_t: ...
+def nvmlGpuInstanceGetComputeInstances(
+    gpuInstance: c_nvmlGpuInstance_t, profileId: int, computeInstancesRef: Any, countRef: Any
+) -> int: ...
+def nvmlGpuInstanceGetComputeInstanceById(
+    gpuInstance: c_nvmlGpuInstance_t, computeInstanceId: int
+) -> c_nvmlComputeInstance_t: ...
+def nvmlGpuInstanceCreateComputeInstance(
+    gpuInstance: c_nvmlGpuInstance_t, profileId: int
+) -> c_nvmlComputeInstance_t: ...
+def nvmlComputeInstanceGetInfo(computeInstance: c_nvmlComputeInstance_t) -> c_nvmlComputeInstanceInfo_t: ...
+def nvmlComputeInstanceDestroy(computeInstance: c_nvmlComputeInstance_t) -> int: ...
+def nvmlEventSetCreate() -> c_nvmlEventSet_t: ...
+def nvmlDeviceGetSupportedEventTypes(handle: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceRegisterEvents(handle: c_nvmlDevice_t, eventTypes: int, eventSet: c_nvmlEventSet_t) -> None: ...
+def nvmlEventSetWait_v2(eventSet: c_nvmlEventSet_t, timeoutms: int) -> c_nvmlEventData_t: ...
+def nvmlEventSetFree(eventSet: c_nvmlEventSet_t) -> None: ...

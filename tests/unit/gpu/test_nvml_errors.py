@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from dra_driver.errors import DeviceLostError, DraError, DriverUnavailableError
-from dra_driver.gpu import nvml
+from dra_driver.gpu import nvml_errors as nvml
 
 
 def failing(error: Exception) -> Callable[[], int]:
@@ -19,29 +19,29 @@ def failing(error: Exception) -> Callable[[], int]:
 @pytest.mark.parametrize("code", sorted(nvml.ABSENT))
 def test_what_nvml_does_not_offer_is_absent_but_not_when_a_gpu_cannot_do_without_it(code: int) -> None:
     """A GPU without a name can be used, one without a UUID cannot."""
-    assert nvml._optional("f", failing(pynvml.NVMLError(code))) is None
+    assert nvml.optional("f", failing(pynvml.NVMLError(code))) is None
     with pytest.raises(DeviceLostError, match=rf"^f failed: .*\(NVML code {code}\)"):
-        nvml._required("f", failing(pynvml.NVMLError(code)))
+        nvml.required("f", failing(pynvml.NVMLError(code)))
 
 
 def test_a_library_that_has_only_an_older_form_of_a_call_does_not_offer_it() -> None:
     """pynvml raises an exception for it that is no NVMLError."""
     mismatch = pynvml.NVMLLibraryMismatchError("old")
-    assert nvml._optional("f", failing(mismatch)) is None
+    assert nvml.optional("f", failing(mismatch)) is None
     with pytest.raises(DeviceLostError, match="upgrade the driver"):
-        nvml._required("f", failing(mismatch))
+        nvml.required("f", failing(mismatch))
 
 
 def test_an_answer_that_cannot_be_read_is_no_answer() -> None:
     """One board with a damaged name must not take the node's other GPUs with it."""
     garbage = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-    assert nvml._optional("f", failing(garbage)) is None
+    assert nvml.optional("f", failing(garbage)) is None
     with pytest.raises(DeviceLostError, match="its answer makes no sense"):
-        nvml._required("f", failing(garbage))
+        nvml.required("f", failing(garbage))
 
 
 @pytest.mark.parametrize("code", sorted(nvml.DRIVER_TROUBLE))
-@pytest.mark.parametrize("ask", [nvml._optional, nvml._required, nvml._driver_call])
+@pytest.mark.parametrize("ask", [nvml.optional, nvml.required, nvml.driver_call])
 def test_trouble_of_the_whole_driver_is_never_blamed_on_one_gpu(code: int, ask: Callable[..., object]) -> None:
     """It is retried with a new session, and no GPU is withdrawn for it."""
     with pytest.raises(DriverUnavailableError) as caught:
@@ -54,7 +54,7 @@ def test_trouble_of_the_whole_driver_is_never_blamed_on_one_gpu(code: int, ask: 
 def test_every_code_of_nvml_becomes_absence_or_one_of_our_errors(code: int) -> None:
     """No pynvml exception leaves the gateway: it is unhashable and cannot be compared."""
     try:
-        answer = nvml._optional("f", failing(pynvml.NVMLError(code)))
+        answer = nvml.optional("f", failing(pynvml.NVMLError(code)))
     except DraError as error:
         answer = str(error)
     assert answer is None or f"(NVML code {code})" in str(answer)

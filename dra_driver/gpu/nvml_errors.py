@@ -1,0 +1,155 @@
+"""What an answer of NVML means: a value, an absence, or one of our errors.
+
+Owns the translation of nvmlReturn_t (nvml.h) and the advice that goes with it. Refuses to know what is asked for.
+No exception of pynvml leaves this file: they are unhashable and cannot be compared.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeVar
+
+import pynvml
+
+from dra_driver.errors import (
+    DeviceLostError,
+    DriverUnavailableError,
+    GpuBusyError,
+    HardwareError,
+    MigUnsupportedError,
+    NoRoomError,
+    NotPermittedError,
+    ResetRequiredError,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Not there: the GPU lacks the property, the driver does not know it, or we may not read it (a MIG parent's memory).
+ABSENT = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    }
+)
+# An instance that is asked for is not there (any more). NotSupported: MIG mode was switched off meanwhile.
+GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED})
+# The whole driver is in trouble: nothing may be concluded about single GPUs. The text is what to do next.
+DRIVER_TROUBLE = {
+    pynvml.NVML_ERROR_UNINITIALIZED: "the NVML session is gone; it is opened again",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel module on this node, or wait for the driver container",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or name the folder it is in as the driver root",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "library and kernel module are of different releases: finish the driver upgrade, or reboot the node"
+    ),
+}
+# One GPU is in trouble. The text is what to do next.
+GPU_TROUBLE = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: see XID messages in the kernel log, then reset it or reboot",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "reset it with nvidia-smi --gpu-reset while nothing uses it",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this process may not open it: run it as root with access to /dev/nvidia*",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the GPU's power cables",
+}
+# What a refused change becomes, and what to do next; every other code is trouble of the GPU.
+REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        NotPermittedError,
+        "the node process has to run as root with all capabilities (a privileged container)",
+    ),
+    pynvml.NVML_ERROR_IN_USE: (
+        GpuBusyError,
+        "a process has it open: end it (nvidia-smi and fuser -v /dev/nvidia* show which; monitors such as dcgm count)",
+    ),
+    pynvml.NVML_ERROR_RESET_REQUIRED: (
+        ResetRequiredError,
+        "it takes a GPU reset, which ends everything that runs there: drain the node, then nvidia-smi --gpu-reset",
+    ),
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
+        NoRoomError,
+        "the placement is taken, or engines and slices that it needs are: nvidia-smi mig -lgi shows what exists",
+    ),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: (
+        MigUnsupportedError,
+        "the GPU cannot do it in its MIG mode of now: see nvidia-smi mig -lgip and the MIG mode in nvidia-smi -q",
+    ),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (
+        MigUnsupportedError,
+        "the GPU has no such profile or placement: nvidia-smi mig -lgipp shows those it has",
+    ),
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (MigUnsupportedError, "the driver is too old for it: upgrade the driver"),
+}
+
+
+def required(function: str, call: Callable[[], T]) -> T:
+    """The answer of one call that a GPU cannot do without. Raises DeviceLostError or DriverUnavailableError."""
+    answer = optional(function, call, absent=frozenset())
+    if answer is None:
+        raise DeviceLostError(
+            f"{function} failed: the driver's library is too old for it, or its answer makes no sense; "
+            "upgrade the driver, and see XID messages in the node's kernel log"
+        )
+    return answer
+
+
+def optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
+    """As ``required``, but None for a property that is not there: an NVML code in ``absent``, or no readable text."""
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        if error.value in absent:
+            return None
+        raise_translated(function, error)
+    except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: a wrapper found only an older form of the symbol
+        return None
+    except ValueError as error:
+        # A damaged board's name need not be UTF-8, nor its bus id a number; its neighbours are read all the same.
+        log.debug("an answer of NVML cannot be read", extra={"function": function, "reason": str(error)})
+        return None
+
+
+def driver_call(function: str, call: Callable[[], T]) -> T:
+    """The answer of one call about the driver as a whole. Raises DriverUnavailableError."""
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        raise unavailable(function, error) from error
+
+
+def change(doing: str, function: str, call: Callable[[], T]) -> T:
+    """The answer of one call that changes a GPU. ``doing`` begins the message: what was tried, and on which object.
+
+    Raises what ``REFUSALS`` says for the code, DriverUnavailableError for the driver's own trouble, else
+    DeviceLostError.
+    """
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        if error.value in DRIVER_TROUBLE:
+            raise unavailable(function, error) from error
+        raise refusal(doing, function, error.value, describe(error)) from error
+
+
+def refusal(doing: str, function: str, code: int, seen: str) -> HardwareError:
+    """The error for a change that was refused with ``code``; ``seen`` is that code in words."""
+    kind, advice = REFUSALS.get(code, (DeviceLostError, GPU_TROUBLE.get(code, "see XID messages in the kernel log")))
+    return kind(f"{doing} failed: {function} says {seen}; {advice}")
+
+
+def unavailable(function: str, error: pynvml.NVMLError) -> DriverUnavailableError:
+    """The driver as a whole cannot be used."""
+    advice = DRIVER_TROUBLE.get(error.value, "see the node's kernel log")
+    return DriverUnavailableError(f"the NVIDIA driver cannot be used: {function} failed: {describe(error)}; {advice}")
+
+
+def describe(error: pynvml.NVMLError) -> str:
+    """NVML's own words and the number that can be looked up in nvml.h."""
+    return f"{error} (NVML code {error.value})"
+
+
+def raise_translated(function: str, error: pynvml.NVMLError) -> NoReturn:
+    """Raise what a failed look at one GPU means: DriverUnavailableError or DeviceLostError."""
+    if error.value in DRIVER_TROUBLE:
+        raise unavailable(function, error) from error
+    advice = GPU_TROUBLE.get(error.value, "see XID messages in the node's kernel log")
+    raise DeviceLostError(f"{function} failed: {describe(error)}; {advice}") from error
