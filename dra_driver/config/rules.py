@@ -64,7 +64,8 @@ def _inner(fields: Fields, name: str) -> Fields:
 
 
 def _shares(spec: Fields) -> bool:
-    return _inner(spec, "sharing").get("strategy", "Exclusive") != "Exclusive"
+    strategy: str = _inner(spec, "sharing").get("strategy", "Exclusive")
+    return strategy != "Exclusive"
 
 
 def _memory_backwards(select: Fields) -> bool:

@@ -202,6 +202,17 @@ class NodeSettings:
         Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "how often the GPUs are looked at", _seconds),
         10.0,
     )
+    policy_dir: str | None = setting(
+        Option(
+            HARDWARE,
+            "POLICY_DIR",
+            "DIR",
+            "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; without it a GPU may be "
+            "taken whole or cut into any MIG profile",
+            _absolute,
+        ),
+        None,
+    )
     simulate: str | None = setting(
         Option(
             HARDWARE,

@@ -1,0 +1,152 @@
+"""``GpuPolicy`` of gpu.dra-driver.io/v1alpha1 as plain values.
+
+Owns decoding of one policy object. Refuses to know where it comes from and which GPUs it meets (``policy/``), and the
+fields' bounds and meaning: those are the model in ``config/schemas/gpu_policy.py``, from which the schema used here is
+generated.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from dra_driver.config.schema import Problem, problems, schemas, shown, size_problem
+from dra_driver.errors import ConfigurationError
+from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
+from dra_driver.quantity import Quantity
+
+API_VERSION: Final = "gpu.dra-driver.io/v1alpha1"
+KIND: Final = "GpuPolicy"
+MAX_BYTES: Final = 64 * 1024
+MAX_DEPTH: Final = 16
+_EXCLUSIVE: Final = "Exclusive"
+
+Fields = Mapping[str, Any]
+
+
+class Availability(StrEnum):
+    """For whom a GPU is."""
+
+    OPEN = "Open"
+    RESERVED = "Reserved"
+    HIDDEN = "Hidden"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which GPUs a policy is for: every field that is set has to match. None and empty differ: empty matches nothing.
+
+    Names and architectures are shell patterns; UUIDs and PCI addresses are lower-case, the latter as in sysfs.
+    """
+
+    node_names: tuple[str, ...] | None = None
+    uuids: frozenset[str] | None = None
+    minors: frozenset[int] | None = None
+    pci_bus_ids: frozenset[str] | None = None
+    product_names: tuple[str, ...] | None = None
+    architectures: tuple[str, ...] | None = None
+    min_memory_bytes: int | None = None
+    max_memory_bytes: int | None = None
+    mig_capable: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPolicy:
+    """One policy. ``mig_profiles`` are shell patterns of profile names, None for all; ``sharing`` None is exclusive."""
+
+    name: str
+    select: Selection = Selection()
+    priority: int = 0
+    availability: Availability = Availability.OPEN
+    whole: bool = True
+    mig_profiles: tuple[str, ...] | None = None
+    sharing: SharingTerms | None = None
+    taints: tuple[Taint, ...] = ()
+    attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def policy_problems(written: object) -> list[Problem]:
+    """Everything that is wrong with a policy object of any shape; empty when `policy_of` can be asked. Pure."""
+    if not isinstance(written, Mapping):
+        return [Problem((), f"expected a {KIND} object, got {shown(written)}")]
+    for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if written.get(name) != expected:
+            return [Problem((name,), f"expected {expected!r}, got {shown(written.get(name))}")]
+    if too_large := size_problem(written, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH):
+        return [Problem((), f"the object is {too_large}")]
+    return problems(written, schemas()[KIND])
+
+
+def policy_of(written: Fields) -> GpuPolicy:
+    """The policy that an object without problems holds."""
+    spec: Fields = written["spec"]
+    forms = _section(spec, "forms")
+    whole = forms.get("whole")
+    return GpuPolicy(
+        name=written["metadata"]["name"],
+        select=_selection(_section(spec, "select")),
+        priority=spec.get("priority") or 0,
+        availability=Availability(spec.get("availability") or Availability.OPEN),
+        whole=True if whole is None else whole,
+        mig_profiles=_texts(forms, "migProfiles"),
+        sharing=_sharing(_section(spec, "sharing")),
+        taints=tuple(
+            Taint(key=taint["key"], value=taint.get("value") or "", effect="NoSchedule")
+            for taint in spec.get("taints") or ()
+        ),
+        attributes=MappingProxyType({item["name"]: _attribute(item) for item in spec.get("attributes") or ()}),
+    )
+
+
+def decode_policy(written: object) -> GpuPolicy:
+    """Both at once. Raises ConfigurationError with the path of every wrong field (the first five of them)."""
+    if found := policy_problems(written):
+        raise ConfigurationError("; ".join(str(problem) for problem in found[:5]))
+    assert isinstance(written, Mapping)  # noqa: S101 - policy_problems has found nothing
+    return policy_of(written)
+
+
+def _section(fields: Fields, name: str) -> Fields:
+    section: Fields = fields.get(name) or {}
+    return section
+
+
+def _selection(select: Fields) -> Selection:
+    uuids, pci, minors = select.get("uuids"), select.get("pciBusIDs"), select.get("minors")
+    return Selection(
+        node_names=_texts(select, "nodeNames"),
+        uuids=None if uuids is None else frozenset(uuid.lower() for uuid in uuids),
+        minors=None if minors is None else frozenset(minors),
+        # NVML prints eight digits of domain where sysfs has four.
+        pci_bus_ids=None if pci is None else frozenset(address.lower()[-12:] for address in pci),
+        product_names=_texts(select, "productNames"),
+        architectures=_texts(select, "architectures"),
+        min_memory_bytes=_bytes(select.get("minMemory")),
+        max_memory_bytes=_bytes(select.get("maxMemory")),
+        mig_capable=select.get("migCapable"),
+    )
+
+
+def _sharing(sharing: Fields) -> SharingTerms | None:
+    if sharing.get("strategy", _EXCLUSIVE) == _EXCLUSIVE:
+        return None
+    return SharingTerms(
+        strategy=Strategy(sharing["strategy"]),
+        interval=Interval(sharing.get("interval") or Interval.DEFAULT),
+        max_shares=sharing.get("maxShares"),
+    )
+
+
+def _attribute(item: Fields) -> AttributeValue:
+    value: AttributeValue = next(item[name] for name in ("string", "int", "bool") if item.get(name) is not None)
+    return value
+
+
+def _texts(fields: Fields, name: str) -> tuple[str, ...] | None:
+    texts = fields.get(name)
+    return None if texts is None else tuple(texts)
+
+
+def _bytes(amount: object) -> int | None:
+    return None if amount is None else Quantity.parse(str(amount)).as_int()

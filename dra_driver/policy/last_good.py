@@ -1,0 +1,60 @@
+"""The last set of policies that could be applied, in a file: a restart with a broken folder keeps it.
+
+Owns that file (JSON, 0600). A set replaces the one before in one step; if the process dies half-way, the old one stays
+and a temporary file is left, which the next writing removes. Refuses to know when a set is good (``source.py``).
+"""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.policy.policy_set import PolicySet, decode_set
+
+MAX_BYTES: Final = 8 * 1024 * 1024
+_FORMAT: Final = 1
+
+
+def save(path: Path, found: PolicySet) -> None:
+    """Durable on return. Raises StorageError."""
+    data = json.dumps({"format": _FORMAT, "policies": found.written}, separators=(",", ":")).encode()
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> PolicySet | None:
+    """The set that was saved, None when there is none. Raises StorageError or ConfigurationError if it is of no use."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        found = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("policies"), list):
+        raise ConfigurationError(f"{path} holds no policies of format {_FORMAT}")
+    try:
+        return decode_set(found["policies"])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error

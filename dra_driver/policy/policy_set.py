@@ -1,0 +1,96 @@
+"""All policies of a node as one value: decoded, and as they were written.
+
+Owns what makes files a set: every document is a right GpuPolicy, and no name comes twice. Refuses to know GPUs, so that
+what can be said without them can be said offline (`complaints`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
+from dra_driver.config.schema import Problem, printable
+from dra_driver.errors import ConfigurationError
+from dra_driver.policy.document import Document, UnreadableError, read_documents
+from dra_driver.policy.folder import PolicyFile
+
+MAX_POLICIES: Final = 128
+_MAX_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """Policies in the order of their files. ``written`` are the objects that they were made of."""
+
+    policies: tuple[GpuPolicy, ...] = ()
+    written: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something wrong in a file; ``line`` is None where it is not known."""
+
+    file: str
+    line: int | None
+    problem: Problem
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.problem}"
+
+
+def read_set(files: Sequence[PolicyFile]) -> PolicySet:
+    """The set that files hold. Raises ConfigurationError with the first complaints."""
+    found, wrong = examine(files)
+    if wrong:
+        more = len(wrong) - _MAX_SHOWN
+        shown = [str(complaint) for complaint in wrong[:_MAX_SHOWN]]
+        raise ConfigurationError("; ".join([*shown, *([f"and {more} more"] if more > 0 else [])]))
+    return found
+
+
+def decode_set(written: Sequence[object]) -> PolicySet:
+    """The set of objects that were right once. Raises ConfigurationError when they are not any more."""
+    for item in written:
+        if wrong := policy_problems(item):
+            raise ConfigurationError(str(wrong[0]))
+    objects = tuple(item for item in written if isinstance(item, Mapping))
+    return PolicySet(tuple(policy_of(item) for item in objects), objects)
+
+
+def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
+    """The policies that are right, and everything that is wrong, in order of files and documents."""
+    wrong: list[Complaint] = []
+    places: dict[str, str] = {}
+    written: list[Mapping[str, Any]] = []
+    for file in files:
+        for document in _documents(file, wrong):
+            if found := _problems(document, places):
+                wrong.extend(Complaint(file.name, document.line_of(problem.path), problem) for problem in found)
+                continue
+            places[document.value["metadata"]["name"]] = _place(file, document)
+            written.append(document.value)
+    if len(written) > MAX_POLICIES:
+        wrong.append(Complaint(files[-1].name, None, Problem((), f"more than {MAX_POLICIES} policies in all")))
+    return PolicySet(tuple(policy_of(item) for item in written), tuple(written)), wrong
+
+
+def _documents(file: PolicyFile, wrong: list[Complaint]) -> Iterator[Document]:
+    try:
+        yield from read_documents(file.data, is_json=file.is_json)
+    except UnreadableError as error:
+        wrong.append(Complaint(file.name, error.line or None, Problem((), str(error))))
+
+
+def _problems(document: Document, places: Mapping[str, str]) -> list[Problem]:
+    if found := policy_problems(document.value):
+        return found
+    name = document.value["metadata"]["name"]
+    if name in places:
+        return [Problem(("metadata", "name"), f"policy {name} is defined already in {places[name]}")]
+    return []
+
+
+def _place(file: PolicyFile, document: Document) -> str:
+    line = document.line_of(("metadata", "name"))
+    return printable(f"{file.name}:{line}" if line else file.name)

@@ -1,0 +1,128 @@
+"""Which policy counts for which GPU, and the terms that follow.
+
+Pure. Owns matching and precedence: the matching policy of highest priority counts, whole and alone; nothing is merged,
+so that one object says all about a GPU. Two of the same highest priority are a contradiction unless they come to the
+same. Refuses to know what is in use (``settle.py``).
+
+Selection is by plain matchers, not CEL: what a policy can tell apart is what the node reads of a GPU anyway, and an
+expression engine would cost each node more memory than everything else here together.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from dra_driver.config.policy import Availability, GpuPolicy, Selection
+from dra_driver.errors import ConfigurationError
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
+from dra_driver.policy.settle import settle
+
+RESERVED_TAINT = "gpu.dra-driver.io/reserved"
+CLOSED_TERMS = GpuTerms(offered=False)
+_MAX_SHOWN_CONFLICTS = 3
+
+
+def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
+    """The terms of each GPU whose terms are not the default ones.
+
+    A form in use stays until it is free (see `settle`). Raises ConfigurationError when policies contradict each other
+    for a GPU of this node, naming policies and GPU.
+    """
+    terms, conflicts = survey(policies, snapshot, uses, node_name)
+    if conflicts:
+        more = len(conflicts) - _MAX_SHOWN_CONFLICTS
+        raise ConfigurationError(
+            "; ".join([*conflicts[:_MAX_SHOWN_CONFLICTS], *([f"and {more} more GPUs"] if more > 0 else [])])
+        )
+    return terms
+
+
+def survey(
+    policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str
+) -> tuple[Terms, tuple[str, ...]]:
+    """As `resolve`, but a GPU for which policies contradict each other is not offered; the sentences come second."""
+    in_use = _by_gpu(uses)
+    terms: dict[str, GpuTerms] = {}
+    conflicts: list[str] = []
+    for gpu in snapshot.gpus:
+        try:
+            wanted = wanted_terms(policies, gpu, node_name)
+        except ConfigurationError as error:
+            conflicts.append(str(error))
+            wanted = CLOSED_TERMS
+        terms[gpu.uuid] = settle(wanted, gpu, in_use.get(gpu.uuid, ()))
+    return {gpu.uuid: terms[gpu.uuid] for gpu in snapshot.gpus if terms[gpu.uuid] != DEFAULT_TERMS}, tuple(conflicts)
+
+
+def closed(snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+    """Terms under which nothing is offered but what is in use."""
+    in_use = _by_gpu(uses)
+    return {gpu.uuid: settle(CLOSED_TERMS, gpu, in_use.get(gpu.uuid, ())) for gpu in snapshot.gpus}
+
+
+def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
+    """What policies say about a GPU, whatever it is used as. Raises ConfigurationError as `resolve` does."""
+    matching = sorted(
+        (policy for policy in policies if matches(policy.select, gpu, node_name)),
+        key=lambda policy: (-policy.priority, policy.name),
+    )
+    if not matching:
+        return DEFAULT_TERMS
+    first = matching[0]
+    terms = _terms(first, gpu)
+    for other in matching[1:]:
+        if other.priority != first.priority:
+            break
+        if _terms(other, gpu) != replace(terms, policy=other.name):
+            raise ConfigurationError(
+                f"policies {first.name} and {other.name} both match {gpu.device_name} ({gpu.uuid}) with priority"
+                f" {first.priority} and differ: give one of them a higher priority, or let only one match"
+            )
+    return terms
+
+
+def matches(select: Selection, gpu: Gpu, node_name: str) -> bool:
+    """Whether every field that is set matches. What a GPU does not tell matches nothing."""
+    memory = gpu.memory_bytes
+    return (
+        _like(node_name, select.node_names)
+        and (select.uuids is None or gpu.uuid.lower() in select.uuids)
+        and (select.minors is None or gpu.minor in select.minors)
+        and (select.pci_bus_ids is None or (gpu.pci_bus_id or "").lower() in select.pci_bus_ids)
+        and _like(gpu.product_name, select.product_names)
+        and _like(gpu.architecture, select.architectures)
+        and (select.min_memory_bytes is None or (memory is not None and memory >= select.min_memory_bytes))
+        and (select.max_memory_bytes is None or (memory is not None and memory <= select.max_memory_bytes))
+        and (select.mig_capable is None or gpu.mig_capable is select.mig_capable)
+    )
+
+
+def _like(name: str | None, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or (name is not None and any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
+    if policy.availability is Availability.HIDDEN:
+        return GpuTerms(policy=policy.name, offered=False)
+    reserved = (Taint(key=RESERVED_TAINT, value=policy.name, effect="NoSchedule"),)
+    profiles = (
+        None
+        if policy.mig_profiles is None
+        else frozenset(p.profile_id for p in gpu.mig_profiles if _like(p.name, policy.mig_profiles))
+    )
+    return GpuTerms(
+        policy=policy.name,
+        whole=policy.whole,
+        profiles=profiles,
+        sharing=policy.sharing,
+        taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
+        attributes=policy.attributes,
+    )
+
+
+def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
+    found: dict[str, list[Use]] = {}
+    for use in uses:
+        found.setdefault(use.gpu_uuid, []).append(use)
+    return found

@@ -1,0 +1,110 @@
+"""What a GPU may be published as while it is in use.
+
+Pure. Owns the rule that nobody's GPU changes under them: a form in use stays until it is free, and only then do newer
+terms take its place. Refuses to know policies and the journal.
+
+    in use as          stays until it is free
+    whole, exclusive   the whole GPU, exclusive
+    shared             the whole GPU, shared with the same strategy and interval (a new number of shares counts at once)
+    partitions         those partitions; everything else follows the newest terms
+
+While the newest terms offer nothing that could be had now, the devices that are left carry a taint that keeps new
+claims away (``gpu.dra-driver.io/draining``, NoSchedule): otherwise one claim after another would take them, and the
+GPU would never be free. It disturbs no pod that is scheduled already.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from dra_driver.model.gpu import Gpu
+from dra_driver.model.mig import PartitionId
+from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy, Taint, Use
+
+DRAINING_TAINT: Final = "gpu.dra-driver.io/draining"
+_MAX_SHOWN: Final = 3
+
+
+def settle(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
+    """``wanted`` with what ``uses`` of this GPU keep; ``waiting`` says what waits for what."""
+    partitions = frozenset(use.partition for use in uses if use.partition is not None)
+    if any(use.form is not Form.PARTITION for use in uses):
+        held = next((use.sharing for use in uses if use.sharing is not None), None)
+        return _whole_in_use(wanted, held, partitions)
+    return _cut_in_use(wanted, gpu, partitions) if partitions else wanted
+
+
+def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: frozenset[PartitionId]) -> GpuTerms:
+    if wanted.offered and wanted.whole and _same(held, wanted.sharing):
+        return wanted
+    kept = held
+    if held is not None and wanted.sharing is not None and held.strategy is wanted.sharing.strategy:
+        kept = replace(held, max_shares=wanted.sharing.max_shares)
+    last = "its last share is" if held is not None else "it is"
+    return replace(
+        wanted,
+        offered=True,
+        whole=True,
+        sharing=kept,
+        profiles=wanted.profiles if wanted.offered else frozenset(),
+        kept=partitions,
+        taints=(*wanted.taints, _draining(wanted)),
+        waiting=f"the GPU stays {_words(held)} until {last} released; then {_next(wanted)}",
+    )
+
+
+def _cut_in_use(wanted: GpuTerms, gpu: Gpu, partitions: frozenset[PartitionId]) -> GpuTerms:
+    kept = frozenset(part for part in partitions if not wanted.offered or not wanted.allows(part))
+    if not kept:
+        return wanted
+    ends = f"the GPU is only what policy {wanted.policy} allows" if wanted.offered else _next(wanted)
+    waiting = f"{_named(gpu, kept)} until released; then {ends}"
+    drain = not wanted.offered or wanted.profiles == frozenset()
+    return replace(
+        wanted,
+        offered=True,
+        whole=wanted.whole and wanted.offered,
+        profiles=wanted.profiles if wanted.offered else frozenset(),
+        sharing=wanted.sharing if wanted.offered else None,
+        kept=kept,
+        taints=(*wanted.taints, *((_draining(wanted),) if drain else ())),
+        waiting=waiting,
+    )
+
+
+def _same(held: SharingTerms | None, wanted: SharingTerms | None) -> bool:
+    if held is None or wanted is None:
+        return held is wanted
+    return (held.strategy, held.interval) == (wanted.strategy, wanted.interval)
+
+
+def _draining(wanted: GpuTerms) -> Taint:
+    return Taint(key=DRAINING_TAINT, value=wanted.policy, effect="NoSchedule")
+
+
+def _named(gpu: Gpu, kept: frozenset[PartitionId]) -> str:
+    names = []
+    for part in sorted(kept):
+        profile = gpu.profile(part.profile_id)
+        names.append(f"{profile.name if profile else f'profile {part.profile_id}'} at memory slice {part.start}")
+    more = len(names) - _MAX_SHOWN
+    text = ", ".join(names[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"MIG {text} {'stays' if len(names) == 1 else 'stay'}"
+
+
+def _next(wanted: GpuTerms) -> str:
+    """What comes once it is free."""
+    source = f" by policy {wanted.policy}" if wanted.policy else ""
+    if not wanted.offered:
+        return f"the GPU is not offered any more{source}"
+    if not wanted.whole:
+        return f"the GPU is offered as MIG partitions only{source}"
+    return f"it is offered {_words(wanted.sharing)}{source}"
+
+
+def _words(sharing: SharingTerms | None) -> str:
+    if sharing is None:
+        return "exclusive"
+    if sharing.strategy is Strategy.MPS:
+        return "shared by MPS"
+    return "time-sliced" if sharing.interval is Interval.DEFAULT else f"time-sliced with interval {sharing.interval}"

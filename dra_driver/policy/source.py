@@ -1,0 +1,147 @@
+"""The policies in force on this node: those of a folder, or the last ones that could be applied.
+
+Owns which set counts. A set counts when every file of it is right and, asked with the node's GPUs, its policies do not
+contradict each other; until then the last set that did stays in force and ``problem`` says why. That set is kept in a
+file, so that a restart does not forget it. Without any such set nothing is offered: a GPU must not become free for all
+because of a spelling mistake. Refuses to know when to look again (the caller's poll) and what is done with terms.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from dra_driver.errors import ConfigurationError, DraError, StorageError
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.terms import Terms, Use
+from dra_driver.policy import last_good
+from dra_driver.policy.folder import Print, fingerprint, read_folder
+from dra_driver.policy.policy_set import PolicySet, read_set
+from dra_driver.policy.resolve import closed, resolve, survey
+
+log = logging.getLogger(__name__)
+
+
+class PolicySource:
+    """Policies of ``folder``; without one, default terms for every GPU. Thread-safe.
+
+    ``last_good`` is the file for the last set that could be applied; its folder has to exist.
+    """
+
+    def __init__(self, folder: Path | None, last_good: Path, node_name: str) -> None:
+        self._folder = folder
+        self._file = last_good
+        self._node_name = node_name
+        self._lock = threading.Lock()  # guards everything below
+        self._seen: Print | None = None
+        self._newest: PolicySet | None = None if folder else PolicySet()  # of right files, not yet known to contradict
+        self._good: PolicySet | None = None if folder else PolicySet()
+        self._saved: PolicySet | None = None
+        self._unreadable: str | None = None
+        self._conflict: str | None = None
+        self._unsaved: str | None = None
+        self._told: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the newest policies are not in force, and what is instead; None while they are. For logs and probes."""
+        with self._lock:
+            return self._problem()
+
+    def load(self) -> None:
+        """Reads the last good set and the folder. Once, before anything else; raises nothing for wrong content."""
+        if self._folder is None:
+            return
+        with self._lock:
+            try:
+                self._good = self._saved = last_good.load(self._file)
+            except DraError as error:
+                log.warning("the last good policies are of no use", extra={"reason": error})
+            self._read(self._folder)
+            self._tell()
+
+    def check(self) -> bool:
+        """Looks at the folder again if its files changed. True when terms have to be worked out again."""
+        if self._folder is None:
+            return False
+        with self._lock:
+            if fingerprint(self._folder) == self._seen:
+                return False
+            before = (self._newest, self._problem())
+            self._read(self._folder)
+            self._tell()
+            return (self._newest, self._problem()) != before
+
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+        """The terms of each GPU, those left out that have the default ones. What is in use stays as it is.
+
+        Makes the newest policies the last good ones, on disk too, when they hold for this node's GPUs.
+        """
+        in_use = tuple(uses)
+        with self._lock:
+            found = self._terms(snapshot, in_use)
+            self._tell()
+            return found
+
+    def _terms(self, snapshot: Snapshot, uses: tuple[Use, ...]) -> Terms:
+        self._conflict = None
+        if self._newest is not None:
+            try:
+                terms = resolve(self._newest.policies, snapshot, uses, self._node_name)
+            except ConfigurationError as error:
+                self._conflict = str(error)
+            else:
+                if snapshot.gpus:  # without any GPU no policies contradict each other, which says nothing
+                    self._adopt(self._newest)
+                return terms
+        if self._good is None:
+            return closed(snapshot, uses)
+        terms, conflicts = survey(self._good.policies, snapshot, uses, self._node_name)
+        if conflicts and self._conflict is None:
+            self._conflict = "; ".join(conflicts[:3])
+        return terms
+
+    def _adopt(self, found: PolicySet) -> None:
+        if found != self._good:
+            names = ", ".join(sorted(policy.name for policy in found.policies)[:20])
+            log.info("policies in force", extra={"count": len(found.policies), "policies": names})
+        self._good = found
+        if self._folder is None or found == self._saved:
+            self._unsaved = None
+            return
+        try:
+            last_good.save(self._file, found)
+        except StorageError as error:
+            self._unsaved = f"the policies in force would be forgotten in a restart: {error}"
+        else:
+            self._saved = found
+            self._unsaved = None
+
+    def _read(self, folder: Path) -> None:
+        # Taken before reading: what changes meanwhile is then seen as a change.
+        self._seen = fingerprint(folder)
+        try:
+            self._newest = read_set(read_folder(folder))
+        except ConfigurationError as error:
+            self._newest = None
+            self._unreadable = str(error)
+        else:
+            self._unreadable = None
+        self._conflict = None
+
+    def _problem(self) -> str | None:
+        reason = self._unreadable or self._conflict
+        if reason is None:
+            return self._unsaved
+        if self._good is None:
+            return f"policies cannot be used, so no GPU is offered: {reason}"
+        if self._conflict is not None and self._newest == self._good:
+            return f"policies contradict each other, so the GPU is not offered: {reason}"
+        return f"policies cannot be used, those of before stay in force: {reason}"
+
+    def _tell(self) -> None:
+        """Logs a new problem once."""
+        problem = self._problem()
+        if problem != self._told and problem is not None:
+            log.warning("policies", extra={"reason": problem})
+        self._told = problem
