@@ -20,6 +20,7 @@ ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
 SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
     "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),
+    "policy": ("dra_driver.cli.policy", "check policies of GPUs"),
     "version": ("dra_driver.cli.version", "print the version"),
 }
 

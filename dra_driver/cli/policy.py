@@ -1,0 +1,117 @@
+"""``dra-driver policy check``: says what is wrong in policy files, and what GPUs become under them.
+
+Owns flags, the walk over paths and the table. What is right is decided by the code that the node process runs
+(``dra_driver.policy``).
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dra_driver.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dra_driver.model.gpu import Gpu
+    from dra_driver.model.terms import GpuTerms
+    from dra_driver.policy.folder import PolicyFile
+
+DESCRIPTION: Final = """\
+Check files of GpuPolicy objects, or folders of them, as the node process would (--policy-dir). With --gpus the policies
+are applied to GPUs of that kind, which also finds policies that contradict each other.
+"""
+EPILOG: Final = "exit status: 0 all is right, 1 something is wrong, 2 wrong usage."
+HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINTS", "ATTRIBUTES")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("policy", help="check policies of GPUs", allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="check policy files",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as --policy-dir takes them")
+    check.add_argument("--gpus", metavar="SPEC", help="try them on GPUs such as 8xh100-sxm5-80gb, or of a YAML file")
+    check.add_argument("--node", metavar="NAME", default="node-1", help="of a node of this name (default: node-1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints complaints, or what became of the policies; the exit status."""
+    from dra_driver.policy.policy_set import examine
+
+    found, wrong = examine(list(_files(args.paths)))
+    for complaint in wrong:
+        print(complaint)
+    if wrong:
+        print(f"{len(wrong)} {'problem' if len(wrong) == 1 else 'problems'}")
+        return 1
+    count = len(found.policies)
+    print(f"{count} {'policy' if count == 1 else 'policies'}, nothing wrong")
+    return _try(found.policies, args.gpus, args.node) if args.gpus else 0
+
+
+def _files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
+    from dra_driver.policy.folder import read_file, read_folder
+
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from read_folder(path)
+            continue
+        try:
+            yield read_file(path)
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _try(policies: Any, spec: str, node_name: str) -> int:
+    from dra_driver.cli.table import render
+    from dra_driver.gpu.simulated import SimulatedBackend
+    from dra_driver.model.terms import terms_of
+    from dra_driver.policy.resolve import survey
+
+    snapshot = SimulatedBackend.from_spec(spec, node_name).snapshot()
+    terms, conflicts = survey(policies, snapshot, (), node_name)
+    print()
+    print(render(HEADINGS, [_row(gpu, terms_of(terms, gpu.uuid)) for gpu in snapshot.gpus]))
+    for conflict in conflicts:
+        print(f"\n{conflict}")
+    return 1 if conflicts else 0
+
+
+def _row(gpu: "Gpu", terms: "GpuTerms") -> Sequence[str]:
+    return (
+        gpu.device_name,
+        gpu.product_name or "",
+        terms.policy,
+        _offer(terms),
+        _profiles(gpu, terms) if terms.offered else "-",
+        ", ".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in terms.taints),
+        ", ".join(f"{name}={value}" for name, value in terms.attributes.items()),
+    )
+
+
+def _offer(terms: "GpuTerms") -> str:
+    if not terms.offered:
+        return "no"
+    if not terms.whole:
+        return "partitions"
+    sharing = terms.sharing
+    if sharing is None:
+        return "exclusive"
+    at_most = f", at most {sharing.max_shares}" if sharing.max_shares else ""
+    interval = f" {sharing.interval}" if sharing.strategy == "TimeSlicing" else ""
+    return f"shared by {sharing.strategy}{interval}{at_most}"
+
+
+def _profiles(gpu: "Gpu", terms: "GpuTerms") -> str:
+    if not gpu.mig_profiles:
+        return "-"
+    if terms.profiles is None:
+        return "all"
+    names = [profile.name for profile in gpu.mig_profiles if profile.profile_id in terms.profiles]
+    return ", ".join(names) or "none"
