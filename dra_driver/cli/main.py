@@ -19,6 +19,7 @@ ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
 # Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its line in the overview.
 SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
+    "mps-host": ("dra_driver.cli.mps_host", "run this node's MPS daemons"),
     "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),
     "policy": ("dra_driver.cli.policy", "check policies of GPUs"),
     "version": ("dra_driver.cli.version", "print the version"),

@@ -1,0 +1,143 @@
+"""What limits a claim's words mean for an MPS daemon or for one of its clients.
+
+Owns the arithmetic and the meaning of per-device keys. Refuses to change anything: all functions are pure. Rules are
+those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1`` ``sharing.go``): memory is told in whole MiB, rounded
+down, and a key of the per-device limits is a position in the group's sorted list of UUIDs, or a UUID. Where that driver
+lets the order of a Go map decide between two limits of one device, they are refused here.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.config.device_config import MpsLimits
+from dra_driver.errors import ClaimError, InvalidParametersError
+from dra_driver.model.ids import ClaimUid, GpuUuid
+from dra_driver.quantity import NANO, Quantity
+from dra_driver.sharing.daemon import MAX_LIMIT_MIB, MpsDaemon
+
+_MIB: Final = 2**20
+_FIELD: Final = "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit"
+_MAX_NAMED: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareLimits:
+    """What one share's client gets as environment; None sets no limit. ``percentage`` is 1 to 100."""
+
+    memory_mib: int | None
+    percentage: int | None
+
+
+def shared_gpu_daemon(gpu: GpuUuid) -> MpsDaemon:
+    """The daemon of a GPU that several claims share. It has no limits of its own: each share brings its own."""
+    return MpsDaemon(id=gpu, devices=(gpu,), gpus=(gpu,))
+
+
+def group_daemon_id(claim: ClaimUid, devices: Iterable[str]) -> str:
+    """The id of the daemon for one claim's devices under one config; another group of the claim has another."""
+    digest = hashlib.sha256(",".join(sorted(devices)).encode()).hexdigest()
+    return f"{claim}-{digest[:8]}"
+
+
+def group_daemon(
+    claim: ClaimUid, *, gpus: Sequence[GpuUuid], partitions: Sequence[str], limits: MpsLimits
+) -> MpsDaemon:
+    """The daemon for the whole GPUs and MIG devices (UUIDs) of a claim that resolved to one config.
+
+    Raises InvalidParametersError, with the field's path, for a per-device key that names none of them, and for two that
+    name one with different limits.
+    """
+    devices = tuple(sorted((*gpus, *partitions)))
+    return MpsDaemon(
+        id=group_daemon_id(claim, devices),
+        devices=devices,
+        gpus=tuple(sorted(gpus)),
+        default_percentage=limits.default_percentage,
+        memory_limits=memory_limits(limits, devices),
+    )
+
+
+def memory_limits(limits: MpsLimits, devices: Sequence[str]) -> dict[str, int]:
+    """Device UUID -> MiB: the default for all, then what is said for one. ``devices`` are sorted."""
+    found: dict[str, int] = {}
+    if limits.default_memory is not None:
+        default = whole_mib(limits.default_memory, "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit")
+        found = dict.fromkeys(devices, default)
+    named: dict[str, tuple[str, int]] = {}
+    for key, text in limits.per_device.items():
+        device = _device(key, devices)
+        limit = whole_mib(text, f"{_FIELD}.{key}")
+        before = named.setdefault(device, (key, limit))
+        if before[1] != limit:
+            raise InvalidParametersError(
+                f"{_FIELD}: {before[0]!r} and {key!r} both name {device} and say {before[1]}Mi and {limit}Mi: leave one"
+                " of them away"
+            )
+        found[device] = limit
+    return found
+
+
+def whole_mib(text: str, field: str) -> int:
+    """A quantity in whole MiB, rounded down. Raises InvalidParametersError below 1 MiB and above any GPU."""
+    try:
+        mib = Quantity.parse(text).nano // (_MIB * NANO)
+    except ValueError as error:
+        raise InvalidParametersError(f"{field}: {error}") from error
+    if not 1 <= mib <= MAX_LIMIT_MIB:
+        raise InvalidParametersError(f"{field}: expected 1Mi to {MAX_LIMIT_MIB // 2**20}Ti, got {text!r}")
+    return mib
+
+
+def share_limits(consumed: Mapping[str, str]) -> ShareLimits:
+    """The limits of a share that consumed these capacities (``memory``, ``computePercent``, as quantities).
+
+    All of the multiprocessors is no limit. Raises ClaimError when the allocation holds what cannot have been published.
+    """
+    return ShareLimits(memory_mib=_consumed_memory(consumed), percentage=_consumed_percentage(consumed))
+
+
+def _consumed_memory(consumed: Mapping[str, str]) -> int | None:
+    if "memory" not in consumed:
+        return None
+    mib = _consumed(consumed, "memory").nano // (_MIB * NANO)
+    if not 1 <= mib <= MAX_LIMIT_MIB:
+        raise ClaimError(
+            f"the allocation consumes memory {consumed['memory']!r} of a shared GPU, expected at least 1Mi: delete the"
+            " claim and make it again"
+        )
+    return mib
+
+
+def _consumed_percentage(consumed: Mapping[str, str]) -> int | None:
+    if "computePercent" not in consumed:
+        return None
+    percentage = _consumed(consumed, "computePercent")
+    if not percentage.is_integer() or not 1 <= percentage.as_int() <= 100:
+        raise ClaimError(
+            f"the allocation consumes computePercent {consumed['computePercent']!r} of a shared GPU, expected a whole"
+            " number from 1 to 100: delete the claim and make it again"
+        )
+    return percentage.as_int() if percentage.as_int() < 100 else None
+
+
+def _consumed(consumed: Mapping[str, str], name: str) -> Quantity:
+    try:
+        return Quantity.parse(consumed[name])
+    except ValueError as error:
+        raise ClaimError(f"the allocation's consumed capacity {name}: {error}") from error
+
+
+def _device(key: str, devices: Sequence[str]) -> str:
+    if key in devices:
+        return key
+    if key.isascii() and key.isdigit() and len(key) <= 4 and int(key) < len(devices):
+        return devices[int(key)]
+    more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
+    positions = "0" if len(devices) == 1 else f"0 to {len(devices) - 1}"
+    shown = key if len(key) <= 60 else f"{key[:59]}…"
+    raise InvalidParametersError(
+        f"{_FIELD}: {shown!r} names no device of this config: expected a position, {positions}, or one of"
+        f" {', '.join(devices[:_MAX_NAMED])}{more}"
+    )

@@ -1,0 +1,221 @@
+"""The MPS host: one process per node whose children are the MPS daemons that the node's claims need.
+
+Owns the loop, the lock that makes it one per node, and the folders of shared memory. Refuses to know claims and GPUs:
+it does what the files below its root say (``folders.py``) and says there what became of it.
+
+A process of its own, in a DaemonSet of its own, because a daemon's death ends the CUDA contexts of its clients: the
+node process can be updated and restarted while pods compute. The daemons are this process' children and end with it.
+Taking over daemons of a former host is not tried: the container that it ran in takes them down with it, so there would
+never be one, except where the host is run by hand.
+
+Start: the lock; what a former host left (processes, statuses, shared memory) is removed; then the loop finds what
+should run. Stop: every daemon is asked to quit and killed if it does not, within `STOP_S`.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.sharing import control, leftovers, logfiles
+from dra_driver.sharing.control import ControlProgram
+from dra_driver.sharing.daemon import MpsDaemon, check_id
+from dra_driver.sharing.folders import MpsFolders, remove_tree, storage
+from dra_driver.sharing.process import Clock, Sleep
+from dra_driver.sharing.supervise import Supervised
+
+log = logging.getLogger(__name__)
+
+MAX_DAEMONS: Final = 256
+IDLE_S, BUSY_S = 0.1, 0.02
+"""Between two looks at the files. A look at ten daemons takes a tenth of a millisecond."""
+LOGS_EVERY_S: Final = 10.0
+STOP_S: Final = 9.0
+"""Everything has ended by then. A pod's grace period has to be longer."""
+LOCK_WAIT_S: Final = 30.0
+"""How long a predecessor that is on its way out is waited for."""
+LEFTOVERS_S: Final = 2.0
+
+_FileKey = tuple[int, int, int]
+
+
+class MpsHost:
+    """The daemons of one node. For one thread: `start`, `step` until it is time to go, `stop`.
+
+    ``shm_root`` is the folder whose subfolders are shared memory, on a tmpfs, under the same path to this process and
+    to the container runtime; it belongs to this host alone. Without ``program.private`` it is itself what all daemons
+    share.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        program: ControlProgram,
+        shm_root: Path,
+        *,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._folders = MpsFolders(root)
+        self._program = program
+        self._shm_root = shm_root
+        self._sleep = sleep
+        self._clock = clock
+        self._lock: int | None = None
+        self._running: dict[str, Supervised] = {}
+        self._seen: dict[str, tuple[_FileKey, MpsDaemon | None]] = {}
+        self._shorten_at = clock()
+        self._complaint = ""
+
+    def start(self) -> None:
+        """Take the lock and clear up. Raises ConfigurationError when another host runs, StorageError when the folders
+        cannot be used."""
+        self._folders.make()
+        self._take_lock()
+        left = leftovers.kill(
+            control.MARK, self._folders.daemons, within_s=LEFTOVERS_S, sleep=self._sleep, clock=self._clock
+        )
+        if left:
+            log.error("processes of a former MPS host cannot be killed", extra={"pids": left})
+        for daemon_id in self._folders.ids():
+            self._folders.of(daemon_id).clear_status()
+        with storage(f"make the folder for shared memory, {self._shm_root}"):
+            self._shm_root.mkdir(mode=0o711, parents=True, exist_ok=True)
+            self._shm_root.chmod(0o711 if self._program.private else 0o1777)
+        self._remove_memory_of_the_gone()
+        log.info("MPS host started", extra={"root": self._folders.root, "daemons": self._folders.ids()})
+
+    def step(self) -> float:
+        """Do what can be done now; returns after how many seconds there may be more. Raises nothing."""
+        try:
+            self._follow()
+        except StorageError as error:
+            self._complain(str(error))
+        for daemon_id, supervised in list(self._running.items()):
+            supervised.step()
+            if supervised.is_gone:
+                del self._running[daemon_id]
+                self._remove_memory(daemon_id)
+        if self._clock() >= self._shorten_at:
+            self._shorten_at = self._clock() + LOGS_EVERY_S
+            for supervised in self._running.values():
+                logfiles.shorten(supervised.folder.log)
+        return BUSY_S if any(one.is_moving for one in self._running.values()) else IDLE_S
+
+    def stop(self) -> None:
+        """End all daemons, within `STOP_S`, and let go of the lock. Idempotent."""
+        deadline = self._clock() + STOP_S
+        for supervised in self._running.values():
+            supervised.end()
+        while self._running and self._clock() < deadline:
+            for daemon_id, supervised in list(self._running.items()):
+                supervised.step()
+                if supervised.is_gone:
+                    del self._running[daemon_id]
+                    self._remove_memory(daemon_id)
+            self._sleep(BUSY_S)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            log.info("MPS host stopped", extra={"left": tuple(self._running)})
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """`start`, the loop, `stop`. ``is_over`` is asked after every pause."""
+        self.start()
+        try:
+            while not is_over():
+                self._sleep(self.step())
+        finally:
+            self.stop()
+
+    def _follow(self) -> None:
+        """Begin what is wanted and does not run, end what runs and is not wanted."""
+        wanted = self._wanted()
+        for daemon_id, supervised in self._running.items():
+            if wanted.get(daemon_id) != supervised.daemon:
+                supervised.end()
+        for daemon_id, daemon in wanted.items():
+            if daemon_id in self._running:
+                continue
+            if len(self._running) >= MAX_DAEMONS:
+                self._complain(f"{len(wanted)} MPS daemons are wanted, at most {MAX_DAEMONS} are run")
+                return
+            self._running[daemon_id] = Supervised(
+                daemon, self._folders.of(daemon_id), self._program, self._memory(daemon_id), clock=self._clock
+            )
+
+    def _wanted(self) -> dict[str, MpsDaemon]:
+        """What should run, by id. A file is read again only when it is another one."""
+        seen: dict[str, tuple[_FileKey, MpsDaemon | None]] = {}
+        for daemon_id in self._folders.ids():
+            folder = self._folders.of(daemon_id)
+            try:
+                status = folder.desired.stat()
+            except OSError:
+                continue
+            key = (status.st_mtime_ns, status.st_ino, status.st_size)
+            before = self._seen.get(daemon_id)
+            if before is not None and before[0] == key:
+                seen[daemon_id] = before
+                continue
+            daemon = folder.read_desired()
+            if daemon is None:
+                log.error("a file does not hold an MPS daemon", extra={"file": folder.desired})
+            seen[daemon_id] = (key, daemon)
+        self._seen = seen
+        return {daemon_id: daemon for daemon_id, (_, daemon) in seen.items() if daemon is not None}
+
+    def _complain(self, problem: str) -> None:
+        """Once, not ten times a second."""
+        if problem != self._complaint:
+            self._complaint = problem
+            log.error("the MPS host cannot do all that is wanted", extra={"reason": problem})
+
+    def _take_lock(self) -> None:
+        with storage(f"open {self._folders.lock}"):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._folders.lock, flags, 0o644)
+        deadline = self._clock() + LOCK_WAIT_S
+        told = False
+        # Whoever only asks whether a host lives holds the lock for a moment, too.
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if self._clock() >= deadline:
+                    holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
+                    os.close(descriptor)
+                    raise ConfigurationError(
+                        f"another MPS host runs on this node (lock {self._folders.lock}, held by {holder}): there is"
+                        " one per node and driver; stop it first"
+                    ) from error
+            if not told and self._clock() >= deadline - LOCK_WAIT_S + 1.0:
+                told = True
+                log.info("waiting for another MPS host to end", extra={"lock": self._folders.lock})
+            self._sleep(BUSY_S)
+        self._lock = descriptor
+        with suppress(OSError):  # only a help for somebody who looks; a full disk must not keep daemons from running
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+
+    def _memory(self, daemon_id: str) -> Path:
+        return self._shm_root / check_id(daemon_id) if self._program.private else self._shm_root
+
+    def _remove_memory(self, daemon_id: str) -> None:
+        if self._program.private and daemon_id not in self._running:
+            try:
+                remove_tree(self._memory(daemon_id))
+            except OSError as error:
+                log.warning("shared memory is left over", extra={"daemon": daemon_id, "reason": str(error)})
+
+    def _remove_memory_of_the_gone(self) -> None:
+        if self._program.private:
+            with suppress(OSError, ValueError):
+                for name in os.listdir(self._shm_root):  # noqa: PTH208 - names, not paths
+                    self._remove_memory(check_id(name))

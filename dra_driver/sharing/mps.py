@@ -1,0 +1,211 @@
+"""What the node process asks of MPS: a daemon that is ready, and later gone.
+
+Owns the order of files, notes, compute mode and waiting, and the sentences about what did not come about in time.
+Refuses to start a process: that is the MPS host's (``host.py``), whose life does not depend on this one.
+
+A process that dies between any two steps leaves a folder, which `daemons` lists, and notes; the same call again, or
+`release`, puts things right.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import DraError, MpsUnavailableError, StorageError
+from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.model.ids import GpuUuid
+from dra_driver.sharing import compute_mode
+from dra_driver.sharing.compute_mode import GpuNotes
+from dra_driver.sharing.daemon import MpsDaemon
+from dra_driver.sharing.folders import DaemonFolder, MpsFolders, Status
+from dra_driver.sharing.process import Clock, Sleep
+
+__all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]
+
+log = logging.getLogger(__name__)
+
+MAX_DAEMONS: Final = 256
+"""More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
+HOST_GRACE_S: Final = 1.0
+"""How long a host that is being restarted is waited for before anything is done."""
+UNDO_S: Final = 5.0
+"""How long taking back what a failed call did may take beyond the caller's own limit."""
+_STEP_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsDirectories:
+    """A daemon's folders, as paths for the container runtime: the pipes, and what is ``/dev/shm`` to daemon and
+    clients."""
+
+    pipe: Path
+    shm: Path
+
+
+class MpsClient:
+    """Asks the node's MPS host for daemons, through files below ``root``. Keeps nothing between calls.
+
+    The caller holds the locks of a daemon's GPUs; under them the methods may be called from any thread. They raise
+    MpsUnavailableError, StorageError, what `GpuControl` raises, and ValueError for an id that cannot be one.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        control: GpuControl,
+        notes: GpuNotes,
+        *,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._folders = MpsFolders(root)
+        self._control = control
+        self._notes = notes
+        self._sleep = sleep
+        self._clock = clock
+
+    def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None:
+        """Have the daemon run, with exactly these limits, and wait until clients can connect. Idempotent.
+
+        A daemon of the same id and other limits is replaced, which ends the work of its clients. A call that fails has
+        taken back what it did, in at most `UNDO_S` more: a daemon that was there before is there still.
+        """
+        deadline = self._clock() + within_s
+        folder = self._folders.of(daemon.id)
+        self._check_host(daemon, deadline)
+        self._check_others(daemon)
+        before = folder.read_desired()
+        try:
+            folder.make()
+            for gpu in daemon.gpus:
+                compute_mode.borrow(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            if before != daemon:
+                folder.write_desired(daemon)
+            self._wait_ready(daemon, folder, deadline)
+        except DraError:
+            self._undo(daemon, folder, before)
+            raise
+        if before != daemon:
+            log.info("MPS daemon ready", extra={"daemon": daemon.id, "devices": daemon.devices})
+
+    def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
+        """Have the daemon end, wait until it has (or no host runs it), give compute modes back, remove its folder.
+
+        ``gpus`` are added to those that the daemon's own file names. Idempotent: an unknown id is success, with the
+        modes of ``gpus`` given back. After a failure, and after a death, the call can be repeated.
+        """
+        deadline = self._clock() + within_s
+        folder = self._folders.of(daemon_id)
+        known = folder.read_any()
+        folder.release()
+        while folder.read_status() is not None and self._folders.host_lives():
+            if self._clock() >= deadline:
+                raise MpsUnavailableError(
+                    f"MPS daemon {daemon_id} did not end within {within_s:.1f} s, {_said(folder.read_status())}: look"
+                    " at the log of this node's dra-driver mps-host; it is tried again"
+                )
+            self._sleep(_STEP_S)
+        for gpu in sorted({*gpus, *(known.gpus if known else ())}):
+            compute_mode.give_back(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+        self._remove(folder, deadline)
+        if known is not None:
+            log.info("MPS daemon gone", extra={"daemon": daemon_id})
+
+    def daemons(self) -> tuple[str, ...]:
+        """Ids of all daemons that were asked for and not released to the end, half-made ones too, ascending."""
+        return self._folders.ids()
+
+    def daemon(self, daemon_id: str) -> MpsDaemon | None:
+        """What was asked for under that id; None when nothing was, or when the one who asked died before writing it."""
+        return self._folders.of(daemon_id).read_any()
+
+    def directories(self, daemon_id: str) -> MpsDirectories:
+        """Where clients meet the daemon. Raises MpsUnavailableError before it was ever ready."""
+        folder = self._folders.of(daemon_id)
+        status = folder.read_status()
+        if status is None or not status.shm.startswith("/"):
+            raise MpsUnavailableError(
+                f"MPS daemon {daemon_id} has no shared memory yet: the node's dra-driver mps-host has not started it"
+            )
+        return MpsDirectories(pipe=folder.pipe, shm=Path(status.shm))
+
+    def _check_host(self, daemon: MpsDaemon, deadline: float) -> None:
+        """Raise before anything is done when nobody would start the daemon."""
+        until = min(deadline, self._clock() + HOST_GRACE_S)
+        while not self._folders.host_lives():
+            if self._clock() >= until:
+                raise MpsUnavailableError(self._no_host(daemon))
+            self._sleep(_STEP_S)
+
+    def _check_others(self, daemon: MpsDaemon) -> None:
+        """A GPU is under one daemon at most: in compute mode EXCLUSIVE_PROCESS a second one could not open it."""
+        others = [daemon_id for daemon_id in self._folders.ids() if daemon_id != daemon.id]
+        if len(others) >= MAX_DAEMONS:
+            raise MpsUnavailableError(
+                f"there are {len(others)} MPS daemons on this node, at most {MAX_DAEMONS} are run: remove the folders"
+                f" of those that no claim needs from {self._folders.daemons}"
+            )
+        for daemon_id in others:
+            other = self._folders.of(daemon_id).read_desired()
+            shared = set(other.devices).intersection(daemon.devices) if other else ()
+            if shared:
+                raise MpsUnavailableError(
+                    f"{min(shared)} is under MPS daemon {daemon_id} already and cannot be under {daemon.id} too: it is"
+                    " tried again when that one has been released"
+                )
+
+    def _wait_ready(self, daemon: MpsDaemon, folder: DaemonFolder, deadline: float) -> None:
+        while True:
+            status = folder.read_status()
+            alive = self._folders.host_lives()
+            if alive and status is not None and status.generation == daemon.generation:
+                if status.state == "ready":
+                    return
+                if status.state == "failed" and status.restarts > 0:
+                    raise MpsUnavailableError(f"MPS daemon {daemon.id} {_said(status)}; {_ADVICE}")
+            if self._clock() >= deadline:
+                raise MpsUnavailableError(
+                    f"MPS daemon {daemon.id} is not ready in time: {_said(status)}; {_ADVICE}"
+                    if alive
+                    else self._no_host(daemon)
+                )
+            self._sleep(_STEP_S)
+
+    def _no_host(self, daemon: MpsDaemon) -> str:
+        return (
+            f"MPS daemon {daemon.id} for {', '.join(daemon.devices)} cannot run: no dra-driver mps-host runs on this"
+            f" node (nobody holds {self._folders.lock}). Install the DaemonSet dra-driver-mps-host of deploy/base, or"
+            " look why its pod on this node does not run; the pod that waits is tried again"
+        )
+
+    def _undo(self, daemon: MpsDaemon, folder: DaemonFolder, before: MpsDaemon | None) -> None:
+        """Never raises: the first error is the one that is told."""
+        try:
+            if before is None:
+                self.release(daemon.id, daemon.gpus, within_s=UNDO_S)
+            elif before != daemon:
+                folder.write_desired(before)
+        except DraError as error:
+            log.warning("an MPS daemon is not taken back yet", extra={"daemon": daemon.id, "reason": str(error)})
+
+    def _remove(self, folder: DaemonFolder, deadline: float) -> None:
+        """Clients may still write into the pipe's folder while it is removed, so once more helps."""
+        while True:
+            try:
+                return folder.remove()
+            except StorageError:
+                if self._clock() >= deadline:
+                    raise
+                self._sleep(_STEP_S)
+
+
+_ADVICE: Final = "the daemon's log is beside its pipes on the node, the host's is that of the pod dra-driver-mps-host"
+
+
+def _said(status: Status | None) -> str:
+    if status is None:
+        return "this node's dra-driver mps-host has not taken it up"
+    return f"{status.state}, {status.reason}" if status.reason else status.state

@@ -1,0 +1,166 @@
+"""Running a program of the driver without ever waiting for it longer than agreed.
+
+Owns the deadline, the bounded output and the end of everything that the program started. Refuses to know what is run
+and what its answer means. NVIDIA's tools talk to a kernel driver that may be stuck, and a process that waits there
+cannot even be killed, so the end of the wait never depends on the end of the process.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+MAX_OUTPUT: Final = 16 * 1024
+MAX_SHOWN: Final = 300
+REAP_S: Final = 1.0
+"""How long after SIGKILL the end of a process is waited for."""
+_MAX_STDIN: Final = 4096  # what fits any pipe at once, so that writing it cannot block
+_STEP_S: Final = 0.01  # between two looks where the kernel has no pidfd (before Linux 5.3)
+_MAX_WAIT_S: Final = 0.25
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+Prepare = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal.
+
+    ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck`` tells that not even SIGKILL ended
+    it: it waits in the kernel.
+    """
+
+    status: int | None
+    output: str
+    stuck: bool = False
+
+
+class Running:
+    """One run of a program, in a process group of its own, that is looked at with `poll` or waited for with `wait`.
+
+    ``prepare`` runs in the child between fork and exec: only for processes of one thread. Raises OSError when the
+    program cannot be started. For one thread; nothing is left behind except a process that the kernel does not let go.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        within_s: float,
+        stdin: str = "",
+        prepare: Prepare | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._deadline = clock() + within_s
+        self._killed_at: float | None = None
+        self._kept = bytearray()
+        self._reading, writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        source = _filled_pipe(stdin)
+        try:
+            self._process = subprocess.Popen(
+                list(arguments),
+                env=dict(environment),
+                stdin=source,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - see the docstring: callers that give one have one thread
+            )
+        except BaseException:
+            os.close(self._reading)
+            raise
+        finally:
+            os.close(source)
+            os.close(writing)
+
+    def poll(self) -> Ended | None:
+        """How it ended, None while it runs. Kills the whole group at the deadline. Never waits."""
+        self._read()
+        status = self._process.poll()
+        if status is not None:
+            self._read()
+            return self._end(None if self._killed_at is not None else status)
+        now = self._clock()
+        if self._killed_at is None and now >= self._deadline:
+            self._killed_at = now
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._killed_at is not None and now >= self._killed_at + REAP_S:
+            return self._end(None, stuck=True)
+        return None
+
+    def wait(self) -> Ended:
+        """How it ended; returns at the deadline and `REAP_S` at the latest."""
+        poller = select.poll()
+        step = _STEP_S
+        with suppress(OSError):  # no pidfd: an old kernel, or a seccomp profile that does not know the call
+            pidfd = os.pidfd_open(self._process.pid)
+            poller.register(pidfd, select.POLLIN)
+            step = _MAX_WAIT_S
+        try:
+            while (ended := self.poll()) is None:
+                left = max(self._deadline - self._clock(), _STEP_S)
+                poller.poll(1000 * min(left, step))
+            return ended
+        finally:
+            if step == _MAX_WAIT_S:
+                os.close(pidfd)
+
+    def abandon(self) -> None:
+        """Kill it now; nobody wants to know how it ended. Waits a moment for that, and not longer."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_MAX_WAIT_S)
+        self._end(None)
+
+    def _read(self) -> None:
+        """Take what was printed, so that a full pipe never stops the program, and keep the beginning of it."""
+        while self._reading >= 0:
+            try:
+                piece = os.read(self._reading, MAX_OUTPUT)
+            except BlockingIOError:
+                return
+            if not piece:
+                return
+            self._kept += piece[: MAX_OUTPUT - len(self._kept)]
+
+    def _end(self, status: int | None, *, stuck: bool = False) -> Ended:
+        if self._reading >= 0:
+            os.close(self._reading)
+            self._reading = -1
+        return Ended(status=status, output=self._kept.decode(errors="replace"), stuck=stuck)
+
+
+def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: float, stdin: str = "") -> Ended:
+    """Run it to its end or for ``within_s`` seconds. Raises OSError when it cannot be started."""
+    return Running(arguments, environment=environment, within_s=within_s, stdin=stdin).wait()
+
+
+def shown(output: str) -> str:
+    """What a program printed, on one line, printable and short enough for an event."""
+    line = " ".join(output.split())
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    if not text:
+        return "nothing"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def _filled_pipe(text: str) -> int:
+    data = text.encode()
+    if len(data) > _MAX_STDIN:
+        raise ValueError(f"a program is given at most {_MAX_STDIN} bytes, not {len(data)}")
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    with open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor, not a path
+        pipe.write(data)
+    return reading

@@ -1,0 +1,64 @@
+"""Where the programs of the NVIDIA driver are below its root.
+
+Owns the search order and what a program needs around it when the root is not ``/``. Refuses to run anything.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from dra_driver.gpu.library import FOLDERS as LIBRARY_FOLDERS
+from dra_driver.gpu.library import resolve_below
+
+PROGRAM_FOLDERS: Final = ("opt/bin", "usr/bin", "usr/sbin", "bin", "sbin")
+"""The order in which NVIDIA's container toolkit looks."""
+OWN_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+_LIBCUDA: Final = "libcuda.so.1"
+
+
+def find_program(root: str, name: str) -> str | None:
+    """Full path, links followed inside ``root``, of the program; None when there is none that can be executed."""
+    for folder in PROGRAM_FOLDERS:
+        found = resolve_below(Path(root), f"{folder}/{name}")
+        if found is not None and _is_program(found):
+            return str(found)
+    return None
+
+
+def inside(root: str, path: str) -> str:
+    """The path as a process sees it whose root is ``root``."""
+    return "/" + os.path.relpath(path, root)
+
+
+def has_shell(root: str) -> bool:
+    """Whether ``root`` is a whole system that a process can live in, and not just a folder with the driver's files."""
+    found = resolve_below(Path(root), "bin/sh")
+    return found is not None and _is_program(found)
+
+
+def search_path(root: str) -> str:
+    """``PATH`` with the root's folders first, so that the driver's programs find each other."""
+    if is_own(root):
+        return OWN_PATH
+    return ":".join([*(str(Path(root) / folder) for folder in PROGRAM_FOLDERS), OWN_PATH])
+
+
+def library_folder(root: str) -> str | None:
+    """The folder with ``libcuda.so.1`` below ``root``; None where there is none."""
+    for folder in LIBRARY_FOLDERS:
+        if (Path(root) / folder / _LIBCUDA).is_symlink() or (Path(root) / folder / _LIBCUDA).is_file():
+            return str(Path(root) / folder)
+    return None
+
+
+def is_own(root: str) -> bool:
+    """Whether the root is this process' own."""
+    return root in ("", "/")
+
+
+def _is_program(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.X_OK)
+    except OSError:
+        return False

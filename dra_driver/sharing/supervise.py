@@ -1,0 +1,295 @@
+"""One MPS daemon from its start to its end, in steps that never wait.
+
+Owns the order: start, ask until it answers, set the defaults, ready, watch, start again when it ended, quit when nobody
+wants it. Refuses to know who wants it (``host.py``) and how it is called (``control.py``). Each step looks at the clock
+and at what is under way, so that a daemon that hangs holds up no other; only the end of processes that were just killed
+is waited for.
+
+    waiting ──▶ starting ──▶ ready ──▶ ending ──▶ gone
+       ▲            │           │
+       └── failed ◀─┴───────────┘   with a pause that doubles, until it was ready for a minute
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import CommandError, StorageError
+from dra_driver.sharing import control, leftovers, logfiles
+from dra_driver.sharing.control import ControlProgram
+from dra_driver.sharing.daemon import MpsDaemon
+from dra_driver.sharing.folders import DaemonFolder, State, Status
+from dra_driver.sharing.process import Clock, Running, shown
+
+log = logging.getLogger(__name__)
+
+COMMAND_S: Final = 5.0
+"""How long one command may take; a daemon answers within milliseconds."""
+START_S: Final = 15.0
+"""How long a daemon may take from its start to being ready."""
+ASK_AGAIN_S: Final = 0.05
+FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_S = 0.5, 30.0, 60.0
+CHECK_EVERY_S: Final = 60.0
+QUIT_S, TERM_S, KILL_S = 3.0, 2.0, 2.0
+"""What an end may take: to let clients finish what they do, to react to SIGTERM, to be gone after SIGKILL."""
+
+
+class _Phase(Enum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    ENDING = "ending"
+    GONE = "gone"
+
+
+class Supervised:
+    """One daemon under supervision. Used by one thread: `step` often, `end` once, then `step` until `is_gone`."""
+
+    def __init__(
+        self,
+        daemon: MpsDaemon,
+        folder: DaemonFolder,
+        program: ControlProgram,
+        shm: Path,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.daemon = daemon
+        self.folder = folder
+        self._program = program
+        self._shm = shm
+        self._clock = clock
+        self._phase = _Phase.WAITING
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: tuple[str, Running] | None = None
+        self._to_set: list[str] = []
+        self._next_at = clock()
+        self._phase_since = clock()
+        self._pause_s = FIRST_PAUSE_S
+        self._restarts = 0
+        self._signals: list[int] = []
+        self._told: Status | None = None
+        self._answered = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended for good and its status is cleared."""
+        return self._phase is _Phase.GONE
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it takes looks in quick succession to get on."""
+        return self._phase in (_Phase.STARTING, _Phase.ENDING)
+
+    def end(self) -> None:
+        """Begin to end it, for good. Idempotent."""
+        if self._phase in (_Phase.ENDING, _Phase.GONE):
+            return
+        self._drop_question()
+        self._signals = [signal.SIGTERM, signal.SIGKILL]
+        self._enter(_Phase.ENDING)
+        if self._process is not None:
+            self._tell("stopping", "nobody needs it any more")
+            self._ask(control.QUIT, QUIT_S)
+            self._next_at = self._clock() + QUIT_S
+
+    def step(self) -> None:
+        """Do what can be done now. Raises nothing: what goes wrong is in the status and in the log."""
+        match self._phase:
+            case _Phase.WAITING if self._clock() >= self._next_at:
+                self._start()
+            case _Phase.STARTING:
+                self._get_ready()
+            case _Phase.READY:
+                self._watch()
+            case _Phase.ENDING:
+                self._get_gone()
+
+    def _start(self) -> None:
+        self._tell("starting", "its program is being started")
+        if self.folder.read_desired() != self.daemon:
+            # Whoever released it looked for a status, and found none, before this one was written.
+            self._finish()
+            return
+        try:
+            self._shm.mkdir(mode=0o1777, parents=True, exist_ok=True)
+            self._shm.chmod(0o1777)  # as /dev/shm everywhere: any user makes files, and removes only their own
+            self.folder.make()
+            self._spawn()
+        except (OSError, CommandError, StorageError) as error:
+            self._fail(str(error))
+            return
+        self._to_set = list(control.defaults(self.daemon))
+        self._next_at = self._clock()
+        self._enter(_Phase.STARTING)
+        self._tell("starting", "its program runs and has not answered yet")
+
+    def _spawn(self) -> None:
+        output = logfiles.open_output(self.folder.log)
+        try:
+            self._process = self._program.start(self.daemon, self.folder, self._shm, output)
+        finally:
+            os.close(output)
+
+    def _get_ready(self) -> None:
+        if self._has_ended():
+            return
+        if self._clock() >= self._phase_since + START_S:
+            reason = self._told.reason if self._told else ""
+            self._abort(f"it was not ready {START_S:.0f} s after its start: {reason}")
+            return
+        answer = self._answer()
+        if answer is not None:
+            self._take_answer(*answer)
+        elif self._asked is None and self._clock() >= self._next_at:
+            self._ask(self._to_set[0] if self._answered else control.PROBE, COMMAND_S)
+
+    def _take_answer(self, command: str, problem: str | None) -> None:
+        if problem is not None and command == control.PROBE:
+            self._tell("starting", f"it does not answer yet: {problem}")
+            self._next_at = self._clock() + ASK_AGAIN_S
+            return
+        if problem is not None:
+            self._abort(problem)
+            return
+        if command != control.PROBE:
+            self._to_set.remove(command)
+        if self._to_set:
+            self._ask(self._to_set[0], COMMAND_S)
+            return
+        self._enter(_Phase.READY)
+        self._next_at = self._clock() + CHECK_EVERY_S
+        self._tell("ready", "")
+        log.info("MPS daemon ready", extra={"daemon": self.daemon.id, "restarts": self._restarts})
+
+    def _watch(self) -> None:
+        if self._has_ended():
+            return
+        now = self._clock()
+        if now >= self._phase_since + SETTLED_S:
+            self._pause_s = FIRST_PAUSE_S
+        answer = self._answer()
+        if answer is not None:
+            # A daemon that does not answer takes no new clients, but those that it has go on: it is not ended for that.
+            problem = answer[1]
+            self._tell("failed" if problem else "ready", f"it does not answer any more: {problem}" if problem else "")
+            self._next_at = now + CHECK_EVERY_S
+        elif self._asked is None and now >= self._next_at:
+            self._ask(control.HEALTH, COMMAND_S)
+
+    def _get_gone(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._kill_rest()
+            self._finish()
+        elif self._clock() >= self._next_at:
+            if not self._signals:
+                log.error("an MPS daemon does not end even when killed", extra={"daemon": self.daemon.id})
+                self._finish()
+                return
+            number = self._signals.pop(0)
+            self._signal(number)
+            self._next_at = self._clock() + (TERM_S if number == signal.SIGTERM else KILL_S)
+        elif self._asked is not None:
+            self._answer()
+
+    def _has_ended(self) -> bool:
+        """Whether the process is gone although it should run; then it is `_fail`ed."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        status = self._process.returncode
+        self._kill_rest()
+        words = logfiles.last_words(self.folder.log)
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        self._fail(f"its program ended with {how}; it printed last: {shown(words)}")
+        return True
+
+    def _abort(self, reason: str) -> None:
+        self._signal(signal.SIGKILL)
+        self._kill_rest()
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._drop_question()
+        self._process = None
+        log.warning("MPS daemon failed", extra={"daemon": self.daemon.id, "reason": reason, "again_s": self._pause_s})
+        self._tell("failed", reason)
+        self._next_at = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._restarts += 1
+        self._enter(_Phase.WAITING)
+
+    def _finish(self) -> None:
+        self._drop_question()
+        self._process = None
+        with suppress(StorageError):
+            self.folder.clear_status()
+        self._enter(_Phase.GONE)
+        log.info("MPS daemon ended", extra={"daemon": self.daemon.id})
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _kill_rest(self) -> None:
+        """Servers that outlived their daemon: no new daemon could open the GPU beside them."""
+        with suppress(subprocess.TimeoutExpired):
+            if self._process is not None:
+                self._process.wait(timeout=KILL_S)
+        left = leftovers.kill(control.MARK, self.folder.path, within_s=KILL_S)
+        if left:
+            log.error("processes of an MPS daemon cannot be killed", extra={"daemon": self.daemon.id, "pids": left})
+
+    def _ask(self, command: str, within_s: float) -> None:
+        try:
+            running = self._program.tell(command, self.folder, self._shm, within_s=within_s, clock=self._clock)
+        except CommandError as error:
+            self._tell("failed", str(error))
+            self._next_at = self._clock() + COMMAND_S
+            return
+        self._asked = (command, running)
+
+    def _answer(self) -> tuple[str, str | None] | None:
+        """The command that was answered, and why it did not do what it should; None while there is no answer."""
+        ended = self._asked[1].poll() if self._asked else None
+        if self._asked is None or ended is None:
+            return None
+        command, self._asked = self._asked[0], None
+        problem = control.refusal(command, ended)
+        if command == control.PROBE and problem is None:
+            self._answered = True
+        return command, problem
+
+    def _drop_question(self) -> None:
+        if self._asked is not None:
+            self._asked[1].abandon()
+            self._asked = None
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._phase_since = self._clock()
+        self._answered = False
+
+    def _tell(self, state: State, reason: str) -> None:
+        status = Status(
+            generation=self.daemon.generation,
+            state=state,
+            reason=reason,
+            pid=self._process.pid if self._process else None,
+            restarts=self._restarts,
+            shm=str(self._shm),
+        )
+        if status == self._told:
+            return
+        try:
+            self.folder.write_status(status)
+        except StorageError as error:
+            log.warning("a status cannot be written", extra={"daemon": self.daemon.id, "reason": str(error)})
+            return
+        self._told = status
