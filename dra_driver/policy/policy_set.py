@@ -66,7 +66,9 @@ def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
     for file in files:
         for document in _documents(file, wrong):
             if found := _problems(document, places):
-                wrong.extend(Complaint(file.name, document.line_of(problem.path), problem) for problem in found)
+                places_of = [(document.line_of(problem.path), problem) for problem in found]
+                places_of.sort(key=lambda item: item[0] or 0)
+                wrong.extend(Complaint(file.name, line, problem) for line, problem in places_of)
                 continue
             places[document.value["metadata"]["name"]] = _place(file, document)
             written.append(document.value)

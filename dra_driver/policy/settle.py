@@ -49,7 +49,7 @@ def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: froze
         profiles=wanted.profiles if wanted.offered else frozenset(),
         kept=partitions,
         taints=(*wanted.taints, _draining(wanted)),
-        waiting=f"the GPU stays {_words(held)} until {last} released; then {_next(wanted)}",
+        waiting=f"the GPU stays {_words(held)} until {last} released; then {_next(wanted, 'it')}",
     )
 
 
@@ -57,7 +57,7 @@ def _cut_in_use(wanted: GpuTerms, gpu: Gpu, partitions: frozenset[PartitionId]) 
     kept = frozenset(part for part in partitions if not wanted.offered or not wanted.allows(part))
     if not kept:
         return wanted
-    ends = f"the GPU is only what policy {wanted.policy} allows" if wanted.offered else _next(wanted)
+    ends = f"the GPU is only what policy {wanted.policy} allows" if wanted.offered else _next(wanted, "the GPU")
     waiting = f"{_named(gpu, kept)} until released; then {ends}"
     drain = not wanted.offered or wanted.profiles == frozenset()
     return replace(
@@ -92,14 +92,14 @@ def _named(gpu: Gpu, kept: frozenset[PartitionId]) -> str:
     return f"MIG {text} {'stays' if len(names) == 1 else 'stay'}"
 
 
-def _next(wanted: GpuTerms) -> str:
+def _next(wanted: GpuTerms, subject: str) -> str:
     """What comes once it is free."""
-    source = f" by policy {wanted.policy}" if wanted.policy else ""
+    source = f" (policy {wanted.policy})" if wanted.policy else ""
     if not wanted.offered:
-        return f"the GPU is not offered any more{source}"
+        return f"{subject} is not offered any more{source}"
     if not wanted.whole:
-        return f"the GPU is offered as MIG partitions only{source}"
-    return f"it is offered {_words(wanted.sharing)}{source}"
+        return f"{subject} is offered as MIG partitions only{source}"
+    return f"{subject} is offered {_words(wanted.sharing)}{source}"
 
 
 def _words(sharing: SharingTerms | None) -> str:
