@@ -63,7 +63,7 @@ class SimulatedHardware:
         self._store = StateStore(state_file)
         self._on_change = on_change
         self._sleep = sleep
-        self._seen_marker: object = None
+        self._seen_marker: object = self  # equal to no marker, so that the next line but one looks
         self._seen_gpus: object = None
         with contextlib.suppress(DriverUnavailableError):  # whoever calls next is told
             self._is_news()

@@ -45,6 +45,7 @@ from dra_driver.model.mig import MigInstance
 
 VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
+MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module keeps device numbers for no more
 LOCK_TIMEOUT_S = 20.0
 LOCK_PAUSE_S = 0.002
 Stamp = tuple[int, int, int] | None
@@ -107,9 +108,10 @@ class Changes:
 class StateStore:
     """The changes of one node. Thread-safe; ``locked`` is one change at a time among threads and processes."""
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """``file``: where to keep them; its directory must exist by the first change. None: in memory."""
         self.file = file
+        self._lock_timeout_s = lock_timeout_s
         self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
         self._changes = Changes()
         self._stamp: Stamp = None
@@ -144,14 +146,14 @@ class StateStore:
                 os.close(descriptor)
 
     def _lock_file(self, descriptor: int) -> None:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        deadline = time.monotonic() + self._lock_timeout_s
         while True:
             try:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise DriverUnavailableError(
-                        f"simulated driver: another process has kept {self.file} locked for {LOCK_TIMEOUT_S:g} s"
+                        f"simulated driver: another process has kept {self.file} locked for {self._lock_timeout_s:g} s"
                     ) from error
             time.sleep(LOCK_PAUSE_S)
 
@@ -289,9 +291,11 @@ def _decode_instance(gpu: Gpu, raw: Mapping[str, Any]) -> MigInstance:
     profile = gpu.profile(raw["profile"])
     if profile is None:
         raise ValueError(f"no MIG profile {raw['profile']!r}")
-    gi_id = int(raw["gi"])
+    gi_id = _bounded(raw["gi"], MAX_GI_ID)
     compute = (
-        simulated_mig.compute_instance(gpu, gi_id, ci_id=int(entry["ci"]), spans=bool(entry.get("spans", True)))
+        simulated_mig.compute_instance(
+            gpu, gi_id, ci_id=_bounded(entry["ci"], MAX_CI_ID), spans=bool(entry.get("spans", True))
+        )
         for entry in raw.get("compute", ())
     )
     return MigInstance(
@@ -302,3 +306,9 @@ def _decode_instance(gpu: Gpu, raw: Mapping[str, Any]) -> MigInstance:
         size=profile.memory_slices,
         compute=tuple(sorted(compute, key=lambda made: made.ci_id)),
     )
+
+
+def _bounded(value: Any, highest: int) -> int:
+    if type(value) is not int or not 0 <= value <= highest:
+        raise ValueError(f"a number from 0 to {highest} expected, got {value!r}")
+    return value
