@@ -80,7 +80,8 @@ class MigManager:
         """Make the partition, which covers ``size`` memory slices, and return it with ``.device`` set.
 
         With ``adopt`` an instance that is already exactly there counts as this caller's own from an earlier attempt:
-        it is completed if need be. Without, it is somebody else's: NoRoomError.
+        it is completed if need be. Without, it is somebody else's: NoRoomError. So a caller looks with `find` before it
+        writes down that it is going to make the partition: what was not there then may be adopted after a death.
 
         On failure everything that was made is taken back, MIG mode included, and the first error is raised: NoRoomError
         (slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (MIG mode, after
