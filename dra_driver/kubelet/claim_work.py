@@ -6,6 +6,7 @@ preparing means.
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +14,7 @@ from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.assembly import Claims, open_claims
-from dra_driver.claims.journal import Counts
+from dra_driver.claims.journal import Counts, Journal
 from dra_driver.claims.service import ClaimService
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
@@ -21,6 +22,8 @@ from dra_driver.gpu.inventory import Inventory
 from dra_driver.kube.claim_list import ApiClaimLister
 from dra_driver.kube.claims import ApiClaimReader
 from dra_driver.kube.rest import RestClient
+from dra_driver.kubelet.hardware import MPS, Hardware
+from dra_driver.model.terms import Terms
 from dra_driver.slices.build import pool_name
 from dra_driver.telemetry import metrics
 
@@ -47,6 +50,8 @@ class ClaimWork:
         writer: CdiWriter,
         provider: CdiProvider,
         inventory: Inventory,
+        hardware: Hardware,
+        terms: Callable[[], Terms],
     ) -> Self:
         """Opens the journal in ``plugin_dir``. Raises ConfigurationError when that is impossible."""
         try:
@@ -59,6 +64,8 @@ class ClaimWork:
                 writer=writer,
                 provider=provider,
                 snapshot=inventory.current,
+                hardware=lambda journal: hardware.tools(journal, plugin_dir / MPS, inventory.refresh),
+                terms=terms,
                 count=lambda event: metrics.claim_events_total.labels(event).inc(),
             )
         except StorageError as error:
@@ -68,6 +75,10 @@ class ClaimWork:
     @property
     def service(self) -> ClaimService:
         return self._claims.service
+
+    @property
+    def journal(self) -> Journal:
+        return self._claims.journal
 
     @property
     def problem(self) -> str | None:

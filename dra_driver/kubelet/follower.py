@@ -1,8 +1,8 @@
 """Keeps driver files, base CDI document and slices in step with the hardware.
 
-Owns what happens when the inventory or the driver's files change, and whether this node's devices are offered: driver
-files first, slices after, so that no device is offered before a prepare could hand it out. Refuses to know sockets and
-claims.
+Owns what happens when the inventory, policies or the driver's files change, and whether this node's devices are
+offered: driver files first, slices after, so that no device is offered before a prepare could hand it out. Refuses to
+know sockets and claims.
 
 Devices that no container here could get are taken back, because the scheduler goes on placing pods where slices are,
 and each of them waits more than a minute between two tries. How soon depends on what is lost by it:
@@ -21,10 +21,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from dra_driver.errors import DraError
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.terms import Terms
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ FIRST_S = 5.0
 KEEP_S = 60.0
 
 NOTHING = Snapshot()
+NO_TERMS: Terms = MappingProxyType({})
 
 
 class Hardware(Protocol):
@@ -54,7 +57,13 @@ class DriverFiles(Protocol):
 class SnapshotSink(Protocol):
     """The part of ``slices.publisher.Publisher`` that is needed here."""
 
-    def set_snapshot(self, snapshot: Snapshot) -> None: ...
+    def set_snapshot(self, snapshot: Snapshot, terms: Terms) -> None: ...
+
+
+class GpuTerms(Protocol):
+    """The part of ``terms_book.TermsBook`` that is needed here."""
+
+    def update(self, snapshot: Snapshot) -> Terms: ...
 
 
 class Follower:
@@ -65,17 +74,21 @@ class Follower:
         hardware: Hardware,
         files: DriverFiles,
         slices: SnapshotSink,
-        simulated_root: Path | None,
+        terms: GpuTerms,
+        *,
+        simulated_root: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hardware = hardware
         self._files = files
         self._slices = slices
+        self._terms = terms
         self._simulated_root = simulated_root
         self._clock = clock
         self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
         self._newest: Snapshot | None = None
         self._offered: Snapshot | None = None
+        self._offered_terms = NO_TERMS
         self._unusable_since: float | None = clock()
         self._problem: str | None = "the driver's files have not been looked for yet"
 
@@ -149,7 +162,10 @@ class Follower:
         return now - self._unusable_since >= limit_s
 
     def _show(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None and snapshot is not self._offered:
-            self._slices.set_snapshot(snapshot)
-            self._offered = snapshot
+        if snapshot is None:
+            return
+        terms = self._terms.update(snapshot) if snapshot is not NOTHING else NO_TERMS
+        if snapshot is not self._offered or terms is not self._offered_terms:
+            self._slices.set_snapshot(snapshot, terms)
+            self._offered, self._offered_terms = snapshot, terms
             metrics.withdrawn.set(snapshot is NOTHING)

@@ -1,28 +1,48 @@
-"""Which GPUs this process serves.
+"""Which GPUs this process serves, and what it changes them with.
 
-Owns the choice between NVML and simulated GPUs, and where the files of either are. Refuses to know what is done with
-them (``follower.py``).
+Owns the choice between NVML and simulated GPUs, where the files of either are, and who is given the control of them.
+Refuses to know what is done with snapshots (``follower.py``) and when a GPU is changed (``claims/``).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.cdi.root import DriverRoot
+from dra_driver.claims.tools import HardwareTools
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.gpu.backend import Backend
+from dra_driver.gpu.backend import GpuBackend
+from dra_driver.mig.manager import GpuNotes, MigManager
+from dra_driver.model.gpu import Snapshot
+from dra_driver.sharing.mps import MpsClient
+from dra_driver.sharing.smi import Smi
+from dra_driver.sharing.timeslice import TimeSlicer
 
 SIMULATED_ROOT = "simulated-root"
+SIMULATED_STATE = "simulated-gpus.json"
+MPS = "mps"
+"""The folder, below the driver's own, that the node process and ``dra-driver mps-host`` share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A source of snapshots and the files that belong to it. ``simulated_root`` is None with real GPUs."""
+    """GPUs and the files that belong to them. ``simulated_root`` is None with real GPUs."""
 
-    backend: Backend
+    backend: GpuBackend
     root: DriverRoot
     proc_devices: str
+    proc_driver: str = "/proc/driver"
     simulated_root: Path | None = None
+
+    def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareTools:
+        """What the claims room changes GPUs with. ``mps`` is the folder shared with the MPS host."""
+        return HardwareTools(
+            mig=MigManager(self.backend, notes),
+            slicer=TimeSlicer(Smi(self.root.here("/")), self.backend, notes),
+            mps=MpsClient(mps, self.backend, notes),
+            changed=changed,
+        )
 
 
 def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
@@ -32,7 +52,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
     Imports only what is used: NVML's bindings or the catalogue of models.
     """
     if settings.simulate is not None:
-        return _simulated(settings.simulate, settings.node_name, plugin_dir / SIMULATED_ROOT)
+        return _simulated(settings.simulate, settings.node_name, plugin_dir)
     from dra_driver.gpu.nvml import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
     return Hardware(
@@ -47,19 +67,28 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
     )
 
 
-def _simulated(spec: str, node_name: str, folder: Path) -> Hardware:
-    """Simulated GPUs with a driver root below the driver's own directory, which host and container see alike."""
+def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:
+    """Simulated GPUs with a driver root below the driver's own directory, which host and container see alike.
+
+    Their state is kept beside it: like that of real GPUs it outlives the process.
+    """
     from dra_driver.gpu import simulated_root  # noqa: PLC0415
     from dra_driver.gpu.simulated import SimulatedBackend  # noqa: PLC0415
 
-    backend = SimulatedBackend.from_spec(spec, node_name)
+    folder = plugin_dir / SIMULATED_ROOT
+
+    def written(snapshot: Snapshot) -> None:
+        simulated_root.write(folder, snapshot)
+
+    backend = SimulatedBackend.from_spec(spec, node_name, state_file=plugin_dir / SIMULATED_STATE, on_change=written)
     try:
-        simulated_root.write(folder, backend.snapshot())
+        written(backend.snapshot())
     except StorageError as error:
         raise ConfigurationError(f"cannot start without a driver root: {error}") from error
     return Hardware(
         backend=backend,
         root=DriverRoot(root=str(folder), dev_root=str(folder)),
         proc_devices=str(folder / "proc" / "devices"),
+        proc_driver=str(folder / "proc" / "driver"),
         simulated_root=folder,
     )

@@ -7,7 +7,7 @@ anything is published: a process in a crash loop must not attract pods.
 
 1. directories, lock and the sockets' paths: a second process, a wrong path or a read-only directory ends here
 2. HTTP endpoint: says "not ready" and why, from the first moment
-3. what the settings name: hardware (NVML or simulated GPUs), API client, journal
+3. what the settings name: hardware (NVML or simulated GPUs), API client, journal, policies
 4. first look at the hardware, and recovery of what a former process left half done; neither a missing driver nor an API
    server that is down holds this up for long
 5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods that
@@ -26,6 +26,7 @@ import logging
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,8 +49,12 @@ from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.follower import Follower
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.maintenance import Chore, Maintenance
+from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
+from dra_driver.kubelet.terms_book import TermsBook
+from dra_driver.model.terms import Form
+from dra_driver.policy.source import PolicySource
 from dra_driver.slices.publisher import Publisher
 from dra_driver.telemetry import metrics
 from dra_driver.telemetry.http import ObservabilityServer
@@ -65,6 +70,7 @@ FIRST_LOOK_S = 2.0
 # For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
 ROOM_STOP_S = 0.5
 SOCKETS_EVERY_S, FILES_EVERY_S, GAUGES_EVERY_S = 1.0, 5.0, 5.0
+LAST_GOOD_POLICIES = "policies-in-force.json"
 # How often it is asked whether a try is due; the tries themselves are half a minute apart and more.
 REBUILD_EVERY_S = 5.0
 
@@ -88,6 +94,7 @@ class NodeProcess:
         self._streams = HealthStreams()
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
+        self._terms: TermsBook | None = None
         self._claims: ClaimWork | None = None
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
@@ -113,7 +120,15 @@ class NodeProcess:
         """Why this node cannot serve a new pod, one sentence each; empty when it can."""
         if self._stopping.is_set():
             return ["stopping"]
-        rooms = (self._inventory, self._publisher, self._follower, self._claims, self._endpoints, self._disk)
+        rooms = (
+            self._inventory,
+            self._terms,
+            self._publisher,
+            self._follower,
+            self._claims,
+            self._endpoints,
+            self._disk,
+        )
         if any(room is None for room in rooms):
             return ["starting"]
         found = [room.problem for room in (*rooms, self._registration) if room is not None]
@@ -163,22 +178,49 @@ class NodeProcess:
         found = hardware.choose(settings, self._plugin_dir)
         names = CdiNames(settings.driver_name)
         writer = CdiWriter(settings.cdi_dir, names)
-        provider = CdiProvider(found.root, names, writer, found.proc_devices, settings.nvidia_cdi_hook_path)
+        provider = CdiProvider(
+            found.root,
+            names,
+            writer,
+            found.proc_devices,
+            settings.nvidia_cdi_hook_path,
+            proc_driver=found.proc_driver,
+        )
         rest = RestClient(Connection.load(settings.kubeconfig))
-        self._inventory = inventory = Inventory(found.backend, settings.poll_interval)
+        owned = OwnedBackend(found.backend)
+        self._inventory = inventory = Inventory(owned, settings.poll_interval)
         self._claims = claims = ClaimWork.open(
-            settings, self._plugin_dir, rest=rest, names=names, writer=writer, provider=provider, inventory=inventory
+            settings,
+            self._plugin_dir,
+            rest=rest,
+            names=names,
+            writer=writer,
+            provider=provider,
+            inventory=inventory,
+            hardware=found,
+            terms=lambda: self._terms.current() if self._terms is not None else {},
         )
         self._running.callback(_within, ROOM_STOP_S, claims.close)
         self._running.callback(_within, ROOM_STOP_S, inventory.stop)
+        owned.keep_books(claims.journal)
+        self._terms = terms = self._open_policies(claims)
         inventory.start()
-        inventory.wait_first(FIRST_LOOK_S)
+        if inventory.wait_first(FIRST_LOOK_S):
+            terms.update(inventory.current())
         claims.recover()
         self._open_doors(claims)
         self._publisher = publisher = self._start_publisher(rest)
-        self._follower = follower = Follower(inventory, provider, publisher, found.simulated_root)
+        self._follower = follower = Follower(inventory, provider, publisher, terms, simulated_root=found.simulated_root)
         inventory.subscribe(follower.changed)
         self._start_maintenance(follower, claims)
+
+    def _open_policies(self, claims: ClaimWork) -> TermsBook:
+        folder = self._settings.policy_dir
+        policies = PolicySource(
+            Path(folder) if folder else None, self._plugin_dir / LAST_GOOD_POLICIES, self._settings.node_name
+        )
+        policies.load()
+        return TermsBook(policies, claims.journal.uses)
 
     def _start_publisher(self, rest: RestClient) -> Publisher:
         settings = self._settings
@@ -234,8 +276,17 @@ class NodeProcess:
         if self._claims is not None:
             counts = self._claims.counts()
             metrics.prepared_claims.set(counts.claims)
-            labels = (self._settings.node_name, self._settings.driver_name, "gpu")
-            metrics.nvidia_prepared_devices.labels(*labels).set(counts.devices)
+            self._count_devices(self._claims)
+
+    def _count_devices(self, claims: ClaimWork) -> None:
+        forms = Counter(use.form for use in claims.journal.uses())
+        found = {"gpu": forms[Form.WHOLE] + forms[Form.SHARE], "mig": forms[Form.PARTITION]}
+        for kind, count in found.items():
+            metrics.nvidia_prepared_devices.labels(self._settings.node_name, self._settings.driver_name, kind).set(
+                count
+            )
+        for form in Form:
+            metrics.prepared_devices.labels(form.value).set(forms[form])
 
 
 def _within(seconds: float, stop: Callable[[], object]) -> None:

@@ -41,6 +41,8 @@ ClaimEvent = Literal[
 CLAIM_EVENTS: Final[tuple[ClaimEvent, ...]] = get_args(ClaimEvent)
 Socket = Literal["dra", "registration"]
 SOCKETS: Final[tuple[Socket, ...]] = get_args(Socket)
+# What a claim has a GPU as; the words of ``model.terms.Form``.
+FORMS: Final = ("whole", "partition", "share")
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
 _CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
 _NVIDIA_BUCKETS: Final = tuple(0.05 * 2**k for k in range(9))
@@ -62,6 +64,9 @@ claim_events_total = Counter(
     "dra_driver_claim_events", "What happened to claims on this node, repairs included", ["event"], registry=REGISTRY
 )
 prepared_claims = Gauge("dra_driver_prepared_claims", "Claims in the journal", registry=REGISTRY)
+prepared_devices = Gauge(
+    "dra_driver_prepared_devices", "Devices in the journal by form, admin access apart", ["form"], registry=REGISTRY
+)
 gpus = Gauge("dra_driver_gpus", "GPUs of this node by state", ["state"], registry=REGISTRY)
 published = Gauge("dra_driver_published", "1 while the API server has what this node should publish", registry=REGISTRY)
 withdrawn = Gauge(
@@ -123,7 +128,10 @@ def initialise(*, driver: str, node: str, version: str) -> None:
         sockets_recreated_total.labels(socket)
     for place in PLACES:
         internal_errors_total.labels(place)
-    nvidia_prepared_devices.labels(node, driver, "gpu")
+    for kind in ("gpu", "mig"):
+        nvidia_prepared_devices.labels(node, driver, kind)
+    for form in FORMS:
+        prepared_devices.labels(form)
     nvidia_prepare_errors_total.labels(driver, _NVIDIA_ERROR["prepare"])
     nvidia_unprepare_errors_total.labels(driver, _NVIDIA_ERROR["unprepare"])
 

@@ -9,6 +9,7 @@ from dra_driver.errors import DraError, DriverUnavailableError, StorageError
 from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.kubelet.follower import FIRST_S, KEEP_S, Follower
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.terms import GpuTerms, Terms
 from dra_driver.telemetry import metrics
 
 SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()
@@ -42,11 +43,23 @@ class Files:
 class Slices:
     def __init__(self, happened: list[str]) -> None:
         self.offered: list[Snapshot] = []
+        self.terms: list[Terms] = []
         self.happened = happened
 
-    def set_snapshot(self, snapshot: Snapshot) -> None:
+    def set_snapshot(self, snapshot: Snapshot, terms: Terms) -> None:
         self.happened.append("slices")
         self.offered.append(snapshot)
+        self.terms.append(terms)
+
+
+class Policies:
+    """Terms that somebody may replace."""
+
+    def __init__(self) -> None:
+        self.terms: Terms = {}
+
+    def update(self, _snapshot: Snapshot) -> Terms:
+        return self.terms
 
 
 @dataclass
@@ -71,7 +84,15 @@ class Node:
         self.happened: list[str] = []
         self.hardware = Hardware()
         self.files, self.slices = Files(self.happened), Slices(self.happened)
-        self.follower = Follower(self.hardware, self.files, self.slices, simulated_root, lambda: self.now)
+        self.policies = Policies()
+        self.follower = Follower(
+            self.hardware,
+            self.files,
+            self.slices,
+            self.policies,
+            simulated_root=simulated_root,
+            clock=lambda: self.now,
+        )
 
     def sees(self, snapshot: Snapshot) -> None:
         self.hardware.works()
@@ -94,6 +115,15 @@ def test_driver_files_come_before_slices(node: Node) -> None:
     node.sees(SNAPSHOT)
     assert node.happened == ["files", "slices"]
     assert node.follower.problem is None
+
+
+def test_new_terms_are_published_with_the_inventory_of_before(node: Node) -> None:
+    """An administrator changes a policy while nothing happens on the hardware."""
+    node.sees(SNAPSHOT)
+    node.policies.terms = hidden = {SNAPSHOT.gpus[0].uuid: GpuTerms(offered=False)}
+    assert node.after(5.0) == [SNAPSHOT, SNAPSHOT]
+    assert node.slices.terms == [{}, hidden]
+    assert node.after(5.0) == [SNAPSHOT, SNAPSHOT], "said once"
 
 
 def test_nothing_is_offered_until_the_drivers_files_are_found(node: Node) -> None:
