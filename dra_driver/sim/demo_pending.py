@@ -66,10 +66,12 @@ def _play(cluster: Cluster, say: Say) -> None:
 
 
 def _most_common_model(cluster: Cluster) -> tuple[str, Counter[str]]:
-    """The model of which there are most, and how many each node has."""
+    """The model of which there are most whole GPUs, and how many each node has."""
     found: dict[str, Counter[str]] = {}
     for item in cluster.slices():
         for device in item["spec"].get("devices") or ():
+            if dig(device, "attributes", "type", "string") != "gpu":
+                continue
             model = str(dig(device, "attributes", "productName", "string", default=""))
             found.setdefault(model, Counter())[str(item["spec"].get("nodeName"))] += 1
     return max(found.items(), key=lambda entry: entry[1].total())
