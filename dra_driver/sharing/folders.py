@@ -151,6 +151,16 @@ class MpsFolders:
                 return ()
         return tuple(sorted(name for name in found if _is_id(name)))
 
+    def stamps(self) -> dict[str, tuple[int, int, int]]:
+        """Id -> something that changes when `DaemonFolder.desired` is written, for those that have one; quickly."""
+        found = {}
+        with storage(f"list {self.daemons}"):
+            for name in os.listdir(self.daemons):  # noqa: PTH208 - names, not paths: ten times a second
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    status = os.stat(f"{self.daemons}/{name}/desired.json")  # noqa: PTH116 - same
+                    found[name] = (status.st_mtime_ns, status.st_ino, status.st_size)
+        return {name: stamp for name, stamp in found.items() if _is_id(name)}
+
     def host_lives(self) -> bool:
         """Whether an MPS host holds the lock."""
         try:
