@@ -4,7 +4,7 @@
 #   without arguments: reads commands for the running daemon from standard input, answers on standard output
 # CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name existing folders. One daemon per pipe directory: a second one
 # is refused. While it runs, the pipe directory holds nvidia-cuda-mps-control.pid, control, control_lock, log and, under
-# stub/, the defaults that were set. Needs sleep, rm, mkdir, tr and grep besides a POSIX shell.
+# stub/, the defaults that were set. Needs sleep, rm, mkdir, stat, tr and grep besides a POSIX shell.
 #
 # <log directory>/control.log, and var/log/nvidia-stub/mps-control.log below the driver root where that can be written, get
 # a line for each event: "start ARGUMENTS", "devices $CUDA_VISIBLE_DEVICES", "command WORDS", "exit".
@@ -47,8 +47,14 @@ running() {
     [ -f "$pid_file" ] || return 1
     read -r pid <"$pid_file"
     [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null || return 1
-    # Another process, even another daemon, may have got the number of a daemon that was killed.
-    [ ! -r "/proc/$pid/environ" ] || tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "CUDA_MPS_PIPE_DIRECTORY=$pipe"
+    [ ! -r "/proc/$pid/environ" ] || is_ours
+}
+
+# is_ours: whether process $pid, which may have got the number of a daemon that was killed, has our pipe directory: under the
+# same name, and (mounts may make one name mean many) the same pid file.
+is_ours() {
+    tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "CUDA_MPS_PIPE_DIRECTORY=$pipe" || return 1
+    [ "$(stat -L -c %d:%i "/proc/$pid/root$pid_file" 2>/dev/null)" = "$(stat -L -c %d:%i "$pid_file" 2>/dev/null)" ]
 }
 
 refuse_second() {
