@@ -22,8 +22,10 @@ TEXTS = {
     "printable ASCII text": ["", "blue", "~ x"],
 }
 JUNK: list[Any] = [
-    None, True, False, 0, 1, -1, 50, 101, 2**63, 10**40, 1.0, 0.5, "", "x", "Default", "MPS", "TimeSlicing", "Exclusive",
-    "Hidden", "1Mi", "1k", "10Gi", "1e99", "-1Gi", "größe", "a\nb", "a\n", "\ud800", "A" * 300, "kubernetes.io/x", "uuid",
+    None, True, False, 0, 1, -1, 50, 101, 2**63, 10**40, 1.0, 0.5, "", "x", "Default", "MPS", "TimeSlicing",
+    "Exclusive",
+    "Hidden", "1Mi", "1k", "10Gi", "1e99", "-1Gi", "größe", "a\nb", "a\n", "\ud800", "A" * 300, "kubernetes.io/x",
+    "uuid",
     "gpu.dra-driver.io/reserved", "GPU-1", "v1", [], [1], ["x"], ["x"] * 70, [None], {}, {"x": 1}, [{}], {"name": "x"},
     [{"key": "a"}, {"key": "a"}], [{"name": "a", "int": 1}], {"whole": False, "migProfiles": []}, {"strategy": "MPS"},
     {str(number): "1Gi" for number in range(70)},
@@ -32,12 +34,12 @@ JUNK: list[Any] = [
 
 def right(kind: str, seed: int) -> Any:
     """An object that may be right: rules over several fields may still be broken."""
-    return _made(schemas()[kind], random.Random(seed))
+    return _made(schemas()[kind], random.Random(seed))  # noqa: S311 - samples, not secrets
 
 
 def broken(kind: str, seed: int) -> Any:
     """A right object with up to three changes."""
-    dice = random.Random(seed)
+    dice = random.Random(seed)  # noqa: S311 - samples, not secrets
     value = copy.deepcopy(_made(schemas()[kind], dice))
     for _ in range(dice.randint(1, 3)):
         _change(value, dice)

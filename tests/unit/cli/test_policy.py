@@ -1,0 +1,93 @@
+"""``dra-driver policy check``: what an administrator sees before anything is applied."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples" / "policies"
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    status = main(["policy", "check", *arguments])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def test_the_examples_are_right_and_do_not_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """A set that can be copied as it is."""
+    status, lines = check(capsys, str(EXAMPLES), "--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
+    assert status == 0
+    assert lines[0] == "6 policies, nothing wrong"
+    assert [line.split()[0] for line in lines[3:]] == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+@pytest.mark.parametrize(
+    ("example", "line"),
+    [
+        ("default", "gpu-1 NVIDIA H100 80GB HBM3 default exclusive all <none> <none>"),
+        (
+            "mps-pool",
+            "gpu-1 NVIDIA H100 80GB HBM3 mps-pool shared by MPS, at most 8 none <none> example.com/pool=inference",
+        ),
+        ("time-sliced-pool", "gpu-2 NVIDIA L4 time-sliced-pool shared by TimeSlicing Long, at most 10 - <none> <none>"),
+        ("hidden-gpu", "gpu-0 NVIDIA H100 80GB HBM3 hidden-gpu no - <none> <none>"),
+        (
+            "mig-1g-only",
+            "gpu-0 NVIDIA H100 80GB HBM3 mig-1g-only partitions 1g.20gb, 1g.10gb, 1g.10gb+me <none> <none>",
+        ),
+    ],
+)  # fmt: skip
+def test_each_example_does_what_its_comment_says(capsys: pytest.CaptureFixture[str], example: str, line: str) -> None:
+    """Tried on GPUs without having any."""
+    arguments = ("--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
+    status, lines = check(capsys, str(EXAMPLES / f"{example}.yaml"), *arguments)
+    assert status == 0
+    assert line in [" ".join(found.split()) for found in lines]
+
+
+def test_the_reserved_gpu_has_its_taint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Named after the policy, so that a toleration can be written before the policy is applied."""
+    spec = tmp_path / "gpus.yaml"
+    spec.write_text(
+        "gpus:\n- {model: l4-24gb, minor: 0, uuid: GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86, "
+        "pciBusId: '0000:65:00.0'}\n"
+    )
+    status, lines = check(capsys, str(EXAMPLES / "reserved-gpu.yaml"), "--gpus", str(spec), "--node", "gpu-node-1")
+    assert status == 0
+    assert "gpu.dra-driver.io/reserved=reserved-gpu:NoSchedule" in lines[-1]
+
+
+def test_every_mistake_is_shown_with_file_line_and_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """All of them, in the order in which they stand."""
+    text = (
+        (EXAMPLES / "mps-pool.yaml")
+        .read_text()
+        .replace("strategy: MPS", "strategy: mps")
+        .replace("spec:", "spec:\n  x: 1")
+    )
+    (tmp_path / "p.yaml").write_text(text)
+    status, lines = check(capsys, str(tmp_path))
+    assert status == 1
+    assert lines == [
+        "p.yaml:8: spec.x: unknown field",
+        "p.yaml:12: spec.sharing.strategy: expected 'Exclusive', 'TimeSlicing' or 'MPS', got 'mps'",
+        "2 problems",
+    ]
+
+
+def test_a_contradiction_is_found_where_gpus_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without GPUs nobody can know whether two policies ever meet."""
+    hidden = (EXAMPLES / "hidden-gpu.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(hidden)
+    (tmp_path / "b.yaml").write_text(hidden.replace("hidden-gpu", "other").replace("Hidden", "Open"))
+    assert check(capsys, str(tmp_path))[0] == 0
+    status, lines = check(capsys, str(tmp_path), "--gpus", "1xl4-24gb")
+    assert status == 1
+    assert lines[-1].startswith("policies hidden-gpu and other both match gpu-0 (GPU-")
+
+
+def test_a_path_that_does_not_exist_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "check", "/nonexistent/x.yaml"]) == 2
+    assert "No such file or directory" in capsys.readouterr().err

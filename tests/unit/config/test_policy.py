@@ -1,0 +1,92 @@
+"""GpuPolicy objects: what decodes to what, and that every mistake is named by its path."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.config.policy import Availability, GpuPolicy, Selection, decode_policy
+from dra_driver.config.rules import OWN_ATTRIBUTES
+from dra_driver.errors import ConfigurationError
+
+
+def policy(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "p"}, "spec": spec}
+
+
+def refusal(written: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        decode_policy(written)
+    return str(caught.value)
+
+
+def test_a_policy_that_says_nothing_is_the_default_for_every_gpu() -> None:
+    """Null and empty sections count as absent, as Kubernetes has it."""
+    expected = GpuPolicy(name="p")
+    assert decode_policy(policy()) == expected
+    assert decode_policy(policy(select=None, priority=None, forms={"whole": None}, taints=[], sharing=None)) == expected
+    assert expected.availability is Availability.OPEN
+
+
+def test_an_object_as_kubectl_prints_it_is_taken() -> None:
+    """Somebody else's metadata and the status are nobody's business here."""
+    written = policy(priority=3) | {"status": {"conditions": []}}
+    written["metadata"] |= {"uid": "x", "managedFields": [{}], "labels": {"a": "b"}}
+    assert decode_policy(written).priority == 3
+
+
+def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
+    """UUIDs and PCI addresses in any case, the latter also as nvidia-smi prints them."""
+    select = {
+        "uuids": ["GPU-7277883E-ce1e-3b6e-6cc1-6d52e80cdb86"],
+        "pciBusIDs": ["00000000:0A:00.0"],
+        "minMemory": "1Gi",
+        "maxMemory": 2**40,
+    }
+    assert decode_policy(policy(select=select)).select == Selection(
+        uuids=frozenset({"gpu-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86"}),
+        pci_bus_ids=frozenset({"0000:0a:00.0"}),
+        min_memory_bytes=2**30,
+        max_memory_bytes=2**40,
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (None, "expected a GpuPolicy object, got nothing"),
+        ({}, "apiVersion: expected 'gpu.dra-driver.io/v1alpha1', got nothing"),
+        (policy() | {"kind": "List"}, "kind: expected 'GpuPolicy', got 'List'"),
+        (policy() | {"metadata": {}}, "metadata.name: is required"),
+        (policy() | {"metadata": {"name": "a" * 64}}, "metadata.name: expected a DNS subdomain of lower"),
+        (policy() | {"spec": None}, "spec: is required"),
+        (policy(Sharing={}), "spec.Sharing: unknown field"),
+        (policy(priority=1001), "spec.priority: expected a whole number from -1000 to 1000, got 1001"),
+        (policy(sharing={"strategy": "MPS", "interval": "Short"}), "spec.sharing: interval belongs to strategy"),
+        (policy(sharing={"strategy": "Exclusive", "maxShares": 2}), "spec.sharing: maxShares limits a shared GPU"),
+        (policy(sharing={"strategy": "MPS", "maxShares": 0}), "from 1 to 1024, got 0"),
+        (policy(sharing={"strategy": "MPS"}, forms={"whole": False}), "spec: a GPU is shared as a whole"),
+        (policy(forms={"whole": False, "migProfiles": []}), "spec.forms: whole false and migProfiles [] leave nothing"),
+        (policy(select={"minMemory": "2Gi", "maxMemory": "1Gi"}), "spec.select: minMemory is more than maxMemory"),
+        (policy(select={"minors": [0, 256]}), "spec.select.minors[1]: expected a whole number from 0 to 255, got 256"),
+        (policy(taints=[{"key": "a"}, {"key": "a"}]), "spec.taints: two entries have key 'a'"),
+        (policy(taints=[{"key": "a"}] * 3), "spec.taints: expected at most 2 entries, got 3"),
+        (policy(taints=[{"key": "a", "effect": "NoExecute"}]), "effect: expected 'NoSchedule', got 'NoExecute'"),
+        (policy(taints=[{"key": "gpu.dra-driver.io/reserved"}]), "spec.taints[0]: keys in gpu.dra-driver.io are"),
+        (policy(attributes=[{"name": "x"}]), "spec.attributes[0]: expected exactly one of string, int and bool"),
+        (policy(attributes=[{"name": "x", "int": 1, "bool": True}]), "expected exactly one of string, int and bool"),
+        (policy(attributes=[{"name": "a.kubernetes.io/x", "int": 1}]), "spec.attributes[0]: name is one that"),
+        (policy(attributes=[{"name": "x", "int": 2**63}]), "got 9223372036854775808"),
+        (policy(attributes=[{"name": "x", "string": "é"}]), "string: expected printable ASCII text, got 'é'"),
+        (policy() | {"status": {"x": "y" * 70_000}}, "larger than 65536 bytes"),
+    ],
+)  # fmt: skip
+def test_every_mistake_is_named_by_its_path(written: Any, expected: str) -> None:
+    """The sentence says which field, what was seen and what is allowed."""
+    assert expected in refusal(written)
+
+
+@pytest.mark.parametrize("domain", ["", "example.com/", "gpu.nvidia.com/"])
+@pytest.mark.parametrize("name", OWN_ATTRIBUTES)
+def test_no_policy_can_say_otherwise_what_the_driver_says_itself(name: str, domain: str) -> None:
+    """A claim that selects by productName must get that product."""
+    assert "choose another" in refusal(policy(attributes=[{"name": domain + name, "string": "x"}]))
