@@ -29,6 +29,12 @@ def add_parser(subparsers: Any) -> None:
     _add_nodes(up)
     up.add_argument("--port", type=int, default=0, metavar="PORT", help="port of the API server (default: a free one)")
     up.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig; removed at the end")
+    up.add_argument(
+        "--policy-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of GpuPolicy files that all nodes read, again when they change (default: no policies)",
+    )
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
     demo = actions.add_parser("demo", help="apply every example and tell what happened", allow_abbrev=False)
     _add_nodes(demo)
@@ -56,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
+    from dra_driver.errors import ConfigurationError
     from dra_driver.sim import demo
-    from dra_driver.sim.cluster import Cluster, parse_nodes
+    from dra_driver.sim.cluster import Cluster
+    from dra_driver.sim.needs import parse_nodes
 
     # An Event's lock is not reentrant: a handler that runs inside this thread's wait() would never get it.
     stop: SimpleQueue[int] = SimpleQueue()
@@ -65,12 +73,15 @@ def _up(args: argparse.Namespace) -> int:
         signal.signal(number, lambda received, _: stop.put(received))
     kubeconfig = args.kubeconfig.absolute() if args.kubeconfig else None
     nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
-    with Cluster(nodes, port=args.port, kubeconfig=kubeconfig) as cluster:
+    if args.policy_dir is not None and not args.policy_dir.is_dir():
+        raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a folder")
+    with Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir) as cluster:
         if not args.no_classes:
             demo.apply_classes(cluster)
         print(f"API server   {cluster.url}")
         for node in cluster.nodes.values():
             print(f"node         {node.name}: {node.spec}, log of its node process: {node.folders.log}")
+        print(f"policies     {cluster.policies}")
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
         print("Ctrl-C ends the cluster and removes everything it made.", flush=True)
@@ -81,7 +92,7 @@ def _up(args: argparse.Namespace) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     from dra_driver.sim import demo
-    from dra_driver.sim.cluster import parse_nodes
+    from dra_driver.sim.needs import parse_nodes
 
     root = args.root or demo.checkout()
     good = demo.run(root, lambda text: print(text, flush=True), nodes=parse_nodes(args.node) or None)

@@ -1,19 +1,18 @@
 """A whole Kubernetes cluster in one process, with a real node process for each node.
 
 Owns the order of start and stop and the private folder in which everything lives. Start: 1. folder, 2. API server and
-kubeconfig, 3. controllers and scheduler, 4. kubelets, 5. node processes, 6. wait until every node has published. Stop:
-1. node processes (SIGTERM, 7 s), 2. kubelets, 3. scheduler and controllers, 4. API server, 5. the folder.
+kubeconfig, 3. controllers and scheduler, 4. kubelets, 5. node processes, 6. wait until every node has published, 7. MPS
+hosts, which nobody waits for: most clusters never need them, and a claim that does waits for its daemon. Stop: 1. node
+processes and MPS hosts (SIGTERM, 10 s), 2. kubelets, 3. scheduler and controllers, 4. API server, 5. the folder.
 
 It serves people who try the project out and its tests; a real cluster is the place for production.
 """
 
 import logging
 import shutil
-import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -25,71 +24,56 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.client import StoreClient
+from dra_driver.sim.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.controllers.deployments import DeploymentController
 from dra_driver.sim.controllers.jobs import JobController
 from dra_driver.sim.controllers.replicasets import ReplicaSetController
 from dra_driver.sim.manifests import deletion_order, kind_of, load
-from dra_driver.sim.node import NodeFolders, SimulatedNode
-from dra_driver.sim.node_process import NodeProcess
+from dra_driver.sim.node import NodeFolders
 from dra_driver.sim.scheduler import Scheduler
-from dra_driver.sim.store import Store
+
+__all__ = ["DRIVER", "Cluster", "check_cel"]
 
 log = logging.getLogger(__name__)
 
-DRIVER = "gpu.nvidia.com"
 READY_TIMEOUT_S = 30.0
 # plugins/<driver>/<socket> below it must stay under the 107 bytes of a unix socket's path.
 _LONGEST_ROOT = 40
-
-
-class ClusterNode:
-    """One node: its kubelet and its node process, each of which can be stopped and started alone."""
-
-    def __init__(self, store: Store, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, number: int) -> None:  # noqa: PLR0917 - what a node consists of
-        self.name = name
-        self.spec = spec
-        self.folders = folders
-        self._store = store
-        self._number = number
-        self.process = NodeProcess(name, spec, folders, kubeconfig)
-        self.kubelet = SimulatedNode(store, name, folders, number=number)
-
-    def restart_kubelet(self) -> None:
-        """Stop the kubelet and start a new one, which wipes the node's slices as the real one does."""
-        self.kubelet.stop()
-        self.kubelet = SimulatedNode(self._store, self.name, self.folders, number=self._number)
-        self.kubelet.start()
-
-    def claim_files(self) -> list[Path]:
-        """CDI documents of claims on this node."""
-        return sorted(self.folders.cdi.glob(f"k8s.{DRIVER}-claim_*"))
-
-    def journal_rows(self) -> int:
-        """Claims in the node process' journal; 0 before it has made one."""
-        path = self.folders.plugins / DRIVER / "state.db"
-        if not path.exists():
-            return 0
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
-            return int(connection.execute("SELECT count(*) FROM claim").fetchone()[0])
 
 
 class Cluster:
     """The embedded cluster. Use it as a context manager, or `start` it once and `stop` it once.
 
     ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). ``kubeconfig`` is where to write one, None for a
-    place in the cluster's own folder. Raises ConfigurationError for hardware that does not exist.
+    place in the cluster's own folder. ``policy_dir`` is a folder of GpuPolicy files that all nodes read, again when it
+    changes; None for an empty one of the cluster's own, into which ``policies`` are copied. Raises ConfigurationError
+    for hardware that does not exist, and for both kinds of policies at once.
     """
 
-    def __init__(self, nodes: Mapping[str, str], *, port: int = 0, kubeconfig: Path | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, str],
+        *,
+        port: int = 0,
+        kubeconfig: Path | None = None,
+        policy_dir: Path | None = None,
+        policies: Sequence[Path] = (),
+    ) -> None:
         if not nodes:
             raise ConfigurationError("an embedded cluster needs at least one node, such as gpu-a=4xa100-sxm4-40gb")
         for name, spec in nodes.items():
             SimulatedBackend.from_spec(spec, name)  # a typing mistake is found here and not in a child's log
+        if policy_dir is not None and policies:
+            raise ConfigurationError(f"policies are read from {policy_dir}; no others can be in force beside them")
         self._specs = dict(nodes)
         self.folder = _private_folder()
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
         self._own_kubeconfig = self.folder / "kubeconfig"
+        self.policies = policy_dir.absolute() if policy_dir else self.folder / "policies"
+        if policy_dir is None:
+            self.policies.mkdir()
+            self.set_policies(policies)
         self._api = ApiServer(port, check_cel=check_cel)
         self.store = self._api.store
         self.client = StoreClient(self.store)
@@ -125,16 +109,30 @@ class Cluster:
             controller.start()
         for number, (name, spec) in enumerate(self._specs.items()):
             folders = NodeFolders(self.folder / f"n{number}")
-            node = ClusterNode(self.store, name, spec, folders, self._own_kubeconfig, number)
+            node = ClusterNode(
+                self.store,
+                name,
+                spec,
+                folders=folders,
+                kubeconfig=self._own_kubeconfig,
+                policies=self.policies,
+                number=number,
+            )
             self.nodes[name] = node
             node.kubelet.start()
             node.process.start()
         self.wait_published()
+        for node in self.nodes.values():
+            node.mps_host.start()
 
     def stop(self) -> None:
         """Everything goes, also the folder. Idempotent."""
         for node in self.nodes.values():
+            node.process.ask_to_stop()
+            node.mps_host.ask_to_stop()
+        for node in self.nodes.values():
             node.process.stop()
+            node.mps_host.stop()
         for node in self.nodes.values():
             node.kubelet.stop()
         for controller in self._controllers:
@@ -152,6 +150,22 @@ class Cluster:
         """It is back, with the same address, credentials and objects."""
         self._api = ApiServer(successor_of=self._api)
         self._api.start()
+
+    def set_policies(self, files: Sequence[Path]) -> None:
+        """Put exactly these GpuPolicy files in force, each as a whole; running node processes notice by themselves.
+
+        Not to be used with a folder that somebody else keeps.
+        """
+        names = {file.name for file in files}
+        if len(names) < len(files):
+            raise ConfigurationError(f"policy files need names of their own: {', '.join(map(str, files))}")
+        for file in files:
+            temporary = self.folder / f".{file.name}.new"  # outside of the folder that is read
+            temporary.write_bytes(file.read_bytes())
+            temporary.replace(self.policies / file.name)
+        for path in self.policies.iterdir():
+            if path.name not in names:
+                path.unlink()
 
     def wait_published(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Until every node's driver is registered with its kubelet and has slices. Raises RetryableError if not."""
@@ -189,17 +203,8 @@ class Cluster:
                 changes.take_all()
 
     def leftovers(self) -> list[str]:
-        """What claims have left behind on the nodes: CDI documents, journal rows, views of containers."""
-        found = []
-        for node in self.nodes.values():
-            found += [f"{node.name}: CDI document {path.name}" for path in node.claim_files()]
-            rows = node.journal_rows()
-            found += [f"{node.name}: {rows} claims in the journal"] if rows else []
-            found += [f"{node.name}: container folder {path.name}" for path in node.folders.views.iterdir()]
-            found += [
-                f"{node.name}: the kubelet holds claims of pod {pod}" for pod in node.kubelet.kubelet.state.pods()
-            ]
-        return found
+        """What claims have left behind on the nodes, each with its node's name."""
+        return [f"{node.name}: {left}" for node in self.nodes.values() for left in node.leftovers()]
 
     def _unready(self, node: ClusterNode) -> str | None:
         if not node.process.is_running:
@@ -208,7 +213,7 @@ class Cluster:
             )
         if DRIVER not in node.kubelet.kubelet.drivers():
             return "its driver is not registered with the kubelet"
-        return None if self.slices(node.name) else "it has no ResourceSlice"
+        return _incomplete(self.slices(node.name))
 
 
 def check_cel(expression: str) -> str | None:
@@ -220,17 +225,15 @@ def check_cel(expression: str) -> str | None:
     return None
 
 
-def parse_nodes(values: Iterable[str]) -> dict[str, str]:
-    """``gpu-a=4xa100-sxm4-40gb`` as a mapping. Raises ConfigurationError for anything else."""
-    nodes: dict[str, str] = {}
-    for value in values:
-        name, separator, spec = value.partition("=")
-        if not separator or not name or not spec:
-            raise ConfigurationError(f"{value!r} is not a node: expected NAME=SPEC such as gpu-a=4xa100-sxm4-40gb")
-        if name in nodes:
-            raise ConfigurationError(f"node {name} is given twice")
-        nodes[name] = spec
-    return nodes
+def _incomplete(slices: Sequence[Obj]) -> str | None:
+    """Why the slices of a node are not the whole of its pool, None when they are."""
+    pools = [item["spec"]["pool"] for item in slices if item["spec"]["driver"] == DRIVER]
+    if not pools:
+        return "it has no ResourceSlice"
+    newest = max(pool["generation"] for pool in pools)
+    there = [pool for pool in pools if pool["generation"] == newest]
+    wanted = there[0]["resourceSliceCount"]
+    return None if len(there) == wanted else f"it has {len(there)} of {wanted} ResourceSlices"
 
 
 def _private_folder() -> Path:

@@ -1,11 +1,12 @@
 """The demonstration: two nodes with different GPUs, every example, a readable account of what happened.
 
-Owns the account and the verdict. Fails when any example does not reach what it states or leaves something behind.
+Examples that need other GPUs or policies (`needs`) come after the others, each group on a cluster of its own. Owns the
+account and the verdict. Fails when any example does not reach what it states or leaves something behind.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
@@ -13,8 +14,10 @@ from dra_driver.sim import demo_pending
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
+from dra_driver.sim.needs import Needs, group
 from dra_driver.sim.render import columns, table
 from dra_driver.sim.scenario import Outcome, Scenario
+from dra_driver.sim.stage import Stage
 
 NODES_OF_DEMO = {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}
 CLASSES = Path("deploy/base/deviceclasses.yaml")
@@ -34,32 +37,46 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             f"no {EXAMPLES}/*.yaml and {CLASSES} below {root}: run this in a checkout of the project"
         )
     started = time.monotonic()
-    with Cluster(nodes or NODES_OF_DEMO) as cluster:
-        say(
-            f"Cluster with {len(cluster.nodes)} nodes is up, GPUs are published ({time.monotonic() - started:.1f} s).\n"
-        )
-        say("$ kubectl get nodes\n" + table(NODES, cluster.store.list(NODES).items, utc_now()) + "\n")
-        say("$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now()) + "\n")
-        say(_devices(cluster) + "\n")
-        cluster.apply(root / CLASSES)
-        documents: list[str] = []
-        scenario = Scenario(
-            cluster.client,
-            leftovers=cluster.leftovers,
-            observe=lambda _path: documents.extend(_documents(cluster)),
-        )
-        outcomes = []
-        for path in examples:
-            documents.clear()
-            outcomes.append(outcome := scenario.run(path, namespace=f"demo-{path.stem}"[:63]))
-            say(_account(outcome, documents))
+    groups = group(examples)
+    outcomes: list[Outcome] = []
+    with Stage(nodes or NODES_OF_DEMO, lambda started_one: started_one.apply(root / CLASSES)) as stage:
+        cluster = stage.cluster(Needs())
+        _introduce(cluster, say, time.monotonic() - started)
+        outcomes += _run_all(cluster, groups.pop(Needs(), []), say)
         explained = demo_pending.run(cluster, say)
         say("CDI documents that stay: one per node, shared by all its containers")
         for node in cluster.nodes.values():
             say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
+        for needs, members in groups.items():
+            begun = time.monotonic()
+            cluster = stage.cluster(needs)
+            say(f"\nAnother cluster is up: {needs} ({time.monotonic() - begun:.1f} s).\n")
+            outcomes += _run_all(cluster, members, say)
     good = sum(outcome.problem is None for outcome in outcomes)
     say(f"\n{good} of {len(outcomes)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
     return good == len(outcomes) and explained
+
+
+def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
+    say(f"Cluster with {len(cluster.nodes)} nodes is up, GPUs are published ({up_s:.1f} s).\n")
+    say("$ kubectl get nodes\n" + table(NODES, cluster.store.list(NODES).items, utc_now()) + "\n")
+    say("$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now()) + "\n")
+    say(_devices(cluster) + "\n")
+
+
+def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[Outcome]:
+    documents: list[str] = []
+    scenario = Scenario(
+        cluster.client,
+        leftovers=cluster.leftovers,
+        observe=lambda _path: documents.extend(_documents(cluster)),
+    )
+    outcomes = []
+    for path in examples:
+        documents.clear()
+        outcomes.append(outcome := scenario.run(path, namespace=f"demo-{path.stem}"[:63]))
+        say(_account(outcome, documents))
+    return outcomes
 
 
 def checkout() -> Path:

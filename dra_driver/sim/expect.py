@@ -1,14 +1,20 @@
 """What an example states about itself, read from its comments and checked against a cluster.
 
 Owns the grammar of ``# expect:`` lines and what each means. Works on any cluster through `client.Client`, so the same
-statements are checked in the embedded cluster and on a real one.
+statements are checked in the embedded cluster and on a real one. What an example needs of its cluster is said in
+comments of another kind, see `needs`.
 
-    # expect: pod/NAME Running sees N GPU(s)        every container ready; its log lists exactly the GPUs granted
+    # expect: pod/NAME Running sees N GPU(s)        every container ready; their logs list exactly what was granted,
+    # expect: pod/NAME Running sees N MIG device(s)   by UUID for GPUs, by parent and profile for MIG devices
+    # expect: pod/NAME Running sees N GPU(s) and M MIG device(s)
     # expect: pod/NAME Pending                      unschedulable, and said so
+    # expect: pod/NAME logs LINE                    every container's log has the line, CUDA_MPS_…=… say
+    # expect: container POD/C logs LINE             this one's has
     # expect: job/NAME Complete
     # expect: deployment/NAME Available             every replica available
-    # expect: pods A B same GPU                     and: different GPUs
-    # expect: containers POD/C1 POD/C2 same GPU     and: different GPUs
+    # expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
+    # expect: pods A B same MIG device              and: different MIG devices
+    # expect: containers POD/C1 POD/C2 same GPU     and the other three
 """
 
 import re
@@ -19,41 +25,55 @@ from typing import Final
 
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
-from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS
 from dra_driver.sim.client import Client
-from dra_driver.sim.objects import claim_names, condition, is_ready
+from dra_driver.sim.objects import condition, is_ready
+from dra_driver.sim.seen import Devices, difference, granted, seen
 
-_LINE: Final = re.compile(r"^#\s*expect:\s*(.+?)\s*$", re.MULTILINE)
-_GPU: Final = re.compile(r"^GPU (\d+): .+ \(UUID: (GPU-[0-9a-f-]+)\)$", re.MULTILINE)
+_LINE: Final = re.compile(r"^#[ \t]*expect:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _NAME: Final = r"[a-z0-9][a-z0-9.-]*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """One statement. ``pod``, ``job`` and ``deployment`` name one object; ``pods`` and ``containers`` several."""
+    """One statement. ``pod``, ``job``, ``deployment`` and ``container`` name one object; the plural forms several.
+
+    ``line`` is what a log has to have.
+    """
 
     text: str
     kind: str
     names: Sequence[str]
     state: str
     gpus: int = 0
+    partitions: int = 0
+    line: str = ""
 
 
 _FORMS: Final = (
-    (re.compile(rf"pod/({_NAME}) Running sees (\d+) GPUs?"), "pod", "Running"),
     (re.compile(rf"pod/({_NAME}) Pending"), "pod", "Pending"),
     (re.compile(rf"job/({_NAME}) Complete"), "job", "Complete"),
     (re.compile(rf"deployment/({_NAME}) Available"), "deployment", "Available"),
 )
-_SEVERAL: Final = re.compile(r"(pods|containers) (\S+(?: \S+)+) (same GPU|different GPUs)")
+_SEES: Final = re.compile(rf"pod/({_NAME}) Running sees (?:(\d+) GPUs?)?( and )?(?:(\d+) MIG devices?)?")
+_LOGS: Final = re.compile(rf"(?:pod/({_NAME})|container ({_NAME}/{_NAME})) logs (\S.*)")
+_SEVERAL: Final = re.compile(
+    r"(pods|containers) (\S+(?: \S+)+) (same GPU|different GPUs|same MIG device|different MIG devices)"
+)
 
 
 def parse(text: str) -> Expectation:
     """One statement. Raises ConfigurationError when it has none of the known forms."""
     for form, kind, state in _FORMS:
         if match := form.fullmatch(text):
-            gpus = int(match[2]) if form.groups > 1 else 0
-            return Expectation(text=text, kind=kind, names=(match[1],), state=state, gpus=gpus)
+            return Expectation(text=text, kind=kind, names=(match[1],), state=state)
+    match = _SEES.fullmatch(text)
+    if match and (match[2] or match[4]) and bool(match[3]) == bool(match[2] and match[4]):
+        gpus, partitions = int(match[2] or 0), int(match[4] or 0)
+        return Expectation(text=text, kind="pod", names=(match[1],), state="Running", gpus=gpus, partitions=partitions)
+    if match := _LOGS.fullmatch(text):
+        name = match[1] or match[2]
+        return Expectation(text=text, kind="logs", names=(name,), state="logs", line=match[3])
     if match := _SEVERAL.fullmatch(text):
         return Expectation(text=text, kind=match[1], names=tuple(match[2].split()), state=match[3])
     raise ConfigurationError(f"cannot read the expectation {text!r}")
@@ -80,34 +100,24 @@ def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -
 
 
 def seen_gpus(log: str) -> tuple[str, ...]:
-    """UUIDs of the GPUs that a log lists in the format of ``nvidia-smi -L``, in order, each once."""
-    return tuple(dict.fromkeys(uuid for _, uuid in _GPU.findall(log)))
+    """UUIDs of all GPUs that a log lists in the format of ``nvidia-smi -L``, in order, each once."""
+    return seen(log).listed
 
 
 def granted_gpus(pod: Obj, client: Client) -> tuple[str, ...]:
-    """UUIDs of the GPUs that the pod's claims were allocated, as their ResourceSlices name them."""
-    slices = client.list(RESOURCE_SLICES, "")
-    uuids = {
-        (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): dig(
-            device, "attributes", "uuid", "string"
-        )
-        for item in slices
-        for device in entries(item, "spec", "devices")
-    }
-    namespace = pod["metadata"]["namespace"]
-    granted = []
-    for _, name in claim_names(pod):
-        claim = client.find(RESOURCE_CLAIMS, name, namespace) if name else None
-        for result in entries(claim, "status", "allocation", "devices", "results"):
-            granted.append(uuids.get((result["driver"], result["pool"], result["device"])) or "(unknown)")
-    return tuple(granted)
+    """UUIDs of the whole GPUs that the pod's claims were allocated, as their ResourceSlices name them."""
+    return granted(pod, client).gpus
 
 
-def containers_gpus(pod: Obj, client: Client) -> dict[str, tuple[str, ...]]:
-    """What each container's log lists."""
+def _seen_by(pod: Obj, client: Client) -> Devices:
+    """What the logs of all of the pod's containers list together."""
+    return sum((seen(log) for log in _logs_of(pod, client).values()), Devices())
+
+
+def _logs_of(pod: Obj, client: Client) -> dict[str, str]:
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     containers = [container["name"] for container in entries(pod, "spec", "containers")]
-    return {container: seen_gpus(client.log(namespace, name, container)) for container in containers}
+    return {container: client.log(namespace, name, container) for container in containers}
 
 
 def _pod(expectation: Expectation, client: Client, namespace: str) -> str | None:
@@ -122,16 +132,31 @@ def _pod(expectation: Expectation, client: Client, namespace: str) -> str | None
         )
     if phase != "Running" or not is_ready(pod):
         return f"it is {phase or 'without a phase'}{_why(pod)}"
-    return _sees(expectation.gpus, pod, client)
+    return _sees(expectation, pod, client)
 
 
-def _sees(wanted: int, pod: Obj, client: Client) -> str | None:
-    """All containers together list exactly the GPUs that the pod's claims were granted, and as many as stated."""
-    seen = {uuid for uuids in containers_gpus(pod, client).values() for uuid in uuids}
-    granted = set(granted_gpus(pod, client))
-    if len(seen) != wanted:
-        return f"its containers see {len(seen)} GPUs, expected {wanted}"
-    return None if seen == granted else f"its containers see {sorted(seen)}, its claims were granted {sorted(granted)}"
+def _sees(expectation: Expectation, pod: Obj, client: Client) -> str | None:
+    """All containers together list exactly what the pod's claims were granted, and as many as stated."""
+    found = _seen_by(pod, client)
+    for wanted, listed, what in (
+        (expectation.gpus, found.gpus, "GPUs"),
+        (expectation.partitions, found.partitions, "MIG devices"),
+    ):
+        if len(listed) != wanted:
+            return f"its containers see {len(listed)} {what}, expected {wanted}"
+    return difference(found, granted(pod, client))
+
+
+def _logs(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    name, _, container = expectation.names[0].partition("/")
+    pod = client.find(PODS, name, namespace)
+    if pod is None:
+        return "there is no such pod"
+    logs = {container: client.log(namespace, name, container)} if container else _logs_of(pod, client)
+    for where, log in logs.items():
+        if expectation.line not in log.splitlines():
+            return f"{where} does not log it, but {log.splitlines()}"
+    return None
 
 
 def why_unscheduled(pod: Obj) -> str:
@@ -174,34 +199,44 @@ def _deployment(expectation: Expectation, client: Client, namespace: str) -> str
     return f"{available} of {wanted} replicas are available"
 
 
-def _compare(expectation: Expectation, seen: dict[str, tuple[str, ...]]) -> str | None:
-    blind = [name for name, uuids in seen.items() if not uuids]
+def _compare(expectation: Expectation, found: dict[str, Devices]) -> str | None:
+    sort, _, what = expectation.state.partition(" ")
+    of_gpus = what.startswith("GPU")
+    listed = {
+        name: frozenset(devices.listed if of_gpus else (part.uuid for part in devices.partitions))
+        for name, devices in found.items()
+    }
+    blind = [name for name, uuids in listed.items() if not uuids]
     if blind:
-        return f"{', '.join(blind)} see no GPU"
-    sets = [frozenset(uuids) for uuids in seen.values()]
-    shown = "; ".join(f"{name} sees {', '.join(uuids)}" for name, uuids in seen.items())
-    if expectation.state == "same GPU":
-        return None if len(set(sets)) == 1 else shown
-    return None if len(frozenset().union(*sets)) == sum(map(len, sets)) else shown
+        return f"{', '.join(blind)} see no {'GPU' if of_gpus else 'MIG device'}"
+    sets = list(listed.values())
+    fits = len(set(sets)) == 1 if sort == "same" else len(frozenset().union(*sets)) == sum(map(len, sets))
+    return None if fits else "; ".join(f"{name} sees {', '.join(sorted(uuids))}" for name, uuids in listed.items())
 
 
 def _pods(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    seen = {}
+    found = {}
     for name in expectation.names:
         pod = client.find(PODS, name, namespace)
         if pod is None:
             return f"there is no pod {name}"
-        uuids = [uuid for found in containers_gpus(pod, client).values() for uuid in found]
-        seen[name] = tuple(dict.fromkeys(uuids))
-    return _compare(expectation, seen)
+        found[name] = _seen_by(pod, client)
+    return _compare(expectation, found)
 
 
 def _containers(expectation: Expectation, client: Client, namespace: str) -> str | None:
-    seen = {}
+    found = {}
     for name in expectation.names:
         pod, _, container = name.partition("/")
-        seen[name] = seen_gpus(client.log(namespace, pod, container))
-    return _compare(expectation, seen)
+        found[name] = seen(client.log(namespace, pod, container))
+    return _compare(expectation, found)
 
 
-_CHECKS: Final = {"pod": _pod, "job": _job, "deployment": _deployment, "pods": _pods, "containers": _containers}
+_CHECKS: Final = {
+    "pod": _pod,
+    "logs": _logs,
+    "job": _job,
+    "deployment": _deployment,
+    "pods": _pods,
+    "containers": _containers,
+}

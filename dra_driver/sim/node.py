@@ -38,11 +38,13 @@ class NodeFolders:
         self.cdi = root / "cdi"
         self.views = root / "containers"
         self.kubelet_state = root / "dra_manager_state"
+        self.shm = root / "shm"
         self.log = root / "kubelet-plugin.log"
+        self.mps_log = root / "mps-host.log"
 
     def make(self) -> None:
         """Create what is missing."""
-        for folder in (self.registry, self.plugins, self.cdi, self.views):
+        for folder in (self.registry, self.plugins, self.cdi, self.views, self.shm):
             folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -1,6 +1,7 @@
 """Running one example: apply it in a namespace of its own, wait for what it states, delete it, find nothing left.
 
-Owns the order and the time limits. Works on any cluster; what "nothing left" means on its nodes is handed in.
+Owns the order and the time limits. Works on any cluster; what "nothing left" means on its nodes is handed in. Whether
+the cluster has the GPUs and policies that the example is about is for the caller to see to (`needs`, `stage`).
 """
 
 import time

@@ -10,7 +10,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.sim import manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
-from dra_driver.sim.cluster import Cluster, check_cel, parse_nodes
+from dra_driver.sim.cluster import Cluster, check_cel
 from dra_driver.sim.objects import condition, set_condition
 from dra_driver.sim.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.recorder import Recorder
@@ -141,14 +141,30 @@ def test_tables_look_like_kubectls() -> None:
     assert row.index("Unknown") == head.index("STATUS")
 
 
-def test_node_flags() -> None:
-    """A node is NAME=SPEC; anything else is an error that shows how to write it."""
-    assert parse_nodes(["a=4xa100-sxm4-40gb", "b=2xl4-24gb"]) == {"a": "4xa100-sxm4-40gb", "b": "2xl4-24gb"}
-    for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
-        with pytest.raises(ConfigurationError, match="node"):
-            parse_nodes(wrong)
+def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:
+    """What cannot be is refused before anything is started."""
+    policy = tmp_path / "a.yaml"
+    policy.write_text("")
     with pytest.raises(ConfigurationError, match="at least one node"):
         Cluster({})
+    with pytest.raises(ConfigurationError, match="no others can be in force"):
+        Cluster({"a": "1xl4-24gb"}, policy_dir=tmp_path, policies=[policy])
+    with pytest.raises(ConfigurationError, match="names of their own"):
+        Cluster({"a": "1xl4-24gb"}, policies=[policy, policy])
+
+
+def test_policies_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    """After each change the nodes' folder has exactly the files given, and is gone with the cluster."""
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(name)
+    cluster = Cluster({"a": "1xl4-24gb"}, policies=[tmp_path / "a.yaml"])
+    assert [path.name for path in cluster.policies.iterdir()] == ["a.yaml"]
+    cluster.set_policies([tmp_path / "b.yaml"])
+    assert [path.read_text() for path in cluster.policies.iterdir()] == ["b.yaml"]
+    cluster.set_policies([])
+    assert not list(cluster.policies.iterdir())
+    cluster.stop()
+    assert not cluster.folder.exists()
 
 
 def test_the_api_server_is_told_about_expressions() -> None:

@@ -1,0 +1,63 @@
+"""One node of the embedded cluster: its kubelet, its node process, its MPS host, and what claims leave on it.
+
+Owns which parts a node has and where to look after a claim is gone. Refuses to know the cluster around it.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from dra_driver.sim.node import NodeFolders, SimulatedNode
+from dra_driver.sim.node_process import MpsHostProcess, NodeProcess
+from dra_driver.sim.store import Store
+
+DRIVER = "gpu.nvidia.com"
+
+
+class ClusterNode:
+    """One node. Each of its parts can be stopped and started alone."""
+
+    def __init__(
+        self, store: Store, name: str, spec: str, *, folders: NodeFolders, kubeconfig: Path, policies: Path, number: int
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.folders = folders
+        self._store = store
+        self._number = number
+        self.process = NodeProcess(name, spec, folders, kubeconfig, policies)
+        self.mps_host = MpsHostProcess(DRIVER, folders)
+        self.kubelet = SimulatedNode(store, name, folders, number=number)
+
+    def restart_kubelet(self) -> None:
+        """Stop the kubelet and start a new one, which wipes the node's slices as the real one does."""
+        self.kubelet.stop()
+        self.kubelet = SimulatedNode(self._store, self.name, self.folders, number=self._number)
+        self.kubelet.start()
+
+    def claim_files(self) -> list[Path]:
+        """CDI documents of claims on this node."""
+        return sorted(self.folders.cdi.glob(f"k8s.{DRIVER}-claim_*"))
+
+    def journal_rows(self) -> int:
+        """Claims in the node process' journal; 0 before it has made one."""
+        path = self.folders.plugins / DRIVER / "state.db"
+        if not path.exists():
+            return 0
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
+            return int(connection.execute("SELECT count(*) FROM claim").fetchone()[0])
+
+    def mps_daemons(self) -> list[str]:
+        """Ids of MPS daemons that were asked for and are not gone yet."""
+        return sorted(path.name for path in (self.folders.plugins / DRIVER / "mps" / "daemons").glob("*"))
+
+    def leftovers(self) -> list[str]:
+        """CDI documents of claims, rows in the journal, views of containers, the kubelet's claims, MPS daemons."""
+        rows = self.journal_rows()
+        return [
+            *(f"CDI document {path.name}" for path in self.claim_files()),
+            *([f"{rows} claims in the journal"] if rows else []),
+            *(f"container folder {path.name}" for path in self.folders.views.iterdir()),
+            *(f"the kubelet holds claims of pod {pod}" for pod in self.kubelet.kubelet.state.pods()),
+            *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
+        ]

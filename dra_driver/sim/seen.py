@@ -1,0 +1,135 @@
+"""What containers see of GPUs, from their logs, and what their pods were granted, from slices and claims.
+
+Owns the format of ``nvidia-smi -L`` and the comparison of both sides. A GPU that is cut is listed for each container
+with a partition of it, with the partitions below it; it is seen as a *parent* and not as a GPU of one's own.
+
+    GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-…)
+      MIG 1g.5gb      Device  0: (UUID: MIG-…)
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.client import Client
+from dra_driver.sim.objects import claim_names, extended_claim_name
+
+_GPU: Final = re.compile(r"GPU \d+: .+ \(UUID: (GPU-[0-9a-f-]+)\)")
+_PARTITION: Final = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[0-9a-f-]+)\)")
+UNKNOWN: Final = "(unknown)"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """A MIG device. ``uuid`` is "" where nobody has told it: a slice cannot, before the partition is made."""
+
+    parent: str
+    profile: str
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """``gpus`` are UUIDs of GPUs that are one's own, ``parents`` of those that partitions are cut from."""
+
+    gpus: tuple[str, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    parents: tuple[str, ...] = ()
+
+    def __add__(self, other: "Devices") -> "Devices":
+        """Both, what is in either once."""
+        partitions = _unique(*self.partitions, *other.partitions)
+        return Devices(
+            gpus=_unique(*self.gpus, *other.gpus), partitions=partitions, parents=_unique(*self.parents, *other.parents)
+        )
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Every GPU that is mentioned, one's own or a parent."""
+        return _unique(*self.gpus, *self.parents)
+
+
+def seen(log: str) -> Devices:
+    """What a log lists in the format of ``nvidia-smi -L``, in order, each once. Other lines are passed over."""
+    gpus: list[str] = []
+    partitions: list[Partition] = []
+    parent = ""
+    for line in log.splitlines():
+        if match := _GPU.fullmatch(line):
+            parent = match[1]
+            gpus.append(parent)
+        elif (match := _PARTITION.fullmatch(line)) and parent:
+            partitions.append(Partition(parent, match[1], match[2]))
+    parents = {partition.parent for partition in partitions}
+    return Devices(
+        gpus=_unique(*(gpu for gpu in gpus if gpu not in parents)),
+        partitions=_unique(*partitions),
+        parents=_unique(*(gpu for gpu in gpus if gpu in parents)),
+    )
+
+
+def granted(pod: Obj, client: Client) -> Devices:
+    """What the pod's claims were allocated, as the ResourceSlices describe it; a share is the GPU that it is of."""
+    published = {
+        (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device.get("attributes") or {}
+        for item in client.list(RESOURCE_SLICES, "")
+        for device in entries(item, "spec", "devices")
+    }
+    claims = filter(None, [name for _, name in claim_names(pod)] + [extended_claim_name(pod)])
+    results = [
+        (result["driver"], result["pool"], result["device"])
+        for name in claims
+        for result in entries(
+            client.find(RESOURCE_CLAIMS, name, pod["metadata"]["namespace"]),
+            "status",
+            "allocation",
+            "devices",
+            "results",
+        )
+    ]
+    gpus: list[str] = []
+    partitions: list[Partition] = []
+    for device in _unique(*results):  # with admin access, two requests may have the same one
+        attributes = published.get(device, {})
+        if _text(attributes, "type") == "mig":
+            parent = _text(attributes, "parentUUID") or UNKNOWN
+            partitions.append(Partition(parent, _text(attributes, "profile"), _text(attributes, "uuid")))
+        else:
+            gpus.append(_text(attributes, "uuid") or UNKNOWN)
+    return Devices(gpus=tuple(gpus), partitions=tuple(partitions), parents=_unique(*(p.parent for p in partitions)))
+
+
+def difference(seen_ones: Devices, granted_ones: Devices) -> str | None:
+    """How what is seen differs from what was granted, None when both are the same.
+
+    A partition is told by its parent and profile, and by its UUID where the slice has one.
+    """
+    if set(seen_ones.gpus) != set(granted_ones.gpus):
+        gpus, own = sorted(seen_ones.gpus), sorted(granted_ones.gpus)
+        return f"its containers see {gpus}, its claims were granted {own}"
+    told = {partition.uuid for partition in granted_ones.partitions} - {""}
+    missing = told - {partition.uuid for partition in seen_ones.partitions}
+    if missing or _kinds(seen_ones) != _kinds(granted_ones):
+        return f"its containers see the MIG devices {_shown(seen_ones)}, its claims were granted {_shown(granted_ones)}"
+    return None
+
+
+def _kinds(devices: Devices) -> Counter[tuple[str, str]]:
+    return Counter((partition.parent, partition.profile) for partition in devices.partitions)
+
+
+def _shown(devices: Devices) -> str:
+    listed = (f"{part.profile} of {part.parent} {part.uuid}".rstrip() for part in sorted(devices.partitions))
+    return "[" + ", ".join(listed) + "]"
+
+
+def _text(attributes: Obj, name: str) -> str:
+    return str(dig(attributes, name, "string", default=""))
+
+
+def _unique(*values: _T) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(values))
