@@ -62,6 +62,7 @@ class Reflector:
     """A copy of the objects at ``path`` that match ``field_selector``, by name (of one namespace or cluster-scoped).
 
     ``on_event`` runs in the reflector's thread and must return soon; what it raises is logged and ends nothing.
+    ``slim`` takes what is not needed from an object before it is kept and handed on; it may change the object.
     ``start`` and ``stop`` are called once, by one owner; everything else from any thread.
     """
 
@@ -74,9 +75,10 @@ class Reflector:
         *,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
+        slim: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._rest, self._path, self._selector = rest, path, field_selector
-        self._on_event = on_event
+        self._on_event, self._slim = on_event, slim or _slim
         self._backoff = backoff or Backoff()
         self._clock = clock
         self._stopping = threading.Event()
@@ -156,7 +158,7 @@ class Reflector:
     def _list(self) -> Change:
         """Without a resourceVersion the answer is current, not from a cache that may lag behind our own writes."""
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
-        items = {name: _slim(item) for item in document["items"] if (name := _name(item))}
+        items = {name: self._slim(item) for item in document["items"] if (name := _name(item))}
         with self._lock:
             self._items, self._synced = items, True
         self._progress = False
@@ -210,7 +212,7 @@ class Reflector:
         name = _name(item)
         if not name or not version or kind not in {"ADDED", "MODIFIED", "DELETED"}:
             raise ApiUnreachableError(f"watch {self._path}: a {kind} event for an object without name or version")
-        slim = _slim(item)
+        slim = self._slim(item)
         with self._lock:
             if kind == "DELETED":
                 self._items.pop(name, None)

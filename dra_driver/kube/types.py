@@ -39,17 +39,56 @@ class DeviceAttribute(TypedDict, total=False):
     version: str
 
 
+class CapacityRange(TypedDict):
+    """Quantities. ``max`` and ``default`` are whole steps above ``min``."""
+
+    min: str
+    max: NotRequired[str]
+    step: NotRequired[str]
+
+
+class CapacityRequestPolicy(TypedDict):
+    """What a share may ask for (KEP-5075): ``validRange`` or ``validValues``, not both."""
+
+    default: str
+    validRange: NotRequired[CapacityRange]
+    validValues: NotRequired[list[str]]
+
+
 class DeviceCapacity(TypedDict):
     value: str
-    requestPolicy: NotRequired[dict[str, Any]]
+    requestPolicy: NotRequired[CapacityRequestPolicy]
+
+
+class Counter(TypedDict):
+    value: str
+
+
+class CounterSet(TypedDict):
+    """What the partitions of one device are taken from (KEP-4815)."""
+
+    name: str
+    counters: dict[str, Counter]
+
+
+class DeviceCounterConsumption(TypedDict):
+    counterSet: str
+    counters: dict[str, Counter]
+
+
+class DeviceTaint(TypedDict):
+    key: str
+    value: NotRequired[str]
+    effect: str
+    timeAdded: NotRequired[str]
 
 
 class Device(TypedDict):
     name: str
     attributes: NotRequired[dict[str, DeviceAttribute]]
     capacity: NotRequired[dict[str, DeviceCapacity]]
-    consumesCounters: NotRequired[list[dict[str, Any]]]
-    taints: NotRequired[list[dict[str, Any]]]
+    consumesCounters: NotRequired[list[DeviceCounterConsumption]]
+    taints: NotRequired[list[DeviceTaint]]
     allowMultipleAllocations: NotRequired[bool]
 
 
@@ -64,7 +103,7 @@ class ResourceSliceSpec(TypedDict):
     pool: ResourcePool
     nodeName: NotRequired[str]
     devices: NotRequired[list[Device]]
-    sharedCounters: NotRequired[list[dict[str, Any]]]
+    sharedCounters: NotRequired[list[CounterSet]]
 
 
 class ResourceSlice(TypedDict):

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
-from dra_driver.slices.compare import same
+from dra_driver.slices import found
+from dra_driver.slices.compare import digest, same
 from dra_driver.slices.layout import DesiredSlice, generate_name, index_of
 
 
@@ -41,12 +42,20 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writes:
-    """To be done in this order: deletes, updates, creates (each in order of index)."""
+    """What has to be written: ``deletes`` first, then ``in_order``. Each part is in order of index.
+
+    Until the last of them the pool is not complete, in the generation that the scheduler looks at, and nothing of it is
+    given away; the exception is a single update in place.
+    """
 
     deletes: tuple[Delete, ...] = ()
     updates: tuple[ResourceSlice, ...] = ()
     creates: tuple[ResourceSlice, ...] = ()
     generation: int = 1
+
+    def in_order(self) -> list[ResourceSlice]:
+        """Updates and creates (those without a name) by index: counter sets before the devices that refer to them."""
+        return sorted((*self.updates, *self.creates), key=lambda body: index_of_body(body) or 0)
 
     def __len__(self) -> int:
         return len(self.deletes) + len(self.updates) + len(self.creates)
@@ -58,7 +67,7 @@ class Writes:
 def plan(desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -> Writes:
     """The writes for one pool; slices of other pools in ``actual`` are ignored (``foreign_pools`` names them)."""
     own = [item for item in actual if is_ours(item, identity)]
-    generation = max((_generation(item) for item in own), default=0)
+    generation = max((found.generation(item) for item in own), default=0)
     kept, obsolete = _match(desired, own, generation)
     missing = [want for want in desired if want.index not in kept]
     count = len(desired)
@@ -83,11 +92,11 @@ def plan(desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], i
 
 def is_ours(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
     """Whether a slice belongs to the pool; driver, pool name and node name of a slice are immutable."""
-    spec = _spec(item)
+    spec = found.spec(item)
     return (
         spec.get("driver") == identity.driver
         and spec.get("nodeName") == identity.node
-        and _pool(item).get("name") == identity.pool
+        and found.pool(item).get("name") == identity.pool
     )
 
 
@@ -97,10 +106,10 @@ def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -
     Their slices are never touched: only their owner knows what they stand for.
     """
     names = {
-        str(_pool(item).get("name"))
+        str(found.pool(item).get("name"))
         for item in actual
-        if _spec(item).get("driver") == identity.driver
-        and _spec(item).get("nodeName") == identity.node
+        if found.spec(item).get("driver") == identity.driver
+        and found.spec(item).get("nodeName") == identity.node
         and not is_ours(item, identity)
     }
     return tuple(sorted(names))
@@ -113,9 +122,9 @@ def _match(
     wanted = {want.index: want for want in desired}
     kept: dict[int, Mapping[str, Any]] = {}
     obsolete = []
-    for item in sorted(own, key=_name):
-        index = index_of(_name(item))
-        if index is None or index not in wanted or _generation(item) != generation:
+    for item in sorted(own, key=found.name):
+        index = index_of(found.name(item))
+        if index is None or index not in wanted or found.generation(item) != generation:
             obsolete.append(item)
         elif index not in kept:
             kept[index] = item
@@ -130,13 +139,22 @@ def _match(
 def _is_current(
     item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
 ) -> bool:
-    return _says(item, want, identity, generation, count) and any(_is_owner(owner, identity) for owner in _owners(item))
+    return _says(item, want, identity, generation, count) and any(
+        _is_owner(owner, identity) for owner in found.owners(item)
+    )
 
 
 def _says(item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> bool:
     """Whether the spec is what we would write, or what the API server made of it the last time."""
-    spec, found = _spec_of(want, identity, generation, count), _spec(item)
-    return same(spec, found) or (want.accepted is not None and same({**want.accepted, "pool": spec["pool"]}, found))
+    spec, there = _spec_of(want, identity, generation, count), found.spec(item)
+    if same(spec, there):
+        return True
+    return want.accepted is not None and same(spec["pool"], there.get("pool")) and want.accepted == accepted(there)
+
+
+def accepted(spec: Mapping[str, Any]) -> str:
+    """What to remember of a spec that the API server made of ours (`DesiredSlice.accepted`): all but the pool."""
+    return digest({key: value for key, value in spec.items() if key != "pool"})
 
 
 def _is_owner(owner: Mapping[str, Any], identity: PoolIdentity) -> bool:
@@ -144,7 +162,10 @@ def _is_owner(owner: Mapping[str, Any], identity: PoolIdentity) -> bool:
 
 
 def _has(item: Mapping[str, Any], want: DesiredSlice) -> bool:
-    return same(list(want.devices), _spec(item).get("devices") or [])
+    spec = found.spec(item)
+    return same(list(want.devices), spec.get("devices") or []) and same(
+        list(want.counter_sets), spec.get("sharedCounters") or []
+    )
 
 
 def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSlice:
@@ -166,8 +187,8 @@ def _updated(
     ``resourceVersion`` stays, so that a change in between makes the API server answer with a conflict. managedFields
     are left out: the API server then keeps its own.
     """
-    metadata = {key: value for key, value in _metadata(item).items() if key != "managedFields"}
-    others = [owner for owner in _owners(item) if owner.get("kind") != "Node" and not owner.get("controller")]
+    metadata = {key: value for key, value in found.metadata(item).items() if key != "managedFields"}
+    others = [owner for owner in found.owners(item) if owner.get("kind") != "Node" and not owner.get("controller")]
     metadata["ownerReferences"] = [*others, _owner(identity)]
     return ResourceSlice(
         apiVersion="resource.k8s.io/v1",
@@ -185,6 +206,8 @@ def _spec_of(want: DesiredSlice, identity: PoolIdentity, generation: int, count:
     )
     if want.devices:
         spec["devices"] = list(want.devices)
+    if want.counter_sets:
+        spec["sharedCounters"] = list(want.counter_sets)
     return spec
 
 
@@ -193,42 +216,14 @@ def _owner(identity: PoolIdentity) -> OwnerReference:
 
 
 def _delete(item: Mapping[str, Any]) -> Delete:
-    metadata = _metadata(item)
+    metadata = found.metadata(item)
     return Delete(
-        name=_name(item), uid=str(metadata.get("uid", "")), resource_version=str(metadata.get("resourceVersion", ""))
+        name=found.name(item),
+        uid=str(metadata.get("uid", "")),
+        resource_version=str(metadata.get("resourceVersion", "")),
     )
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(item.get("metadata"))
-
-
-def _spec(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(item.get("spec"))
-
-
-def _pool(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(_spec(item).get("pool"))
-
-
-def _name(item: Mapping[str, Any]) -> str:
-    return str(_metadata(item).get("name", ""))
-
-
-def _generation(item: Mapping[str, Any]) -> int:
-    value = _pool(item).get("generation")
-    return value if isinstance(value, int) else 0
-
-
-def _count(item: Mapping[str, Any]) -> int:
-    value = _pool(item).get("resourceSliceCount")
-    return value if isinstance(value, int) else 0
-
-
-def _owners(item: Mapping[str, Any]) -> list[Any]:
-    owners = _metadata(item).get("ownerReferences")
-    return [owner for owner in owners if isinstance(owner, Mapping)] if isinstance(owners, list) else []
+def index_of_body(body: ResourceSlice) -> int | None:
+    """The index of a slice that is about to be written."""
+    return index_of(body["metadata"].get("name") or body["metadata"].get("generateName", ""))

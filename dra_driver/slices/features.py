@@ -3,12 +3,13 @@
 A field whose feature gate is off is dropped without a word, or the object is refused; no endpoint tells which gates
 are on. So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation
 and stores nothing, and what comes back is looked at. Owns the canaries. Refuses to decide what to publish. Source:
-kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields). Kubernetes 1.34 wants
+counters and devices in one slice and refuses the second canary of counters, as it would refuse our slices.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from dra_driver.errors import InvalidObjectError
@@ -16,18 +17,10 @@ from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.api import SlicesApi
 from dra_driver.slices.compare import lacking
+from dra_driver.slices.gates import Features
 from dra_driver.slices.layout import generate_name
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """What the API server keeps. ``counters`` is KEP-4815, ``taints`` KEP-5055, ``multi_allocation`` KEP-5075."""
-
-    counters: bool = False
-    taints: bool = False
-    multi_allocation: bool = False
 
 
 # Two canaries for counters: since 1.35 the sets and their users are in different slices.
@@ -91,7 +84,7 @@ def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
 
 
 class FeatureWatch:
-    """Remembers the answer and asks again when the API server's version changes. Not thread-safe."""
+    """Remembers the answer and asks again when the API server's version changes. Only reading is thread-safe."""
 
     def __init__(self, api: SlicesApi, version: Callable[[], ServerVersion], driver: str, node: str) -> None:
         self._api, self._version = api, version
@@ -104,6 +97,11 @@ class FeatureWatch:
         """Nothing gated is there until the server was asked."""
         return self._features
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the server was asked at least once."""
+        return self._asked is not None
+
     def refresh(self) -> bool:
         """Asks if that is needed; True when the answer changed. On KubernetesApiError the old answer stays."""
         version = self._version()
@@ -113,4 +111,13 @@ class FeatureWatch:
         self._asked = version
         kept = {field.name: getattr(self._features, field.name) for field in fields(Features)}
         log.info("API server", extra={"version": str(version), **kept})
+        return before != self._features
+
+    def lose(self, names: Iterable[str]) -> bool:
+        """A write has shown that the server drops what these features need: they are off until its version changes.
+
+        False when they were off already. Several API servers behind one address may differ in their gates; then the one
+        that drops is the one to believe.
+        """
+        before, self._features = self._features, replace(self._features, **dict.fromkeys(names, False))
         return before != self._features

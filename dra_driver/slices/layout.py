@@ -1,21 +1,21 @@
-"""How devices are spread over the slices of a pool, and how slices are called.
+"""How what a node publishes is spread over the slices of a pool, and how slices are called.
 
-Pure. Owns the 64-device limit, the order, and the index in a slice's name. Source:
+Pure. Owns the order, which GPUs share a slice, and the index in a slice's name. Source:
 kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation order,
-and slices are matched by the index in their name) and the limits of kubernetes/kubernetes
-pkg/apis/resource/validation.
+and slices are matched by the index in their name) and the limits in ``limits.py``.
+
+Since 1.35 a slice has counter sets or devices, not both. Counter sets come first, so that they are written before the
+devices that refer to them. All of one GPU is in one slice, and a GPU keeps its place when its own devices come and go:
+one GPU's change is one write, and the others are not even read again by the scheduler.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dra_driver.kube.types import Device
-
-# 128 plain devices would fit, but a single taint, counter or list attribute in the slice lowers that to 64: a health
-# event must not make a slice invalid.
-MAX_DEVICES = 64
+from dra_driver.kube.types import CounterSet, Device
+from dra_driver.slices.build import Built, GpuGroup
+from dra_driver.slices.limits import MAX_COUNTER_SETS, MAX_DEVICES
 
 # The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here as
 # well, so that what is validated (253 characters at most) is what is used.
@@ -26,25 +26,46 @@ _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredSlice:
-    """The content of one slice of the pool. Devices are wire objects and must not be changed.
+    """The content of one slice of the pool: devices or counter sets, wire objects that must not be changed.
 
-    ``accepted`` is the spec that the API server made of exactly this content before, where that is not the same:
-    fields behind a gate that is off are dropped, newer servers may add some. It counts as equal, or it would be
-    written for ever.
+    ``accepted`` is the digest (``compare.digest``) of the spec that the API server made of exactly this content before,
+    where that is not the same: fields behind a gate that is off are dropped, newer servers may add some. It counts as
+    equal, or it would be written for ever.
     """
 
     index: int
-    devices: Sequence[Device]
-    accepted: Mapping[str, Any] | None = None
+    devices: Sequence[Device] = ()
+    counter_sets: Sequence[CounterSet] = ()
+    accepted: str | None = None
+
+    def says_the_same(self, other: "DesiredSlice") -> bool:
+        """Whether both stand for the same content."""
+        return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
 
 
-def split(devices: Sequence[Device], *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
+def split(built: Built, *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
     """The slices of a pool, at least one: an empty slice says "no devices", no slice at all says "not known yet"."""
-    starts = range(0, len(devices), per_slice) if devices else (0,)
-    return tuple(
-        DesiredSlice(index=index, devices=tuple(devices[start : start + per_slice]))
+    sets, devices = built.counter_sets, list(_by_room(built.groups, per_slice)) or [()]
+    starts = range(0, len(sets), MAX_COUNTER_SETS)
+    counted = [
+        DesiredSlice(index=index, counter_sets=tuple(sets[start : start + MAX_COUNTER_SETS]))
         for index, start in enumerate(starts)
-    )
+    ]
+    return (*counted, *(DesiredSlice(index=index, devices=part) for index, part in enumerate(devices, len(counted))))
+
+
+def _by_room(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
+    """Fills slices in order by the room that GPUs may need, not by what they need now."""
+    devices: list[Device] = []
+    room = 0
+    for group in groups:
+        if room and room + group.room > per_slice:
+            yield tuple(devices)
+            devices, room = [], 0
+        devices += group.devices
+        room += group.room
+    if room:
+        yield tuple(devices)
 
 
 def generate_name(index: int, driver: str, node: str) -> str:

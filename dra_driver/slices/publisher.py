@@ -7,26 +7,35 @@ pkg/kubelet/cm/dra/plugin).
 
 A second publisher is not fought. Slices of the same driver and node in another pool are reported and left alone;
 edits of our own slices are put right ever more slowly and reported.
+
+What is published depends on which fields the API server keeps, so it is asked before anything is built, and again when
+its version changes. When it drops a field all the same, what needs that field is withdrawn in the next pass, which
+follows at once.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from dra_driver.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.reflector import Change, Reflector
 from dra_driver.kube.rest import RestClient
-from dra_driver.kube.types import Device, ObjectReference
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
+from dra_driver.model.terms import Terms
+from dra_driver.slices import problems
 from dra_driver.slices.api import RestSlicesApi, SlicesApi
-from dra_driver.slices.build import build_devices, pool_name, unpublished
-from dra_driver.slices.features import Features, FeatureWatch
+from dra_driver.slices.build import NO_TERMS, pool_name
+from dra_driver.slices.content import Content
+from dra_driver.slices.features import FeatureWatch
+from dra_driver.slices.gates import NO_FEATURES, Features
+from dra_driver.slices.layout import DesiredSlice
+from dra_driver.slices.problems import Recorder
 from dra_driver.slices.reconcile import Pass, Reconciler
-from dra_driver.slices.schedule import QUICK_EDITS, Schedule
+from dra_driver.slices.schedule import Schedule
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -37,12 +46,6 @@ class Watcher(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """The part of ``kube.events.EventRecorder`` that reporting a problem needs."""
-
-    def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
 
 class Publisher:
@@ -65,8 +68,8 @@ class Publisher:
         self._features, self._recorder, self._clock = features, recorder, clock
         self._changed = threading.Condition()  # guards everything below
         self._schedule = schedule or Schedule()
-        self._devices: list[Device] | None = None
-        self._left_out: tuple[LeftOutGpu, ...] = ()
+        self._content = Content()
+        self._asked = features is None  # whether it is known what may be published
         self._pending: list[tuple[str, str | None]] = []
         self._woken = self._stopping = self._published = self._disturbed = False
         self._problem: str | None = None
@@ -79,7 +82,9 @@ class Publisher:
         api = RestSlicesApi(rest, driver, node)
         features = FeatureWatch(api, lambda: server_version(rest), driver, node)
         publisher = cls(api, driver, node, features=features, recorder=recorder)
-        publisher._watcher = Reflector(rest, paths.resource_slices(), api.field_selector, publisher.notice)
+        publisher._watcher = Reflector(
+            rest, paths.resource_slices(), api.field_selector, publisher.notice, slim=_name_and_version
+        )
         return publisher
 
     @property
@@ -97,7 +102,13 @@ class Publisher:
     @property
     def features(self) -> Features:
         """Which gated fields the API server keeps; none before it was asked."""
-        return self._features.current if self._features is not None else Features()
+        return self._features.current if self._features is not None else NO_FEATURES
+
+    @property
+    def left_out(self) -> tuple[LeftOutGpu, ...]:
+        """What of the GPUs is not published, with reasons; () before the first publication."""
+        with self._changed:
+            return self._content.left_out
 
     def start(self) -> None:
         self._thread.start()
@@ -114,17 +125,16 @@ class Publisher:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def set_snapshot(self, snapshot: Snapshot) -> None:
-        """Publishes what this snapshot says, at once; returns before that is done. The same content causes nothing."""
-        devices, left_out = build_devices(snapshot), unpublished(snapshot)
+    def set_snapshot(self, snapshot: Snapshot, terms: Terms = NO_TERMS) -> None:
+        """Publishes what the GPUs are and may become, at once; returns before that is done.
+
+        The same content causes nothing, also when the snapshot differs in what is not published (a partition that was
+        made for a claim).
+        """
         with self._changed:
-            news, self._left_out = left_out != self._left_out, left_out
-        for gpu in left_out if news else ():
-            log.warning("GPU not published", extra={"gpu": gpu.label, "reason": gpu.reason})
-        with self._changed:
-            if devices == self._devices:
+            if not self._content.offer(snapshot, terms) or (self._asked and not self._content.build(self.features)):
                 return
-            self._devices, self._published = devices, False
+            self._published = False
             self._schedule.wanted(self._clock())
             self._wake()
 
@@ -142,13 +152,13 @@ class Publisher:
         """
         with self._changed:
             self._sort_out_events()
-            due_s, devices = self._schedule.due_s(), self._devices
-            if devices is None or due_s is None:
+            due_s = self._schedule.due_s()
+            if not self._content.is_there or due_s is None:
                 return None
             if due_s > self._clock():
                 return due_s - self._clock()
             disturbed, self._disturbed = self._disturbed, False
-        self._pass(devices, disturbed)
+        self._pass(disturbed)
         with self._changed:
             self._sort_out_events()
             due_s = self._schedule.due_s()
@@ -185,11 +195,16 @@ class Publisher:
             self._disturbed = True
             self._schedule.disturbed(self._clock())
 
-    def _pass(self, devices: list[Device], disturbed: bool) -> None:
+    def _pass(self, disturbed: bool) -> None:
         try:
-            done = self._reconciler.run(devices)
+            unknown = self._ask_for_features()
+            slices = self._wanted()
+            done = self._reconciler.run(slices)
         except KubernetesApiError as error:
             self._failed(error, disturbed)
+            return
+        if done.lost and self._features is not None:
+            self._withdraw(done, self._features, disturbed)
             return
         with self._changed:
             now = self._clock()
@@ -197,11 +212,33 @@ class Publisher:
             if disturbed and self._published and done.writes:
                 self._schedule.repaired(now, only_created=done.created == done.writes)
             edits = self._schedule.edits(now)
-            self._published = self._devices is devices
+            self._published = self._content.slices is slices
             if not self._published:
                 self._schedule.wanted(now)  # another snapshot came during the pass
-        self._report(_problem_of(done, edits, self._driver, self._node))
-        self._ask_for_features()
+        self._report("; ".join([*unknown, *problems.of_pass(done, edits, self._driver, self._node)]) or None)
+
+    def _wanted(self) -> tuple[DesiredSlice, ...]:
+        """What is to be published now that the API server was asked."""
+        with self._changed:
+            self._asked = True
+            if self._content.build(self.features):
+                self._published = False
+            return self._content.slices or ()
+
+    def _withdraw(self, done: Pass, features: FeatureWatch, disturbed: bool) -> None:
+        """The API server dropped a field that it was said to keep: nothing that needs it may stay published."""
+        log.warning(
+            "the API server drops fields that it seemed to keep; what needs them is withdrawn",
+            extra={"features": ",".join(sorted(done.lost)), "dropped": problems.shown(done.dropped)},
+        )
+        news = features.lose(done.lost)
+        with self._changed:
+            self._disturbed = self._disturbed or disturbed
+            self._published = False
+            if news:
+                self._schedule.wanted(self._clock())
+            else:
+                self._schedule.failed(self._clock())  # nothing would be different in a pass at once
 
     def _failed(self, error: KubernetesApiError, disturbed: bool) -> None:
         with self._changed:
@@ -213,41 +250,26 @@ class Publisher:
     def _report(self, problem: str | None, *, event: bool = True) -> None:
         with self._changed:
             before, self._problem = self._problem, problem
-        if problem == before:
-            return
-        if problem is None:
-            log.info("slices are right again", extra={"node": self._node})
-            return
-        log.warning("slices are not right", extra={"node": self._node, "problem": problem})
-        if event and self._recorder is not None and self._reconciler.node_uid:
-            about = ObjectReference(apiVersion="v1", kind="Node", name=self._node, uid=self._reconciler.node_uid)
-            self._recorder.record(about, "Warning", "ResourceSliceProblem", problem)
+        problems.tell(problem, before, self._node, self._reconciler.node_uid, self._recorder if event else None)
 
-    def _ask_for_features(self) -> None:
+    def _ask_for_features(self) -> list[str]:
+        """What keeps them from being known, for people. Raises when asking again soon may help."""
         if self._features is None:
-            return
+            return []
         try:
             self._features.refresh()
+        except (ApiUnreachableError, ServerBusyError):
+            raise
         except KubernetesApiError as error:
-            log.warning("cannot find out which slice fields the API server keeps", extra={"error": str(error)})
+            so = "" if self._features.is_known else ", so nothing is offered that needs a gated one"
+            return [f"cannot find out which slice fields the API server keeps{so}: {error}"]
+        return []
 
 
-def _problem_of(done: Pass, edits: int, driver: str, node: str) -> str | None:
-    problems = []
-    if done.foreign_pools:
-        problems.append(
-            f"a second publisher: node {node} has slices of driver {driver} in other pools "
-            f"({', '.join(done.foreign_pools)}); stop the other driver, then delete the slices that it left"
-        )
-    if edits >= QUICK_EDITS:
-        problems.append(
-            f"somebody else keeps changing the slices of driver {driver} on node {node} "
-            f"({edits} times in five minutes); find the second publisher for this driver and node and stop it"
-        )
-    if done.dropped:
-        shown = ", ".join(done.dropped[:4]) + (", …" if len(done.dropped) > 4 else "")
-        problems.append(f"the API server drops fields of the slices, their feature gates are off: {shown}")
-    return "; ".join(problems) or None
+def _name_and_version(item: Mapping[str, Any]) -> dict[str, Any]:
+    """All that `notice` looks at; the devices of eight GPUs are megabytes."""
+    metadata = item["metadata"]
+    return {"metadata": {key: metadata[key] for key in ("name", "resourceVersion") if key in metadata}}
 
 
 def _version(change: Change) -> str:

@@ -1,48 +1,58 @@
 """One pass: read our slices, plan, write, and look at what the API server made of it.
 
-Owns the order of calls and what is remembered between passes (the node's UID, what the server accepted, which
-versions are our own). Refuses to know threads and time (``publisher.py``, ``schedule.py``). The slices are listed
+Owns the order of calls and what is remembered between passes (the node's UID, digests of what the server accepted,
+which versions are our own). Refuses to know threads and time (``publisher.py``, ``schedule.py``). The slices are listed
 anew in each pass: one request, only when something happened, and no cache whose lag behind our own writes would have
 to be reasoned about (client-go's slice controller keeps a mutation cache for that).
+
+A pass stops at the first answer that lacks a gated field: without counters the scheduler would give a whole GPU and its
+partitions away side by side. Most often that is the first write of several, and the pool is left incomplete, so that
+nothing is given away until the next pass has written what the server does keep.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dra_driver.errors import NotFoundError
-from dra_driver.kube.types import Device, ResourceSlice
+from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.api import Slice, SlicesApi
 from dra_driver.slices.compare import lacking, same
-from dra_driver.slices.diff import PoolIdentity, Writes, foreign_pools, plan
-from dra_driver.slices.layout import DesiredSlice, index_of, split
+from dra_driver.slices.diff import PoolIdentity, Writes, accepted, foreign_pools, index_of_body, plan
+from dra_driver.slices.gates import lost_with
+from dra_driver.slices.layout import DesiredSlice
 
 log = logging.getLogger(__name__)
+
+MAX_DROPPED = 16  # paths that are remembered per slice, for people; a slice may lack hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one pass found and did. ``dropped`` are paths of fields that the API server did not keep."""
+    """What one pass found and did. ``dropped`` are paths of fields that the API server did not keep.
+
+    ``lost`` names features (``gates.Features``) that it turned out not to have; the pass then stopped half-way.
+    """
 
     writes: int
     created: int
     generation: int
     foreign_pools: tuple[str, ...]
     dropped: tuple[str, ...]
+    lost: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Accepted:
-    """What the API server stored for these devices, where it differs from what was sent."""
+    """That the API server stored something else than was sent: the content that was wanted, and what came of it."""
 
-    devices: Sequence[Device]
-    spec: Mapping[str, Any]
+    want: DesiredSlice
+    digest: str
     dropped: tuple[str, ...]
 
 
 class Reconciler:
-    """Brings the pool of one driver and node to a list of devices. Not thread-safe: the publisher's thread owns it."""
+    """Brings the pool of one driver and node to the slices it should have. Not thread-safe: one thread owns it."""
 
     def __init__(self, api: SlicesApi, driver: str, node: str, pool: str) -> None:
         self._api = api
@@ -51,19 +61,20 @@ class Reconciler:
         self._accepted: dict[int, _Accepted] = {}
         self._versions: dict[str, str] = {}
 
-    def run(self, devices: Sequence[Device]) -> Pass:
+    def run(self, wanted: Sequence[DesiredSlice]) -> Pass:
         """Idempotent; raises KubernetesApiError at the first failure, after which a repetition goes on from there."""
         actual = self._api.list()
         self._versions = {_meta(item, "name"): _meta(item, "resourceVersion") for item in actual}
-        desired = [self._with_accepted(want) for want in split(devices)]
+        desired = [self._with_accepted(want) for want in wanted]
         writes = self._planned(desired, actual)
-        self._write(writes, desired)
+        lost = self._write(writes, desired)
         return Pass(
             writes=len(writes),
             created=len(writes.creates),
             generation=writes.generation,
             foreign_pools=foreign_pools(actual, self._identity()),
             dropped=self._dropped(desired),
+            lost=lost,
         )
 
     @property
@@ -87,7 +98,8 @@ class Reconciler:
                 writes = plan(desired, actual, self._identity())
         return writes
 
-    def _write(self, writes: Writes, desired: Sequence[DesiredSlice]) -> None:
+    def _write(self, writes: Writes, desired: Sequence[DesiredSlice]) -> frozenset[str]:
+        """The features that an answer showed to be missing; empty after all writes are done."""
         for delete in writes.deletes:
             try:
                 self._api.delete(delete)
@@ -95,26 +107,36 @@ class Reconciler:
                 log.debug("slice was gone already", extra={"slice": delete.name})
             self._versions.pop(delete.name, None)
         by_index = {want.index: want for want in desired}
-        for sent in writes.updates:
-            self._wrote("updated", by_index, sent, self._api.update(sent))
-        for sent in writes.creates:
-            self._wrote("created", by_index, sent, self._api.create(sent))
+        for body in writes.in_order():
+            known = "name" in body["metadata"]
+            stored = self._api.update(body) if known else self._api.create(body)
+            if lost := self._wrote("updated" if known else "created", by_index, body, stored):
+                return lost
+        return frozenset()
 
-    def _wrote(self, verb: str, desired: Mapping[int, DesiredSlice], sent: ResourceSlice, stored: Slice) -> None:
-        name = _meta(stored, "name")
+    def _wrote(
+        self, verb: str, desired: Mapping[int, DesiredSlice], sent: ResourceSlice, stored: Slice
+    ) -> frozenset[str]:
+        name, spec = _meta(stored, "name"), sent["spec"]
         self._versions[name] = _meta(stored, "resourceVersion")
         log.info(
             f"slice {verb}",
-            extra={"slice": name, "generation": sent["spec"]["pool"]["generation"], "devices": len(_devices(sent))},
+            extra={
+                "slice": name,
+                "generation": spec["pool"]["generation"],
+                "devices": len(spec.get("devices", ())),
+                "counter_sets": len(spec.get("sharedCounters", ())),
+            },
         )
-        found = stored.get("spec")
-        index = index_of(sent["metadata"].get("name") or sent["metadata"].get("generateName", ""))
-        if index is None or not isinstance(found, Mapping):
-            return
+        kept, index = stored.get("spec"), index_of_body(sent)
+        if index is None or not isinstance(kept, Mapping):
+            return frozenset()
         self._accepted.pop(index, None)
-        if not same(sent["spec"], found):
-            dropped = tuple(lacking(sent["spec"], found, "spec"))
-            self._accepted[index] = _Accepted(desired[index].devices, found, dropped)
+        if same(spec, kept):
+            return frozenset()
+        dropped = tuple(lacking(spec, kept, "spec"))
+        self._accepted[index] = _Accepted(want=desired[index], digest=accepted(kept), dropped=dropped[:MAX_DROPPED])
+        return lost_with(dropped)
 
     def _dropped(self, desired: Sequence[DesiredSlice]) -> tuple[str, ...]:
         """Fields of what is published now that the API server did not keep."""
@@ -123,16 +145,10 @@ class Reconciler:
 
     def _with_accepted(self, want: DesiredSlice) -> DesiredSlice:
         known = self._accepted.get(want.index)
-        if known is None or list(known.devices) != list(want.devices):
-            return want
-        return replace(want, accepted=known.spec)
+        return replace(want, accepted=known.digest) if known is not None and known.want.says_the_same(want) else want
 
     def _identity(self) -> PoolIdentity:
         return PoolIdentity(driver=self._driver, node=self._node, node_uid=self._node_uid, pool=self._pool)
-
-
-def _devices(body: ResourceSlice) -> list[Device]:
-    return body["spec"].get("devices", [])
 
 
 def _meta(item: Slice, key: str) -> str:

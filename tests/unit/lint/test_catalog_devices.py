@@ -18,7 +18,7 @@ def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
     """Attribute by attribute; lint cannot import the room that publishes."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
     snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
-    [published] = build_devices(snapshot)
+    published = build_devices(snapshot).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
     attributes = dict(found.wire["attributes"])
     if "addressingMode" not in published["attributes"]:

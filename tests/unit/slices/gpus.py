@@ -1,13 +1,26 @@
 """GPUs for the tests of this room."""
 
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from dra_driver.gpu import catalog
+from dra_driver.gpu.simulated_spec import invent
 from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.ids import GpuUuid
+from dra_driver.model.ids import GpuUuid, MigUuid
+from dra_driver.model.mig import ComputeInstance, MigInstance
+from dra_driver.slices.build import Built, GpuGroup
+from dra_driver.slices.gates import Features
+from dra_driver.slices.layout import MAX_DEVICES, DesiredSlice, split
+
+ALL = Features(counters=True, taints=True, multi_allocation=True)
+NONE = Features()
+H100, A100, RTX = "h100-sxm5-80gb", "a100-sxm4-40gb", "rtx-pro-6000-blackwell-se-96gb"
 
 
 def gpu(minor: int = 0, **changes: Any) -> Gpu:
-    """An H100 as NVML describes it."""
+    """An H100 as NVML describes it, that nobody asked about MIG profiles."""
     values: dict[str, Any] = {
         "uuid": GpuUuid(f"GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cd{minor:03d}"),
         "minor": minor,
@@ -25,9 +38,44 @@ def gpu(minor: int = 0, **changes: Any) -> Gpu:
     return Gpu(**{**values, **changes})
 
 
+def mig_gpu(key: str = H100, minor: int = 0, **changes: Any) -> Gpu:
+    """A board of the catalog with all its profiles, as it is after start: MIG mode off."""
+    return replace(_invented(key, minor), **changes)
+
+
+@functools.cache
+def _invented(key: str, minor: int) -> Gpu:
+    return invent(catalog.model(key), minor, "node-a")
+
+
+def instance(of: Gpu, profile_id: int, start: int, *, held: bool = False, whole: bool = True) -> MigInstance:
+    """A GPU instance that exists; not ``whole``: without a compute instance."""
+    profile = of.profile(profile_id)
+    assert profile is not None
+    uuid = MigUuid(f"MIG-00000000-0000-0000-{profile_id:04d}-{start:012d}")
+    return MigInstance(
+        gi_id=start + 1,
+        profile_id=profile_id,
+        profile_name=profile.name,
+        start=start,
+        size=profile.memory_slices,
+        compute=(ComputeInstance(ci_id=0, uuid=uuid),) if whole else (),
+        held=held,
+    )
+
+
 def snapshot(*gpus: Gpu) -> Snapshot:
     return Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0), gpus=gpus)
 
 
 def node_of(count: int) -> Snapshot:
     return snapshot(*(gpu(minor) for minor in range(count)))
+
+
+def h100s(count: int) -> Snapshot:
+    return snapshot(*(mig_gpu(H100, minor) for minor in range(count)))
+
+
+def split_devices(devices: Sequence[Any], *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
+    """Slices for devices that have nothing to do with each other."""
+    return split(Built(groups=tuple(GpuGroup(devices=(device,)) for device in devices)), per_slice=per_slice)

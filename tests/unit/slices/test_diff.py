@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.slices.diff import PoolIdentity, Writes, foreign_pools, plan
-from dra_driver.slices.layout import DesiredSlice, split
+from dra_driver.slices.diff import PoolIdentity, Writes, accepted, foreign_pools, plan
+from dra_driver.slices.layout import DesiredSlice
+from tests.unit.slices.gpus import split_devices
 
 IDENTITY = PoolIdentity(driver="gpu.nvidia.com", node="node-a", node_uid="u1", pool="node-a/gpu.nvidia.com")
 Pool = dict[str, dict[str, Any]]
@@ -155,7 +156,7 @@ def test_what_the_server_made_of_our_content_counts_as_equal() -> None:
     item = next(iter(pool.values()))
     item["spec"]["devices"] = devices("a")
     item["spec"]["devices"][0].pop("attributes")
-    want = DesiredSlice(index=0, devices=devices("a"), accepted=copy.deepcopy(item["spec"]))
+    want = DesiredSlice(index=0, devices=devices("a"), accepted=accepted(item["spec"]))
     assert not plan([want], [item], IDENTITY)
     assert plan([DesiredSlice(index=0, devices=devices("a"))], [item], IDENTITY)
 
@@ -198,9 +199,9 @@ def test_any_state_becomes_the_desired_one_in_one_round(
     before: list[str], after: list[str], per_slice: int, data: st.DataObject
 ) -> None:
     """Applied once, nothing is left to do; slices are whole, ordered, of one generation that never falls."""
-    start = apply(plan(split(devices(*before), per_slice=per_slice), [], IDENTITY), {})
+    start = apply(plan(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
     disturbed = _disturb(start, data)
-    want = split(devices(*after), per_slice=per_slice)
+    want = split_devices(devices(*after), per_slice=per_slice)
     writes = plan(want, disturbed.values(), IDENTITY)
     result = apply(writes, disturbed)
     assert not plan(want, result.values(), IDENTITY)
@@ -215,8 +216,8 @@ def test_any_state_becomes_the_desired_one_in_one_round(
 @given(_names, st.integers(1, 5), st.data())
 def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
     """With the number of slices unchanged: none differs, no write; one differs, one write; otherwise one for each."""
-    start = apply(plan(split(devices(*names), per_slice=per_slice), [], IDENTITY), {})
-    want = list(split(devices(*names), per_slice=per_slice))
+    start = apply(plan(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
+    want = list(split_devices(devices(*names), per_slice=per_slice))
     changed = data.draw(st.sets(st.sampled_from(range(len(want)))))
     for index in changed:
         want[index] = DesiredSlice(index=index, devices=[*want[index].devices, *devices("new")])

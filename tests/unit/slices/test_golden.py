@@ -1,35 +1,142 @@
-"""Whole slices, compared with files that a person can read."""
+"""Whole slices, compared with files that a person can read.
 
+The files are written anew with ``python -m tests.unit.slices.test_golden``; the difference is what users will see.
+"""
+
+import textwrap
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.build import build_devices, pool_name
 from dra_driver.slices.diff import PoolIdentity, plan
+from dra_driver.slices.gates import Features
 from dra_driver.slices.layout import split
-from tests.unit.slices.gpus import gpu, node_of, snapshot
+from tests.unit.slices.gpus import A100, ALL, H100, NONE, gpu, instance, mig_gpu, node_of, snapshot
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slices"
-CASES = {
-    "two-h100.yaml": node_of(2),
-    "one-gb10-unified-memory.yaml": snapshot(
-        gpu(product_name="NVIDIA GB10", architecture="Blackwell", cuda_compute_capability=(12, 1), memory_bytes=None,
-            pci_bus_id="000f:01:00.0", pcie_root="pci000f:00", addressing_mode="ATS", mig_capable=False)
-    ),
-    "no-gpu.yaml": snapshot(),
+
+
+def with_foreign_instances(board: Gpu) -> Gpu:
+    """A partition in the middle that somebody made, and one that somebody began to make."""
+    made = (instance(board, 14, 2), instance(board, 19, 6, whole=False))
+    return replace(board, mig_enabled=True, mig_instances=made)
+
+
+GB10 = gpu(
+    product_name="NVIDIA GB10", architecture="Blackwell", cuda_compute_capability=(12, 1), memory_bytes=None,
+    pci_bus_id="000f:01:00.0", pcie_root="pci000f:00", addressing_mode="ATS", mig_capable=False,
+)  # fmt: skip
+SHARED = GpuTerms(
+    policy="shared",
+    profiles=frozenset(),
+    sharing=SharingTerms(strategy=Strategy.MPS, max_shares=8),
+    taints=(Taint(key="example.com/shared", effect="NoSchedule"),),
+    attributes={"team": "vision"},
+)
+# File: what it shows, the node, the terms of all its GPUs, what the API server keeps.
+CASES: dict[str, tuple[str, Snapshot, GpuTerms, Features]] = {
+    "two-h100.yaml": (
+        "What a node publishes whose driver tells nothing about MIG: one slice, devices in order of minor number.",
+        node_of(2), GpuTerms(), ALL),
+    "one-gb10-unified-memory.yaml": (
+        "Unified memory: NVML tells no total, so there is no memory capacity, and nobody may guess one.",
+        snapshot(GB10), GpuTerms(), ALL),
+    "no-gpu.yaml": (
+        "No GPU: one empty slice, so that the scheduler knows the pool to be empty and does not wait for it.",
+        snapshot(), GpuTerms(), ALL),
+    "one-h100.yaml": (
+        "One H100 as it comes: the whole GPU and every placement, taken from one counter set.",
+        snapshot(mig_gpu(H100)), GpuTerms(), ALL),
+    "one-h100-without-counters.yaml": (
+        "The same GPU where the API server drops counters (1.34 and 1.35 as they come): nothing that overlaps.",
+        snapshot(mig_gpu(H100)), GpuTerms(), NONE),
+    "one-a100-mig-off.yaml": (
+        "Ampere switches MIG mode only with a reset, which is not ours to do: whole.",
+        snapshot(mig_gpu(A100)), GpuTerms(), ALL),
+    "one-a100-mig-on.yaml": (
+        "Ampere with MIG mode on: every placement, and not the whole GPU.",
+        snapshot(mig_gpu(A100, mig_enabled=True)), GpuTerms(), ALL),
+    "one-a100-foreign-instances.yaml": (
+        "Somebody made a 2g.10gb at memory slice 2, published with its UUID, and began a 1g.5gb at 6, which is not: "
+        "both are gone from the counters, and so are the placements that overlap them.",
+        snapshot(with_foreign_instances(mig_gpu(A100))), GpuTerms(), ALL),
+    "one-h100-shared.yaml": (
+        "A policy shares the H100 through MPS, among eight at most, and allows no partitions.",
+        snapshot(mig_gpu(H100)), SHARED, ALL),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_slices_are_as_in_the_file(name: str) -> None:
     """Names, types and values are what selectors and dashboards in the field rely on."""
-    assert slices_of(CASES[name]) == list(yaml.safe_load_all((GOLDEN / name).read_text()))
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents = yaml.load_all((GOLDEN / name).read_text(), Loader=loader)
+    assert slices_of(name) == list(documents)
 
 
-def slices_of(shot: Snapshot) -> list[object]:
+def test_every_file_is_compared() -> None:
+    """A file that nothing reads says nothing."""
+    assert {path.name for path in GOLDEN.glob("*.yaml")} == set(CASES)
+
+
+def slices_of(name: str) -> list[Any]:
+    _, shot, terms, features = CASES[name]
     identity = PoolIdentity(
         driver="gpu.nvidia.com", node="node-a", node_uid="0f1e2d3c", pool=pool_name("node-a", "gpu.nvidia.com")
     )
-    return list(plan(split(build_devices(shot)), [], identity).creates)
+    built = build_devices(shot, {one.uuid: terms for one in shot.gpus}, features)
+    return list(plan(split(built), [], identity).creates)
+
+
+def written(name: str) -> str:
+    comment = "".join(f"# {line}\n" for line in textwrap.wrap(CASES[name][0], 116))
+    return comment + "---\n".join(_slice(item) for item in slices_of(name))
+
+
+def _slice(item: dict[str, Any]) -> str:
+    """What is one in a slice in blocks, what is many as one paragraph each."""
+    spec = dict(item["spec"])
+    many = {key: spec.pop(key) for key in ("sharedCounters", "devices") if key in spec}
+    text = yaml.safe_dump({**item, "spec": spec}, sort_keys=False)
+    for key, entries in many.items():
+        text += f"  {key}:\n" + "".join(_entry(entry) for entry in entries)
+    return text
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    lines = [f"  - name: {entry['name']}"]
+    for key, value in entry.items():
+        if key == "consumesCounters":
+            lines.append(f"    {key}:")
+            for taken in value:
+                lines += [f"    - counterSet: {taken['counterSet']}", *_packed("counters", taken["counters"], "      ")]
+        elif isinstance(value, dict):
+            lines += _packed(key, value, "    ")
+        elif key != "name":
+            lines.append(f"    {key}: {_flow(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _packed(key: str, value: dict[str, Any], indent: str) -> list[str]:
+    """As many entries to a line as fit, none of them broken."""
+    units = [f"{name}: {_flow(one)}," for name, one in value.items()]
+    glued = [unit.replace(" ", "\0") for unit in units]  # textwrap breaks at spaces
+    inner = textwrap.wrap(" ".join(glued), 118, initial_indent=indent + "  ", subsequent_indent=indent + "  ",
+                          break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return [f"{indent}{key}: {{", *(line.replace("\0", " ") for line in inner), f"{indent}}}"]
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
+if __name__ == "__main__":
+    for file in CASES:
+        (GOLDEN / file).write_text(written(file))

@@ -7,20 +7,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.kube.names import is_subdomain
+from dra_driver.slices.build import Built, GpuGroup, build_devices
 from dra_driver.slices.layout import generate_name, index_of, split
+from tests.unit.slices.gpus import ALL, h100s, mig_gpu, snapshot, split_devices
 
 
 def devices(count: int) -> list[Any]:
     return [{"name": f"gpu-{number}"} for number in range(count)]
 
 
+def group(number: int, size: int, *, room: int = 0, counted: bool = True) -> GpuGroup:
+    named: Any = tuple({"name": f"gpu-{number}-{index}"} for index in range(size))
+    counter_set: Any = {"name": f"gpu-{number}-counter-set", "counters": {"memory": {"value": "1"}}}
+    return GpuGroup(devices=named, counter_set=counter_set if counted else None, room=room or size)
+
+
 @pytest.mark.parametrize(("count", "sizes"), [(0, [0]), (1, [1]), (64, [64]), (65, [64, 1]), (200, [64, 64, 64, 8])])
 def test_at_most_64_devices_a_slice_and_never_no_slice(count: int, sizes: list[int]) -> None:
     """A 65th device would make the slice invalid with the first taint; an empty pool must be known to be empty."""
-    slices = split(devices(count))
+    slices = split_devices(devices(count))
     assert [len(one.devices) for one in slices] == sizes
     assert [device for one in slices for device in one.devices] == devices(count)
     assert [one.index for one in slices] == list(range(len(sizes)))
+
+
+def test_counter_sets_come_first_eight_to_a_slice_and_never_beside_devices() -> None:
+    """A ninth set, or devices in the same slice, would be refused; and they are written before what refers to them."""
+    slices = split(build_devices(h100s(16), features=ALL))
+    assert [(len(one.counter_sets), len(one.devices)) for one in slices] == [(8, 0), (8, 0), *[(0, 52)] * 8]
+    assert [one.index for one in slices] == list(range(10))
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(1, 64)), max_size=20))
+def test_a_gpu_is_never_split_and_no_slice_is_too_long(sizes: list[tuple[int, int]]) -> None:
+    """Half a GPU in a slice that is not there yet would be half an offer."""
+    groups = tuple(group(number, min(size, room), room=room) for number, (size, room) in enumerate(sizes))
+    slices = split(Built(groups=groups))
+    assert all(len(one.devices) <= 64 and len(one.counter_sets) <= 8 for one in slices)
+    assert all(not (one.devices and one.counter_sets) for one in slices)
+    assert [device for one in slices for device in one.devices] == [d for one in groups for d in one.devices]
+    for one in groups:
+        assert sum(any(device in part.devices for device in one.devices) for part in slices) <= 1
+
+
+def test_a_gpu_that_changes_leaves_the_other_slices_alone() -> None:
+    """Room is kept for what it may become, so one GPU's change is one write and not a new generation of all."""
+    before = split(Built(groups=(group(0, 26), group(1, 26), group(2, 26), group(3, 26))))
+    after = split(Built(groups=(group(0, 26), group(1, 0, room=26), group(2, 26), group(3, 26, room=26))))
+    changed = [one.index for one, other in zip(before, after, strict=True) if one.devices != other.devices]
+    assert changed == [1]
+
+
+def test_a_gpu_without_anything_to_offer_keeps_its_place() -> None:
+    """It may come back, and the slice is empty meanwhile."""
+    hidden = split(build_devices(snapshot(mig_gpu(minor=0), mig_gpu(minor=1, mig_enabled=True)), features=ALL))
+    assert [len(one.devices) for one in hidden] == [0, 51]
 
 
 @given(

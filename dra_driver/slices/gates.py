@@ -1,0 +1,40 @@
+"""Fields of a slice that an API server keeps only while a feature gate is on.
+
+Pure. Owns their names and what is lost without them. Refuses to know how that is found out (``features.py``). Source:
+kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+# Field to attribute of Features.
+_FIELDS: Final = {
+    "sharedCounters": "counters",
+    "consumesCounters": "counters",
+    "taints": "taints",
+    "allowMultipleAllocations": "multi_allocation",
+    "requestPolicy": "multi_allocation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What the API server keeps. ``counters`` is KEP-4815, ``taints`` KEP-5055, ``multi_allocation`` KEP-5075."""
+
+    counters: bool = False
+    taints: bool = False
+    multi_allocation: bool = False
+
+
+NO_FEATURES: Final = Features()
+"""What holds before the API server was asked."""
+
+
+def lost_with(paths: Iterable[str]) -> frozenset[str]:
+    """The features (names of attributes of `Features`) that an API server does not have that dropped these fields.
+
+    Paths as ``compare.lacking`` tells them: ``spec.devices[3].consumesCounters``.
+    """
+    last = (path.rpartition(".")[2].partition("[")[0] for path in paths)
+    return frozenset(_FIELDS[name] for name in last if name in _FIELDS)

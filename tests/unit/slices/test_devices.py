@@ -1,0 +1,194 @@
+"""The wire form of devices, and that the API server takes every one of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.gpu import catalog
+from dra_driver.model.gpu import Gpu
+from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy, Taint
+from dra_driver.sim.apiserver.kind import Review
+from dra_driver.sim.apiserver.rules_slices import SLICE_RULES
+from dra_driver.slices.build import Built, build_devices
+from dra_driver.slices.diff import PoolIdentity, plan
+from dra_driver.slices.gates import Features
+from dra_driver.slices.layout import split
+from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu, snapshot
+
+IDENTITY = PoolIdentity(driver="gpu.nvidia.com", node="node-a", node_uid="u1", pool="node-a/gpu.nvidia.com")
+EVERYTHING = GpuTerms(
+    policy="p",
+    sharing=SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4),
+    taints=(Taint(key="example.com/reserved", value="ml", effect="NoSchedule"), Taint(key="k", effect="NoExecute")),
+    attributes={f"extra{number}": number for number in range(40)},
+)
+
+
+def build(gpu: Gpu, terms: GpuTerms | None = None, features: Features = ALL) -> Built:
+    return build_devices(snapshot(gpu), {gpu.uuid: terms} if terms is not None else {}, features)
+
+
+def problems(built: Built) -> list[Any]:
+    """What the embedded API server says about the slices."""
+    found: list[Any] = []
+    for body in plan(split(built), [], IDENTITY).creates:
+        item: dict[str, Any] = {**body, "metadata": {"name": "x"}}
+        found += SLICE_RULES.validate(item, Review())
+    return found
+
+
+@pytest.mark.parametrize("terms", [None, EVERYTHING, replace(EVERYTHING, sharing=None)], ids=["plain", "all", "taints"])
+@pytest.mark.parametrize("key", [key for key, model in catalog.models().items() if model.mig is not None])
+def test_every_board_is_valid_in_every_state(key: str, terms: GpuTerms | None) -> None:
+    """Names, numbers, policies and limits, of boards that a test machine does not have."""
+    gpu = mig_gpu(key)
+    foreign = tuple(instance(gpu, profile.profile_id, 0) for profile in gpu.mig_profiles)
+    on = replace(gpu, mig_enabled=True)
+    for state in (gpu, on, *(replace(on, mig_instances=(one,)) for one in foreign)):
+        for features in (ALL, NONE, replace(ALL, counters=False)):
+            assert problems(build(state, terms, features)) == []
+
+
+def test_a_placement_says_what_it_is_and_takes() -> None:
+    """All that a claim may select by, without a UUID: it does not exist yet."""
+    built = build(mig_gpu(H100))
+    device = next(one for one in built.devices if one["name"] == "gpu-0-mig-2g20gb-14-4")
+    attributes = device["attributes"]
+    assert attributes["type"] == {"string": "mig"}
+    assert attributes["profile"] == {"string": "2g.20gb"}
+    assert attributes["parentUUID"] == built.devices[0]["attributes"]["uuid"]
+    assert (attributes["placementStart"], attributes["placementSize"]) == ({"int": 4}, {"int": 2})
+    assert attributes["resource.kubernetes.io/numaNode"] == {"int": 0}
+    assert "uuid" not in attributes
+    (consumed,) = device["consumesCounters"]
+    assert consumed["counterSet"] == "gpu-0-counter-set"
+    assert {name for name in consumed["counters"] if name.startswith("memory-")} == {"memory-slice-4", "memory-slice-5"}
+    assert consumed["counters"]["memory"] == device["capacity"]["memory"] == {"value": "20096Mi"}
+
+
+def test_the_whole_gpu_takes_the_entire_set() -> None:
+    """So that it and any partition exclude each other; its capacity is the real memory."""
+    built = build(mig_gpu(H100))
+    whole, (counter_set,) = built.devices[0], built.counter_sets
+    assert whole["name"] == "gpu-0"
+    assert whole["consumesCounters"] == [{"counterSet": counter_set["name"], "counters": counter_set["counters"]}]
+    assert whole["capacity"] == {"memory": {"value": "81559Mi"}}
+
+
+def test_a_gpu_without_partitions_needs_no_counters() -> None:
+    """An A100 out of MIG mode is what it was before there were partitions."""
+    built = build(mig_gpu(A100))
+    assert [device["name"] for device in built.devices] == ["gpu-0"]
+    assert built.counter_sets == []
+    assert "consumesCounters" not in built.devices[0]
+
+
+def test_a_foreign_partition_has_its_uuid_and_its_slices_and_takes_nothing_from_the_set() -> None:
+    """What it has was subtracted: nobody can have it, whether a claim has the partition or not."""
+    gpu = mig_gpu(H100, mig_enabled=True)
+    built = build(replace(gpu, mig_instances=(instance(gpu, 9, 4),)))
+    made, (counter_set,) = built.devices[0], built.counter_sets
+    assert made["name"] == "gpu-0-mig-3g40gb-9-4"
+    assert made["attributes"]["uuid"]["string"].startswith("MIG-")
+    assert {name for name in made["capacity"] if name.startswith("memorySlice")} == {
+        f"memorySlice{index}" for index in range(4, 8)
+    }
+    assert "consumesCounters" not in made
+    assert counter_set["counters"]["memory-slice-4"] == {"value": "0"}
+    assert all(one["consumesCounters"][0]["counterSet"] == counter_set["name"] for one in built.devices[1:])
+
+
+def test_twelve_memory_slices_give_way_to_the_limit_of_entries() -> None:
+    """16 attributes, 7 capacities and 12 slices are over 32; the placement says the same."""
+    gpu = mig_gpu(RTX, mig_enabled=True, addressing_mode="HMM")
+    widest = build(replace(gpu, mig_instances=(instance(gpu, 0, 0),))).devices[0]
+    assert not any(name.startswith("memorySlice") for name in widest["capacity"])
+    assert widest["attributes"]["placementSize"] == {"int": 12}
+
+
+def test_an_instance_of_a_profile_that_the_driver_does_not_list_is_published_without_numbers() -> None:
+    """It exists and can be used; what it has is not known."""
+    gpu = mig_gpu(A100, mig_enabled=True)
+    built = build(replace(gpu, mig_profiles=(), mig_instances=(instance(gpu, 19, 2),)))
+    (device,) = built.devices
+    assert device["name"] == "gpu-0-mig-1g5gb-19-2"
+    assert set(device["capacity"]) == {"memorySlice2"}
+
+
+def test_a_shared_gpu_says_how_and_is_one_for_many() -> None:
+    """And still excludes partitions through the counters, which its first share takes."""
+    whole = build(mig_gpu(H100), EVERYTHING).devices[0]
+    assert whole["allowMultipleAllocations"]
+    assert whole["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
+    assert set(whole["capacity"]) == {"memory", "computePercent", "shares"}
+    assert whole["consumesCounters"]
+    plain = build(mig_gpu(H100), EVERYTHING, replace(ALL, multi_allocation=False)).devices[0]
+    assert "allowMultipleAllocations" not in plain
+    assert "sharingStrategy" not in plain["attributes"]
+    assert plain["capacity"] == {"memory": {"value": "81559Mi"}}
+
+
+def test_taints_are_on_every_device_of_the_gpu() -> None:
+    """A partition of a reserved GPU is reserved, too."""
+    wanted = [
+        {"key": "example.com/reserved", "value": "ml", "effect": "NoSchedule"},
+        {"key": "k", "effect": "NoExecute"},
+    ]
+    assert all(device["taints"] == wanted for device in build(mig_gpu(H100), EVERYTHING).devices)
+
+
+def test_added_attributes_fill_what_room_there_is_and_the_rest_is_named() -> None:
+    """32 attributes and capacities are the limit of a device; one more and all GPUs of the slice are gone."""
+    built = build(mig_gpu(H100), EVERYTHING)
+    assert {len(one["attributes"]) + len(one["capacity"]) for one in built.devices} == {32}
+    (reason,) = [gpu.reason for gpu in built.left_out]
+    assert "attributes that policy p adds to gpu-0 are left out" in reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["uuid", "type", "gpu.nvidia.com/uuid", "resource.kubernetes.io/pcieRoot", "a-b", "x" * 33, "", "B_/x", "a/"],
+)
+def test_an_added_attribute_never_replaces_ours_and_has_a_possible_name(name: str) -> None:
+    """A policy that says uuid: x would break every claim that asks for a GPU by UUID."""
+    gpu = mig_gpu(H100)
+    plain = build(gpu).devices
+    built = build(gpu, GpuTerms(policy="p", attributes={name: "x"}))
+    assert built.devices == plain
+    assert repr(name) in built.left_out[0].reason
+
+
+def test_added_values_keep_their_types() -> None:
+    """A boolean is not the number one."""
+    added = {"team": "ml", "rack": 7, "spare": True, "example.com/zone": "a"}
+    found = build(mig_gpu(A100), GpuTerms(attributes=added)).devices[0]["attributes"]
+    assert [found[name] for name in added] == [{"string": "ml"}, {"int": 7}, {"bool": True}, {"string": "a"}]
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=40) | st.from_regex(r"[a-z]{1,3}", fullmatch=True),
+        st.text(max_size=80) | st.integers(-(2**70), 2**70) | st.booleans(),
+        max_size=50,
+    ),
+    st.lists(st.tuples(st.text(max_size=70), st.text(max_size=70)), max_size=18),
+)
+def test_nothing_that_a_policy_says_makes_a_slice_invalid(extra: dict[str, Any], taints: list[tuple[str, str]]) -> None:
+    """The other GPUs of the node must not suffer from it."""
+    terms = GpuTerms(
+        policy="p",
+        attributes=extra,
+        taints=tuple(Taint(key=key, value=value, effect="NoSchedule") for key, value in taints),
+    )
+    assert problems(build(mig_gpu(A100), terms)) == []
+
+
+def test_devices_of_a_gpu_share_what_they_have_in_common() -> None:
+    """208 devices of a node that each had their own copies would be megabytes."""
+    devices = build(mig_gpu(H100)).devices
+    assert devices[1]["attributes"]["productName"] is devices[-1]["attributes"]["productName"]
+    same_profile = [one for one in devices if one["name"].startswith("gpu-0-mig-1g10gb-19-")]
+    assert len({id(one["capacity"]) for one in same_profile}) == 1
