@@ -1,0 +1,259 @@
+"""Every layout that a board allows: what is published, what the allocator grants and what the hardware makes agree.
+
+Each walk visits every allowed layout once, by adding placements in one order, and tries every later placement at each:
+an illegal layout is met when its first illegal part is complete. The catalogue's table decides what is right; counters
+(through the allocator's own arithmetic) and simulated hardware have to say the same at every step.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pytest
+
+from dra_driver.allocation.counters import Account, read_supply
+from dra_driver.errors import NoRoomError
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.mig.manager import MigManager
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import PartitionId, parse_partition_name
+from tests.fakes.gpu_notes import FakeGpuNotes
+from tests.fakes.mig_cluster import Scheduler, built, partition, published
+from tests.scenario.mig_table import Board, Layout, Place
+
+MODELS = ["a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb"]
+MORE = ["rtx-pro-6000-blackwell-se-96gb", "h100-nvl-94gb", "gh200-96gb", "gh200-144gb", "gb200-186gb"]
+Obj = dict[str, Any]
+
+
+def in_mig_mode(model: str) -> tuple[SimulatedBackend, GpuUuid]:
+    """A node with one such GPU in MIG mode, as an administrator left it."""
+    backend = SimulatedBackend.from_spec(f"1x{model}+mig", "n")
+    return backend, backend.snapshot().gpus[0].uuid
+
+
+def in_mode_held(model: str) -> Snapshot:
+    """One such GPU as this driver cuts it: published whole and as every placement."""
+    snapshot = in_mig_mode(model)[0].snapshot()
+    return replace(snapshot, gpus=tuple(replace(gpu, mig_mode_held=True) for gpu in snapshot.gpus))
+
+
+def places_of(devices: list[Obj]) -> dict[tuple[int, int], Obj]:
+    """The partitions among the devices, by profile id and start."""
+    names = ((parse_partition_name(device["name"]), device) for device in devices)
+    return {(name.profile_id, name.start): device for name, device in names if name is not None}
+
+
+class Party(Protocol):
+    """Somebody who says whether a placement can be had beside those it gave before."""
+
+    def take(self, place: Place) -> bool: ...
+    def give_back(self, place: Place) -> None: ...
+
+
+class Counters:
+    """What is published, by the arithmetic of the allocator."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        listed: Any = built(snapshot)
+        self.devices: list[Obj] = listed.devices
+        supply = read_supply(listed.counter_sets, ())
+        self._places = {key: supply.charges(device) for key, device in places_of(self.devices).items()}
+        self._whole = [
+            supply.charges(device) for device in self.devices if parse_partition_name(device["name"]) is None
+        ]
+        self._account = Account(supply)
+
+    def take(self, place: Place) -> bool:
+        charges = self._places.get((place[0].profile_id, place[1]))
+        return charges is not None and self._account.charge(charges)
+
+    def give_back(self, place: Place) -> None:
+        self._account.give_back(self._places[place[0].profile_id, place[1]])
+
+    def whole_is_free(self) -> bool:
+        (charges,) = self._whole
+        free = self._account.charge(charges)
+        if free:
+            self._account.give_back(charges)
+        return free
+
+    def nothing_beside_the_whole(self) -> bool:
+        (charges,) = self._whole
+        assert self._account.charge(charges)
+        beside = [key for key, wanted in self._places.items() if self._account.charge(wanted)]
+        self._account.give_back(charges)
+        return not beside
+
+
+class Hardware:
+    """GPU instances, made and destroyed."""
+
+    def __init__(self, model: str) -> None:
+        self._backend, self._gpu = in_mig_mode(model)
+        self._made: dict[Place, int] = {}
+
+    def take(self, place: Place) -> bool:
+        try:
+            self._made[place] = self._backend.create_gpu_instance(self._gpu, place[0].profile_id, place[1])
+        except NoRoomError:
+            return False
+        return True
+
+    def give_back(self, place: Place) -> None:
+        self._backend.destroy_gpu_instance(self._gpu, self._made.pop(place))
+
+
+def walk(board: Board, parties: list[Party], layout: Layout = (), first: int = 0) -> Iterator[Layout]:
+    """Visit every allowed layout with its placements taken at all parties, who have to agree with the table."""
+    yield layout
+    places = board.places
+    for at in range(first, len(places)):
+        place = places[at]
+        allowed = board.allows((*layout, place))
+        for party in parties:
+            assert party.take(place) is allowed, (
+                f"{type(party).__name__}: {described(layout)} and {described((place,))}"
+            )
+        if allowed:
+            yield from walk(board, parties, (*layout, place), at + 1)
+            for party in parties:
+                party.give_back(place)
+
+
+def described(layout: Layout) -> str:
+    return ", ".join(f"{profile.name}@{start}" for profile, start in layout) or "nothing"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layout(model: str) -> None:
+    """Table, counters and hardware agree on every layout, and the whole GPU is free exactly while nothing is taken."""
+    board = Board(model)
+    counters = Counters(in_mode_held(model))
+    visited = 0
+    for layout in walk(board, [counters, Hardware(model)]):
+        assert counters.whole_is_free() is (not layout), described(layout)
+        visited += 1
+    assert visited == len(list(board.layouts()))
+    assert counters.nothing_beside_the_whole()
+
+
+@pytest.mark.parametrize("model", MORE)
+def test_every_layout_of_further_boards(model: str) -> None:
+    """Table and counters agree on boards with twelve memory slices, and on boards whose table has gaps."""
+    board = Board(model)
+    counters = Counters(in_mode_held(model))
+    assert sum(1 for _ in walk(board, [counters])) > 700
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_published_is_what_the_table_has(model: str) -> None:
+    """Every placement once, with its numbers; nothing else but the whole GPU."""
+    board = Board(model)
+    devices = Counters(in_mode_held(model)).devices
+    places = places_of(devices)
+    assert len(devices) == len(places) + 1
+    assert set(places) == {(profile.profile_id, start) for profile, start in board.places}
+    for profile, start in board.places:
+        device = places[profile.profile_id, start]
+        assert device["attributes"]["profile"]["string"] == profile.name
+        assert device["attributes"]["placementStart"]["int"] == start
+        assert device["attributes"]["placementSize"]["int"] == profile.memory_slices
+        told = device["capacity"].get("memory")
+        assert (told is None) is (profile.memory_mib is None)
+
+
+@pytest.mark.parametrize("model", ["a30-24gb", "a100-sxm4-40gb", "b200-180gb"])
+def test_beside_somebody_elses_instance(model: str) -> None:
+    """With any one foreign instance there, exactly the layouts that contain it can be completed."""
+    board = Board(model)
+    for foreign in board.places:
+        backend, gpu = in_mig_mode(model)
+        backend.foreign_create(gpu, foreign[0].profile_id, foreign[1])
+        counters = Counters(backend.snapshot())
+        beside = {key for key, device in places_of(counters.devices).items() if "uuid" not in device["attributes"]}
+        assert beside == {
+            (profile.profile_id, start)
+            for profile, start in board.places
+            if (profile, start) != foreign and board.allows((foreign, (profile, start)))
+        }
+        completed = 0
+        for layout in board.layouts():
+            if foreign in layout:
+                rest = tuple(place for place in layout if place != foreign)
+                assert all(counters.take(place) for place in rest), f"{described(rest)} beside {described((foreign,))}"
+                for place in rest:
+                    counters.give_back(place)
+                completed += 1
+        assert completed
+
+
+def requests(layout: Layout) -> list[Obj]:
+    return [partition(f"r{at}", profile.name, start=start) for at, (profile, start) in enumerate(layout)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_full_layouts_are_granted_and_made(model: str) -> None:
+    """One claim for a whole layout is granted by the allocator, in any order, and each device it names is made and
+    removed again; one partition more is refused."""
+    board = Board(model)
+    dice = random.Random(model)  # noqa: S311 - the same sample every time
+    layouts = board.full_layouts()
+    backend, gpu = in_mig_mode(model)
+    manager = MigManager(backend, FakeGpuNotes())
+    slices = published(built(backend.snapshot()))
+    for layout in dice.sample(layouts, min(40, len(layouts))):
+        wanted = requests(dice.sample(layout, len(layout)))
+        scheduler = Scheduler(slices)
+        granted = scheduler.allocate(*wanted, together=True)
+        assert granted is not None, described(layout)
+        sizes = {profile.profile_id: profile.memory_slices for profile, _ in layout}
+        partitions = [as_partition(gpu, name) for name in granted[1]]
+        for one in partitions:
+            assert manager.create(one, sizes[one.profile_id], within_s=0).device is not None
+        for place in dice.sample(board.places, 4):
+            assert scheduler.allocate(*requests((place,))) is None, f"{described(layout)} and {described((place,))}"
+        for one in dice.sample(partitions, len(partitions)):
+            manager.destroy(one, within_s=0)
+        assert backend.mig_instances(gpu) == ()
+
+
+def as_partition(gpu: GpuUuid, device: str) -> PartitionId:
+    name = parse_partition_name(device)
+    assert name is not None
+    return PartitionId(gpu, name.profile_id, name.start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layout_through_the_allocator(model: str) -> None:
+    """The whole search instead of its arithmetic: every full layout is granted as a claim, and every placement that
+    the table does not allow beside it is refused."""
+    board = Board(model)
+    slices = published(built(in_mig_mode(model)[0].snapshot()))
+    for layout in board.full_layouts():
+        scheduler = Scheduler(slices)
+        assert scheduler.allocate(*requests(layout), together=True) is not None, described(layout)
+        for place in board.places:
+            assert scheduler.allocate(*requests((place,))) is None, f"{described(layout)} and {described((place,))}"
+
+
+FOUR = [partition("a", "1g.5gb"), partition("b", "1g.5gb"), partition("c", "2g.10gb"), partition("d", "3g.20gb")]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1), (0, 2, 1, 3)])
+def test_four_different_slices_of_one_gpu(order: tuple[int, ...]) -> None:
+    """1g, 1g, 2g and 3g on one parent fill an A100, on each GPU of the node in turn, in any order of the requests.
+
+    Under the rules of Kubernetes 1.36, where counters of devices that a constraint turned down stay charged.
+    """
+    snapshot = SimulatedBackend.from_spec("4xa100-sxm4-40gb+mig", "n").snapshot()
+    scheduler = Scheduler(published(built(snapshot)))
+    wanted = [FOUR[at] for at in order]
+    for minor in range(4):
+        granted = scheduler.allocate(*wanted, together=True)
+        assert granted is not None
+        assert {name.split("-mig-")[0] for name in granted[1]} == {f"gpu-{minor}"}
+    assert scheduler.allocate(*wanted, together=True) is None
