@@ -193,8 +193,8 @@ def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
             raise ConfigurationError(f"{where}: expected a profile such as 3g.20gb and the memory slice of its start")
         profile = next((profile for profile in gpu.mig_profiles if profile.name == cut["profile"]), None)
         if profile is None:
-            names = (profile.name for profile in gpu.mig_profiles)
-            raise ConfigurationError(f"{where}.profile: unknown; {catalog.suggest(cut['profile'], names, limit=8)}")
+            names = ", ".join(profile.name for profile in reversed(gpu.mig_profiles))
+            raise ConfigurationError(f"{where}.profile: this board has {names}, not {cut['profile']}")
         if cut["compute"] == "partial" and profile.compute_slices == 1:
             raise ConfigurationError(f"{where}.compute: one compute slice cannot be cut smaller")
         try:

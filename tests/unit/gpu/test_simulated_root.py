@@ -12,9 +12,10 @@ import pytest
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu import simulated_root
 from dra_driver.gpu.library import find_library
+from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.gpu.simulated_root import LIBRARIES, smi_script
 from dra_driver.gpu.simulated_spec import parse_document, parse_groups
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import Gpu, Snapshot
 
 DOCUMENT = """
 gpus:
@@ -54,10 +55,14 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 class Container:
     """Runs the root's nvidia-smi with nothing on PATH, over a folder that has the device files of ``minors``."""
 
-    def __init__(self, root: Path, shell: list[str], view: Path, minors: tuple[int, ...] = (0, 3, 12)) -> None:
-        (view / "dev").mkdir()
+    def __init__(
+        self, root: Path, shell: list[str], view: Path, minors: tuple[int, ...] = (0, 3, 12), caps: tuple[int, ...] = ()
+    ) -> None:
+        (view / "dev/nvidia-caps").mkdir(parents=True)
         for minor in minors:
             (view / f"dev/nvidia{minor}").touch()
+        for cap in caps:
+            (view / f"dev/nvidia-caps/nvidia-cap{cap}").touch()
         program = shutil.which(shell[0])
         assert program is not None
         self.command = [program, *shell[1:], str(root / "usr/bin/nvidia-smi")]
@@ -217,3 +222,215 @@ def test_the_script_fits_into_a_container_image_of_any_size() -> None:
     """64 GPUs make a script of a few kilobytes, not more."""
     node = parse_groups("64xh100-sxm5-80gb", "n")
     assert len(smi_script(Snapshot(driver_version="1.2", gpus=tuple(item.gpu for item in node.gpus)))) < 20_000
+
+
+MIG_DOCUMENT = """
+gpus:
+- model: l4-24gb
+- model: h100-sxm5-80gb
+  migEnabled: true
+  instances:
+  - {profile: 1g.10gb+me, start: 0}
+  - {profile: 2g.20gb, start: 2, compute: partial}
+  - {profile: 3g.40gb, start: 4}
+  - {profile: 1g.10gb, start: 1, compute: none}
+- model: h100-sxm5-80gb
+  migEnabled: true
+  instances: [{profile: 7g.80gb, start: 0}]
+"""
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Snapshot]:
+    folder = tmp_path_factory.mktemp("cut")
+    simulated_root.write(folder, snapshot(MIG_DOCUMENT))
+    return folder, snapshot(MIG_DOCUMENT)
+
+
+def caps(gpu_minor: int, gi_id: int) -> tuple[int, int]:
+    """By the rule of the kernel module: 135 numbers per GPU, 9 per GPU instance, the first of all is 3."""
+    first = 3 + 135 * gpu_minor + 9 * gi_id
+    return first, first + 1
+
+
+def mig_uuids(gpu: Gpu) -> dict[int, str]:
+    return {i.start: str(i.compute[0].uuid) for i in gpu.mig_instances if i.compute}
+
+
+def test_mig_devices_are_listed_below_their_gpu_when_both_their_nodes_are_there(
+    cut: tuple[Path, Snapshot], shell: list[str], tmp_path: Path
+) -> None:
+    """The proof that a pod got its partition and no other, numbered from zero in the container."""
+    root, found = cut
+    uuids = mig_uuids(found.gpus[1])
+    only_gi_of_first = caps(1, 7)[:1]
+    container = Container(root, shell, tmp_path, (1, 2), (*only_gi_of_first, *caps(1, 4), *caps(1, 2)))
+    assert container.smi("-L") == (
+        0,
+        f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {found.gpus[1].uuid})\n"
+        f"  MIG 3g.40gb     Device  0: (UUID: {uuids[4]})\n"
+        f"  MIG 1c.2g.20gb  Device  1: (UUID: {uuids[2]})\n"
+        f"GPU 1: NVIDIA H100 80GB HBM3 (UUID: {found.gpus[2].uuid})\n",
+    )
+    status, table = container.smi()
+    assert status == 0
+    assert len({len(line) for line in table.splitlines()}) == 1
+    assert uuids[4] in table
+
+
+def test_nodes_of_another_gpu_show_nothing(cut: tuple[Path, Snapshot], shell: list[str], tmp_path: Path) -> None:
+    """A MIG device without its GPU's node cannot be used."""
+    container = Container(cut[0], shell, tmp_path, (0,), caps(1, 2))
+    assert container.smi("-L") == (0, f"GPU 0: NVIDIA L4 (UUID: {cut[1].gpus[0].uuid})\n")
+    assert container.smi("--query-gpu=mig.mode.current", "--format=csv,noheader") == (0, "[N/A]\n")
+
+
+def test_the_kernel_modules_files_tell_of_every_instance_that_exists(cut: tuple[Path, Snapshot]) -> None:
+    """CDI edits take the capability nodes from them."""
+    root, _ = cut
+    folder = root / "proc/driver/nvidia/capabilities"
+    found = {path.parent.relative_to(folder).as_posix() for path in folder.rglob("access")}
+    assert found == {
+        *(f"gpu1/mig/{name}" for name in ("gi7", "gi7/ci0", "gi4", "gi4/ci0", "gi2", "gi2/ci0", "gi8")),
+        *(f"gpu2/mig/{name}" for name in ("gi0", "gi0/ci0")),
+    }
+    text = (folder / "gpu2/mig/gi0/ci0/access").read_text()
+    assert text == f"DeviceFileMinor: {caps(2, 0)[1]}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+    lines = (root / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
+    assert lines[:3] == ["config 1", "monitor 2", "gpu1/gi0/access 138"]
+    assert f"gpu2/gi13/ci0/access {caps(2, 13)[1]}" in lines
+    numbers = [int(line.split()[1]) for line in lines]
+    assert len(set(numbers)) == len(lines) == 2 + 2 * 135
+
+
+def test_a_root_follows_the_instances_inside_the_calls_that_change_them(tmp_path: Path) -> None:
+    """What prepare hands out next has its numbers, and what is gone has none; whole GPUs leave no trace of MIG."""
+    root = tmp_path / "root"
+    backend = SimulatedBackend.from_spec("1xh100-sxm5-80gb", "n", on_change=lambda now: simulated_root.write(root, now))
+    backend.announce()
+    before = {path: path.lstat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+    uuid = backend.snapshot().gpus[0].uuid
+    backend.set_mig_mode(uuid, True)
+    gi_id = backend.create_gpu_instance(uuid, 19, 3)
+    access = root / f"proc/driver/nvidia/capabilities/gpu0/mig/gi{gi_id}/access"
+    assert access.exists()
+    made = backend.create_compute_instance(uuid, gi_id)
+    assert (access.parent / "ci0/access").exists()
+    assert str(made.uuid) in (root / "usr/bin/nvidia-smi").read_text()
+    backend.destroy_compute_instance(uuid, gi_id, 0)
+    assert not (access.parent / "ci0").exists()
+    backend.destroy_gpu_instance(uuid, gi_id)
+    assert not (root / "proc/driver/nvidia/capabilities/gpu0").exists()
+    backend.set_mig_mode(uuid, False)
+    after = {path: path.lstat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+    smi = root / "usr/bin/nvidia-smi"
+    assert {path: time for path, time in after.items() if path != smi} == {
+        path: time for path, time in before.items() if path != smi
+    }
+
+
+class Node:
+    """Runs a root's nvidia-smi on the node, as the driver does."""
+
+    def __init__(self, folder: Path, shell: list[str], text: str = DOCUMENT) -> None:
+        self.root, self.snapshot = folder, snapshot(text)
+        simulated_root.write(folder, self.snapshot)
+        program = shutil.which(shell[0])
+        assert program is not None
+        self.command = [program, *shell[1:], str(folder / "usr/bin/nvidia-smi")]
+
+    def smi(self, *arguments: str, timeout: float = 20) -> tuple[int, str]:
+        done = subprocess.run(
+            [*self.command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={"PATH": os.defpath},
+        )
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    def setting(self, folder: str, number: int) -> str | None:
+        file = self.root / folder / self.snapshot.gpus[number].uuid
+        return file.read_text() if file.exists() else None
+
+
+def test_on_the_node_it_sees_all_gpus_sets_time_slices_and_records_it(shell: list[str], tmp_path: Path) -> None:
+    """There is no NVML call for it, so the driver has to run this program."""
+    node = Node(tmp_path, shell)
+    uuid = node.snapshot.gpus[1].uuid
+    assert node.smi("compute-policy", "-i", uuid, "--set-timeslice", "2") == (
+        0,
+        "Set timeslice to Medium for GPU 00000000:0A:00.0.\n",
+    )
+    assert [node.setting(simulated_root.TIMESLICE, number) for number in range(3)] == [None, "2\n", None]
+    status, listed = node.smi("compute-policy", "--list")
+    assert status == 0
+    assert [line.split()[1:3] for line in listed.splitlines()[4:-1]] == [
+        ["0", "Default"],
+        ["1", "Medium"],
+        ["2", "Default"],
+    ]
+    assert node.smi("compute-policy", f"--id={uuid}", "--set-timeslice=0")[0] == 0
+    assert node.setting(simulated_root.TIMESLICE, 1) == "0\n"
+    assert (tmp_path / simulated_root.RECORDS / "nvidia-smi.log").read_text().splitlines() == [
+        f"nvidia-smi compute-policy -i {uuid} --set-timeslice 2",
+        "nvidia-smi compute-policy --list",
+        f"nvidia-smi compute-policy --id={uuid} --set-timeslice=0",
+    ]
+
+
+def test_the_compute_mode_is_set_by_name_or_number(shell: list[str], tmp_path: Path) -> None:
+    """As NVIDIA's own driver does it."""
+    node = Node(tmp_path, shell)
+    assert node.smi("-i", node.snapshot.gpus[0].uuid, "-c", "EXCLUSIVE_PROCESS") == (
+        0,
+        "Set compute mode to EXCLUSIVE_PROCESS for GPU 00000000:01:00.0.\nAll done.\n",
+    )
+    assert node.smi("-c", "0")[0] == 0
+    assert [node.setting(simulated_root.COMPUTE_MODE, number) for number in range(3)] == ["DEFAULT\n"] * 3
+
+
+def test_a_gpu_in_mig_mode_has_neither_time_slices_nor_a_compute_mode(shell: list[str], tmp_path: Path) -> None:
+    """Whoever tries has mixed up whole GPUs and partitions."""
+    node = Node(tmp_path, shell, MIG_DOCUMENT)
+    uuid = node.snapshot.gpus[1].uuid
+    assert node.smi("compute-policy", "-i", uuid, "--set-timeslice", "1")[0] == 3
+    assert node.smi("-i", uuid, "-c", "DEFAULT")[0] == 3
+    assert node.smi("compute-policy", "-i", "GPU-none", "--set-timeslice", "1") == (6, "No devices were found\n")
+
+
+def test_a_container_cannot_change_a_gpu(root: Path, shell: list[str], tmp_path: Path) -> None:
+    """Settings are the node's business."""
+    container = Container(root, shell, tmp_path)
+    assert container.smi("compute-policy", "--set-timeslice", "1")[0] == 4
+    assert container.smi("-c", "DEFAULT")[0] == 4
+
+
+def test_it_fails_and_hangs_to_order_on_the_node_alone(shell: list[str], tmp_path: Path) -> None:
+    """Tests of other rooms order it by a file; pods on that node go on."""
+    node = Node(tmp_path / "root", shell)
+    faults = node.root / simulated_root.FAULTS
+    (faults / "smi-fail").write_text("Failed to initialize NVML: Driver/library version mismatch\n")
+    assert node.smi("-L") == (255, "Failed to initialize NVML: Driver/library version mismatch\n")
+    (tmp_path / "view").mkdir()
+    assert Container(node.root, shell, tmp_path / "view").smi("-L")[0] == 0
+    (faults / "smi-fail").unlink()
+    (faults / "smi-hang").write_text("")
+    with pytest.raises(subprocess.TimeoutExpired):
+        node.smi("-L", timeout=0.2)
+    (faults / "smi-hang").write_text("0.01\n")
+    assert node.smi("-L")[0] == 0
+
+
+def test_records_begin_anew_when_they_are_long(tmp_path: Path) -> None:
+    """A node that runs for weeks must not fill its disk."""
+    simulated_root.write(tmp_path, snapshot())
+    log = tmp_path / simulated_root.RECORDS / "nvidia-smi.log"
+    log.write_bytes(b"x" * simulated_root.MAX_RECORD_BYTES)
+    simulated_root.write(tmp_path, snapshot())
+    assert log.exists()
+    log.write_bytes(b"x" * (simulated_root.MAX_RECORD_BYTES + 1))
+    simulated_root.write(tmp_path, snapshot())
+    assert not log.exists()

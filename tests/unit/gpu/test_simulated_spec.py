@@ -1,6 +1,7 @@
 """What people write about simulated GPUs, and what they are told when it is wrong."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,14 +57,16 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-field_names = st.sampled_from(["minor", "count", "uuid", "memoryMiB", "pciBusId", "numaNode", "lost", "migEnabled"])
+field_names = st.sampled_from(
+    ["minor", "count", "uuid", "memoryMiB", "pciBusId", "numaNode", "lost", "migEnabled", "instances"]
+)
 
 
 @given(st.dictionaries(field_names, json_values, min_size=1, max_size=4))
 def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) -> None:
     """Values of every YAML type end in a node within the bounds or in a sentence that names a path."""
     try:
-        node = parse_document(json.dumps({"gpus": [{"model": "l4-24gb", **fields}]}), "n")
+        node = parse_document(json.dumps({"gpus": [{"model": "a30-24gb", **fields}]}), "n")
     except ConfigurationError as error:
         message = str(error)
     else:
@@ -79,6 +82,8 @@ def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) ->
         ("h100-sxm5-80gb", "expected <count>x<model>"),
         ("", "expected <count>x<model>"),
         ("1xl4-24gb,", "cannot read ''"),
+        ("1xl4-24gb+mig", "l4-24gb cannot do MIG; leave out +mig"),
+        ("1xa30-24gb+MIG", "cannot read '1xa30-24gb+MIG'"),
         ("0xl4-24gb", "1 to 64 GPUs in all"),
         ("64xl4-24gb,1xl4-24gb", "1 to 64 GPUs in all"),
         ("9999xl4-24gb", "1 to 64 GPUs in all"),
@@ -90,6 +95,8 @@ def test_a_wrong_short_form_is_refused_with_what_was_expected(spec: str, message
         parse_groups(spec, "n")
     assert message in str(caught.value)
 
+
+MIG = "gpus: [{model: h100-sxm5-80gb, migEnabled: true, instances: [%s]}]"
 
 FULL = """
 driverVersion: 570.170.01
@@ -170,6 +177,18 @@ def test_a_node_without_gpus_is_written_as_an_empty_list() -> None:
         ("gpus: [{model: l4-24gb, productName: 'Größe'}]", "gpus[0].productName: expected a name"),
         ('gpus: [{model: l4-24gb, lost: "a\\nb"}]', "gpus[0].lost: expected a reason"),
         ("gpus: []\ncudaDriverVersion: 13.0", 'cudaDriverVersion: expected a quoted version such as "13.0", got 13.0'),
+        ("gpus: [{model: h100-sxm5-80gb, instances: [{}]}]", "gpus[0].instances: they need migEnabled: true"),
+        (MIG % "3", "gpus[0].instances[0]: expected a mapping with profile and start, got int"),
+        (MIG % "{profile: 1g.10gb}", "gpus[0].instances[0]: expected a profile such as 3g.20gb and the memory slice"),
+        (MIG % "{profile: 1g.5gb, start: 0}", "gpus[0].instances[0].profile: this board has 1g.10gb+me, 1g.10gb, "),
+        (MIG % "{profile: 1g.10gb, start: 9}", "gpus[0].instances[0]: GPU-"),
+        (MIG % "{profile: 1g.10gb, start: 0, compute: half}", "gpus[0].instances[0].compute: expected full, none or"),
+        (MIG % "{profile: 1g.10gb, start: 0, compute: partial}", "compute: one compute slice cannot be cut smaller"),
+        (MIG % "{profile: 1g.10gb, start: 0, size: 1}", "gpus[0].instances[0].size: unknown field; known are compute,"),
+        (
+            MIG % "{profile: 3g.40gb, start: 0}, {profile: 1g.10gb, start: 3}",
+            "gpus[0].instances[1]: no room for 1g.10gb",
+        ),
         ("gpus: []\ndriverVersion: new", "driverVersion: expected a version such as 580.65.06, got 'new'"),
     ],
 )
@@ -178,3 +197,37 @@ def test_a_wrong_file_is_refused_with_the_path_of_the_field(text: str, message: 
     with pytest.raises(ConfigurationError) as caught:
         parse_document(text, "n")
     assert message in str(caught.value)
+
+
+def test_the_short_form_switches_mig_mode_on() -> None:
+    """A node that an administrator has prepared, as Ampere has to be."""
+    first, second = (item.gpu for item in parse_groups("1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb", "n").gpus)
+    assert (first.mig_enabled, second.mig_enabled) == (True, False)
+    assert replace(first, mig_enabled=False, uuid=second.uuid).mig_profiles == second.mig_profiles
+
+
+def test_instances_that_exist_are_written_with_profile_and_place() -> None:
+    """What somebody else has made, whole, half made or cut smaller, on each GPU of the entry."""
+    cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
+    cuts += "{profile: 2g.20gb, start: 0, compute: partial}"
+    node = parse_document((MIG % cuts).replace("migEnabled", "count: 2, migEnabled"), "n")
+    assert len(node.gpus) == 2
+    for item in node.gpus:
+        found = item.gpu.mig_instances
+        assert [(i.profile_name, i.start, i.size, i.gi_id, len(i.compute)) for i in found] == [
+            ("2g.20gb", 0, 2, 3, 1),
+            ("1g.10gb", 2, 1, 9, 0),
+            ("3g.40gb", 4, 4, 2, 1),
+        ]
+        assert [i.device is not None for i in found] == [False, False, True]
+
+
+def test_profiles_come_from_the_catalogue_and_what_is_not_known_stays_none() -> None:
+    """In order of id; a number that nobody has seen on hardware is not invented."""
+    gpu = parse_groups("1xb300", "n").gpus[0].gpu
+    assert [profile.profile_id for profile in gpu.mig_profiles] == [0, 5, 9, 14, 15, 19, 20]
+    smallest = next(profile for profile in gpu.mig_profiles if profile.name == "1g.34gb")
+    assert (smallest.memory_bytes, smallest.multiprocessors, smallest.copy_engines, smallest.ofa_engines) == (None,) * 4
+    assert (smallest.encoders, smallest.starts, smallest.max_instances) == (0, (0, 1, 2, 3, 4, 5, 6), 7)
+    known = parse_groups("1xh100-sxm5-80gb", "n").gpus[0].gpu.mig_profiles[5]
+    assert (known.name, known.memory_bytes, known.multiprocessors) == ("1g.10gb", 9984 * 2**20, 16)
