@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from dra_driver.allocation import V1_36, V1_37
 from dra_driver.allocation.counters import Account, read_supply
 from dra_driver.errors import NoRoomError
 from dra_driver.gpu.simulated import SimulatedBackend
@@ -24,6 +25,7 @@ from tests.fakes.mig_cluster import Scheduler, built, partition, published
 from tests.scenario.mig_table import Board, Layout, Place
 
 MODELS = ["a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb"]
+# Without b300 and gb300: no engine of theirs is known, so no counter can tell that "+me" is there once. Hardware tells.
 MORE = ["rtx-pro-6000-blackwell-se-96gb", "h100-nvl-94gb", "gh200-96gb", "gh200-144gb", "gb200-186gb"]
 Obj = dict[str, Any]
 
@@ -257,3 +259,19 @@ def test_four_different_slices_of_one_gpu(order: tuple[int, ...]) -> None:
         assert granted is not None
         assert {name.split("-mig-")[0] for name in granted[1]} == {f"gpu-{minor}"}
     assert scheduler.allocate(*wanted, together=True) is None
+
+
+def test_a_partly_used_gpu_in_the_way() -> None:
+    """The same claim beside a used GPU: from 1.37 on it goes to the next one, in 1.36 it does not fit.
+
+    What was looked at on free GPUs while the first one was tried stays charged there. No order of devices helps: the
+    counters are charged before the constraint is asked.
+    """
+    snapshot = SimulatedBackend.from_spec("4xa100-sxm4-40gb+mig", "n").snapshot()
+    outcomes = {}
+    for behaviour in (V1_36, V1_37):
+        scheduler = Scheduler(published(built(snapshot)), behaviour)
+        assert scheduler.allocate(partition("one", "1g.5gb")) is not None
+        granted = scheduler.allocate(*FOUR, together=True)
+        outcomes[behaviour] = granted[1][0] if granted is not None else None
+    assert outcomes == {V1_36: None, V1_37: "gpu-1-mig-1g5gb-19-3"}
