@@ -1,6 +1,6 @@
 """Rules for opaque parameters: what this driver would refuse, and what would never reach it.
 
-Owns DRA035 to DRA037 and DRA039. The parameters are decoded by the code that the driver runs (``config.parameters``).
+Owns DRA035 to DRA037 and DRA040. The parameters are decoded by the code that the driver runs (``config.parameters``).
 """
 
 import json
@@ -38,6 +38,8 @@ class ConfigChecker:
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
             parts = [part for name, part in _parts(manifest, devices) if not named or _is_named(name, named)]
+            if parts and all(part.flag("adminAccess") for part in parts):
+                self._without_effect(manifest, config)
             found = [self._scope.class_info(part.string("deviceClassName")) for part in parts]
             known = [info for info in found if info is not None]
             self._config(manifest, config, known if len(known) == len(found) else [], named=bool(named))
@@ -55,6 +57,12 @@ class ConfigChecker:
         elif parameters is not None:
             self._foreign(manifest, parameters)
 
+    def _without_effect(self, manifest: Manifest, config: Spot) -> None:
+        sharing = config.get("opaque", "parameters", "sharing")
+        if sharing is not None and config.string("opaque", "driver") == DRIVER:
+            message = "every request that this is for has admin access, which never changes how a device is shared"
+            self._reporter.add("DRA040", manifest, sharing, message, hint="leave the section out")
+
     def _own(self, manifest: Manifest, parameters: Spot, classes: list[ClassInfo], *, named: bool) -> None:
         try:
             decoded = decode(plain(parameters.node))
@@ -67,10 +75,6 @@ class ConfigChecker:
         except ValueError as error:
             self._reporter.add("DRA035", manifest, parameters, f"the parameters {error}")
             return
-        if (wish := decoded.asks_for) is not None:
-            message = f"this version of the driver does not apply {wish}, and refuses to prepare the claim"
-            spot = parameters.get("sharing") or parameters
-            self._reporter.add("DRA039", manifest, spot, message, hint="leave the sharing section out")
         wanted = _TYPE_OF_KIND[decoded.kind]
         types = {_type(device.wire) for info in classes for device in info.devices if device.driver == DRIVER}
         if types and wanted not in types:

@@ -54,12 +54,15 @@ _ALL: Final = (
     Rule("DRA036", "parameters-unused", "warning", "Parameters for a driver whose devices are not requested."),
     Rule("DRA037", "parameters-of-wrong-kind", "error", "Parameters for another type of device."),
     Rule("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
-    Rule("DRA039", "parameters-not-applied", "warning", "Parameters that this version of the driver does not apply."),
+    # DRA039 said that a version of the driver did not apply sharing; its number is not given again.
+    Rule("DRA040", "sharing-with-admin-access", "warning", "Sharing that is asked for with admin access only."),
     # Pods
     Rule("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined here."),
     Rule("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),
     Rule("DRA052", "unknown-container-request", "error", "A container uses a request that the claim does not have."),
     Rule("DRA053", "unused-pod-claim", "warning", "A claim of the pod is used by no container."),
     Rule("DRA054", "claim-and-extended-resource", "warning", "A pod asks for the same devices in two ways."),
+    # Policies
+    Rule("DRA060", "invalid-policy", "error", "A GpuPolicy that nodes refuse."),
 )
 RULES: Final = MappingProxyType({rule.id: rule for rule in _ALL})

@@ -10,6 +10,7 @@ from typing import Final
 from dra_driver.errors import DraError
 from dra_driver.lint.check_claims import ClaimChecker
 from dra_driver.lint.check_pods import PodChecker
+from dra_driver.lint.check_policies import check_policy
 from dra_driver.lint.fields import FieldChecker
 from dra_driver.lint.finding import Report
 from dra_driver.lint.known import Known
@@ -85,6 +86,7 @@ def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: P
         else:
             claims.claim(manifest)
         return
+    check_policy(manifest, reporter)
     for pod in pod_specs(manifest):
         pods.check(manifest, pod)
 

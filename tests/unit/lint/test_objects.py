@@ -19,6 +19,12 @@ def config(parameters: str, *, driver: str = "gpu.nvidia.com", requests: str = "
     return template(PLAIN, rest=f"config:\n- {{{named}opaque: {{driver: {driver}, parameters: {parameters}}}}}")
 
 
+POLICY = """apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: pool}
+spec:
+  sharing: {strategy: MPS}
+"""
 GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
 
 
@@ -45,7 +51,8 @@ GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
         (config(f"{{{GPU_CONFIG}, sharing: {{strategy: mps}}}}"), "DRA035"),
         (config("{a: b}", driver="nic.example.com"), "DRA036"),
         (config("{apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig}", requests="gpu"), "DRA037"),
-        (config(f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"), "DRA039"),
+        (POLICY.replace("MPS", "mps"), "DRA060"),
+        (POLICY + "  priority: 5000\n", "DRA060"),
         (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}"), "DRA038"),
         (pod(USES), "DRA050"),
         (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu}, {name: other}]"), "DRA051"),
@@ -64,6 +71,32 @@ def test_nothing_is_said_about_a_good_pod() -> None:
     text = TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: gpu}]", limits="{cpu: 1}")
     checked = report(text)
     assert (list(checked.findings), checked.objects) == ([], 2)
+
+
+@pytest.mark.parametrize("sharing", ["{strategy: MPS}", "{strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}"])
+def test_sharing_that_a_claim_asks_for_is_nothing_to_complain_about(sharing: str) -> None:
+    """It is applied."""
+    assert rules(config(f"{{{GPU_CONFIG}, sharing: {sharing}}}")) == []
+
+
+def test_sharing_for_admin_access_alone_has_no_effect() -> None:
+    """A monitor that looks at everybody's GPUs changes nobody's."""
+    parameters = f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"
+    text = config(parameters).replace(
+        "deviceClassName: gpu.nvidia.com", "deviceClassName: gpu.nvidia.com, adminAccess: true"
+    )
+    assert "DRA040" in rules(text)
+    mixed = text.replace("- {name: gpu,", f"{PLAIN.replace('name: gpu', 'name: other')}\n      - {{name: gpu,")
+    assert "DRA040" not in rules(mixed)
+    assert "DRA001" not in rules(mixed)
+
+
+def test_a_policy_is_checked_as_nodes_check_it() -> None:
+    """At the line of the wrong field, before anybody applies it."""
+    assert rules(POLICY) == []
+    found = one(POLICY.replace("strategy: MPS", "strategy: MPS, maxShares: 0"), "DRA060")
+    assert (found.line, found.column) == (5, 39)
+    assert found.message == "spec.sharing.maxShares: expected a whole number from 1 to 1024, got 0"
 
 
 def test_near_names_are_offered() -> None:
