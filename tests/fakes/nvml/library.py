@@ -1,4 +1,4 @@
-"""Builds the C library of ``nvml.c``. Needs gcc; whoever cannot have it skips with ``reason_why_not()``."""
+"""Builds the C library of this folder. Needs gcc; whoever cannot have it skips with ``reason_why_not()``."""
 
 import shutil
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fakes.nvml.state import ENVIRONMENT
 
-SOURCE = Path(__file__).with_name("nvml.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("nvml.c", "nvml_mig.c", "nvml_events.c"))
 FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC", "-shared", "-pthread")
 
 
@@ -29,7 +29,7 @@ def build(folder: Path, environment: str = ENVIRONMENT) -> Path:
         f'-DSTATE_ENVIRONMENT="{environment}"',
         "-o",
         str(library),
-        str(SOURCE),
+        *map(str, SOURCES),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,12 +2,14 @@
  *
  * The file is laid out by state.py; FAKE_NVML_STATE names it. One call, or one change by state.py, at a time among all
  * processes (an exclusive file lock), so a call sees one state. Signatures, structures and codes follow nvml.h.
- * Handles are tagged integers that are never dereferenced: one from an earlier session is an InvalidArgument.
+ * Handles are tagged integers that are never dereferenced: one from an earlier session, from before a change of MIG
+ * mode, or of an instance that is gone, is an InvalidArgument.
+ *
+ * This file: sessions, faults, handles, and GPUs as a whole. nvml_mig.c: MIG. nvml_events.c: events.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,42 +18,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9,
-    GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25
-};
+#include "fake.h"
 
 #ifndef STATE_ENVIRONMENT
 #define STATE_ENVIRONMENT "FAKE_NVML_STATE"
 #endif
-#define MAX_GPUS 64
-#define MAX_FAULTS 32
 #define STATE_MAGIC 0x4C4D564Eu /* "NVML" */
-#define STATE_VERSION 1u
+#define STATE_VERSION 2u
 #define ADDRESSING_MODE_V1 0x1000008u
-
-/* Numbers that a GPU does not tell are negative and texts empty. Keep in step with state.py, which checks the sizes. */
-struct gpu {
-    char uuid[96], name[96], bus_id[32];
-    int64_t memory_bytes;
-    int32_t minor, brand, architecture, capability_major, capability_minor, addressing_mode, mig_current, mig_pending;
-    uint32_t pci_device_id, lost;
-};
-
-struct fault {
-    char function[64]; /* empty: the slot is free */
-    int32_t device;    /* index, -1 for any device or none */
-    int32_t code;      /* OK: only the latency */
-    uint32_t latency_ms;
-    uint32_t left;     /* calls it still hits, 0 for all */
-};
-
-struct state {
-    uint32_t magic, version, gpu_count, cuda_version;
-    char driver_version[80];
-    struct gpu gpus[MAX_GPUS];
-    struct fault faults[MAX_FAULTS];
-};
+#define FIELD_RESETLESS_MIG 184u
+#define FIELD_PROFILES_WITHOUT_MIG 199u
 
 struct pci_info {
     char bus_id_legacy[16];
@@ -61,43 +37,44 @@ struct pci_info {
 
 struct memory { unsigned long long total, free, used; };
 struct addressing { uint32_t version, value; };
+struct field_value {
+    uint32_t id, scope;
+    int64_t timestamp, latency_us;
+    uint32_t type;
+    int32_t code;
+    union { uint32_t ui; uint64_t ull; double d; } value;
+};
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the four below, and flock, which is per open file */
-static struct state *state;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards these, and flock, which is per open file */
+struct state *fake_state;
 static int state_fd = -1;
 static unsigned sessions;
 static uint64_t epoch; /* counts sessions, to tell stale handles */
 
 size_t fakeNvmlStateSize(void) { return sizeof(struct state); }
+uint64_t fake_epoch(void) { return epoch; }
+
+static void close_state(void) {
+    if (fake_state)
+        munmap(fake_state, sizeof(struct state));
+    if (state_fd >= 0)
+        close(state_fd);
+    fake_state = NULL;
+    state_fd = -1;
+}
 
 static int open_state(void) {
     const char *path = getenv(STATE_ENVIRONMENT);
-    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (fd < 0)
+    state_fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (state_fd < 0)
         return DRIVER_NOT_LOADED;
-    off_t size = lseek(fd, 0, SEEK_END);
-    void *map = size == (off_t)sizeof(struct state)
-        ? mmap(NULL, sizeof(struct state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-    if (map == MAP_FAILED) {
-        close(fd);
-        return DRIVER_NOT_LOADED;
-    }
-    state = map;
-    state_fd = fd;
-    if (state->magic == STATE_MAGIC && state->version == STATE_VERSION)
+    void *map = lseek(state_fd, 0, SEEK_END) == (off_t)sizeof(struct state)
+        ? mmap(NULL, sizeof(struct state), PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0) : MAP_FAILED;
+    fake_state = map == MAP_FAILED ? NULL : map;
+    if (fake_state && fake_state->magic == STATE_MAGIC && fake_state->version == STATE_VERSION)
         return OK;
-    munmap(map, sizeof(struct state));
-    close(fd);
-    state = NULL;
-    state_fd = -1;
+    close_state();
     return DRIVER_NOT_LOADED;
-}
-
-static void close_state(void) {
-    munmap(state, sizeof(struct state));
-    close(state_fd);
-    state = NULL;
-    state_fd = -1;
 }
 
 static void pause_ms(uint32_t ms) {
@@ -106,14 +83,34 @@ static void pause_ms(uint32_t ms) {
     }
 }
 
+static void count(const char *function) {
+    uint32_t hash = 2166136261u;
+    for (const char *at = function; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 16777619u;
+    for (uint32_t probe = 0; probe < MAX_COUNTERS; probe++) {
+        struct counter *counter = &fake_state->counters[(hash + probe) & (MAX_COUNTERS - 1)];
+        if (!counter->function[0])
+            snprintf(counter->function, sizeof counter->function, "%s", function);
+        if (strcmp(counter->function, function) == 0) {
+            counter->calls++;
+            return;
+        }
+    }
+}
+
 /* The injected answer of a call; adds up latencies. The state lock is held. */
 static int injected(const char *function, int device, uint32_t *latency_ms) {
+    count(function);
     for (int i = 0; i < MAX_FAULTS; i++) {
-        struct fault *fault = &state->faults[i];
-        if (strncmp(fault->function, function, sizeof fault->function) != 0)
+        struct fault *fault = &fake_state->faults[i];
+        if (!fault->function[0] || strncmp(fault->function, function, sizeof fault->function) != 0)
             continue;
         if (fault->device >= 0 && fault->device != device)
             continue;
+        if (fault->skip) {
+            fault->skip--;
+            continue;
+        }
         *latency_ms += fault->latency_ms;
         int code = fault->code;
         if (fault->left && --fault->left == 0)
@@ -124,57 +121,87 @@ static int injected(const char *function, int device, uint32_t *latency_ms) {
     return OK;
 }
 
-static void *handle_of(unsigned index) { return (void *)(uintptr_t)(0xD1000000u | (epoch & 0xFFFF) << 8 | index); }
-
-static int index_of(const void *handle) {
-    uintptr_t value = (uintptr_t)handle;
-    unsigned index = value & 0xFF;
-    return value == (uintptr_t)handle_of(index) && index < state->gpu_count ? (int)index : -1;
+/* Bits: 8 kind, 8 session, 8 binding, 8 GPU, 4 slot of the GPU instance, 4 of the compute instance, 24 serial. */
+void *fake_handle(enum kind kind, const struct gpu *gpu, const struct gi *gi, const struct ci *ci) {
+    uint64_t serial = ci ? ci->serial : gi ? gi->serial : 0;
+    return (void *)(uintptr_t)(
+        (uint64_t)(0xD0 | kind) << 56 | (epoch & 0xFF) << 48 | (uint64_t)(gpu->binding & 0xFF) << 40
+        | (uint64_t)(gpu - fake_state->gpus) << 32 | (uint64_t)(gi ? gi - gpu->gis : 0) << 28
+        | (uint64_t)(ci ? ci - gi->cis : 0) << 24 | (serial & 0xFFFFFF));
 }
 
-static int end(int code) {
+static int look_up(const void *handle, unsigned kinds, struct call *call) {
+    uint64_t value = (uint64_t)(uintptr_t)handle;
+    memset(call, 0, sizeof *call);
+    call->device = -1;
+    if (kinds == NONE)
+        return OK;
+    if (kinds == BY_INDEX) {
+        if (value >= fake_state->gpu_count)
+            return INVALID_ARGUMENT;
+        call->kind = DEVICE;
+        call->device = (int)value;
+        call->gpu = &fake_state->gpus[value];
+        return OK;
+    }
+    unsigned kind = (unsigned)(value >> 56) ^ 0xD0, index = value >> 32 & 0xFF;
+    if (kind > COMPUTE_INSTANCE || !(kind & kinds) || index >= fake_state->gpu_count)
+        return INVALID_ARGUMENT;
+    call->kind = (enum kind)kind;
+    call->device = (int)index;
+    call->gpu = &fake_state->gpus[index];
+    if (kind != DEVICE) {
+        unsigned slot = value >> 28 & 0xF;
+        call->gi = slot < MAX_GIS && call->gpu->gis[slot].used ? &call->gpu->gis[slot] : NULL;
+        if (!call->gi)
+            return INVALID_ARGUMENT;
+    }
+    if (kind == MIG_DEVICE || kind == COMPUTE_INSTANCE) {
+        unsigned slot = value >> 24 & 0xF;
+        call->ci = slot < MAX_CIS && call->gi->cis[slot].used ? &call->gi->cis[slot] : NULL;
+        if (!call->ci)
+            return INVALID_ARGUMENT;
+    }
+    return handle == fake_handle(call->kind, call->gpu, call->gi, call->ci) ? OK : INVALID_ARGUMENT;
+}
+
+int fake_end(int code) {
     flock(state_fd, LOCK_UN);
     pthread_mutex_unlock(&mutex);
     return code;
 }
 
-/* Takes both locks when there is a session; with a device, also looks it up. Returns OK locked, else unlocked. */
-static int enter(const void *handle, int has_device, int *device) {
+/* Takes both locks when there is a session and looks the handle up. Returns OK locked, else unlocked. */
+static int enter(const void *handle, unsigned kinds, struct call *call) {
     pthread_mutex_lock(&mutex);
-    if (!state) {
+    if (!fake_state) {
         pthread_mutex_unlock(&mutex);
         return UNINITIALIZED;
     }
     flock(state_fd, LOCK_EX);
-    *device = has_device ? index_of(handle) : -1;
-    return !has_device || *device >= 0 ? OK : end(INVALID_ARGUMENT);
+    int code = look_up(handle, kinds, call);
+    return code == OK ? OK : fake_end(code);
 }
 
-/* Begins a call: locks and applies faults. Returns OK with everything locked, or the answer with nothing locked. */
-static int begin(const char *function, const void *handle, int has_device, struct gpu **gpu) {
+int fake_begin(const char *function, const void *handle, unsigned kinds, struct call *call) {
     uint32_t latency_ms = 0;
-    int device;
-    int code = enter(handle, has_device, &device);
+    int code = enter(handle, kinds, call);
     if (code != OK)
         return code;
-    int answer = injected(function, device, &latency_ms);
+    int answer = injected(function, call->device, &latency_ms);
     if (latency_ms) { /* unlocked meanwhile: a slow GPU does not hold up other threads and processes */
-        end(OK);
+        fake_end(OK);
         pause_ms(latency_ms);
-        code = enter(handle, has_device, &device);
+        code = enter(handle, kinds, call);
         if (code != OK)
             return code;
     }
-    if (answer == OK && device >= 0 && state->gpus[device].lost)
+    if (answer == OK && call->gpu && call->gpu->lost)
         answer = GPU_IS_LOST;
-    if (answer != OK)
-        return end(answer);
-    if (gpu)
-        *gpu = &state->gpus[device];
-    return OK;
+    return answer == OK ? OK : fake_end(answer);
 }
 
-static int give_text(const char *text, char *out, unsigned size) {
+int fake_give_text(const char *text, char *out, unsigned size) {
     if (!text[0])
         return NOT_SUPPORTED;
     if (strlen(text) >= size)
@@ -183,24 +210,18 @@ static int give_text(const char *text, char *out, unsigned size) {
     return OK;
 }
 
-static int give_number(int32_t value, unsigned *out) {
+int fake_give_number(int32_t value, unsigned *out) {
     if (value < 0)
         return NOT_SUPPORTED;
     *out = (unsigned)value;
     return OK;
 }
 
-#define DEVICE_CALL(name, handle)                      \
-    struct gpu *gpu;                                   \
-    int code = begin(name, handle, 1, &gpu);           \
-    if (code != OK)                                    \
-        return code;
-
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     uint32_t latency_ms = 0;
     pthread_mutex_lock(&mutex);
-    int code = state ? OK : open_state();
+    int code = fake_state ? OK : open_state();
     if (code == OK) {
         flock(state_fd, LOCK_EX);
         code = injected("nvmlInitWithFlags", -1, &latency_ms);
@@ -220,8 +241,10 @@ int nvmlShutdown(void) {
     pthread_mutex_lock(&mutex);
     if (sessions > 0) {
         code = OK;
-        if (--sessions == 0)
+        if (--sessions == 0) {
+            fake_forget_event_sets();
             close_state();
+        }
     }
     pthread_mutex_unlock(&mutex);
     return code;
@@ -234,98 +257,129 @@ const char *nvmlErrorString(int code) {
 }
 
 int nvmlSystemGetDriverVersion(char *out, unsigned size) {
-    int code = begin("nvmlSystemGetDriverVersion", NULL, 0, NULL);
-    return code != OK ? code : end(give_text(state->driver_version, out, size));
+    CALL("nvmlSystemGetDriverVersion", NULL, NONE)
+    return fake_end(fake_give_text(fake_state->driver_version, out, size));
 }
 
 int nvmlSystemGetCudaDriverVersion_v2(int *out) {
-    int code = begin("nvmlSystemGetCudaDriverVersion_v2", NULL, 0, NULL);
-    if (code != OK)
-        return code;
-    *out = (int)state->cuda_version;
-    return end(OK);
+    CALL("nvmlSystemGetCudaDriverVersion_v2", NULL, NONE)
+    *out = (int)fake_state->cuda_version;
+    return fake_end(OK);
 }
 
 int nvmlDeviceGetCount_v2(unsigned *out) {
-    int code = begin("nvmlDeviceGetCount_v2", NULL, 0, NULL);
-    if (code != OK)
-        return code;
-    *out = state->gpu_count;
-    return end(OK);
+    CALL("nvmlDeviceGetCount_v2", NULL, NONE)
+    *out = fake_state->gpu_count;
+    return fake_end(OK);
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
-    pthread_mutex_lock(&mutex);
-    const void *handle = index < MAX_GPUS ? handle_of(index) : NULL;
-    pthread_mutex_unlock(&mutex);
-    DEVICE_CALL("nvmlDeviceGetHandleByIndex_v2", handle)
-    *out = handle_of((unsigned)(gpu - state->gpus));
-    return end(OK);
+    CALL("nvmlDeviceGetHandleByIndex_v2", (const void *)(uintptr_t)index, BY_INDEX)
+    *out = fake_handle(DEVICE, call.gpu, NULL, NULL);
+    return fake_end(OK);
 }
 
 int nvmlDeviceGetUUID(const void *handle, char *out, unsigned size) {
-    DEVICE_CALL("nvmlDeviceGetUUID", handle)
-    return end(give_text(gpu->uuid, out, size));
+    CALL("nvmlDeviceGetUUID", handle, DEVICE | MIG_DEVICE)
+    if (!call.ci)
+        return fake_end(fake_give_text(call.gpu->uuid, out, size));
+    char uuid[48];
+    fake_mig_uuid(call.gpu, call.gi, call.ci, uuid);
+    return fake_end(fake_give_text(uuid, out, size));
 }
 
 int nvmlDeviceGetName(const void *handle, char *out, unsigned size) {
-    DEVICE_CALL("nvmlDeviceGetName", handle)
-    return end(give_text(gpu->name, out, size));
+    CALL("nvmlDeviceGetName", handle, DEVICE | MIG_DEVICE)
+    char text[160];
+    snprintf(text, sizeof text, call.gi ? "%s MIG %s" : "%s", call.gpu->name,
+             call.gi ? call.gpu->profiles[call.gi->profile].name : "");
+    return fake_end(fake_give_text(call.gpu->name[0] ? text : "", out, size));
 }
 
 int nvmlDeviceGetMinorNumber(const void *handle, unsigned *out) {
-    DEVICE_CALL("nvmlDeviceGetMinorNumber", handle)
-    return end(give_number(gpu->minor, out));
+    CALL("nvmlDeviceGetMinorNumber", handle, DEVICE)
+    return fake_end(fake_give_number(call.gpu->minor, out));
 }
 
 int nvmlDeviceGetBrand(const void *handle, unsigned *out) {
-    DEVICE_CALL("nvmlDeviceGetBrand", handle)
-    return end(give_number(gpu->brand, out));
+    CALL("nvmlDeviceGetBrand", handle, DEVICE)
+    return fake_end(fake_give_number(call.gpu->brand, out));
 }
 
 int nvmlDeviceGetArchitecture(const void *handle, unsigned *out) {
-    DEVICE_CALL("nvmlDeviceGetArchitecture", handle)
-    return end(give_number(gpu->architecture, out));
+    CALL("nvmlDeviceGetArchitecture", handle, DEVICE)
+    return fake_end(fake_give_number(call.gpu->architecture, out));
 }
 
 int nvmlDeviceGetCudaComputeCapability(const void *handle, int *major, int *minor) {
-    DEVICE_CALL("nvmlDeviceGetCudaComputeCapability", handle)
-    if (gpu->capability_major < 0)
-        return end(NOT_SUPPORTED);
-    *major = gpu->capability_major;
-    *minor = gpu->capability_minor;
-    return end(OK);
+    CALL("nvmlDeviceGetCudaComputeCapability", handle, DEVICE)
+    if (call.gpu->capability_major < 0)
+        return fake_end(NOT_SUPPORTED);
+    *major = call.gpu->capability_major;
+    *minor = call.gpu->capability_minor;
+    return fake_end(OK);
 }
 
 int nvmlDeviceGetMemoryInfo(const void *handle, struct memory *out) {
-    DEVICE_CALL("nvmlDeviceGetMemoryInfo", handle)
-    if (gpu->memory_bytes < 0)
-        return end(NOT_SUPPORTED);
-    *out = (struct memory){(unsigned long long)gpu->memory_bytes, (unsigned long long)gpu->memory_bytes, 0};
-    return end(OK);
+    CALL("nvmlDeviceGetMemoryInfo", handle, DEVICE | MIG_DEVICE)
+    unsigned long long total = (unsigned long long)call.gpu->memory_bytes;
+    if (call.gi)
+        total = call.gpu->profiles[call.gi->profile].memory_mb << 20;
+    else if (call.gpu->memory_bytes < 0)
+        return fake_end(NOT_SUPPORTED);
+    *out = (struct memory){total, total, 0};
+    return fake_end(OK);
 }
 
 int nvmlDeviceGetPciInfo_v3(const void *handle, struct pci_info *out) {
-    DEVICE_CALL("nvmlDeviceGetPciInfo_v3", handle)
-    if (!gpu->bus_id[0])
-        return end(NOT_SUPPORTED);
+    CALL("nvmlDeviceGetPciInfo_v3", handle, DEVICE)
+    const char *bus_id = call.gpu->bus_id;
+    if (!bus_id[0])
+        return fake_end(NOT_SUPPORTED);
     memset(out, 0, sizeof *out);
-    memcpy(out->bus_id, gpu->bus_id, sizeof out->bus_id);
-    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%.15s", strlen(gpu->bus_id) > 4 ? gpu->bus_id + 4 : "");
-    out->pci_device_id = gpu->pci_device_id;
-    sscanf(gpu->bus_id, "%8x:%2x:%2x", &out->domain, &out->bus, &out->device);
-    return end(OK);
+    memcpy(out->bus_id, bus_id, sizeof out->bus_id);
+    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%.15s", strlen(bus_id) > 4 ? bus_id + 4 : "");
+    out->pci_device_id = call.gpu->pci_device_id;
+    sscanf(bus_id, "%8x:%2x:%2x", &out->domain, &out->bus, &out->device);
+    return fake_end(OK);
 }
 
 int nvmlDeviceGetAddressingMode(const void *handle, struct addressing *out) {
-    DEVICE_CALL("nvmlDeviceGetAddressingMode", handle)
+    CALL("nvmlDeviceGetAddressingMode", handle, DEVICE)
     if (out->version != ADDRESSING_MODE_V1)
-        return end(ARGUMENT_VERSION_MISMATCH);
-    return end(give_number(gpu->addressing_mode, &out->value));
+        return fake_end(ARGUMENT_VERSION_MISMATCH);
+    return fake_end(fake_give_number(call.gpu->addressing_mode, &out->value));
 }
 
-int nvmlDeviceGetMigMode(const void *handle, unsigned *current, unsigned *pending) {
-    DEVICE_CALL("nvmlDeviceGetMigMode", handle)
-    code = give_number(gpu->mig_current, current);
-    return end(code != OK ? code : give_number(gpu->mig_pending, pending));
+int nvmlDeviceGetVirtualizationMode(const void *handle, unsigned *out) {
+    CALL("nvmlDeviceGetVirtualizationMode", handle, DEVICE)
+    return fake_end(fake_give_number(call.gpu->virtualization, out));
+}
+
+int nvmlDeviceGetComputeMode(const void *handle, unsigned *out) {
+    CALL("nvmlDeviceGetComputeMode", handle, DEVICE)
+    return fake_end(fake_give_number(call.gpu->compute_mode, out));
+}
+
+int nvmlDeviceSetComputeMode(const void *handle, unsigned mode) {
+    CALL("nvmlDeviceSetComputeMode", handle, DEVICE)
+    if (call.gpu->mig_current > 0)
+        return fake_end(NOT_SUPPORTED);
+    if (mode == 1 || mode > 3)
+        return fake_end(INVALID_ARGUMENT);
+    call.gpu->compute_mode = (int32_t)mode;
+    return fake_end(OK);
+}
+
+int nvmlDeviceGetFieldValues(const void *handle, int number, struct field_value *values) {
+    CALL("nvmlDeviceGetFieldValues", handle, DEVICE)
+    for (int i = 0; i < number; i++) {
+        struct field_value *field = &values[i];
+        int32_t value = field->id == FIELD_RESETLESS_MIG ? call.gpu->resetless
+            : field->id == FIELD_PROFILES_WITHOUT_MIG && call.gpu->mig_current >= 0 ? !call.gpu->profiles_need_mode : -1;
+        field->type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
+        field->code = value < 0 ? NOT_SUPPORTED : OK;
+        field->value.ull = value < 0 ? 0 : (uint64_t)value;
+    }
+    return fake_end(OK);
 }

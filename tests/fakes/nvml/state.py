@@ -1,7 +1,7 @@
-"""The state file behind ``nvml.c``: what GPUs there are and which calls fail, changed while other processes look at it.
+"""The state file behind the C library: what GPUs there are, how they are cut, and which calls fail.
 
-Owns the byte layout (in step with the C structures, see ``State.check``) and the translation of a simulated node into
-NVML's codes. Extended by adding fields at the end of a structure in both files.
+Owns the byte layout (in step with ``fake.h``, see ``State.check``) and the translation of a simulated node into NVML's
+codes; ``state_mig.py`` has that of MIG. The file is changed while other processes look at it.
 """
 
 import ctypes
@@ -14,15 +14,20 @@ from pathlib import Path
 
 from dra_driver.gpu.simulated_spec import SimulatedGpu, SimulatedNode
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.mig import ComputeInstance, MigInstance
+from tests.fakes.nvml import state_mig
 
 ENVIRONMENT = "FAKE_NVML_STATE"
-MAX_GPUS, MAX_FAULTS = 64, 32
-MAGIC, VERSION = 0x4C4D564E, 1
+MAX_GPUS, MAX_FAULTS, MAX_COUNTERS, MAX_EVENTS = 64, 32, 128, 64
+MAGIC, VERSION = 0x4C4D564E, 2
+MIG_CONFIG_CHANGE, UNKNOWN_ID = 0x100, 0xFFFFFFFF
 ABSENT = -1
 
 # Codes of nvml.h (nvmlReturn_t) that tests inject.
-NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND = 3, 4, 9, 13
-GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, UNKNOWN = 15, 16, 18, 999
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 9, 13
+GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
+VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
+PRETEND = 1000  # as mode_status: SetMigMode says that it is done, and leaves it pending
 
 # From the names that NVIDIA's driver publishes to nvmlBrandType_t and nvmlDeviceArchitecture_t.
 BRANDS = {"Quadro": 1, "Tesla": 2, "NVS": 3, "GeForce": 5, "Titan": 6, "QuadroRTX": 12, "NvidiaRTX": 13, "Nvidia": 14}
@@ -46,6 +51,18 @@ class _Gpu(ctypes.Structure):
         ("mig_pending", ctypes.c_int32),
         ("pci_device_id", ctypes.c_uint32),
         ("lost", ctypes.c_uint32),
+        ("resetless", ctypes.c_int32),
+        ("virtualization", ctypes.c_int32),
+        ("compute_mode", ctypes.c_int32),
+        ("mode_status", ctypes.c_uint32),
+        ("clients", ctypes.c_uint32),
+        ("profiles_need_mode", ctypes.c_uint32),
+        ("binding", ctypes.c_uint32),
+        ("serial", ctypes.c_uint32),
+        ("profile_count", ctypes.c_uint32),
+        ("profiles", state_mig.Profiles),
+        ("gis", state_mig.Gi * state_mig.MAX_GIS),
+        ("mig_uuids", state_mig.Uuids),
     )
 
 
@@ -56,6 +73,21 @@ class _Fault(ctypes.Structure):
         ("code", ctypes.c_int32),
         ("latency_ms", ctypes.c_uint32),
         ("left", ctypes.c_uint32),
+        ("skip", ctypes.c_uint32),
+    )
+
+
+class _Counter(ctypes.Structure):
+    _fields_ = (("function", ctypes.c_char * 64), ("calls", ctypes.c_uint32))
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_uint64),
+        ("device", ctypes.c_int32),
+        ("binding", ctypes.c_uint32),
+        ("gi", ctypes.c_uint32),
+        ("ci", ctypes.c_uint32),
     )
 
 
@@ -68,6 +100,9 @@ class _State(ctypes.Structure):
         ("driver_version", ctypes.c_char * 80),
         ("gpus", _Gpu * MAX_GPUS),
         ("faults", _Fault * MAX_FAULTS),
+        ("counters", _Counter * MAX_COUNTERS),
+        ("event_count", ctypes.c_uint32),
+        ("events", _Event * MAX_EVENTS),
     )
 
 
@@ -122,20 +157,100 @@ class State:
             for field in fields:
                 setattr(state.gpus[index], field, b"\xff\xfe?")
 
-    def inject(self, function: str, code: int, *, device: int = ABSENT, latency_ms: int = 0, times: int = 0) -> None:
-        """Answer ``function`` (its exported name) with ``code``, for one NVML index or all, ``times`` calls or always.
+    def inject(
+        self, function: str, code: int, *, device: int = ABSENT, latency_ms: int = 0, times: int = 0, skip: int = 0
+    ) -> None:
+        """Answer ``function`` (its exported name) with ``code``, for one NVML index or all, ``times`` calls or always,
+        after ``skip`` calls that succeed.
 
         Code 13 looks to pynvml like a symbol that the library lacks. Code 0 with a latency only makes the call slow.
         """
         with self._locked() as state:
             free = next(fault for fault in state.faults if not fault.function)
-            free.device, free.code, free.latency_ms, free.left = device, code, latency_ms, times
+            free.device, free.code, free.latency_ms, free.left, free.skip = device, code, latency_ms, times, skip
             free.function = function.encode()
 
     def clear_faults(self) -> None:
         """Forget all injected faults; lost GPUs stay lost."""
         with self._locked() as state:
             state.faults = (_Fault * MAX_FAULTS)()
+
+    def calls(self, function: str) -> int:
+        """How often ``function`` was called, by all processes."""
+        with self._locked() as state:
+            return sum(one.calls for one in state.counters if one.function == function.encode())
+
+    def configure(self, index: int, **fields: int) -> None:
+        """Set numbers of the GPU at NVML index ``index``: ``resetless`` (-1: not told), ``virtualization``,
+        ``mode_status`` (what SetMigMode answers), ``clients``, ``profiles_need_mode``, ``mig_pending``."""
+        with self._locked() as state:
+            for field, value in fields.items():
+                assert hasattr(state.gpus[index], field), field
+                setattr(state.gpus[index], field, value)
+
+    def modes(self, index: int) -> tuple[int, int]:
+        """Current and pending MIG mode."""
+        with self._locked() as state:
+            return state.gpus[index].mig_current, state.gpus[index].mig_pending
+
+    def use(self, index: int, gi_id: int, in_use: bool = True) -> None:
+        """A process runs in that GPU instance, or has ended."""
+        with self._locked() as state:
+            self._instance(state, index, gi_id).in_use = int(in_use)
+
+    def foreign_mode(self, index: int, enabled: bool) -> None:
+        """An administrator switches MIG mode, with whatever reset it takes. Existing instances are gone afterwards."""
+        with self._locked() as state:
+            gpu = state.gpus[index]
+            self._tell(state, index)
+            gpu.mig_current = gpu.mig_pending = int(enabled)
+            gpu.binding += 1
+            gpu.gis = (state_mig.Gi * state_mig.MAX_GIS)()
+
+    def foreign_create(self, index: int, profile_id: int, start: int, compute: str = "full") -> int:
+        """Somebody else makes an instance, ``compute``: full, partial or none; returns its id. Room is not checked."""
+        with self._locked() as state:
+            gpu = state.gpus[index]
+            number, profile = next((n, p) for n, p in enumerate(gpu.profiles) if p.id == profile_id)
+            slices = max(p.memory_slices for p in gpu.profiles)
+            gi_id = slices // profile.memory_slices - 1 + start // profile.memory_slices
+            cis = () if compute == "none" else (ComputeInstance(ci_id=0, uuid=None, spans=compute == "full"),)
+            made = MigInstance(
+                gi_id=gi_id,
+                profile_id=profile_id,
+                profile_name="",
+                start=start,
+                size=profile.memory_slices,
+                compute=cis,
+            )
+            slot = next(gi for gi in gpu.gis if not gi.used)
+            gpu.serial = state_mig.wire_instance(slot, number, profile, made, gpu.serial + 1)
+            self._tell(state, index, gi_id)
+            return gi_id
+
+    def foreign_destroy(self, index: int, gi_id: int, ci_id: int | None = None) -> None:
+        """Somebody else destroys an instance with all that is in it, or only one compute instance of it."""
+        with self._locked() as state:
+            gi = self._instance(state, index, gi_id)
+            if ci_id is None:
+                gi.used = 0
+            else:
+                next(ci for ci in gi.cis if ci.used and ci.id == ci_id).used = 0
+            self._tell(state, index, gi_id)
+
+    def count(self, index: int) -> tuple[int, int]:
+        """How many GPU and compute instances there are."""
+        with self._locked() as state:
+            gis = [gi for gi in state.gpus[index].gis if gi.used]
+            return len(gis), sum(bool(ci.used) for gi in gis for ci in gi.cis)
+
+    def _instance(self, state: "_State", index: int, gi_id: int) -> state_mig.Gi:
+        return next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
+
+    def _tell(self, state: "_State", index: int, gi_id: int = UNKNOWN_ID) -> None:
+        event = _Event(MIG_CONFIG_CHANGE, index, state.gpus[index].binding, gi_id, UNKNOWN_ID)
+        state.events[state.event_count % MAX_EVENTS] = event
+        state.event_count += 1
 
     @contextmanager
     def _locked(self) -> Iterator[_State]:
@@ -167,7 +282,8 @@ def write_sysfs(root: Path, node: SimulatedNode | Snapshot) -> Path:
 def _wire_gpu(item: SimulatedGpu) -> _Gpu:
     gpu = item.gpu
     major, minor = gpu.cuda_compute_capability or (ABSENT, ABSENT)
-    return _Gpu(
+    profiles = state_mig.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
+    wired = _Gpu(
         uuid=gpu.uuid.encode(),
         name=(gpu.product_name or "").encode(),
         bus_id=f"0000{gpu.pci_bus_id}".upper().encode() if gpu.pci_bus_id else b"",
@@ -181,4 +297,15 @@ def _wire_gpu(item: SimulatedGpu) -> _Gpu:
         mig_current=int(gpu.mig_enabled) if gpu.mig_capable else ABSENT,
         mig_pending=int(gpu.mig_enabled) if gpu.mig_capable else ABSENT,
         lost=int(item.lost is not None),
+        resetless=ABSENT if gpu.mig_resetless is None else int(gpu.mig_resetless),
+        profile_count=len(profiles),
+        profiles=state_mig.Profiles(*profiles),
     )
+    if profiles:
+        for gi_id, uuid in enumerate(state_mig.uuids(gpu)):
+            wired.mig_uuids[gi_id].value = uuid
+    ids = [profile.id for profile in profiles]
+    for slot, instance in enumerate(gpu.mig_instances):
+        number = ids.index(instance.profile_id)
+        wired.serial = state_mig.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
+    return wired

@@ -1,0 +1,121 @@
+/* The state that all processes share and the frame of a call. In step with state.py and state_mig.py. */
+#ifndef FAKE_NVML_H
+#define FAKE_NVML_H
+
+#include <stdint.h>
+
+enum {
+    OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, RESET_REQUIRED = 16, IN_USE = 19,
+    INSUFFICIENT_RESOURCES = 23, ARGUMENT_VERSION_MISMATCH = 25
+};
+
+#define MAX_GPUS 64
+#define MAX_FAULTS 32
+#define MAX_COUNTERS 128 /* a power of two */
+#define MAX_EVENTS 64    /* the newest; as on hardware, who does not wait in time misses some */
+#define MAX_PROFILES 16
+#define MAX_STARTS 12
+#define MAX_COMPUTE_PROFILES 8
+#define MAX_GIS 12
+#define MAX_CIS 8
+#define MAX_GI_IDS 32
+#define MIG_CONFIG_CHANGE 0x100ull
+
+struct compute_profile { uint32_t number, slices, multiprocessors; };
+
+/* A way to cut a GPU. Numbers that nobody knows are NVML_VALUE_NOT_AVAILABLE (all ones). */
+struct profile {
+    char name[32];
+    uint64_t memory_mb;
+    uint32_t number, id, compute_slices, memory_slices, max_instances, multiprocessors;
+    uint32_t engines[5]; /* copy, decoder, encoder, jpeg, ofa */
+    uint32_t start_count, starts[MAX_STARTS];
+    uint32_t compute_count;
+    struct compute_profile compute[MAX_COMPUTE_PROFILES];
+};
+
+struct ci { uint32_t used, serial, id, profile /* index into the GPU instance's */, start, in_use; };
+
+struct gi {
+    uint32_t used, serial, id, profile /* index */, start, in_use;
+    struct ci cis[MAX_CIS];
+};
+
+/* Numbers that a GPU does not tell are negative and texts empty. */
+struct gpu {
+    char uuid[96], name[96], bus_id[32];
+    int64_t memory_bytes;
+    int32_t minor, brand, architecture, capability_major, capability_minor, addressing_mode, mig_current, mig_pending;
+    uint32_t pci_device_id, lost;
+    int32_t resetless, virtualization, compute_mode;
+    uint32_t mode_status;        /* what SetMigMode answers instead of switching, 0: by the rules */
+    uint32_t clients;            /* somebody has it open */
+    uint32_t profiles_need_mode; /* profiles are told with MIG mode on only */
+    uint32_t binding;            /* counts changes of MIG mode: handles from before are stale */
+    uint32_t serial;             /* counts instances: handles of destroyed ones are stale */
+    uint32_t profile_count;
+    struct profile profiles[MAX_PROFILES];
+    struct gi gis[MAX_GIS];
+    char mig_uuids[MAX_GI_IDS][48]; /* of compute instance 0 in the GPU instance of that id */
+};
+
+struct fault {
+    char function[64]; /* empty: the slot is free */
+    int32_t device;    /* index, -1 for any device or none */
+    int32_t code;      /* OK: only the latency */
+    uint32_t latency_ms;
+    uint32_t left;     /* calls it still hits, 0 for all */
+    uint32_t skip;     /* calls that it lets pass first */
+};
+
+struct counter { char function[64]; uint32_t calls; };
+
+struct event { uint64_t type; int32_t device; uint32_t binding, gi, ci; };
+
+struct state {
+    uint32_t magic, version, gpu_count, cuda_version;
+    char driver_version[80];
+    struct gpu gpus[MAX_GPUS];
+    struct fault faults[MAX_FAULTS];
+    struct counter counters[MAX_COUNTERS];
+    uint32_t event_count; /* ever; event n is at n % MAX_EVENTS */
+    struct event events[MAX_EVENTS];
+};
+
+extern struct state *fake_state;
+
+/* What a handle stands for: exactly one of these kinds, or any of several. */
+enum kind { NONE = 0, DEVICE = 1, MIG_DEVICE = 2, GPU_INSTANCE = 4, COMPUTE_INSTANCE = 8, BY_INDEX = 16 };
+
+/* A call in progress: the things that its handle names, NULL where it names none. */
+struct call {
+    enum kind kind;
+    int device; /* index, -1 without */
+    struct gpu *gpu;
+    struct gi *gi;
+    struct ci *ci;
+};
+
+/* Begins a call: locks, looks the handle up (BY_INDEX: handle is the number of a GPU), applies faults.
+ * Returns OK with everything locked, or the answer with nothing locked. */
+int fake_begin(const char *function, const void *handle, unsigned kinds, struct call *call);
+int fake_end(int code);
+void *fake_handle(enum kind kind, const struct gpu *gpu, const struct gi *gi, const struct ci *ci);
+uint64_t fake_epoch(void);
+int fake_give_text(const char *text, char *out, unsigned size);
+int fake_give_number(int32_t value, unsigned *out);
+/* Tells all processes; the call is locked. */
+void fake_tell(const struct gpu *gpu, uint32_t gi, uint32_t ci);
+/* Whether an event set of this process keeps the GPU open; the call is locked. */
+int fake_is_registered(const struct gpu *gpu);
+void fake_forget_event_sets(void);
+void fake_mig_uuid(const struct gpu *gpu, const struct gi *gi, const struct ci *ci, char out[48]);
+
+#define CALL(name, handle, kinds)                       \
+    struct call call;                                   \
+    int code = fake_begin(name, handle, kinds, &call);  \
+    if (code != OK)                                     \
+        return code;
+
+#endif

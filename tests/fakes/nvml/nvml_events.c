@@ -1,0 +1,116 @@
+/* Event sets of the stand-in library. Sets belong to a process, events are told to all processes of the state file. */
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#include "fake.h"
+
+#define MAX_SETS 16
+#define TICK_MS 2
+
+struct event_data {
+    void *device;
+    unsigned long long type, data;
+    unsigned gi, ci;
+};
+
+/* Guarded by the lock of a call. A registration ends when its GPU is bound anew. */
+static struct set {
+    unsigned used;
+    uint32_t seen; /* events told before are not for this set */
+    uint64_t types[MAX_GPUS];
+    uint32_t bindings[MAX_GPUS];
+} sets[MAX_SETS];
+
+void fake_forget_event_sets(void) { memset(sets, 0, sizeof sets); }
+
+static void *set_handle(const struct set *set) {
+    return (void *)(uintptr_t)(0xE5000000u | (fake_epoch() & 0xFF) << 8 | (uint64_t)(set - sets));
+}
+
+static struct set *find(const void *handle) {
+    struct set *set = &sets[(uintptr_t)handle % MAX_SETS];
+    return set->used && set_handle(set) == handle ? set : NULL;
+}
+
+void fake_tell(const struct gpu *gpu, uint32_t gi, uint32_t ci) {
+    fake_state->events[fake_state->event_count++ % MAX_EVENTS] = (struct event){
+        MIG_CONFIG_CHANGE, (int32_t)(gpu - fake_state->gpus), gpu->binding, gi, ci};
+}
+
+int fake_is_registered(const struct gpu *gpu) {
+    ptrdiff_t index = gpu - fake_state->gpus;
+    for (int i = 0; i < MAX_SETS; i++)
+        if (sets[i].used && sets[i].types[index] && sets[i].bindings[index] == gpu->binding)
+            return 1;
+    return 0;
+}
+
+int nvmlEventSetCreate(void **out) {
+    CALL("nvmlEventSetCreate", NULL, NONE)
+    for (int i = 0; i < MAX_SETS; i++)
+        if (!sets[i].used) {
+            sets[i] = (struct set){.used = 1, .seen = fake_state->event_count};
+            *out = set_handle(&sets[i]);
+            return fake_end(OK);
+        }
+    return fake_end(INSUFFICIENT_RESOURCES);
+}
+
+int nvmlEventSetFree(const void *handle) {
+    CALL("nvmlEventSetFree", NULL, NONE)
+    struct set *set = find(handle);
+    if (!set)
+        return fake_end(INVALID_ARGUMENT);
+    set->used = 0;
+    return fake_end(OK);
+}
+
+int nvmlDeviceGetSupportedEventTypes(const void *handle, unsigned long long *out) {
+    CALL("nvmlDeviceGetSupportedEventTypes", handle, DEVICE)
+    *out = 0xB | (call.gpu->mig_current >= 0 ? MIG_CONFIG_CHANGE : 0);
+    return fake_end(OK);
+}
+
+int nvmlDeviceRegisterEvents(const void *handle, unsigned long long types, const void *set_handle_) {
+    CALL("nvmlDeviceRegisterEvents", handle, DEVICE)
+    struct set *set = find(set_handle_);
+    if (!set)
+        return fake_end(INVALID_ARGUMENT);
+    set->types[call.device] = types;
+    set->bindings[call.device] = call.gpu->binding;
+    return fake_end(OK);
+}
+
+/* OK with an event, TIMEOUT without, or an error. The call is locked. */
+static int look(struct set *set, struct event_data *out) {
+    for (unsigned i = 0; i < fake_state->gpu_count; i++)
+        if (set->types[i] && fake_state->gpus[i].lost)
+            return GPU_IS_LOST;
+    if (fake_state->event_count - set->seen > MAX_EVENTS)
+        set->seen = fake_state->event_count - MAX_EVENTS;
+    while (set->seen != fake_state->event_count) {
+        const struct event *event = &fake_state->events[set->seen++ % MAX_EVENTS];
+        if (!(set->types[event->device] & event->type) || set->bindings[event->device] != event->binding)
+            continue;
+        const struct gpu *gpu = &fake_state->gpus[event->device];
+        *out = (struct event_data){fake_handle(DEVICE, gpu, NULL, NULL), event->type, 0, event->gi, event->ci};
+        return OK;
+    }
+    return TIMEOUT;
+}
+
+int nvmlEventSetWait_v2(const void *handle, struct event_data *out, unsigned timeout_ms) {
+    for (unsigned waited_ms = 0;; waited_ms += TICK_MS) {
+        struct call call;
+        int code = fake_begin(waited_ms ? "(waiting)" : "nvmlEventSetWait_v2", NULL, NONE, &call);
+        if (code != OK)
+            return code;
+        struct set *set = find(handle);
+        code = fake_end(set ? look(set, out) : INVALID_ARGUMENT);
+        if (code != TIMEOUT || waited_ms >= timeout_ms)
+            return code;
+        nanosleep(&(struct timespec){0, TICK_MS * 1000000}, NULL);
+    }
+}
