@@ -3,6 +3,7 @@
 Owns which parts a node has and where to look after a claim is gone. Refuses to know the cluster around it.
 """
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,8 @@ from dra_driver.sim.node_process import MpsHostProcess, NodeProcess
 from dra_driver.sim.store import Store
 
 DRIVER = "gpu.nvidia.com"
+SIMULATED_STATE = "simulated-gpus.json"
+"""Where the node process keeps what was done to its simulated GPUs, below its folder in the plugin directory."""
 
 
 class ClusterNode:
@@ -51,8 +54,24 @@ class ClusterNode:
         """Ids of MPS daemons that were asked for and are not gone yet."""
         return sorted(path.name for path in (self.folders.plugins / DRIVER / "mps" / "daemons").glob("*"))
 
+    def changed_gpus(self) -> list[str]:
+        """Simulated GPUs that are not as their specification describes them: cut, in MIG mode, in a compute mode.
+
+        The state file lists no others.
+        """
+        try:
+            state = json.loads((self.folders.plugins / DRIVER / SIMULATED_STATE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return []
+        return [
+            f"{gpu} has {len(found.get('instances', ()))} MIG instances, MIG mode {found.get('migMode', '?')}, "
+            f"compute mode {found.get('computeMode', '?')}"
+            for gpu, found in state.get("gpus", {}).items()
+        ]
+
     def leftovers(self) -> list[str]:
-        """CDI documents of claims, rows in the journal, views of containers, the kubelet's claims, MPS daemons."""
+        """CDI documents of claims, rows in the journal, views of containers, the kubelet's claims, MPS daemons, GPUs
+        that are not as they were."""
         rows = self.journal_rows()
         return [
             *(f"CDI document {path.name}" for path in self.claim_files()),
@@ -60,4 +79,5 @@ class ClusterNode:
             *(f"container folder {path.name}" for path in self.folders.views.iterdir()),
             *(f"the kubelet holds claims of pod {pod}" for pod in self.kubelet.kubelet.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
+            *self.changed_gpus(),
         ]

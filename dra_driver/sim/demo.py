@@ -6,12 +6,13 @@ account and the verdict. Fails when any example does not reach what it states or
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim import demo_pending
-from dra_driver.sim.apiserver.jsonvalue import utc_now
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.needs import Needs, group
@@ -93,15 +94,27 @@ def apply_classes(cluster: Cluster) -> None:
 
 
 def _devices(cluster: Cluster) -> str:
-    """One line per published device, with the attributes that selectors use."""
-    rows = [["NODE", "DEVICE", "PRODUCT", "ARCHITECTURE", "MEMORY", "DRIVER"]]
+    """One line per GPU with the attributes that selectors use; its MIG devices are counted, an H100 has some twenty."""
+    rows = [["NODE", "DEVICE", "PRODUCT", "ARCHITECTURE", "MEMORY", "DRIVER", "MIG DEVICES"]]
+    by_node: dict[str, list[Obj]] = {}
     for item in cluster.slices():
-        for device in item["spec"].get("devices") or ():
-            attributes = device.get("attributes") or {}
-            values = [next(iter(attributes.get(name, {"": "-"}).values())) for name in _SHOWN]
-            memory = (device.get("capacity") or {}).get("memory", {}).get("value", "-")
-            rows.append([item["spec"]["nodeName"], device["name"], values[0], values[1], memory, values[2]])
+        by_node.setdefault(item["spec"]["nodeName"], []).extend(item["spec"].get("devices") or ())
+    for node, devices in by_node.items():
+        parts = Counter(_value(device, "parentUUID") for device in devices if _value(device, "type") == "mig")
+        for device in devices:
+            if _value(device, "type") != "mig":
+                memory = (device.get("capacity") or {}).get("memory", {}).get("value", "-")
+                product, architecture, driver = (_value(device, name) for name in _SHOWN)
+                count = str(parts.pop(_value(device, "uuid"), 0) or "-")
+                rows.append([node, device["name"], product, architecture, memory, driver, count])
+        # Parents that are published in parts only.
+        rows += [[node, "-", parent, "-", "-", "-", str(count)] for parent, count in parts.items()]
     return f"Devices of {DRIVER}\n{columns(rows)}"
+
+
+def _value(device: Obj, attribute: str) -> str:
+    """The attribute's value, whatever its type, "-" without it."""
+    return str(next(iter(dig(device, "attributes", attribute, default={"": "-"}).values())))
 
 
 _SHOWN = ("productName", "architecture", "driverVersion")

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 DEFAULT_NAME = "default-scheduler"
 # The real ones are 1 s and 10 s; a cluster on a laptop can afford to look sooner.
 FIRST_BACKOFF_S = 0.2
-LONGEST_BACKOFF_S = 5.0
+LONGEST_BACKOFF_S = 2.0
 MAX_RESERVED = 256
 
 
