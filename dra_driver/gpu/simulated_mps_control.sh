@@ -2,17 +2,19 @@
 # nvidia-cuda-mps-control of a simulated driver. It shares no GPU: it keeps the books that the real one keeps.
 #   -d  starts the daemon in the background      -f  is the daemon, in the foreground, until SIGTERM or quit
 #   without arguments: reads commands for the running daemon from standard input, answers on standard output
-# CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name existing folders. One daemon per pipe directory: a second one
-# is refused. While it runs, the pipe directory holds nvidia-cuda-mps-control.pid, control, control_lock, log and, under
-# stub/, the defaults that were set. Needs sleep, rm, mkdir, stat, tr and grep besides a POSIX shell.
+# CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name existing folders. One daemon per pipe directory: a second
+# one is refused. While it runs, the pipe directory holds nvidia-cuda-mps-control.pid, control, control_lock, log and,
+# under stub/, the defaults that were set. Needs sleep, rm, mkdir, stat, tr and grep besides a POSIX shell.
 #
-# <log directory>/control.log, and var/log/nvidia-stub/mps-control.log below the driver root where that can be written, get
-# a line for each event: "start ARGUMENTS", "devices $CUDA_VISIBLE_DEVICES", "command WORDS", "exit".
+# <log directory>/control.log, and var/log/nvidia-stub/mps-control.log below the driver root where that can be written,
+# get a line for each event: "start ARGUMENTS", "devices $CUDA_VISIBLE_DEVICES", "command WORDS", "exit"; the latter
+# begins each with the pipe directory.
 #
 # <driver root>/etc/nvidia-stub/mps-fail         no daemon starts: exit status 1
 # <driver root>/etc/nvidia-stub/mps-never-ready  the daemon runs but answers no command
 # <driver root>/etc/nvidia-stub/mps-hang         commands never return
-# Words in the first line of such a file are looked for in CUDA_VISIBLE_DEVICES and limit it to daemons of these devices.
+# Words in the first line of such a file are looked for in CUDA_VISIBLE_DEVICES and limit it to daemons of these
+# devices.
 
 root=${0%/usr/bin/nvidia-cuda-mps-control}
 stub="$root/etc/nvidia-stub"
@@ -24,7 +26,8 @@ say() { printf '%s\n' "$*" >&2; }
 
 note() {
     printf '%s\n' "$*" >>"$logs/control.log"
-    [ ! -d "$root/var/log/nvidia-stub" ] || { printf '%s %s\n' "$pipe" "$*" >>"$root/var/log/nvidia-stub/mps-control.log"; } 2>/dev/null
+    record="$root/var/log/nvidia-stub/mps-control.log"
+    [ ! -d "${record%/*}" ] || { printf '%s %s\n' "$pipe" "$*" >>"$record"; } 2>/dev/null
 }
 
 # struck FILE: whether that fault is on and means the devices of this daemon.
@@ -50,8 +53,8 @@ running() {
     [ ! -r "/proc/$pid/environ" ] || is_ours
 }
 
-# is_ours: whether process $pid, which may have got the number of a daemon that was killed, has our pipe directory: under the
-# same name, and (mounts may make one name mean many) the same pid file.
+# is_ours: whether process $pid, which may have got the number of a daemon that was killed, has our pipe directory: under
+# the same name, and (mounts may make one name mean many) the same pid file.
 is_ours() {
     tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "CUDA_MPS_PIPE_DIRECTORY=$pipe" || return 1
     [ "$(stat -L -c %d:%i "/proc/$pid/root$pid_file" 2>/dev/null)" = "$(stat -L -c %d:%i "$pid_file" 2>/dev/null)" ]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# nvidia-smi of a simulated driver: speaks of the simulated GPUs whose device nodes exist where it runs, and of no others.
-# A MIG device shows when both of its /dev/nvidia-caps/nvidia-cap<N> exist. Needs nothing but a POSIX shell.
+# nvidia-smi of a simulated driver: speaks of the simulated GPUs whose device nodes exist where it runs, and of no
+# others. A MIG device shows when both of its /dev/nvidia-caps/nvidia-cap<N> exist. Needs nothing but a POSIX shell.
 # DRA_SIM_SYSROOT names another root than / to look for dev/ in.
 # Exit status as in the nvidia-smi manual: 2 for a wrong argument, 3 for what the GPU does not do, 4 without permission,
 # 6 when no device is found.
@@ -8,7 +8,7 @@
 # Run as <driver root>/usr/bin/nvidia-smi it is on the node itself: it sees everything, whatever is in /dev, and
 #   <driver root>/var/lib/nvidia-stub/timeslice/<UUID>      holds what compute-policy set: 0 to 3
 #   <driver root>/var/lib/nvidia-stub/compute-mode/<UUID>   holds what -c set (the simulated NVML does not look there)
-#   <driver root>/etc/nvidia-stub/smi-hang   makes it hang: for the seconds that the file holds, for ever when it is empty
+#   <driver root>/etc/nvidia-stub/smi-hang   makes it hang: for the seconds that the file holds, for ever when empty
 #   <driver root>/etc/nvidia-stub/smi-fail   makes it fail: prints the first line of the file, exits with 255
 # Wherever var/log/nvidia-stub exists below its root, each call adds a line to nvidia-smi.log there.
 
@@ -22,8 +22,8 @@ only=
 count=0
 mig_command=silent
 
-# every_gpu COMMAND: runs COMMAND with index minor name uuid memory-in-MiB pci-bus-id compute-capability mig-mode of each
-# visible GPU and, after each, $mig_command with index profile uuid of each of its visible MIG devices.
+# every_gpu COMMAND: runs COMMAND with index minor name uuid memory-in-MiB pci-bus-id compute-capability mig-mode of
+# each visible GPU and, after each, $mig_command with index profile uuid of each of its visible MIG devices.
 every_gpu() {
     index=0
     count=0
@@ -91,6 +91,9 @@ unsupported() {
     exit 3
 }
 
+# keep FOLDER UUID VALUE: on the node, and nowhere else.
+keep() { [ -n "$node" ] && { printf '%s\n' "$3" >"$root/var/lib/nvidia-stub/$1/$2"; } 2>/dev/null; }
+
 slice_name() {
     case "$1" in 1) name=Short ;; 2) name=Medium ;; 3) name=Long ;; *) name=Default ;; esac
 }
@@ -98,7 +101,7 @@ slice_name() {
 set_timeslice() {
     [ "$8" != Enabled ] || unsupported timeslice "$6"
     slice_name "$slice"
-    { [ -n "$node" ] && printf '%s\n' "$slice" >"$root/var/lib/nvidia-stub/timeslice/$4"; } 2>/dev/null || denied timeslice "$6"
+    keep timeslice "$4" "$slice" || denied timeslice "$6"
     printf 'Set timeslice to %s for GPU %s.\n' "$name" "$6"
 }
 
@@ -118,7 +121,7 @@ list_policies() {
 
 set_mode() {
     [ "$8" != Enabled ] || unsupported 'compute mode' "$6"
-    { [ -n "$node" ] && printf '%s\n' "$mode" >"$root/var/lib/nvidia-stub/compute-mode/$4"; } 2>/dev/null || denied 'compute mode' "$6"
+    keep compute-mode "$4" "$mode" || denied 'compute mode' "$6"
     printf 'Set compute mode to %s for GPU %s.\n' "$mode" "$6"
 }
 
@@ -218,7 +221,8 @@ mode_name() {
 }
 
 log="$root/var/log/nvidia-stub"
-[ ! -d "$log" ] || { printf '%snvidia-smi %s\n' "${LD_PRELOAD:+LD_PRELOAD=$LD_PRELOAD }" "$*" >>"$log/nvidia-smi.log"; } 2>/dev/null
+preload="${LD_PRELOAD:+LD_PRELOAD=$LD_PRELOAD }"
+[ ! -d "$log" ] || { printf '%snvidia-smi %s\n' "$preload" "$*" >>"$log/nvidia-smi.log"; } 2>/dev/null
 
 if [ -n "$node" ] && [ -f "$root/etc/nvidia-stub/smi-hang" ]; then
     seconds=
