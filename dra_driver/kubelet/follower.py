@@ -20,7 +20,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
@@ -67,7 +66,10 @@ class GpuTerms(Protocol):
 
 
 class Follower:
-    """Carries each new snapshot to the driver files and the slices. ``changed`` and ``check`` from any thread."""
+    """Carries each new snapshot to the driver files and the slices. ``changed`` and ``check`` from any thread.
+
+    ``driver_root`` brings a simulated driver root up to date before it is searched.
+    """
 
     def __init__(
         self,
@@ -76,14 +78,14 @@ class Follower:
         slices: SnapshotSink,
         terms: GpuTerms,
         *,
-        simulated_root: Path | None = None,
+        driver_root: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hardware = hardware
         self._files = files
         self._slices = slices
         self._terms = terms
-        self._simulated_root = simulated_root
+        self._driver_root = driver_root
         self._clock = clock
         self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
         self._newest: Snapshot | None = None
@@ -129,10 +131,8 @@ class Follower:
             self._problem = None
 
     def _refresh_files(self, snapshot: Snapshot) -> None:
-        if self._simulated_root is not None and snapshot.driver_version is not None:
-            from dra_driver.gpu import simulated_root  # noqa: PLC0415 - only with simulated GPUs
-
-            simulated_root.write(self._simulated_root, snapshot)
+        if snapshot.driver_version is not None:
+            self._driver_root()
         self._files.refresh()
 
     def _ensure_base(self) -> None:

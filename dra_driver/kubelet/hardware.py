@@ -27,13 +27,13 @@ MPS = "mps"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """GPUs and the files that belong to them. ``simulated_root`` is None with real GPUs."""
+    """GPUs and the files that belong to them. ``renew_root`` makes a simulated driver root show what is there now."""
 
     backend: GpuBackend
     root: DriverRoot
     proc_devices: str
     proc_driver: str = "/proc/driver"
-    simulated_root: Path | None = None
+    renew_root: Callable[[], None] = lambda: None
 
     def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareTools:
         """What the claims room changes GPUs with. ``mps`` is the folder shared with the MPS host."""
@@ -90,5 +90,5 @@ def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:
         root=DriverRoot(root=str(folder), dev_root=str(folder)),
         proc_devices=str(folder / "proc" / "devices"),
         proc_driver=str(folder / "proc" / "driver"),
-        simulated_root=folder,
+        renew_root=backend.announce,
     )

@@ -210,7 +210,7 @@ class NodeProcess:
         claims.recover()
         self._open_doors(claims)
         self._publisher = publisher = self._start_publisher(rest)
-        self._follower = follower = Follower(inventory, provider, publisher, terms, simulated_root=found.simulated_root)
+        self._follower = follower = Follower(inventory, provider, publisher, terms, driver_root=found.renew_root)
         inventory.subscribe(follower.changed)
         self._start_maintenance(follower, claims)
 

@@ -1,7 +1,6 @@
 """What follows from a new snapshot, from files that vanish and from a driver that goes, and in which order."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -79,7 +78,7 @@ class Hardware:
 class Node:
     """A follower with everything around it."""
 
-    def __init__(self, simulated_root: Path | None = None) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
         self.happened: list[str] = []
         self.hardware = Hardware()
@@ -90,7 +89,7 @@ class Node:
             self.files,
             self.slices,
             self.policies,
-            simulated_root=simulated_root,
+            driver_root=lambda: self.happened.append("root"),
             clock=lambda: self.now,
         )
 
@@ -113,7 +112,7 @@ def node() -> Node:
 def test_driver_files_come_before_slices(node: Node) -> None:
     """A pod that is scheduled at once must find its CDI files."""
     node.sees(SNAPSHOT)
-    assert node.happened == ["files", "slices"]
+    assert node.happened == ["root", "files", "slices"]
     assert node.follower.problem is None
 
 
@@ -199,7 +198,7 @@ def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCa
     node.after(5.0)
     assert node.files.base_is_there
     assert "written again" in caplog.text
-    assert node.happened == ["files", "slices", "base"], "a search of the driver root is not free"
+    assert node.happened == ["root", "files", "slices", "base"], "a search of the driver root is not free"
 
 
 def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: Node) -> None:
@@ -213,11 +212,9 @@ def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: No
     assert node.follower.problem is None
 
 
-def test_simulated_root_follows_the_inventory(tmp_path: Path) -> None:
-    """A GPU that a spec file loses disappears from nvidia-smi too."""
-    node = Node(tmp_path)
+def test_simulated_root_follows_the_inventory(node: Node) -> None:
+    """A GPU that a spec file loses disappears from nvidia-smi too, before the files are searched."""
     node.sees(SNAPSHOT)
-    listed = (tmp_path / "usr/bin/nvidia-smi").read_text()
-    assert all(gpu.uuid in listed for gpu in SNAPSHOT.gpus)
-    node.sees(OTHER)
-    assert SNAPSHOT.gpus[0].uuid not in (tmp_path / "usr/bin/nvidia-smi").read_text()
+    assert node.happened == ["root", "files", "slices"]
+    node.sees(NOTHING)
+    assert "root" not in node.happened[3:], "without a driver there is nothing to show"
