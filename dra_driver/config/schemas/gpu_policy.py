@@ -157,7 +157,7 @@ class PolicyAttribute(Strict):
         Field(alias="string", description="The value, if it is a text."),
     ] = None
     int_value: Annotated[
-        Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None,
+        Annotated[int, Field(ge=1 - 2**53, le=2**53 - 1)] | None,  # what JSON holds exactly everywhere
         Field(alias="int", description="The value, if it is a whole number."),
     ] = None
     bool_value: Annotated[bool | None, Field(alias="bool", description="The value, if it is true or false.")] = None

@@ -1,0 +1,81 @@
+"""A real API server reads the CustomResourceDefinition of GpuPolicy as nodes read policy files."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.config.policy import policy_problems
+from dra_driver.errors import InvalidObjectError, NotFoundError
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from tests.contract.config import samples
+from tests.e2e.cluster import ROOT, wait
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+POLICIES = "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
+ROUNDS = 300
+
+
+@pytest.fixture(scope="module")
+def api(kubeconfig: str) -> Iterator[RestClient]:
+    """With the CustomResourceDefinition; it goes again if it was not there before."""
+    rest = RestClient(Connection.load(kubeconfig))
+    crd = yaml.safe_load((ROOT / "crds" / "gpu.dra-driver.io_gpupolicies.yaml").read_text())
+    path = f"{CRDS}/{crd['metadata']['name']}"
+    try:
+        rest.get(path)
+        made = False
+    except NotFoundError:
+        rest.create(CRDS, crd)
+        made = True
+    wait(lambda: _not_served(rest), 30.0)
+    yield rest
+    if made:
+        rest.delete(path)
+
+
+def _not_served(rest: RestClient) -> str | None:
+    try:
+        rest.get(POLICIES)
+    except NotFoundError as error:
+        return str(error)
+    return None
+
+
+def refusal(api: RestClient, policy: Any) -> str | None:
+    try:
+        api.create(POLICIES, policy, dry_run=True)
+    except InvalidObjectError as error:
+        return str(error)
+    return None
+
+
+def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClient) -> None:
+    """Bounds, patterns and conditions over several fields: whoever applies a policy hears of a mistake at once."""
+    refused = 0
+    for seed in range(ROUNDS):
+        policy = samples.broken("GpuPolicy", seed)
+        if not isinstance(policy.get("spec"), dict):
+            continue
+        # Metadata and status are the API server's own business.
+        policy = {
+            "apiVersion": "gpu.dra-driver.io/v1alpha1",
+            "kind": "GpuPolicy",
+            "metadata": {"name": "e2e-sample"},
+            "spec": policy["spec"],
+        }
+        problems = policy_problems(policy)
+        if any(problem.text == "unknown field" for problem in problems):
+            continue  # dropped, or refused, as the client asks for
+        said = refusal(api, policy)
+        assert bool(problems) == (said is not None), (policy, [str(problem) for problem in problems], said)
+        refused += bool(problems)
+    assert refused > ROUNDS // 5
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "policies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_accepted(api: RestClient, path: Any) -> None:
+    """What the documentation shows can be applied."""
+    assert refusal(api, yaml.safe_load(path.read_text())) is None
