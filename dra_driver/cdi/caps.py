@@ -6,9 +6,11 @@ gets it.
 Source: NVIDIA's MIG User Guide, "Device Nodes and Capabilities". A program may use a compute instance when it can read
 two nodes, the GPU instance's and the compute instance's. ``nvidia/capabilities/gpu<minor>/mig/gi<g>/access`` and
 ``.../gi<g>/ci<c>/access`` tell minor and mode while the instances exist; ``nvidia-caps/mig-minors`` lists the minors of
-all that could exist. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
+all that could exist, and is asked only where the first folder is not to be seen at all: numbers of an instance that is
+gone open the next one that gets its id. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
 """
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -42,24 +44,27 @@ def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: 
     ``proc_driver`` is ``/proc/driver`` of the node. Raises `DriverUnavailableError` when the module tells nothing about
     capabilities at all, and `DeviceLostError` when it tells of others but not of these.
     """
+    capabilities = f"{proc_driver}/nvidia/capabilities"
     gi, ci = f"gi{gi_id}", f"gi{gi_id}/ci{ci_id}"
-    folder = f"{proc_driver}/nvidia/capabilities/gpu{gpu_minor}/mig"
-    found = [_from_access(f"{folder}/{name}/access") for name in (gi, ci)]
-    if found[0] and found[1]:
-        return found[0], found[1]
-    minors = _minors(f"{proc_driver}/nvidia-caps/mig-minors")
-    return (
-        found[0] or _from_minors(minors, gpu_minor, gi, proc_driver),
-        found[1] or _from_minors(minors, gpu_minor, ci, proc_driver),
-    )
+    if os.path.isdir(capabilities):  # noqa: PTH112 - as below
+        folder = f"{capabilities}/gpu{gpu_minor}/mig"
+        return _from_access(folder, gi, gpu_minor), _from_access(folder, ci, gpu_minor)
+    path = f"{proc_driver}/nvidia-caps/mig-minors"
+    minors = _minors(path)
+    if not minors:
+        raise DriverUnavailableError(
+            f"no capability nodes for MIG on /dev/nvidia{gpu_minor}: neither {capabilities} nor {path} can be read; "
+            "the node process needs the node's /proc/driver, and the NVIDIA kernel module has to be 450.80.02 or newer"
+        )
+    return _from_minors(path, minors, gpu_minor, gi), _from_minors(path, minors, gpu_minor, ci)
 
 
-def _from_access(path: str) -> Capability | None:
-    text = _read(path, _ACCESS_LIMIT)
-    values = {name: int(number) for name, number in _LINE.findall(text or "")}
+def _from_access(folder: str, instance: str, gpu_minor: int) -> Capability:
+    path = f"{folder}/{instance}/access"
+    values = {name: int(number) for name, number in _LINE.findall(_read(path, _ACCESS_LIMIT) or "")}
     minor = values.get("Minor")
     if minor is None or minor >= _MINOR_LIMIT:
-        return None
+        raise _lost(instance, gpu_minor, f"{path} is missing or has no DeviceFileMinor")
     return Capability(minor=minor, mode=values.get("Mode", MODE) & 0o777)
 
 
@@ -69,21 +74,18 @@ def _minors(path: str) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal() and len(pair[1]) <= 7}
 
 
-def _from_minors(minors: dict[str, int], gpu_minor: int, instance: str, proc_driver: str) -> Capability:
-    key = f"gpu{gpu_minor}/{instance}/access"
-    if not minors:
-        raise DriverUnavailableError(
-            f"no capability nodes for MIG on /dev/nvidia{gpu_minor}: {proc_driver}/nvidia/capabilities has nothing for "
-            f"{instance} and {proc_driver}/nvidia-caps/mig-minors cannot be read; the node process needs the node's "
-            "/proc/driver, and the NVIDIA kernel module has to be 450.80.02 or newer"
-        )
-    if key not in minors or minors[key] >= _MINOR_LIMIT:
-        raise DeviceLostError(
-            f"no capability node for {instance} of /dev/nvidia{gpu_minor}: neither {proc_driver}/nvidia/capabilities "
-            f"nor {proc_driver}/nvidia-caps/mig-minors has {key!r}; the instance was destroyed by somebody else, or "
-            "the GPU has another minor than it had (restart the node process)"
-        )
-    return Capability(minor=minors[key])
+def _from_minors(path: str, minors: dict[str, int], gpu_minor: int, instance: str) -> Capability:
+    minor = minors.get(f"gpu{gpu_minor}/{instance}/access", _MINOR_LIMIT)
+    if minor >= _MINOR_LIMIT:
+        raise _lost(instance, gpu_minor, f"{path} does not list it")
+    return Capability(minor=minor)
+
+
+def _lost(instance: str, gpu_minor: int, seen: str) -> DeviceLostError:
+    return DeviceLostError(
+        f"no capability node for MIG instance {instance} of /dev/nvidia{gpu_minor}: {seen}; the instance was destroyed "
+        "by somebody else, or the GPU has another minor than it had (restart the node process)"
+    )
 
 
 def _read(path: str, limit: int) -> str | None:

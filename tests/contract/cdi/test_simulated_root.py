@@ -14,9 +14,11 @@ from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.errors import DeviceLostError
 from dra_driver.gpu import simulated_root
 from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.model.gpu import Snapshot
+from dra_driver.sim.container import ContainerView
 
 NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
@@ -78,3 +80,63 @@ def test_a_claims_document_is_small(tmp_path: Path, snapshot: Snapshot) -> None:
     gpu = snapshot.gpus[0]
     spec = claim_spec(NAMES, [(NAMES.claim_device(UID, gpu.device_name), provider.edits_for(gpu))])
     assert len(json.dumps(spec.to_wire())) < 2048
+
+
+class CutNode:
+    """A node with one H100 whose driver root follows every change, as the node process lets it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cdi, root = folder / "cdi", folder / "root"
+        self.backend = SimulatedBackend.from_spec(
+            "1xh100-sxm5-80gb", "node-a", on_change=lambda seen: simulated_root.write(root, seen)
+        )
+        simulated_root.write(root, self.backend.snapshot())
+        self.gpu = self.backend.snapshot().gpus[0]
+        self.writer = CdiWriter(str(self.cdi), NAMES)
+        driver_root = DriverRoot(root=str(root), dev_root=str(root))
+        self.provider = CdiProvider(
+            driver_root, NAMES, self.writer, str(root / "proc/devices"), "none", proc_driver=str(root / "proc/driver")
+        )
+
+    def make(self, profile: str, start: int) -> tuple[str, str]:
+        """A partition and its claim's device; the CDI name and the UUID."""
+        profile_id = next(found.profile_id for found in self.gpu.mig_profiles if found.name == profile)
+        gi = self.backend.create_gpu_instance(self.gpu.uuid, profile_id, start)
+        made = self.backend.create_compute_instance(self.gpu.uuid, gi)
+        edits = self.provider.edits_for_partition(self.gpu, gi_id=gi, ci_id=made.ci_id, uuid=str(made.uuid))
+        device = f"gpu-0-mig-{gi}"
+        uid = f"{UID[:-2]}{gi:02}"
+        self.writer.write_claim(uid, claim_spec(NAMES, [(NAMES.claim_device(uid, device), edits)]))
+        return NAMES.claim_id(uid, device), str(made.uuid)
+
+    def sees(self, folder: Path, *names: str) -> list[str]:
+        """What ``nvidia-smi -L`` lists in a container with these devices."""
+        view = ContainerView(folder)
+        view.create({"name": "main"}, [NAMES.common_id, *names], [self.cdi])
+        return view.check().output.splitlines()
+
+
+def test_a_container_sees_its_partitions_and_no_others(tmp_path: Path) -> None:
+    """Capability numbers, CDI document, runtime and nvidia-smi agree on which of a GPU's partitions are whose."""
+    node = CutNode(tmp_path)
+    node.backend.set_mig_mode(node.gpu.uuid, True)
+    node.provider.ensure_base()
+    made = [node.make(profile, start) for profile, start in (("3g.40gb", 0), ("1g.10gb", 4), ("1g.10gb", 5))]
+    for at, (name, uuid) in enumerate(made):
+        parent, partition = node.sees(tmp_path / f"view-{at}", name)
+        assert node.gpu.uuid in parent
+        assert uuid in partition
+    listed = node.sees(tmp_path / "several", made[0][0], made[2][0])
+    assert [line.split()[1] for line in listed[1:]] == ["3g.40gb", "1g.10gb"]
+    assert [uuid in line for line, uuid in zip(listed[1:], (made[0][1], made[2][1]), strict=True)] == [True, True]
+
+
+def test_a_partition_that_is_gone_gets_no_document(tmp_path: Path) -> None:
+    """Destroyed behind our back, its numbers are the next one's."""
+    node = CutNode(tmp_path)
+    node.backend.set_mig_mode(node.gpu.uuid, True)
+    node.make("1g.10gb", 4)
+    (instance,) = node.backend.mig_instances(node.gpu.uuid)
+    node.backend.destroy_compute_instance(node.gpu.uuid, instance.gi_id, 0)
+    with pytest.raises(DeviceLostError, match=rf"instance gi{instance.gi_id}/ci0 of /dev/nvidia0"):
+        node.provider.edits_for_partition(node.gpu, gi_id=instance.gi_id, ci_id=0, uuid="MIG-x")

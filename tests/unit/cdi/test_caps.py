@@ -35,8 +35,14 @@ def test_the_list_of_minors_answers_where_the_access_files_are_not_seen(tmp_path
     """Its numbers hold whether the instance exists or not, and it tells no mode."""
     write(tmp_path, "nvidia-caps/mig-minors", MINORS)
     assert partition_capabilities(str(tmp_path), 0, 1, 0) == (Capability(minor=12), Capability(minor=13))
-    access(tmp_path, "gi1", "DeviceFileMinor: 30\nDeviceFileMode: 256\n")
-    assert partition_capabilities(str(tmp_path), 0, 1, 0) == (Capability(minor=30, mode=0o400), Capability(minor=13))
+
+
+def test_an_instance_that_is_gone_is_not_looked_up_in_the_list(tmp_path: Path) -> None:
+    """Where the module tells which instances exist, the numbers of others would open whatever comes next."""
+    write(tmp_path, "nvidia-caps/mig-minors", MINORS)
+    access(tmp_path, "gi1", "DeviceFileMinor: 12\n")
+    with pytest.raises(DeviceLostError, match=r"instance gi1/ci0 of /dev/nvidia0: .*/gi1/ci0/access is missing"):
+        partition_capabilities(str(tmp_path), 0, 1, 0)
 
 
 @pytest.mark.parametrize("text", ["", "no such line\n", "DeviceFileMinor: many\n", "DeviceFileMinor: 9999999999\n"])
@@ -44,7 +50,7 @@ def test_an_access_file_that_makes_no_sense_is_not_guessed_from(tmp_path: Path, 
     """A wrong number would open somebody else's partition."""
     access(tmp_path, "gi1", text)
     access(tmp_path, "gi1/ci0", "DeviceFileMinor: 31\n")
-    with pytest.raises(DriverUnavailableError, match="has nothing for gi1 and"):
+    with pytest.raises(DeviceLostError, match="has no DeviceFileMinor"):
         partition_capabilities(str(tmp_path), 0, 1, 0)
 
 
@@ -58,7 +64,7 @@ def test_a_module_that_tells_nothing_is_named_with_what_to_do(tmp_path: Path) ->
 def test_an_unknown_instance_is_lost(tmp_path: Path, gpu: int, instance: int, compute: int) -> None:
     """The next instance may have its id; nothing is made up meanwhile."""
     write(tmp_path, "nvidia-caps/mig-minors", MINORS + "gpu3/gi1/access 1048576\n")
-    with pytest.raises(DeviceLostError, match=rf"gi{instance}.* of /dev/nvidia{gpu}: neither"):
+    with pytest.raises(DeviceLostError, match=rf"gi{instance}.* of /dev/nvidia{gpu}: .* does not list it"):
         partition_capabilities(str(tmp_path), gpu, instance, compute)
 
 
