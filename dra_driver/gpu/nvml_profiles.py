@@ -90,8 +90,10 @@ def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFa
 def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: int | None) -> str:
     """``1g.5gb`` as nvidia-smi writes it, for drivers that do not tell: the GPU's memory in GiB, rounded up, times the
     share of its memory ``slices``, rounded to nearest."""
-    if memory_bytes is None:  # not told while MIG mode is on, but to root
-        gigabytes = -(-(profile.memory_bytes or 0) // 2**30)
+    if memory_bytes is None:  # with MIG mode on it is told to root alone
+        if profile.memory_bytes is None:
+            return f"{profile.compute_slices}g{flavour}"
+        gigabytes = -(-profile.memory_bytes // 2**30)
     else:
         gigabytes = (2 * -(-memory_bytes // 2**30) * profile.memory_slices + slices) // (2 * slices)
     return f"{profile.compute_slices}g.{gigabytes}gb{flavour}"

@@ -126,9 +126,13 @@ def partial_index(profile: Profile) -> int:
 
 @functools.cache
 def _table(profiles: tuple[MigProfile, ...]) -> catalog.MigTable:
-    names = {(profile.profile_id, profile.name) for profile in profiles}
+    names = {(profile.profile_id, profile.name, profile.multiprocessors) for profile in profiles}
     tables = (model.mig for model in catalog.models().values() if model.mig is not None)
-    return next(table for table in tables if names <= {(one.profile_id, one.name) for one in table.profiles})
+    return next(
+        table
+        for table in tables
+        if names <= {(one.profile_id, one.name, one.multiprocessors) for one in table.profiles}
+    )
 
 
 def _profile(profile: MigProfile, row: catalog.MigProfile, board: tuple[MigProfile, ...]) -> Profile:
