@@ -62,6 +62,7 @@ class Running:
         self._deadline = clock() + within_s
         self._killed_at: float | None = None
         self._kept = bytearray()
+        self._all_read = False
         self._reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
         source = _filled_pipe(stdin)
@@ -101,18 +102,23 @@ class Running:
     def wait(self) -> Ended:
         """How it ended; returns at the deadline and `REAP_S` at the latest."""
         poller = select.poll()
-        step = _STEP_S
+        poller.register(self._reading, select.POLLIN)
+        step, pidfd = _STEP_S, -1
         with suppress(OSError):  # no pidfd: an old kernel, or a seccomp profile that does not know the call
             pidfd = os.pidfd_open(self._process.pid)
             poller.register(pidfd, select.POLLIN)
             step = _MAX_WAIT_S
         try:
+            watching = True
             while (ended := self.poll()) is None:
+                if self._all_read and watching:
+                    poller.unregister(self._reading)  # it closed its output and works on: that is no news any more
+                    watching = False
                 left = max(self._deadline - self._clock(), _STEP_S)
                 poller.poll(1000 * min(left, step))
             return ended
         finally:
-            if step == _MAX_WAIT_S:
+            if pidfd >= 0:
                 os.close(pidfd)
 
     def abandon(self) -> None:
@@ -132,6 +138,7 @@ class Running:
             except BlockingIOError:
                 return
             if not piece:
+                self._all_read = True
                 return
             self._kept += piece[: MAX_OUTPUT - len(self._kept)]
 

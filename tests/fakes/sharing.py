@@ -1,0 +1,133 @@
+"""Fakes for ``sharing``: a GPU's compute mode, a clock that moves by sleeping, an MPS host that is one function.
+
+The host is the protocol of ``sharing.folders`` without processes: it holds the real lock and answers desired files with
+status files, as the real one does, each time somebody sleeps.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dra_driver.errors import HardwareError
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.model.ids import GpuUuid
+from dra_driver.sharing.folders import MpsFolders, Status
+from tests.fakes.gpu_notes import FakeGpuNotes
+
+
+class Died(BaseException):
+    """The process is gone: nothing that would run afterwards has an effect."""
+
+
+class Mortality:
+    """Counts what a process does to the world and ends it before or after the effect of the ``at``-th thing."""
+
+    def __init__(self, at: int | None = None, *, after: bool = False) -> None:
+        self.at, self.after, self.count = at, after, 0
+
+    def around(self, effect: Callable[[], object]) -> object:
+        self.count += 1
+        dying = self.at is not None and self.count >= self.at
+        if dying and not (self.after and self.count == self.at):
+            raise Died
+        result = effect()
+        if dying:
+            raise Died
+        return result
+
+
+class FakeControl:
+    """``GpuControl`` as far as compute modes go. ``problem`` is raised by whatever changes a mode."""
+
+    def __init__(self, mortality: Mortality | None = None) -> None:
+        self.modes: dict[GpuUuid, ComputeMode] = {}
+        self.calls: list[str] = []
+        self.problem: HardwareError | None = None
+        self.mortality = mortality or Mortality()
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
+        return self.modes.get(gpu, ComputeMode.DEFAULT)
+
+    def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
+        def effect() -> None:
+            self.calls.append(f"{gpu} {mode.name}")
+            if self.problem:
+                raise self.problem
+            self.modes[gpu] = mode
+
+        self.mortality.around(effect)
+
+
+class MortalNotes(FakeGpuNotes):
+    """Notes whose writer may die."""
+
+    def __init__(self, mortality: Mortality | None = None) -> None:
+        super().__init__()
+        self.mortality = mortality or Mortality()
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        self.mortality.around(lambda: super(MortalNotes, self).set_gpu_note(gpu, key, value))
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        self.mortality.around(lambda: super(MortalNotes, self).clear_gpu_note(gpu, key))
+
+
+class Clock:
+    """A monotonic clock that moves when somebody sleeps; ``while_asleep`` is what the world does meanwhile."""
+
+    def __init__(self, while_asleep: Callable[[], object] = lambda: None) -> None:
+        self.now = 1000.0
+        self.while_asleep = while_asleep
+        self.mortality = Mortality()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.mortality.around(self.while_asleep)
+
+
+class FakeHost:
+    """Answers what is desired with ``state``. Lives while it holds the lock."""
+
+    def __init__(self, root: Path, *, shm: Path = Path("/dev/shm/test-mps")) -> None:
+        self.folders = MpsFolders(root)
+        self.shm = shm
+        self.state = "ready"
+        self.reason = ""
+        self.restarts = 0
+        self.ends_daemons = True
+        self._lock: int | None = None
+
+    def live(self) -> "FakeHost":
+        self.folders.make()
+        self._lock = os.open(self.folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self
+
+    def die(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def work(self) -> None:
+        """One look at the files."""
+        if self._lock is None:
+            return
+        for daemon_id in self.folders.ids():
+            folder = self.folders.of(daemon_id)
+            daemon = folder.read_desired()
+            if daemon is not None:
+                folder.write_status(
+                    Status(
+                        generation=daemon.generation,
+                        state=self.state,
+                        reason=self.reason,
+                        restarts=self.restarts,
+                        shm=str(self.shm / daemon_id),
+                    )
+                )
+            elif self.ends_daemons:
+                folder.clear_status()
