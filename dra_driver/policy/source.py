@@ -65,6 +65,9 @@ class PolicySource:
         if self._folder is None:
             return False
         with self._lock:
+            if self._unsaved is not None and self._good is not None:
+                self._save(self._good)  # the disk may have room again
+                self._tell()
             if fingerprint(self._folder) == self._seen:
                 return False
             before = (self._newest, self._problem())
@@ -109,6 +112,9 @@ class PolicySource:
         if self._folder is None or found == self._saved:
             self._unsaved = None
             return
+        self._save(found)
+
+    def _save(self, found: PolicySet) -> None:
         try:
             last_good.save(self._file, found)
         except StorageError as error:

@@ -77,6 +77,17 @@ def test_every_mistake_is_shown_with_file_line_and_field(capsys: pytest.CaptureF
     ]
 
 
+def test_the_first_example_of_the_document_is_what_it_shows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The page is read before anything is tried, so what it prints has to be real."""
+    text = (ROOT / "docs" / "policy.md").read_text()
+    policy = text.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "mps-pool.yaml").write_text(policy)
+    shown = text.partition("--gpus 2xh100-sxm5-80gb\n")[2].partition("\nA mistake")[0]
+    status, lines = check(capsys, str(tmp_path / "mps-pool.yaml"), "--gpus", "2xh100-sxm5-80gb")
+    assert status == 0
+    assert lines == [line.removeprefix("    ") for line in shown.rstrip().splitlines()]
+
+
 def test_a_contradiction_is_found_where_gpus_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Without GPUs nobody can know whether two policies ever meet."""
     hidden = (EXAMPLES / "hidden-gpu.yaml").read_text()
