@@ -1,6 +1,7 @@
 """Puts the room together over one directory.
 
-Owns which files are where in the plugin's directory: ``state.db`` (the journal) and ``owner-*.lock`` (runs alive).
+Owns which files are where in the plugin's directory: ``state.db`` (the journal), ``owner-*.lock`` (runs
+alive) and ``locks`` (one file per GPU).
 """
 
 import uuid
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from dra_driver.cdi.names import CdiNames
 from dra_driver.claims.boot import read_boot_id
+from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal import Journal
 from dra_driver.claims.owners import Owners
 from dra_driver.claims.service import ClaimService
@@ -19,6 +21,7 @@ from dra_driver.model.ids import PoolName
 from dra_driver.model.terms import Terms
 
 JOURNAL = "state.db"
+LOCKS = "locks"
 
 
 class Claims:
@@ -82,6 +85,7 @@ def open_claims(
         provider=provider,
         owners=owners,
         snapshot=snapshot,
+        gpu_locks=GpuLocks(directory / LOCKS),
         hardware=hardware(journal) if hardware else None,
         terms=terms,
         count=count,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from dra_driver.claims.entry import Attempt, Entry, State
 from dra_driver.claims.tools import Tools
 from dra_driver.claims.undo import undo
-from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError
+from dra_driver.claims.waiting import GpuLockedError
+from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
 from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,15 @@ class Collector:
 
     def _free(self, entry: Entry, reason: str) -> bool:
         with self._tools.locks.hold(entry.ref.uid, 0.0) as held:
-            if not held or not undo(self._tools, entry.ref.uid, only=entry.attempt):
+            if not held:
                 return False  # a call is at work on it, so the kubelet has not forgotten it
+            try:
+                if not undo(self._tools, entry.ref.uid, only=entry.attempt):
+                    return False
+            except (HardwareError, GpuLockedError) as error:
+                # It is noted as being undone now, which `recover` carries on with.
+                log.warning("a claim that the kubelet forgot is not freed yet", extra={"reason": str(error)})
+                return False
         del self._suspected[entry.ref.uid]
         self._tools.count("collected")
         log.warning("a claim that the kubelet forgot is freed", extra={"claim": str(entry.ref), "reason": reason})

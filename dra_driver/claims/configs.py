@@ -10,15 +10,17 @@ Source: kubernetes/dynamic-resource-allocation ``resourceclaim/resourceclaim.go`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from dra_driver.config.device_config import DeviceConfig, GpuConfig, MigDeviceConfig
+from dra_driver.config.parameters import decode
 from dra_driver.errors import InvalidParametersError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
 
-if TYPE_CHECKING:
-    from dra_driver.config.parameters import DeviceConfig
-
 _ORDER = {"FromClass": 0, "FromClaim": 1}
+_WHAT = {GpuConfig: "a whole GPU", MigDeviceConfig: "a MIG partition"}
+
+Kind = TypeVar("Kind", GpuConfig, MigDeviceConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class DecodedConfig:
 
     place: str
     requests: tuple[str, ...]
-    parameters: "DeviceConfig"
+    parameters: DeviceConfig
 
     def names(self, result: AllocatedDevice) -> bool:
         """Whether the entry names the result's request, in full or by its base."""
@@ -44,35 +46,30 @@ def decode_all(ref: ClaimRef, configs: Sequence[OpaqueConfig]) -> tuple[DecodedC
     return tuple(_decoded(ref, index, config) for index, config in in_order)
 
 
-def config_for_gpu(result: AllocatedDevice, configs: Sequence[DecodedConfig]) -> DecodedConfig | None:
-    """The config that applies to ``result``, a whole GPU; None when there is none.
+def config_for(
+    result: AllocatedDevice, configs: Sequence[DecodedConfig], kind: type[Kind]
+) -> tuple[DecodedConfig, Kind] | None:
+    """The config that applies to ``result``, whose device takes configs of ``kind``, and its parameters.
 
-    An entry for all requests whose kind is for other devices is passed over: it is meant for the claim's other results.
-    Raises `InvalidParametersError` when one that names the request is of such a kind.
+    None when there is none. An entry for all requests whose kind is for other devices is passed over: it is meant for
+    the claim's other results. Raises `InvalidParametersError` when one that names the request is of such a kind.
     """
-    if not configs:
-        return None
-    from dra_driver.config.parameters import GpuConfig  # noqa: PLC0415 - see _decoded
-
     for config in reversed(configs):
         named = config.names(result)
         if not named and config.requests:
             continue
-        if isinstance(config.parameters, GpuConfig):
-            return config
+        if isinstance(config.parameters, kind):
+            return config, config.parameters
         if named:
             raise InvalidParametersError(
                 f"{config.place} is a {config.parameters.kind} for request {result.request}, "
-                f"whose device {result.device} is a whole GPU; use kind GpuConfig"
+                f"whose device {result.device} is {_WHAT[kind]}; use kind {kind.kind}"
             )
     return None
 
 
 def _decoded(ref: ClaimRef, index: int, config: OpaqueConfig) -> DecodedConfig:
     place = f"config[{index}] ({config.source}) of claim {ref}"
-    # Loads pydantic, 9 MiB of a node process' memory, which most never need: few claims carry parameters.
-    from dra_driver.config.parameters import decode  # noqa: PLC0415
-
     try:
         parameters = decode(config.parameters)
     except InvalidParametersError as error:

@@ -8,7 +8,7 @@ Refuses to know where holdings are kept. Admin access excludes nobody and is nev
 
 from collections.abc import Iterator, Sequence
 
-from dra_driver.claims.entry import Conflict, HeldDevice, HeldSharing, Holding
+from dra_driver.claims.entry import Conflict, HeldDevice, HeldPartition, HeldSharing, Holding
 from dra_driver.model.terms import Form
 from dra_driver.quantity import Quantity
 
@@ -34,6 +34,12 @@ def contradiction(wanted: Sequence[HeldDevice]) -> str | None:
             if _excludes(device, other):
                 return f"{other.device} and {device.device}"
     return None
+
+
+def in_the_way(wanted: Sequence[HeldDevice], partition: HeldPartition) -> bool:
+    """Whether a partition that nobody has any more has to go before ``wanted`` can be had."""
+    on_its_gpu = [each for each in wanted if not each.admin_access and each.gpu_uuid == partition.id.gpu_uuid]
+    return any(each.partition is None or each.partition.overlaps(partition) for each in on_its_gpu)
 
 
 def _excludes(one: HeldDevice, other: HeldDevice) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dra_driver.claims import journal_details as details
 from dra_driver.claims import journal_rows as rows
-from dra_driver.claims.conflicts import conflicts
+from dra_driver.claims.conflicts import conflicts, in_the_way
 from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, Holding, OwnerId, State, Stray
 from dra_driver.claims.journal_file import REBUILD, OpenJournal
 from dra_driver.claims.journal_notes import GpuBook
@@ -33,7 +33,6 @@ from dra_driver.model.terms import Form, Use
 # (SQLite uses one index for each half, and none for an OR of them.)
 _RIVALS = f"""{rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
 {rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
-# Every one of the wanted GPU: removing it early costs little, and it is of no use to anybody.
 _STRAYS = f"{rows.SELECT_STRAYS} AND m.gpu_uuid = ?1 UNION {rows.SELECT_STRAYS} AND m.uid = ?2"
 
 
@@ -179,12 +178,13 @@ class Journal(GpuBook):
     def drop_older_boots(self) -> tuple[ClaimUid, ...]:
         """Remove entries of earlier boots that hold files alone, and return their UIDs.
 
-        Those that changed hardware stay, for whoever looks at the hardware. Does nothing when this boot's id is
-        unknown.
+        Those that changed hardware stay, for whoever looks at the hardware. None when this boot's id is unknown.
         """
         if not self.boot_id:
             return ()
         with self._writing("drop claims of an earlier boot", durable=True) as connection:
+            # What a claim only used, and an older version of the driver freed without knowing of it.
+            connection.execute("DELETE FROM mig WHERE made = 0 AND uid NOT IN (SELECT uid FROM claim)")
             older = connection.execute(
                 "DELETE FROM claim WHERE boot_id NOT IN ('', ?) "
                 "AND uid NOT IN (SELECT uid FROM mig UNION SELECT uid FROM sharing) RETURNING uid",
@@ -235,7 +235,9 @@ class Journal(GpuBook):
     ) -> tuple[Stray, ...]:
         wanted = dict.fromkeys(d.gpu_uuid for d in devices if not d.admin_access)
         found = (stray for gpu in wanted for stray in rows.strays(connection.execute(_STRAYS, (gpu, ref.uid))))
-        return tuple(dict.fromkeys(found))
+        return tuple(
+            stray for stray in dict.fromkeys(found) if stray.uid == ref.uid or in_the_way(devices, stray.partition)
+        )
 
     def _insert(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], state: State

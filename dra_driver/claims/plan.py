@@ -1,35 +1,33 @@
 """What will be done for a claim, as data.
 
-Pure: an allocation and a snapshot in, a plan or an error out. Owns the checks that an allocation fits this node and
-this version of the driver, and the CDI names under which its devices are handed out. Refuses to know other claims
+Pure: an allocation, a snapshot and terms in, a plan or an error out. Owns the checks that an allocation fits this node
+and this version of the driver, and the CDI names under which its devices are handed out. Refuses to know other claims
 (whether a device is free is the journal's business), the API server and files.
-
-This version hands out whole GPUs as they are. A config that asks for a sharing mode is refused rather than ignored:
-a pod that believes it runs under MPS limits would otherwise be given the GPU without them.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from dra_driver.cdi.names import CdiNames
-from dra_driver.claims.configs import DecodedConfig, config_for_gpu, decode_all
-from dra_driver.claims.entry import Entry, HeldDevice
-from dra_driver.errors import ClaimError, DeviceLostError, InvalidParametersError, UnknownDeviceError
+from dra_driver.claims.configs import decode_all
+from dra_driver.claims.conflicts import contradiction
+from dra_driver.claims.devices import identify, same_gpu
+from dra_driver.claims.entry import Entry, HeldDevice, HeldPartition, HeldSharing
+from dra_driver.claims.shares import share_of
+from dra_driver.claims.sharing_plan import Granted, PartitionGroup, sharing_plan
+from dra_driver.errors import ClaimError, UnknownDeviceError
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import DeviceName, PoolName
+from dra_driver.model.terms import Terms, terms_of
 
 MAX_DEVICES = 32
 """Results of one claim (resource/v1 ``AllocationResultsMaxSize``)."""
 
-_WHOLE_GPU = re.compile(r"gpu-[0-9]+")
-_MAX_SHOWN = 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """One result of the allocation: the GPU behind it and the names it is handed out under.
+    """One result of the allocation: the GPU behind it, what is made of it, and the names it is handed out under.
 
     ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document; two results of one
     claim share it when both mean the same device (admin access beside a normal request).
@@ -43,6 +41,8 @@ class PlannedDevice:
     gpu: Gpu
     cdi_device: str
     cdi_ids: tuple[str, ...]
+    partition: HeldPartition | None = None
+    sharing: HeldSharing | None = None
 
     @property
     def prepared(self) -> PreparedDevice:
@@ -65,15 +65,21 @@ class PlannedDevice:
             share_id=self.share_id,
             admin_access=self.admin_access,
             gpu_uuid=self.gpu.uuid,
+            partition=self.partition,
+            sharing=self.sharing,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimPlan:
-    """Everything that will be handed out for one claim, in the order of the allocation."""
+    """Everything that will be handed out for one claim, in the order of the allocation.
+
+    ``partition_groups`` are partitions whose MPS daemons can be told only when the partitions are there.
+    """
 
     ref: ClaimRef
     devices: tuple[PlannedDevice, ...]
+    partition_groups: tuple[PartitionGroup, ...] = field(default=(), compare=False)
 
     @property
     def prepared(self) -> tuple[PreparedDevice, ...]:
@@ -85,29 +91,51 @@ class ClaimPlan:
         """What the journal keeps of the claim."""
         return tuple(device.held for device in self.devices)
 
+    @property
+    def changes_hardware(self) -> bool:
+        """Whether more than files is made for it."""
+        return any(device.changes_hardware for device in self.held)
 
-def plan(claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName) -> ClaimPlan:
-    """What to do for ``claim`` on the node whose pool is ``pool``.
+    def with_device(self, position: int, **changes: object) -> "ClaimPlan":
+        """The plan with one device in which something became known."""
+        changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
+        return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
-    Raises `UnknownDeviceError` (another pool, or a device that is not here), `ClaimError` (no or too many results, a
-    device twice, a kind of device or a mode of GPU that this version does not hand out) or `InvalidParametersError`
-    (a config that is wrong, does not fit, or asks for what this version does not do).
+
+def plan(
+    claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName, terms: Terms | None = None
+) -> ClaimPlan:
+    """What to do for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default ones.
+
+    Raises `UnknownDeviceError` (another pool, a device that is not here or cannot be cut), `ClaimError` (no or too many
+    results, a device twice or in two forms, a kind of device or a mode of GPU that is not handed out, a share of what
+    is not shared) or `InvalidParametersError` (a config that is wrong, does not fit, or contradicts the policy).
     """
     _check_results(claim, pool)
     configs = decode_all(claim.ref, claim.configs)
-    return ClaimPlan(
-        ref=claim.ref,
-        devices=tuple(_planned(claim.ref, result, snapshot, names, configs) for result in claim.results),
-    )
+    granted = [_granted(claim.ref, result, snapshot, terms or {}) for result in claim.results]
+    sharing = sharing_plan(claim.ref, granted, configs)
+    devices = [
+        _device(claim.ref, _held(each, shared), each.gpu, names)
+        for each, shared in zip(granted, sharing.devices, strict=True)
+    ]
+    found = ClaimPlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
+    if both := contradiction(found.held):
+        raise ClaimError(
+            f"claim {claim.ref} has {both}, which exclude each other on GPU hardware, so the allocation is broken: "
+            "delete the claim"
+        )
+    return found
 
 
 def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> ClaimPlan:
-    """The plan that was carried out for a claim in the journal, checked against the hardware of now.
+    """The plan that was carried out for a claim in the journal, checked against the hardware of the snapshot.
 
     Equal to what `plan` made of the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone or another
-    one has its name: what the running containers were given is the old one.
+    one has its name: what the running containers were given is the old one. Whether the claim's own partitions are
+    still there is for `repeat.confirm`: a snapshot may be older than they are.
     """
-    devices = (_device(entry.ref, held, _same_gpu(entry.ref, held, snapshot), names) for held in entry.devices)
+    devices = (_device(entry.ref, held, same_gpu(entry.ref, held, snapshot), names) for held in entry.devices)
     return ClaimPlan(ref=entry.ref, devices=tuple(devices))
 
 
@@ -133,25 +161,26 @@ def _check_results(claim: AllocatedClaim, pool: PoolName) -> None:
             seen.add(key)
 
 
-def _planned(
-    ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, names: CdiNames, configs: Sequence[DecodedConfig]
-) -> PlannedDevice:
-    gpu = _gpu(ref, result, snapshot)
-    config = config_for_gpu(result, configs)
-    if config is not None and (wish := config.parameters.asks_for) is not None:
-        raise InvalidParametersError(
-            f"{config.place} asks for {wish} on {result.device}, which this version of the driver does not apply; "
-            "remove the sharing section to use the GPU as it is"
-        )
-    held = HeldDevice(
-        request=result.base_request,
-        pool=result.pool,
-        device=result.device,
-        share_id=result.share_id,
-        admin_access=result.admin_access,
-        gpu_uuid=gpu.uuid,
+def _granted(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, terms: Terms) -> Granted:
+    gpu, partition = identify(ref, result, snapshot)
+    of_gpu = terms_of(terms, gpu.uuid)
+    share = None
+    if result.share_id is not None and partition is None and not result.admin_access:
+        share = share_of(ref, result, gpu, of_gpu)
+    return Granted(result=result, gpu=gpu, partition=partition, share=share, terms=of_gpu.sharing if share else None)
+
+
+def _held(each: Granted, sharing: HeldSharing | None) -> HeldDevice:
+    return HeldDevice(
+        request=each.result.base_request,
+        pool=each.result.pool,
+        device=each.result.device,
+        share_id=each.result.share_id,
+        admin_access=each.result.admin_access,
+        gpu_uuid=each.gpu.uuid,
+        partition=each.partition,
+        sharing=sharing,
     )
-    return _device(ref, held, gpu, names)
 
 
 def _device(ref: ClaimRef, held: HeldDevice, gpu: Gpu, names: CdiNames) -> PlannedDevice:
@@ -165,47 +194,11 @@ def _device(ref: ClaimRef, held: HeldDevice, gpu: Gpu, names: CdiNames) -> Plann
         gpu=gpu,
         cdi_device=cdi_device,
         cdi_ids=(names.common_id, names.claim_id(ref.uid, held.device, held.share_id)),
+        partition=held.partition,
+        sharing=held.sharing,
     )
 
 
-def _gpu(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> Gpu:
-    gpu = snapshot.gpu(result.device)
-    if gpu is None:
-        if not _WHOLE_GPU.fullmatch(result.device):
-            raise ClaimError(
-                f"device {result.device} of claim {ref} is of a kind that this version of the driver does not prepare; "
-                f"it prepares whole GPUs: {_existing(snapshot)}"
-            )
-        raise UnknownDeviceError(
-            f"device {result.device} of claim {ref} is not on this node, which has {_existing(snapshot)}; "
-            "delete the pod so that it is scheduled again"
-        )
-    if gpu.mig_enabled and not result.admin_access:
-        raise ClaimError(
-            f"{result.device} of claim {ref} is in MIG mode, in which a whole GPU runs nothing; "
-            f"turn MIG mode off (nvidia-smi -i {gpu.pci_bus_id or gpu.minor} -mig 0) or delete the pod"
-        )
-    return gpu
-
-
-def _same_gpu(ref: ClaimRef, held: HeldDevice, snapshot: Snapshot) -> Gpu:
-    gpu = snapshot.gpu(held.device)
-    if gpu is not None and gpu.uuid == held.gpu_uuid:
-        return gpu
-    now = f"{held.device} is {gpu.uuid} now" if gpu else f"this node has {_existing(snapshot)}"
-    raise DeviceLostError(
-        f"claim {ref} was prepared with {held.device}, GPU {held.gpu_uuid}, which is not there any more: {now}; "
-        "delete the pod so that it gets another GPU"
-    )
-
-
-def _existing(snapshot: Snapshot) -> str:
-    """The devices of this node and why others are missing, short enough for an event."""
-    names = [gpu.device_name for gpu in snapshot.gpus]
-    shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
-    return (shown or "no usable GPU") + "".join(_left_out(snapshot))
-
-
-def _left_out(snapshot: Snapshot) -> Iterator[str]:
-    for gpu in snapshot.left_out[:4]:
-        yield f"; {gpu.label} is left out: {gpu.reason}"
+def names_of(devices: Sequence[PlannedDevice]) -> list[str]:
+    """Device names, for logs."""
+    return [device.device for device in devices]

@@ -1,15 +1,20 @@
 """NodePrepareResources for one claim.
 
-Owns the order of the steps and what is waited for. Refuses to know what a device needs in a container (``cdi``) and how
-entries are stored.
+Owns the order of the steps and what is waited for. Refuses to know what a device needs in a container (``cdi``), how
+GPUs are changed (`make`) and how entries are stored.
 
     1. an entry in state ``prepared``: answer from it, after checking devices and files again; no API call
-    2. GET the claim, make the plan, make sure of the base document
+    2. GET the claim, make the plan
     3. journal: begin (takes the devices, or names who holds them)      undo: forget
-    4. write the claim's CDI file                                       undo: remove it
-    5. journal: finish; from here on the claim is prepared, whoever dies
+    4. make GPUs into what is needed                                    undo: take it back
+    5. write the claim's CDI file                                       undo: remove it
+    6. journal: finish; from here on the claim is prepared, whoever dies
 
-A failure in 4 or 5 is undone at once; what a dead process left in state ``preparing`` was never answered to the kubelet
+Most claims are for whole GPUs as they are. For them there is no step 4 unless a note tells of something to put right,
+``begin`` is not synced, and no GPU is locked: having it in the journal keeps everybody else away. For the others 3 to
+6 happen under the locks of the claim's GPUs, and ``begin`` is durable before hardware changes.
+
+A failure in 4 to 6 is undone at once; what a dead process left in state ``preparing`` was never answered to the kubelet
 and is undone by whoever comes across it: the next call for the claim, a claim that wants the device, or `recover`.
 """
 
@@ -17,20 +22,24 @@ import logging
 import threading
 from contextlib import suppress
 
-from dra_driver.cdi.edits import claim_spec
-from dra_driver.cdi.spec import CdiSpec
-from dra_driver.claims.entry import Attempt, Entry, State
-from dra_driver.claims.plan import ClaimPlan, plan, restore
+from dra_driver.claims.blocked import busy, make_way
+from dra_driver.claims.documents import document_of
+from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
+from dra_driver.claims.make import look, make, taken_over
+from dra_driver.claims.plan import ClaimPlan, names_of, plan
+from dra_driver.claims.repeat import restored
 from dra_driver.claims.tools import Tools
-from dra_driver.claims.undo import is_left_over, remove_stray_file, undo
-from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Budget, ClaimBusyError
-from dra_driver.errors import DeviceInUseError, DraError, DriverUnavailableError, RetryableError, ServerBusyError
+from dra_driver.claims.undo import is_left_over, is_of_earlier_boot, remove_stray_file, undo
+from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Budget, ClaimBusyError, GpuLockedError
+from dra_driver.errors import DraError, DriverUnavailableError, RetryableError, ServerBusyError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.model.gpu import Snapshot
 
 log = logging.getLogger(__name__)
 
 _ROUNDS = 4  # a claim has at most 32 devices, but rarely more than one leftover is in the way
+LOCK_S = 10.0
+"""For how long one attempt waits for a GPU's lock; longer waits are for the few calls that may wait (`waiting`)."""
 
 
 class Preparer:
@@ -41,11 +50,11 @@ class Preparer:
         self._slots = threading.BoundedSemaphore(max(1, tools.patience.waiting))
 
     def prepare(self, ref: ClaimRef, *, budget: Budget) -> tuple[PreparedDevice, ...]:
-        """The claim's devices, prepared, or an error, by ``budget.deadline`` unless the disk itself hangs.
+        """The claim's devices, prepared, or an error, by ``budget.deadline`` unless disk or hardware itself hangs.
 
         Idempotent: a repeat gives an equal answer. Raises a `DraError` whose message says what to do, after waiting out
-        what may pass by itself (see `waiting.Patience`). On an error nothing of the claim is left on disk, except when
-        the disk itself refuses; then the entry keeps the devices until the next call or start.
+        what may pass by itself (see `waiting.Patience`). On an error nothing of the claim is left, on disk or on a GPU,
+        except when those refuse; then the entry keeps the devices until the next call or start.
         """
         try:
             return self._once(ref, budget)
@@ -83,56 +92,120 @@ class Preparer:
                     f"claim {ref} is still being worked on by an earlier call after {self._tools.patience.call_s:g} s; "
                     "the kubelet tries again"
                 )
-            entry = self._settled(ref)
-            return self._repeat(entry) if entry else self._prepare(ref, budget)
+            entry = self._settled(ref, budget)
+            return self._repeat(entry, budget) if entry else self._prepare(ref, budget)
 
     def _left_s(self, budget: Budget) -> float:
         return budget.deadline - self._tools.bell.now()
 
-    def _settled(self, ref: ClaimRef) -> Entry | None:
+    def _settled(self, ref: ClaimRef, budget: Budget) -> Entry | None:
         """The claim's entry if it is prepared, None when there is none (any more)."""
         tools = self._tools
         entry = tools.journal.entry(ref.uid)
-        if entry is None or entry.state is State.PREPARED:
+        if entry is None or (entry.state is State.PREPARED and not is_of_earlier_boot(tools, entry)):
             return entry
         if not is_left_over(tools, entry):
-            raise _busy(entry)
-        undo(tools, ref.uid, only=entry.attempt)
+            raise busy(entry)
+        undo(tools, ref.uid, only=entry.attempt, within_s=self._left_s(budget))
         tools.count("undone")
         return None
 
-    def _repeat(self, entry: Entry) -> tuple[PreparedDevice, ...]:
+    def _repeat(self, entry: Entry, budget: Budget) -> tuple[PreparedDevice, ...]:
         """Answer again, from the journal: no API call, but devices and files are looked at."""
         tools = self._tools
-        again = restore(entry, self._snapshot(), tools.names)
-        if tools.writer.write_claim(entry.ref.uid, self._document(again)):
+        tools.provider.ensure_base()
+        again, document = restored(tools, entry, self._snapshot(), within_s=min(LOCK_S, self._left_s(budget)))
+        if tools.writer.write_claim(entry.ref.uid, document):
             tools.count("file-rewritten")
             log.warning("CDI file was missing or different and is written again", extra={"claim": str(entry.ref)})
         tools.count("repeated")
-        log.info("claim was prepared before", extra={"claim": str(entry.ref), "devices": _names(again)})
+        log.info("claim was prepared before", extra={"claim": str(entry.ref), "devices": names_of(again.devices)})
         return again.prepared
 
     def _prepare(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         tools = self._tools
-        todo = plan(self._read(ref, budget), self._snapshot(), tools.names, tools.pool)
-        document = self._document(todo)
-        attempt = self._begin(todo)
-        try:
-            tools.writer.write_claim(ref.uid, document)
-            finished = tools.journal.finish(ref.uid, attempt)
-        except DraError:
-            with suppress(DraError):  # the first failure is the one to report; what stays is undone later
-                undo(tools, ref.uid, only=attempt)
-            raise
-        if not finished:
-            remove_stray_file(tools, ref.uid)
-            raise RetryableError(
-                f"claim {ref} was unprepared by another run of the driver while it was being prepared; "
-                "the kubelet tries again if the pod still needs it"
-            )
+        todo = plan(self._read(ref, budget), self._snapshot(), tools.names, tools.pool, tools.terms())
+        tools.provider.ensure_base()  # where no container could start, no GPU need be changed first
+        done = self._with_hardware(todo, budget) if todo.changes_hardware else self._as_it_is(todo, budget)
         tools.count("prepared")
-        log.info("claim prepared", extra={"claim": str(ref), "devices": _names(todo)})
-        return todo.prepared
+        log.info("claim prepared", extra={"claim": str(ref), "devices": names_of(done.devices)})
+        return done.prepared
+
+    def _as_it_is(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
+        """Whole GPUs, to which nothing has to be done unless a note says so."""
+        tools = self._tools
+        document = document_of(tools, todo)
+        attempt = self._begun(todo, budget)
+        try:
+            # After ``begin``, so that nobody can leave a new note on these GPUs any more.
+            noted = frozenset(gpus_of(todo.held)) & tools.journal.noted_gpus().keys()
+            if noted:
+                with tools.gpu_locks.hold(noted, self._lock_s(budget)) as held:
+                    self._require_lock(todo, held=held)
+                    make(tools, todo, attempt, budget)
+            tools.writer.write_claim(todo.ref.uid, document)
+            self._finish(todo, attempt)
+        except DraError:
+            self._undo_quietly(todo, attempt, budget)
+            raise
+        return todo
+
+    def _with_hardware(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
+        """Partitions, shares and GPUs with settings; from intent to answer under the locks of the claim's GPUs."""
+        tools = self._tools
+        tools.require_hardware()
+        for _ in range(_ROUNDS):
+            attempt: Attempt | None = None
+            try:
+                with tools.gpu_locks.hold(gpus_of(todo.held), self._lock_s(budget)) as held:
+                    self._require_lock(todo, held=held)
+                    todo = look(tools, todo)
+                    result = tools.journal.begin(todo.ref, todo.held, durable=True)
+                    if isinstance(result, Attempt):
+                        attempt = result
+                        return self._made(todo, attempt, budget)
+            except DraError:
+                if attempt is not None:  # the locks are free again: undoing takes them itself
+                    self._undo_quietly(todo, attempt, budget)
+                raise
+            make_way(tools, todo, result, within_s=self._left_s(budget))
+        raise _changing_hands(todo)
+
+    def _made(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
+        done = make(self._tools, todo, attempt, budget)
+        self._tools.writer.write_claim(todo.ref.uid, document_of(self._tools, done))
+        self._finish(done, attempt)
+        return done
+
+    def _finish(self, done: ClaimPlan, attempt: Attempt) -> None:
+        tools, ref = self._tools, done.ref
+        if not tools.journal.finish(ref.uid, attempt, done.held if done.changes_hardware else ()):
+            remove_stray_file(tools, ref.uid)
+            raise taken_over(done)
+
+    def _undo_quietly(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> None:
+        with suppress(DraError):  # the first failure is the one to report; what stays is undone later
+            undo(self._tools, todo.ref.uid, only=attempt, within_s=self._left_s(budget))
+
+    def _begun(self, todo: ClaimPlan, budget: Budget) -> Attempt:
+        """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""
+        for _ in range(_ROUNDS):
+            result = self._tools.journal.begin(todo.ref, todo.held)
+            if isinstance(result, Attempt):
+                return result
+            make_way(self._tools, todo, result, within_s=self._left_s(budget))
+        raise _changing_hands(todo)
+
+    def _lock_s(self, budget: Budget) -> float:
+        return max(0.0, min(LOCK_S, self._left_s(budget)))
+
+    @staticmethod
+    def _require_lock(todo: ClaimPlan, *, held: bool) -> None:
+        if not held:
+            raise GpuLockedError(
+                f"a GPU of claim {todo.ref} ({', '.join(names_of(todo.devices))}) is being changed by another call for "
+                f"more than {LOCK_S:g} s; it is tried again"
+            )
 
     def _read(self, ref: ClaimRef, budget: Budget) -> AllocatedClaim:
         left_s = self._left_s(budget)
@@ -152,58 +225,6 @@ class Preparer:
             )
         return snapshot
 
-    def _document(self, todo: ClaimPlan) -> CdiSpec:
-        provider = self._tools.provider
-        provider.ensure_base()
-        return claim_spec(self._tools.names, [(d.cdi_device, provider.edits_for(d.gpu)) for d in todo.devices])
 
-    def _begin(self, todo: ClaimPlan) -> Attempt:
-        """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""
-        tools = self._tools
-        for _ in range(_ROUNDS):
-            result = tools.journal.begin(todo.ref, todo.held)
-            if isinstance(result, Attempt):
-                return result
-            if result.by[0].ref.uid == todo.ref.uid:
-                raise _busy(result.by[0])
-            if not all(self._clear(entry) for entry in result.by):
-                raise _in_use(todo, result.by)
-        raise ClaimBusyError(f"the devices of claim {todo.ref} are changing hands; the kubelet tries again")
-
-    def _clear(self, blocker: Entry) -> bool:
-        """Undo another claim's entry if it is a leftover; False when somebody has it."""
-        tools = self._tools
-        if blocker.state is State.PREPARED:
-            return False
-        with tools.locks.hold(blocker.ref.uid, 0.0) as held:  # never waits: two claims could wait for each other
-            now = tools.journal.entry(blocker.ref.uid) if held else blocker
-            if now is None:
-                return True
-            if not held or not is_left_over(tools, now):
-                return False
-            undo(tools, now.ref.uid, only=now.attempt)
-        tools.count("undone")
-        log.warning("what an earlier run left half done is undone", extra={"claim": str(blocker.ref)})
-        return True
-
-
-def _busy(entry: Entry) -> ClaimBusyError:
-    return ClaimBusyError(f"claim {entry.ref} is {entry.state} in another run of the driver; the kubelet tries again")
-
-
-def _in_use(todo: ClaimPlan, blockers: tuple[Entry, ...]) -> DeviceInUseError:
-    wanted = {(device.pool, device.device) for device in todo.devices if not device.admin_access}
-    for blocker in blockers:
-        for held in blocker.devices:
-            if not held.admin_access and (held.pool, held.device) in wanted:
-                return DeviceInUseError(
-                    f"device {held.device} of claim {todo.ref} is already {blocker.state} for claim {blocker.ref}; "
-                    "it is free when the kubelet has unprepared that claim, which it does after its pod has ended"
-                )
-    return DeviceInUseError(
-        f"a device of claim {todo.ref} was taken by claim {blockers[0].ref}; the kubelet tries again"
-    )
-
-
-def _names(todo: ClaimPlan) -> list[str]:
-    return [device.device for device in todo.devices]
+def _changing_hands(todo: ClaimPlan) -> ClaimBusyError:
+    return ClaimBusyError(f"the devices of claim {todo.ref} are changing hands; the kubelet tries again")

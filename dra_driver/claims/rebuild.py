@@ -2,6 +2,9 @@
 
 Owns what may be adopted, and when to ask again while something cannot be. Refuses to know why the journal is new.
 
+A partition is adopted as one that is used and not made: whose it is was in the journal alone, and destroying somebody
+else's is worse than leaving one of ours, which the slices then show as what it is. So is MIG mode, which stays on.
+
 Until a rebuild is complete, a claim that runs may be unknown to in-use checks, so it is not left to the ten-minute
 rounds. While the API server does not answer, asking again costs it nothing and comes every half minute. When it does
 answer and a claim still cannot be adopted (its GPU is not back, its device is held), every try lists the whole
@@ -10,9 +13,10 @@ cluster's claims, and the pauses grow to ten minutes.
 
 import logging
 
-from dra_driver.claims.plan import plan
+from dra_driver.claims.make import with_daemons
+from dra_driver.claims.plan import ClaimPlan, plan
 from dra_driver.claims.tools import ClaimLister, Tools
-from dra_driver.errors import DraError
+from dra_driver.errors import DeviceLostError, DraError
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.ids import ClaimUid
 
@@ -90,7 +94,7 @@ def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
         if tools.journal.entry(claim.ref.uid) is not None or claim.ref.uid not in tools.writer.claim_uids():
             return False  # it was, while the API server was asked
         try:
-            blocked = tools.journal.adopt(claim.ref, plan(claim, tools.snapshot(), tools.names, tools.pool).held)
+            blocked = tools.journal.adopt(claim.ref, _as_found(tools, claim).held)
         except DraError as error:
             failures.append(f"claim {claim.ref} had a CDI file, but cannot be taken over: {error}")
             return False
@@ -99,3 +103,12 @@ def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
         return False
     tools.count("adopted")
     return True
+
+
+def _as_found(tools: Tools, claim: AllocatedClaim) -> ClaimPlan:
+    """What was prepared for the claim, as far as the hardware tells. Raises as `plan`, and `DeviceLostError`."""
+    found = plan(claim, tools.snapshot(), tools.names, tools.pool, tools.terms())
+    for device in found.devices:
+        if device.partition is not None and device.partition.live is None:
+            raise DeviceLostError(f"partition {device.device} is not there any more")
+    return with_daemons(found)

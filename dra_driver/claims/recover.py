@@ -2,11 +2,13 @@
 
 Owns what may be concluded from what. Refuses to guess: an entry or a file goes only when it is known to be nobody's.
 
-- *An earlier boot.* All entries of earlier boots are dropped. No container survives a reboot; the kubelet prepares
-  again for pods whose sandbox it makes anew (it does not remember across its own restart what was prepared) and
-  unprepares the others, for which "not prepared" is success. Nothing that this version does to hardware outlives one.
+- *An earlier boot.* Its entries go. No container survives a reboot; the kubelet prepares again for pods whose sandbox
+  it makes anew (it does not remember across its own restart what was prepared) and unprepares the others, for which
+  "not prepared" is success. Partitions, compute modes and time slices do not outlive one either, but nobody relies on
+  that: entries that changed hardware are undone, which looks for partitions and ends daemons whose files are there.
 - *Half done.* Entries in state ``preparing`` or ``unpreparing`` whose run of the driver is dead are undone: the kubelet
   was never told that the first kind is prepared, and was on its way to have the second kind gone.
+- *Nobody's.* MIG modes, settings, daemons and partitions that are ours and that no entry needs: see `settle`.
 - *Prepared, but no CDI file.* Written again, so that a container that restarts before the next prepare starts.
 - *A CDI file, but no entry.* Removed, unless the journal itself is new: then the files are what is known, and
   `rebuild.rebuild` asks the API server whose they are.
@@ -16,16 +18,19 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dra_driver.cdi.edits import claim_spec
 from dra_driver.claims.entry import Entry, State
-from dra_driver.claims.plan import restore
 from dra_driver.claims.rebuild import rebuild
+from dra_driver.claims.repeat import restored
+from dra_driver.claims.settle import LOST_AT_REBOOT, settle_all
 from dra_driver.claims.tools import ClaimLister, Tools
-from dra_driver.claims.undo import is_left_over, undo
+from dra_driver.claims.undo import is_left_over, is_of_earlier_boot, undo
 from dra_driver.errors import DraError
 from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)
+
+UNDO_S = 5.0
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +52,10 @@ def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
     is asked once at most, and only when the journal is new while CDI files are there; None leaves it for later.
     """
     problems: list[str] = []
-    earlier = _attempt(problems, tools.journal.drop_older_boots)
+    earlier = _attempt(problems, lambda: _forget_older_boots(tools))
     undone = _attempt(problems, lambda: tuple(undo_left_over(tools, problems)))
     adopted = _attempt(problems, lambda: rebuild(tools, lister, problems))
+    _attempt(problems, lambda: _settled(tools, problems))
     rewritten = _attempt(problems, lambda: tuple(rewrite_files(tools, problems)))
     orphans = _attempt(problems, lambda: remove_orphans(tools))
     found = Recovery(
@@ -65,16 +71,16 @@ def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
 
 
 def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
-    """Undo what dead runs left half done."""
+    """Undo what dead runs left half done, and what is left of earlier boots."""
     for entry in tools.journal.entries():
-        if entry.state is State.PREPARED:
+        if entry.state is State.PREPARED and not is_of_earlier_boot(tools, entry):
             continue
         with tools.locks.hold(entry.ref.uid, 0.0) as held:
             now = tools.journal.entry(entry.ref.uid) if held else None
             if now is None or not is_left_over(tools, now):
                 continue
             try:
-                done = undo(tools, now.ref.uid, only=now.attempt)
+                done = undo(tools, now.ref.uid, only=now.attempt, within_s=UNDO_S)
             except DraError as error:
                 problems.append(f"claim {entry.ref} stays half done: {error}")
                 continue
@@ -102,9 +108,18 @@ def rewrite_files(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
             problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
 
 
+def _forget_older_boots(tools: Tools) -> tuple[ClaimUid, ...]:
+    tools.journal.drop_older_notes(LOST_AT_REBOOT)
+    return tools.journal.drop_older_boots()
+
+
+def _settled(tools: Tools, problems: list[str]) -> tuple[ClaimUid, ...]:
+    settle_all(tools, problems)
+    return ()
+
+
 def _rewrite(tools: Tools, entry: Entry) -> bool:
-    todo = restore(entry, tools.snapshot(), tools.names)
-    document = claim_spec(tools.names, [(d.cdi_device, tools.provider.edits_for(d.gpu)) for d in todo.devices])
+    _, document = restored(tools, entry, tools.snapshot(), within_s=LOOK_S)
     with tools.locks.hold(entry.ref.uid, 0.0) as held, tools.journal.exclusive():
         now = tools.journal.entry(entry.ref.uid)
         if not held or now is None or now.attempt != entry.attempt or now.state is not State.PREPARED:

@@ -1,33 +1,62 @@
 """Takes back what was done for a claim, from any state, as often as needed.
 
-Owns the reverse order: note it, remove the CDI file, forget. Refuses to know why. Every step is repeatable, and a run
-that dies between two of them leaves an entry in state ``unpreparing``, which the next unprepare, a claim that wants the
-device, or `recover` carries on with.
+Owns the reverse order: note it, remove the CDI file, take back what was made of GPUs, forget. Refuses to know why.
+Every step is repeatable, and a run that dies between two of them leaves an entry in state ``unpreparing``, which the
+next unprepare, a claim that wants the device, or `recover` carries on with.
 
-Callers hold the claim's lock.
+Callers hold the claim's lock, and no GPU's.
 """
 
-from dra_driver.claims.entry import Attempt, Entry, State
+from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
+from dra_driver.claims.take_back import take_back
 from dra_driver.claims.tools import Tools
+from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.model.ids import ClaimUid
 
+LEAST_S = 3.0
+"""How long waiting for a GPU may take even when a call's time is over: what is half made is in somebody's way."""
+MOST_S = 15.0
+"""What is not free by then is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
 
-def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None) -> bool:
-    """Remove the claim's CDI file and its entry, durably; False when there was no entry.
 
-    With ``only``, an entry that is another attempt's is left alone: False. Raises `StorageError`; the claim then stays
-    in state ``unpreparing``, its devices held.
+def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: float = LEAST_S) -> bool:
+    """Remove the claim's CDI file, what was made of GPUs for it, and its entry, durably; False when there was no entry.
+
+    With ``only``, an entry that is another attempt's is left alone: False. Waits for GPUs for about ``within_s``, which
+    is kept between `LEAST_S` and `MOST_S`. Raises `StorageError`, `HardwareError` (above all `GpuBusyError`: a process
+    still runs in a partition) and `GpuLockedError`; the claim then stays in state ``unpreparing``, its devices held.
     """
     attempt = tools.journal.start_unprepare(uid, only=only)
     if attempt is None:
         remove_stray_file(tools, uid)
         return False
     tools.writer.remove_claim(uid)
-    if not tools.journal.forget(uid, attempt):
+    entry = tools.journal.entry(uid)
+    if entry is not None and entry.changes_hardware:
+        forgotten = _undo_hardware(tools, entry, attempt, min(max(within_s, LEAST_S), MOST_S))
+    else:
+        forgotten = tools.journal.forget(uid, attempt)
+    if not forgotten:
         # Another process took the entry over in between: it is its work now, and its file if it wrote one.
         remove_stray_file(tools, uid)
     tools.bell.ring()
     return True
+
+
+def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float) -> bool:
+    gpus = gpus_of(entry.devices)
+    with tools.gpu_locks.hold(gpus, within_s) as held:
+        if not held:
+            raise GpuLockedError(
+                f"claim {entry.ref} cannot be undone: {', '.join(gpus)} is being changed by another call, waited for "
+                f"{within_s:.0f} s; it is tried again"
+            )
+        # Read again: while this waited, another run may have undone the claim and made it anew.
+        now = tools.journal.entry(entry.ref.uid)
+        if now is None or now.attempt != attempt:
+            return False
+        take_back(tools, now, within_s=within_s)
+        return tools.journal.forget(entry.ref.uid, attempt)
 
 
 def remove_stray_file(tools: Tools, uid: ClaimUid) -> None:
@@ -41,7 +70,15 @@ def remove_stray_file(tools: Tools, uid: ClaimUid) -> None:
 
 
 def is_left_over(tools: Tools, entry: Entry) -> bool:
-    """Whether nobody works on a half-done entry any more. Its claim's lock has to be held for entries of this run."""
+    """Whether nobody works on an entry any more and no container needs it: half done by a run that is dead, or of an
+    earlier boot. Its claim's lock has to be held for entries of this run."""
+    if is_of_earlier_boot(tools, entry):
+        return True
     if entry.state is State.PREPARED:
         return False
     return entry.attempt.owner == tools.owners.own or not tools.owners.is_alive(entry.attempt.owner)
+
+
+def is_of_earlier_boot(tools: Tools, entry: Entry) -> bool:
+    """Whether the node was started anew since: no container of then runs. False while either boot is unknown."""
+    return bool(tools.journal.boot_id) and entry.boot_id not in ("", tools.journal.boot_id)

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 def unprepare_claim(tools: Tools, ref: ClaimRef, *, budget: Budget) -> None:
     """Free what the claim holds on this node; nothing to free is success.
 
-    Waits until ``budget.deadline`` for others at most. Raises `StorageError` (the claim keeps its devices, call again)
-    or `ClaimBusyError` when an earlier call for the same claim does not end. If the process dies inside, the rest is
-    done by the next call or at the next start. Thread-safe.
+    Waits until ``budget.deadline`` for others at most. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the
+    claim keeps its devices, call again) or `ClaimBusyError` when an earlier call for the same claim does not end. If
+    the process dies inside, the rest is done by the next call or at the next start. Thread-safe.
     """
     with tools.locks.hold(ref.uid, budget.deadline - tools.bell.now()) as held:
         if not held:
@@ -28,7 +28,7 @@ def unprepare_claim(tools: Tools, ref: ClaimRef, *, budget: Budget) -> None:
                 f"claim {ref} is still being worked on by an earlier call after {tools.patience.call_s:g} s; "
                 "it is tried again"
             )
-        if undo(tools, ref.uid):
+        if undo(tools, ref.uid, within_s=budget.deadline - tools.bell.now()):
             tools.count("unprepared")
             log.info("claim unprepared", extra={"claim": str(ref)})
         else:

@@ -21,6 +21,7 @@ from dra_driver.errors import (
     DeviceInUseError,
     DraError,
     DriverUnavailableError,
+    GpuBusyError,
     RetryableError,
     ServerBusyError,
 )
@@ -34,6 +35,10 @@ ANSWER_S = 2.0
 
 class ClaimBusyError(RetryableError):
     """Another call or another process is at work on the same claim."""
+
+
+class GpuLockedError(RetryableError):
+    """Another call or another process is at work on a GPU of the claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +55,8 @@ class Patience:
 
     ``call_s`` bounds everything, for all claims of the call together; the kubelet gives up after 45 s. ``read_s``: with
     less left, no claim is read from the API server any more. ``in_use_s``: a device is still held by a claim whose pod
-    has just ended. ``driver_s``: the driver is being loaded. ``waiting``: calls that may wait at the same time; keep it
-    below the number of workers.
+    has just ended, or a GPU is held open by a process (a monitor, a container that is ending). ``driver_s``: the driver
+    is being loaded. ``waiting``: calls that may wait at the same time; keep it below the number of workers.
     """
 
     call_s: float = 40.0
@@ -72,9 +77,9 @@ class Patience:
     def limit_s(self, error: DraError) -> float:
         """For how long ``error`` is worth waiting; 0 for one that does not pass by itself."""
         match error:
-            case ApiUnreachableError() | ServerBusyError() | ClaimBusyError():
+            case ApiUnreachableError() | ServerBusyError() | ClaimBusyError() | GpuLockedError():
                 return self.call_s
-            case DeviceInUseError():
+            case DeviceInUseError() | GpuBusyError():
                 return min(self.in_use_s, self.call_s)
             case DriverUnavailableError():
                 return min(self.driver_s, self.call_s)

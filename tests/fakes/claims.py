@@ -1,8 +1,11 @@
-"""Stand-ins for what the claims room is handed: the API server, CDI files in memory, a clock that never waits."""
+"""Stand-ins for what the claims room is handed: the API server, CDI files in memory, a clock that never waits, and what
+sharing sets on GPUs. Partitions are not faked: `gpu.simulated.SimulatedBackend` below a real `MigManager` is at hand.
+"""
 
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dra_driver.cdi.edits import claim_spec
@@ -10,10 +13,24 @@ from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits, DeviceNode
 from dra_driver.cdi.writer import render
 from dra_driver.claims.entry import OwnerId
-from dra_driver.errors import ApiUnreachableError, ClaimNotAllocatedError, ClaimReplacedError, DraError
+from dra_driver.errors import (
+    ApiUnreachableError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    DraError,
+    MpsUnavailableError,
+)
+from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.mig.manager import GpuNotes
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
+from dra_driver.model.mig import MigProfile, partition_name
+from dra_driver.model.terms import Interval
+from dra_driver.sharing import compute_mode
+from dra_driver.sharing.daemon import MpsDaemon
+from dra_driver.sharing.mps import MpsDirectories
+from dra_driver.sharing.timeslice import TIME_SLICE
 
 DRIVER = "gpu.nvidia.com"
 POOL = PoolName(f"node-a/{DRIVER}")
@@ -200,3 +217,101 @@ def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
     """The same machine with one GPU different."""
     gpus = (replace(each, **changes) if each.minor == minor else each for each in snapshot.gpus)
     return replace(snapshot, gpus=tuple(gpus))
+
+
+class FakeSharing:
+    """What sharing has set on a node's GPUs and which daemons run: it outlives the driver, as on a real node.
+
+    ``failure`` is raised by every change while set. ``asked`` are the changes, in words.
+    """
+
+    def __init__(self) -> None:
+        self.slices: dict[GpuUuid, Interval] = {}
+        self.running: dict[str, MpsDaemon] = {}
+        self.asked: list[str] = []
+        self.failure: DraError | None = None
+
+    def change(self, what: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.asked.append(what)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is set and nothing runs."""
+        return not self.slices and not self.running
+
+
+class FakeSlicer:
+    """Time slices with notes, in the order of `sharing.timeslice.TimeSlicer`."""
+
+    def __init__(self, node: FakeSharing, notes: GpuNotes) -> None:
+        self._node = node
+        self._notes = notes
+
+    def set(self, gpu: GpuUuid, interval: Interval, *, within_s: float) -> None:
+        if interval is Interval.DEFAULT:
+            return self.reset(gpu, within_s=within_s)
+        self._node.change(f"slice {interval}")
+        self._notes.set_gpu_note(gpu, TIME_SLICE, interval)
+        self._node.slices[gpu] = interval
+        return None
+
+    def reset(self, gpu: GpuUuid, *, within_s: float) -> None:
+        if self._notes.gpu_note(gpu, TIME_SLICE) is not None:
+            self._node.change("slice reset")
+            self._node.slices.pop(gpu, None)
+            self._notes.clear_gpu_note(gpu, TIME_SLICE)
+
+
+class FakeMps:
+    """Daemons that are ready at once, with compute modes as `sharing.mps.MpsClient` changes them."""
+
+    def __init__(self, node: FakeSharing, control: GpuControl, notes: GpuNotes) -> None:
+        self._node = node
+        self._control = control
+        self._notes = notes
+
+    def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None:
+        if self._node.running.get(daemon.id) == daemon:
+            return
+        self._node.change(f"start {daemon.id}")
+        taken = {device for other in self._node.running.values() for device in other.devices}
+        assert not taken.intersection(daemon.devices), "a device is under one daemon at a time"
+        for gpu in daemon.gpus:
+            compute_mode.borrow(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+        self._node.running[daemon.id] = daemon
+
+    def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
+        known = self._node.running.get(daemon_id)
+        if known is not None:
+            self._node.change(f"end {daemon_id}")
+            del self._node.running[daemon_id]
+        for gpu in sorted({*gpus, *(known.gpus if known else ())}):
+            compute_mode.give_back(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+
+    def daemons(self) -> tuple[str, ...]:
+        return tuple(sorted(self._node.running))
+
+    def daemon(self, daemon_id: str) -> MpsDaemon | None:
+        return self._node.running.get(daemon_id)
+
+    def directories(self, daemon_id: str) -> MpsDirectories:
+        if daemon_id not in self._node.running:
+            raise MpsUnavailableError(f"MPS daemon {daemon_id} does not run")
+        return MpsDirectories(pipe=Path(f"/mps/{daemon_id}/pipe"), shm=Path(f"/mps/{daemon_id}/shm"))
+
+
+def part(minor: int, profile: MigProfile, start: int) -> DeviceName:
+    """The name of a partition."""
+    return partition_name(minor, profile.name, profile.profile_id, start)
+
+
+def share_result(number: int, memory: str | None, percent: int | None, **more: Any) -> AllocatedDevice:
+    """Share ``number`` of a GPU, as the scheduler writes it."""
+    consumed = {"memory": memory, "computePercent": None if percent is None else str(percent)}
+    return result(
+        share_id=f"{number:08x}-5555-6666-7777-888888888888",
+        consumed_capacity={key: value for key, value in consumed.items() if value is not None},
+        **more,
+    )

@@ -1,18 +1,25 @@
 """One claims room over fakes and a real journal in a temporary directory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal import Journal
 from dra_driver.claims.service import ClaimService
-from dra_driver.claims.tools import Event, Tools
+from dra_driver.claims.tools import Event, HardwareTools, Tools
 from dra_driver.claims.waiting import Patience
 from dra_driver.errors import DraError
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.kubelet.ownership import OwnedBackend
+from dra_driver.mig.manager import MigManager
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.mig import MigProfile
+from dra_driver.model.terms import Terms
 from tests.fakes.claims import (
     NAMES,
     POOL,
@@ -20,8 +27,12 @@ from tests.fakes.claims import (
     FakeCdiProvider,
     FakeCdiWriter,
     FakeClaims,
+    FakeMps,
     FakeOwners,
+    FakeSharing,
+    FakeSlicer,
     machine,
+    part,
 )
 
 
@@ -37,25 +48,66 @@ class Room:
     hardware: Snapshot = field(default_factory=lambda: machine(4))
     events: list[Event] = field(default_factory=list)
     opened: list[Journal] = field(default_factory=list)
+    backend: SimulatedBackend | None = None
+    sharing: FakeSharing = field(default_factory=FakeSharing)
+    terms: Terms = field(default_factory=dict)
+    wrap: Callable[[Any], Any] = lambda each: each
 
     def run(self, name: str = "run-1", *, alive: tuple[str, ...] = (), boot_id: str = "boot-1") -> "Run":
         owners = FakeOwners(name, alive)
         journal = Journal.open(self.folder / "state.db", boot_id=boot_id, owner=owners.own, now=self.bell.now)
         self.opened.append(journal)
+        snapshot: Callable[[], Snapshot] = lambda: self.hardware  # noqa: E731
+        hardware = None
+        if self.backend is not None:
+            owned = OwnedBackend(self.backend)
+            owned.keep_books(journal)
+            snapshot, hardware = owned.snapshot, self.hardware_tools(self.backend, self.wrap(journal))
         tools = Tools(
             pool=POOL,
             names=NAMES,
             reader=self.api,
-            journal=journal,
-            writer=self.writer,
+            journal=self.wrap(journal),
+            writer=self.wrap(self.writer),
             provider=self.provider,
             owners=owners,
-            snapshot=lambda: self.hardware,
+            snapshot=snapshot,
+            hardware=hardware,
+            terms=lambda: self.terms,
+            gpu_locks=GpuLocks(self.folder / "locks"),
             count=self.events.append,
             bell=self.bell,
             patience=Patience(),
         )
         return Run(room=self, journal=journal, tools=tools, owners=owners)
+
+    def hardware_tools(self, backend: SimulatedBackend, notes: Journal) -> HardwareTools:
+        control = self.wrap(backend)
+        return HardwareTools(
+            mig=MigManager(control, notes, sleep=self.bell.wait, clock=self.bell.now),
+            slicer=self.wrap(FakeSlicer(self.sharing, notes)),
+            mps=self.wrap(FakeMps(self.sharing, control, notes)),
+            changed=lambda: None,
+        )
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The simulated GPUs as they are."""
+        assert self.backend is not None
+        return self.backend.snapshot().gpus
+
+    def profile(self, name: str, minor: int = 0) -> MigProfile:
+        return next(profile for profile in self.gpus[minor].mig_profiles if profile.name == name)
+
+    def part(self, name: str, start: int, minor: int = 0) -> str:
+        """The device name of a partition."""
+        return part(minor, self.profile(name, minor), start)
+
+    def is_whole_again(self) -> bool:
+        """Whether no GPU is cut or set in any way, and nothing is noted."""
+        notes = self.opened[-1].noted_gpus()
+        uncut = all(not gpu.mig_instances and not gpu.mig_enabled for gpu in self.gpus)
+        return uncut and self.sharing.idle and not notes
 
 
 @dataclass
@@ -105,4 +157,15 @@ def room(tmp_path: Path) -> Iterator[Room]:
 
 @pytest.fixture
 def run(room: Room) -> Run:
+    return room.run()
+
+
+def simulated(spec: str = "2xh100-sxm5-80gb", state: Path | None = None) -> SimulatedBackend:
+    return SimulatedBackend.from_spec(spec, "node-a", state)
+
+
+@pytest.fixture
+def h100(room: Room) -> Run:
+    """A run on a node with two H100."""
+    room.backend = simulated()
     return room.run()

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import pytest
 
-from dra_driver.claims.configs import config_for_gpu, decode_all
+from dra_driver.claims.configs import config_for, decode_all
+from dra_driver.config.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import InvalidParametersError
 from dra_driver.model.claim import OpaqueConfig
@@ -23,8 +24,8 @@ def entry(interval: str, *requests: str, source: Source = "FromClaim", kind: str
 
 def winner(request: str, *configs: OpaqueConfig) -> str | None:
     """What the config that applies to ``request`` asks for."""
-    found = config_for_gpu(result(request=request), decode_all(ref(1), configs))
-    return found.parameters.asks_for if found else None
+    found = config_for(result(request=request), decode_all(ref(1), configs), GpuConfig)
+    return found[1].asks_for if found else None
 
 
 def test_later_wins() -> None:
@@ -63,6 +64,17 @@ def test_a_mig_config_that_names_a_gpu_request_is_refused() -> None:
     """Naming the request says that it was meant, and it cannot be done."""
     with pytest.raises(InvalidParametersError, match="whole GPU; use kind GpuConfig"):
         winner("gpu", entry("", "gpu", kind="MigDeviceConfig"))
+
+
+def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_named() -> None:
+    """The other way round: what a class says for whole GPUs does not keep anybody from a partition."""
+    part = result("gpu-0-mig-1g10gb-19-0")
+    meant = entry("", kind="MigDeviceConfig")
+    found = config_for(part, decode_all(ref(1), [meant, entry("Short")]), MigDeviceConfig)
+    assert found is not None
+    assert found[1].kind == "MigDeviceConfig"
+    with pytest.raises(InvalidParametersError, match="is a MIG partition; use kind MigDeviceConfig"):
+        config_for(part, decode_all(ref(1), [entry("Short", "gpu")]), MigDeviceConfig)
 
 
 def test_a_wrong_config_is_refused_even_when_another_wins() -> None:

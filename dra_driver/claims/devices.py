@@ -1,0 +1,142 @@
+"""Which GPU, and which part of it, an allocated device's name means on this node.
+
+Pure. Owns the kinds of device (whole GPU, MIG partition), what is looked up for each in a snapshot, and the sentences
+about what is not there. Refuses to know claims beyond their names, and whether a device is free.
+
+A partition is either made for the claim or there already: an instance of somebody else's that is complete and exactly
+at the place is used as it is (it is published under the same name). What the snapshot says is looked at again on the
+hardware when the claim is prepared.
+"""
+
+import re
+from collections.abc import Iterator
+
+from dra_driver.claims.entry import HeldDevice, HeldPartition, LivePartition
+from dra_driver.errors import ClaimError, DeviceLostError, UnknownDeviceError
+from dra_driver.model.claim import AllocatedDevice, ClaimRef
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.ids import DeviceName
+from dra_driver.model.mig import MigInstance, PartitionId, PartitionName, parse_partition_name
+
+_WHOLE_GPU = re.compile(r"gpu-[0-9]+")
+_MAX_SHOWN = 16
+
+
+def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tuple[Gpu, HeldPartition | None]:
+    """The GPU behind ``result``, and the partition that it means, None for all of the GPU.
+
+    Raises `UnknownDeviceError`, and `ClaimError` for a kind of device that is not handed out, for a GPU in MIG mode,
+    and for a partition that admin access asks for and that is not there: admin access changes nothing.
+    """
+    part = parse_partition_name(result.device)
+    gpu = snapshot.gpu(_gpu_name(part) if part else result.device)
+    if gpu is None:
+        raise _unknown(ref, result, snapshot, f"device {result.device}")
+    if part is not None:
+        return gpu, _partition(ref, result, gpu, part)
+    if gpu.mig_enabled and not gpu.mig_mode_held and not result.admin_access:
+        raise ClaimError(
+            f"{result.device} of claim {ref} is in MIG mode, in which a whole GPU runs nothing; "
+            f"turn MIG mode off (nvidia-smi -i {gpu.pci_bus_id or gpu.minor} -mig 0) or delete the pod"
+        )
+    return gpu, None
+
+
+def same_gpu(ref: ClaimRef, held: HeldDevice, snapshot: Snapshot) -> Gpu:
+    """The GPU that ``held`` was prepared on. Raises `DeviceLostError` when it is gone, or another has its name.
+
+    Partitions that the claim has by itself are looked for on the hardware by whoever holds the GPU's lock; those of
+    admin access are looked for here.
+    """
+    part = parse_partition_name(held.device)
+    name = _gpu_name(part) if part else held.device
+    gpu = snapshot.gpu(name)
+    if gpu is None or gpu.uuid != held.gpu_uuid:
+        now = f"{name} is {gpu.uuid} now" if gpu else f"this node has {existing(snapshot)}"
+        raise DeviceLostError(
+            f"claim {ref} was prepared with {held.device}, GPU {held.gpu_uuid}, which is not there any more: {now}; "
+            "delete the pod so that it gets another GPU"
+        )
+    if held.partition is not None and held.admin_access:
+        found = instance_at(gpu, held.partition.id)
+        check_alive(ref, held, LivePartition.of(found) if found else None)
+    return gpu
+
+
+def check_alive(ref: ClaimRef, held: HeldDevice, found: LivePartition | None) -> None:
+    """Raise `DeviceLostError` unless ``found`` is the partition that the claim was given."""
+    was = held.partition.live if held.partition else None
+    if was is None or found == was:
+        return
+    now = f"MIG device {found.uuid} is in its place" if found else "there is none in its place"
+    raise DeviceLostError(
+        f"claim {ref} was prepared with {held.device}, MIG device {was.uuid}, which is gone: {now}; somebody removed "
+        "it while it was in use; delete the pod so that it gets another one"
+    )
+
+
+def instance_at(gpu: Gpu, partition: PartitionId) -> MigInstance | None:
+    """The instance of the snapshot that is exactly there."""
+    places = ((one.profile_id, one.start) for one in gpu.mig_instances)
+    found = (
+        one for one, at in zip(gpu.mig_instances, places, strict=True) if at == (partition.profile_id, partition.start)
+    )
+    return next(found, None)
+
+
+def existing(snapshot: Snapshot) -> str:
+    """The GPUs of this node and why others are missing, short enough for an event."""
+    names = [gpu.device_name for gpu in snapshot.gpus]
+    shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+    return (shown or "no usable GPU") + "".join(_left_out(snapshot))
+
+
+def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: PartitionName) -> HeldPartition:
+    place = PartitionId(gpu.uuid, part.profile_id, part.start)
+    there = instance_at(gpu, place)
+    live = LivePartition.of(there) if there else None
+    if there is not None and live is not None and (result.admin_access or not there.held):
+        return HeldPartition(id=place, profile_name=there.profile_name, size=there.size, made=False, live=live)
+    if result.admin_access:
+        raise ClaimError(
+            f"device {result.device} of claim {ref} is not cut from {gpu.device_name} now, and admin access cuts "
+            "nothing: ask for it without admin access, or for the whole GPU with it"
+        )
+    return _placement(ref, result, gpu, place)
+
+
+def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: PartitionId) -> HeldPartition:
+    """A partition that can be made. Raises `UnknownDeviceError` when the GPU does not offer it."""
+    profile = gpu.profile(place.profile_id)
+    if profile is not None and place.start in profile.starts:
+        return HeldPartition(id=place, profile_name=profile.name, size=profile.memory_slices, made=True)
+    if profile is not None:
+        offered = f"its {profile.name} begins at memory slices {', '.join(map(str, profile.starts)) or '(none)'}"
+    else:
+        offers = ", ".join(f"{p.name} ({p.profile_id})" for p in gpu.mig_profiles)
+        offered = f"it has no MIG profile {place.profile_id}; it has {offers or 'none'}"
+    raise UnknownDeviceError(
+        f"device {result.device} of claim {ref} cannot be cut from {gpu.device_name} "
+        f"({gpu.product_name or 'unknown model'}): {offered}; delete the pod so that it is scheduled again"
+    )
+
+
+def _unknown(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, what: str) -> ClaimError:
+    if not _WHOLE_GPU.fullmatch(result.device) and parse_partition_name(result.device) is None:
+        return ClaimError(
+            f"{what} of claim {ref} is of a kind that this version of the driver does not prepare; "
+            f"it prepares whole GPUs and MIG partitions: {existing(snapshot)}"
+        )
+    return UnknownDeviceError(
+        f"{what} of claim {ref} is not on this node, which has {existing(snapshot)}; "
+        "delete the pod so that it is scheduled again"
+    )
+
+
+def _gpu_name(part: PartitionName) -> DeviceName:
+    return DeviceName(f"gpu-{part.minor}")
+
+
+def _left_out(snapshot: Snapshot) -> Iterator[str]:
+    for gpu in snapshot.left_out[:4]:
+        yield f"; {gpu.label} is left out: {gpu.reason}"

@@ -1,0 +1,81 @@
+"""One lock per GPU: whoever changes a GPU, or decides on what it has been changed to, is alone with it.
+
+Owns one lock file per GPU below ``<plugin directory>/locks``. A ``flock`` counts among processes, which overlap during
+a rolling update, and ends with the process that has it, however it ends; a lock in memory beside it counts among this
+process' threads. The files stay: removing one that another process waits for would make two of it.
+
+Several GPUs are locked in the order of their UUIDs, so no two callers wait for each other. Nobody holds one while
+waiting for the API server.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dra_driver.errors import StorageError
+from dra_driver.model.ids import GpuUuid
+
+_PAUSE_S = 0.01
+_NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
+
+
+class GpuLocks:
+    """The locks of a node's GPUs. Thread-safe; not re-entrant. ``folder`` is made when first needed (0700)."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        self._guard = threading.Lock()  # guards the table; never held while waiting for a GPU
+        self._table: dict[GpuUuid, threading.Lock] = {}  # never more than the GPUs that this node ever had
+
+    @contextlib.contextmanager
+    def hold(self, gpus: Iterable[GpuUuid], timeout_s: float) -> Iterator[bool]:
+        """Be alone with all ``gpus``. Yields False, with no lock held, when that takes longer than ``timeout_s``.
+
+        What is free is locked at once, whatever the timeout. Raises `StorageError` when a lock file cannot be made.
+        """
+        deadline = time.monotonic() + timeout_s
+        with contextlib.ExitStack() as held:
+            for gpu in sorted(set(gpus)):
+                if not self._lock(gpu, deadline, held):
+                    held.close()
+                    yield False
+                    return
+            yield True
+
+    def _lock(self, gpu: GpuUuid, deadline: float, held: contextlib.ExitStack) -> bool:
+        with self._guard:
+            lock = self._table.setdefault(gpu, threading.Lock())
+        if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        held.callback(lock.release)
+        descriptor = self._open(gpu)
+        held.callback(os.close, descriptor)
+        while not _try(descriptor):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_S)
+        return True
+
+    def _open(self, gpu: GpuUuid) -> int:
+        path = self._folder / f"{_NOT_IN_NAMES.sub('_', gpu)[:100]}.lock"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise StorageError(
+                f"cannot lock GPU {gpu} with {path}: {(error.strerror or str(error)).lower()}; "
+                "check the plugin directory's path, permissions and free space"
+            ) from error
+
+
+def _try(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""Takes back what was made of GPUs for a claim, in reverse: MPS daemons, time slices, partitions.
+
+Owns what may go: what this claim's entry says was made for it, and of what several claims share (a GPU's daemon, its
+time slice, its compute mode) what no other entry has to do with. Refuses to know why, and what comes before and after
+(`undo`). The caller holds the locks of the entry's GPUs, and forgets the entry under them when this is done: of two
+claims that end at once the second one then sees that it is the last.
+
+Every step may be repeated, and what is gone already is success, whoever removed it.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from dra_driver.claims.entry import Entry, HeldDevice
+from dra_driver.claims.settle import uses_strategy
+from dra_driver.claims.tools import HardwareTools, Tools
+from dra_driver.errors import DraError
+from dra_driver.model.ids import ClaimUid, GpuUuid
+from dra_driver.model.terms import Strategy
+
+Step = Callable[[], None]
+
+
+def take_back(tools: Tools, entry: Entry, *, within_s: float) -> None:
+    """Do all of it, also what comes after a step that fails; then raise the first step's error.
+
+    Each step may take ``within_s`` where something has to be waited for. Raises `HardwareError`, `StorageError`.
+    """
+    hardware = tools.require_hardware()
+    first: DraError | None = None
+    try:
+        for step in _steps(tools, hardware, entry, within_s):
+            try:
+                step()
+            except DraError as error:
+                first = first or error
+    finally:
+        if any(device.partition is not None for device in entry.devices):
+            hardware.changed()
+    if first is not None:
+        raise first
+
+
+def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, within_s: float) -> Iterator[Step]:
+    devices = [device for device in reversed(entry.devices) if device.changes_hardware]
+    for daemon_id, gpus in _daemons_to_end(tools, entry.ref.uid, devices).items():
+        yield partial(hardware.mps.release, daemon_id, gpus, within_s=within_s)
+    for gpu in _slices_to_reset(tools, entry.ref.uid, devices):
+        yield partial(hardware.slicer.reset, gpu, within_s=within_s)
+    for device in devices:
+        if device.partition is not None and device.partition.made:
+            yield partial(hardware.mig.destroy, device.partition.id, within_s=within_s)
+
+
+def _daemons_to_end(tools: Tools, uid: ClaimUid, devices: list[HeldDevice]) -> dict[str, tuple[GpuUuid, ...]]:
+    """Daemons of the claim that no other one uses, with the GPUs whose compute mode they changed."""
+    own = {
+        device.sharing.daemon.id: (device.gpu_uuid, device.sharing.daemon.gpus)
+        for device in devices
+        if device.sharing is not None and device.sharing.daemon is not None
+    }
+    return {daemon: gpus for daemon, (gpu, gpus) in own.items() if daemon not in set(_others_daemons(tools, uid, gpu))}
+
+
+def _others_daemons(tools: Tools, uid: ClaimUid, gpu: GpuUuid) -> Iterator[str]:
+    for held in tools.journal.holdings(gpu):
+        if held.uid != uid and held.device.sharing is not None and held.device.sharing.daemon is not None:
+            yield held.device.sharing.daemon.id
+
+
+def _slices_to_reset(tools: Tools, uid: ClaimUid, devices: list[HeldDevice]) -> Iterator[GpuUuid]:
+    sliced = (d.gpu_uuid for d in devices if d.sharing is not None and d.sharing.strategy is Strategy.TIME_SLICING)
+    for gpu in dict.fromkeys(sliced):
+        others = tuple(held for held in tools.journal.holdings(gpu) if held.uid != uid)
+        if not uses_strategy(others, Strategy.TIME_SLICING):
+            yield gpu
