@@ -7,6 +7,12 @@ generations are obsolete, obsolete slices go first, and the generation stays whe
 One step further here: a slice that only disappeared is created again in the generation of the others, because the
 pool then means again what it meant.
 
+Counter sets are written last. An API server whose gate was switched off drops counters from what it is sent without a
+word, and devices that overlap would be given away side by side. So the write that completes a pool is never one of
+devices that need counters: each of them was seen to be kept before, and a pool that lacks its counter sets is invalid
+to the scheduler, which is safe. Besides, the scheduler (1.36) takes counter slices for relevant on every node: in a new
+generation that begins with them, the pool would look incomplete to the whole cluster.
+
 Everything handed in as existing comes from the API server and may have been edited by anybody: nothing in it is
 trusted.
 """
@@ -42,10 +48,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writes:
-    """What has to be written: ``deletes`` first, then ``in_order``. Each part is in order of index.
+    """What has to be written: ``deletes`` first, then ``in_order``.
 
     Until the last of them the pool is not complete, in the generation that the scheduler looks at, and nothing of it is
-    given away; the exception is a single update in place.
+    given away; the exception is a single update in place, of which an API server drops nothing that was there before.
     """
 
     deletes: tuple[Delete, ...] = ()
@@ -54,8 +60,11 @@ class Writes:
     generation: int = 1
 
     def in_order(self) -> list[ResourceSlice]:
-        """Updates and creates (those without a name) by index: counter sets before the devices that refer to them."""
-        return sorted((*self.updates, *self.creates), key=lambda body: index_of_body(body) or 0)
+        """Updates and creates (those without a name): devices by index, then counter sets by index."""
+        return sorted(
+            (*self.updates, *self.creates),
+            key=lambda body: ("sharedCounters" in body["spec"], index_of_body(body) or 0),
+        )
 
     def __len__(self) -> int:
         return len(self.deletes) + len(self.updates) + len(self.creates)
@@ -78,8 +87,9 @@ def plan(desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], i
     ]
     if not kept:
         generation += 1  # also the very first: 0 + 1
-    elif changed and len(changed) + len(missing) > 1:
-        # More than one write makes the pool mean something new: nobody may mix old and new slices.
+    elif (changed and len(changed) + len(missing) > 1) or any(want.needs_counters for want in missing):
+        # More than one write makes the pool mean something new: nobody may mix old and new slices. And devices that
+        # need counters must not be what completes the pool.
         generation += 1
         changed = [want for want in desired if want.index in kept]
     return Writes(

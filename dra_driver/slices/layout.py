@@ -4,9 +4,8 @@ Pure. Owns the order, which GPUs share a slice, and the index in a slice's name.
 kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation order,
 and slices are matched by the index in their name) and the limits in ``limits.py``.
 
-Since 1.35 a slice has counter sets or devices, not both. Counter sets come first, so that they are written before the
-devices that refer to them. All of one GPU is in one slice, and a GPU keeps its place when its own devices come and go:
-one GPU's change is one write, and the others are not even read again by the scheduler.
+Since 1.35 a slice has counter sets or devices, not both. Counter sets have the first places. All of one GPU is in one
+slice, and a GPU keeps its place when its own devices come and go: one GPU's change is one write.
 """
 
 import re
@@ -37,6 +36,11 @@ class DesiredSlice:
     devices: Sequence[Device] = ()
     counter_sets: Sequence[CounterSet] = ()
     accepted: str | None = None
+
+    @property
+    def needs_counters(self) -> bool:
+        """Whether devices in it are only kept apart by counters of another slice."""
+        return any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
         """Whether both stand for the same content."""

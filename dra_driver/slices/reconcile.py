@@ -6,8 +6,8 @@ anew in each pass: one request, only when something happened, and no cache whose
 to be reasoned about (client-go's slice controller keeps a mutation cache for that).
 
 A pass stops at the first answer that lacks a gated field: without counters the scheduler would give a whole GPU and its
-partitions away side by side. Most often that is the first write of several, and the pool is left incomplete, so that
-nothing is given away until the next pass has written what the server does keep.
+partitions away side by side. The pool is left incomplete (see ``diff.py``), so that nothing is given away until the
+next pass has written what the server does keep.
 """
 
 import logging
@@ -135,8 +135,10 @@ class Reconciler:
         if same(spec, kept):
             return frozenset()
         dropped = tuple(lacking(spec, kept, "spec"))
-        self._accepted[index] = _Accepted(want=desired[index], digest=accepted(kept), dropped=dropped[:MAX_DROPPED])
-        return lost_with(dropped)
+        lost = lost_with(dropped)
+        if not lost:
+            self._accepted[index] = _Accepted(want=desired[index], digest=accepted(kept), dropped=dropped[:MAX_DROPPED])
+        return lost
 
     def _dropped(self, desired: Sequence[DesiredSlice]) -> tuple[str, ...]:
         """Fields of what is published now that the API server did not keep."""

@@ -16,12 +16,17 @@ from dra_driver.slices.diff import Delete
 
 
 class FakeSlicesApi:
-    """``failures`` are raised one per call, before anything happens. ``drops`` are device fields that are not kept."""
+    """``failures`` are raised one per call, before anything happens. ``asked`` counts dry runs.
+
+    ``drops`` are fields of a slice, its devices or their capacities that are not kept, unless the slice that is updated
+    has one of the same feature already (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.writes: list[tuple[str, str]] = []
         self.lists = 0
+        self.asked = 0
         self.failures: list[KubernetesApiError] = []
         self.drops: set[str] = set()
         self.listeners: list[Callable[[Change], None]] = []
@@ -38,6 +43,7 @@ class FakeSlicesApi:
         self._maybe_fail()
         stored = self._stored(body)
         if dry_run:
+            self.asked += 1
             return stored
         self.during_write()
         number = next(self._counter)
@@ -56,7 +62,7 @@ class FakeSlicesApi:
         old = self._existing(name)
         if body["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise ConflictError("the object has been modified", status=409, reason="Conflict")
-        stored = self._stored(body)
+        stored = self._stored(body, old)
         stored["metadata"] |= {"uid": old["metadata"]["uid"], "resourceVersion": str(next(self._counter))}
         self.objects[name] = stored
         self.writes.append(("update", name))
@@ -102,12 +108,13 @@ class FakeSlicesApi:
         self._tell("added", item["metadata"]["name"])
         return str(item["metadata"]["name"])
 
-    def _stored(self, body: ResourceSlice) -> dict[str, Any]:
+    def _stored(self, body: ResourceSlice, old: dict[str, Any] | None = None) -> dict[str, Any]:
         stored: dict[str, Any] = copy.deepcopy(dict(body))
+        in_use = _fields(old["spec"]) if old is not None else set()
         for field in self.drops:
-            stored["spec"].pop(field, None)
-            for device in stored["spec"].get("devices", []):
-                device.pop(field, None)
+            if not in_use & _TOGETHER.get(field, set()):
+                for part in _parts(stored["spec"]):
+                    part.pop(field, None)
         if len(stored["spec"].get("devices", [])) > 128:
             raise InvalidObjectError("spec.devices: Too many", status=422, reason="Invalid")
         return stored
@@ -124,3 +131,20 @@ class FakeSlicesApi:
     def _tell(self, kind: Any, name: str, item: dict[str, Any] | None = None) -> None:
         for listener in self.listeners:
             listener(Change(kind, name, copy.deepcopy(item or self.objects.get(name))))
+
+
+_TOGETHER = {
+    name: set(names)
+    for names in (("sharedCounters", "consumesCounters"), ("taints",), ("allowMultipleAllocations", "requestPolicy"))
+    for name in names
+}
+
+
+def _parts(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where a gated field may be."""
+    devices = spec.get("devices", [])
+    return [spec, *devices, *(capacity for device in devices for capacity in device.get("capacity", {}).values())]
+
+
+def _fields(spec: dict[str, Any]) -> set[str]:
+    return {field for part in _parts(spec) for field in part}
