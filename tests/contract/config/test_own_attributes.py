@@ -1,0 +1,25 @@
+"""What slices publish and what policies may not name are the same words."""
+
+from pathlib import Path
+
+from dra_driver.config.rules import OWN_ATTRIBUTES
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
+from dra_driver.slices.build import build_devices
+from dra_driver.slices.features import Features
+
+
+def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) -> None:
+    """Whole, shared, placements and a partition that somebody else made: no policy can overwrite what they tell."""
+    spec = tmp_path / "gpus.yaml"
+    spec.write_text(
+        "gpus:\n- {model: h100-sxm5-80gb}\n"
+        "- {model: a100-sxm4-80gb, migEnabled: true, instances: [{profile: 3g.40gb, start: 0}]}\n"
+    )
+    snapshot = SimulatedBackend.from_spec(str(spec), "node-1").snapshot()
+    shared = GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))
+    features = Features(counters=True, taints=True, multi_allocation=True)
+    built = build_devices(snapshot, {snapshot.gpus[0].uuid: shared}, features)
+    names = {name.rpartition("/")[2] for device in built.devices for name in device["attributes"]}
+    assert {"uuid", "profile", "parentUUID", "sharingStrategy", "placementStart"} <= names
+    assert names <= set(OWN_ATTRIBUTES)
