@@ -33,7 +33,7 @@ from dra_driver.sim.manifests import deletion_order, kind_of, load
 from dra_driver.sim.node import NodeFolders
 from dra_driver.sim.scheduler import Scheduler
 
-__all__ = ["DRIVER", "Cluster", "check_cel"]
+__all__ = ["DRIVER", "Cluster", "check_cel", "incomplete"]
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class Cluster:
             )
         if DRIVER not in node.kubelet.kubelet.drivers():
             return "its driver is not registered with the kubelet"
-        return _incomplete(self.slices(node.name))
+        return incomplete(self.slices(node.name))
 
 
 def check_cel(expression: str) -> str | None:
@@ -225,7 +225,7 @@ def check_cel(expression: str) -> str | None:
     return None
 
 
-def _incomplete(slices: Sequence[Obj]) -> str | None:
+def incomplete(slices: Sequence[Obj]) -> str | None:
     """Why the slices of a node are not the whole of its pool, None when they are."""
     pools = [item["spec"]["pool"] for item in slices if item["spec"]["driver"] == DRIVER]
     if not pools:

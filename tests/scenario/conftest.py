@@ -13,12 +13,13 @@ from dra_driver.sim.objects import is_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0
+NODES = {"gpu-a": "2xa100-sxm4-40gb", "gpu-b": "2xh100-sxm5-80gb"}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two nodes; anything that a test leaves behind is an error of that test (see `namespace`)."""
-    with Cluster({"gpu-a": "2xa100-sxm4-40gb", "gpu-b": "2xh100-sxm5-80gb"}) as running:
+    with Cluster(NODES) as running:
         running.apply(ROOT / demo.CLASSES)
         yield running
 

@@ -1,6 +1,7 @@
-"""Every example reaches the state that its comments state, and leaves nothing behind."""
+"""Every example reaches the state that its comments state, on the GPUs and policies it names, and leaves nothing."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import run
 
@@ -8,12 +9,28 @@ import pytest
 
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.sim import demo, needs
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.scenario import Scenario
-from tests.scenario.conftest import ROOT
+from dra_driver.sim.stage import Stage
+from tests.scenario.conftest import NODES, ROOT
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+# Examples that need the same cluster follow each other, so that each is started once.
+EXAMPLES = [path for group in needs.group(sorted((ROOT / "examples").glob("*.yaml"))).values() for path in group]
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """The clusters that examples need, one at a time."""
+    with Stage(NODES, lambda started: started.apply(ROOT / demo.CLASSES)) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(stage: Stage) -> Cluster:
+    """The one for examples that need nothing special."""
+    return stage.cluster(needs.Needs())
 
 
 def test_there_are_examples() -> None:
@@ -22,8 +39,9 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(cluster: Cluster, path: Path) -> None:
+def test_example(stage: Stage, path: Path) -> None:
     """What the file says is what a reader gets: state, number of GPUs, the very GPUs granted, no leftovers."""
+    cluster = stage.cluster(needs.read(path))
     scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     outcome = scenario.run(path, namespace=f"x-{path.stem}"[:63])
     assert outcome.problem is None

@@ -1,5 +1,6 @@
 """`dra-driver sim up`: what it prints is enough to work with, and nothing stays when it ends."""
 
+import json
 import re
 import signal
 import subprocess
@@ -71,3 +72,35 @@ def test_hardware_that_does_not_exist_is_refused_with_a_sentence() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "nope-1gb" in done.stderr
+
+
+def test_policies_are_in_force_from_the_start(tmp_path: Path) -> None:
+    """The nodes read the folder that is given, before they publish anything."""
+    (tmp_path / "policies").mkdir()
+    policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "turns"}}
+    text = json.dumps(policy | {"spec": {"sharing": {"strategy": "TimeSlicing"}}})
+    (tmp_path / "policies" / "turns.yaml").write_text(text)
+    more = ["--kubeconfig", str(tmp_path / "kubeconfig"), "--policy-dir", str(tmp_path / "policies")]
+    with subprocess.Popen(
+        [*COMMAND, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as child:
+        try:
+            output = _until(child, "Ctrl-C ends the cluster")
+            rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
+            slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(20) == 0
+        finally:
+            child.kill()
+    assert f"policies     {tmp_path / 'policies'}" in output
+    (device,) = [device for item in slices for device in item["spec"].get("devices") or ()]
+    assert device["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
+    assert (tmp_path / "policies" / "turns.yaml").exists()
+
+
+def test_a_policy_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """A typing mistake must not mean that no policy is in force."""
+    command = [*COMMAND, "--policy-dir", str(tmp_path / "nope")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "nope is not a folder" in done.stderr

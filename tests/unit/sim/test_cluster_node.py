@@ -1,0 +1,98 @@
+"""What is looked for on a node after claims are gone, and how its processes are called."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.cluster import incomplete
+from dra_driver.sim.cluster_node import DRIVER, ClusterNode
+from dra_driver.sim.node import NodeFolders
+from dra_driver.sim.node_process import ChildProcess
+from dra_driver.sim.store import Store
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> ClusterNode:
+    """A node that was never started."""
+    folders = NodeFolders(tmp_path / "n0")
+    return ClusterNode(
+        Store(),
+        "gpu-a",
+        "1xh100-sxm5-80gb",
+        folders=folders,
+        kubeconfig=tmp_path / "kubeconfig",
+        policies=tmp_path / "policies",
+        number=0,
+    )
+
+
+def plugin_folder(node: ClusterNode) -> Path:
+    folder = node.folders.plugins / DRIVER
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_a_clean_node_has_nothing_left(node: ClusterNode) -> None:
+    """Folders that do not exist yet are empty ones."""
+    assert node.leftovers() == []
+
+
+def test_everything_that_claims_leave_is_named(node: ClusterNode) -> None:
+    """Each by what a person would look for."""
+    (node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
+    (node.folders.views / "pod-uid").mkdir()
+    (plugin_folder(node) / "mps/daemons/GPU-1").mkdir(parents=True)
+    gpus = {"GPU-1": {"migMode": True, "computeMode": 0, "instances": [{}, {}]}}
+    (plugin_folder(node) / "simulated-gpus.json").write_text(json.dumps({"version": 1, "gpus": gpus}))
+    assert node.leftovers() == [
+        f"CDI document k8s.{DRIVER}-claim_u.json",
+        "container folder pod-uid",
+        "MPS daemon GPU-1",
+        "GPU-1 has 2 MIG instances, MIG mode True, compute mode 0",
+    ]
+
+
+def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Path) -> None:
+    """The MPS host finds what the node process asks for, and the simulated driver's programs."""
+    plugins = str(node.folders.plugins)
+    for process in (node.process, node.mps_host):
+        assert process.command[:3] == [sys.executable, "-m", "dra_driver.cli.main"]
+        assert process.command[process.command.index("--kubelet-plugins-dir") + 1] == plugins
+    given = node.process.command
+    assert given[given.index("--policy-dir") + 1] == str(tmp_path / "policies")
+    given = node.mps_host.command
+    assert given[given.index("--driver-root") + 1] == f"{plugins}/{DRIVER}/simulated-root"
+    assert given[given.index("--namespaces") + 1] == "none"
+
+
+def test_a_process_that_was_never_started_ends_quietly(tmp_path: Path) -> None:
+    """A cluster that fails at its start is stopped like any other."""
+    process = ChildProcess("thing", ["version"], tmp_path / "log")
+    process.ask_to_stop()
+    assert process.stop() is None
+    assert not process.is_running
+    assert process.pid is None
+    assert process.log_tail() == "(no log)"
+
+
+def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:
+    return {"spec": {"driver": driver, "pool": {"generation": generation, "resourceSliceCount": count}}}
+
+
+@pytest.mark.parametrize(
+    ("slices", "said"),
+    [
+        ([], "it has no ResourceSlice"),
+        ([_slice(1, 1, "other")], "it has no ResourceSlice"),
+        ([_slice(1, 2)], "it has 1 of 2 ResourceSlices"),
+        ([_slice(1, 2), _slice(2, 2)], "it has 1 of 2 ResourceSlices"),
+        ([_slice(1, 2), _slice(1, 2)], None),
+        ([_slice(1, 2), _slice(2, 1)], None),
+    ],
+)
+def test_a_node_has_published_when_its_pool_is_complete(slices: list[Obj], said: str | None) -> None:
+    """Counters come in a slice of their own: the first slice alone serves nobody."""
+    assert incomplete(slices) == said
