@@ -228,7 +228,7 @@ class Journal(GpuBook):
         """What other claims have of the GPUs, or under the names, that are wanted."""
         wanted = dict.fromkeys((d.gpu_uuid, d.pool, d.device) for d in devices if not d.admin_access)
         found = (held for each in wanted for held in rows.holdings(connection.execute(_RIVALS, (ref.uid, *each))))
-        return list(dict.fromkeys(found))
+        return list({(held.uid, held.device.device, held.device.share_id): held for held in found}.values())
 
     def _strays_in_the_way(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]
