@@ -1,10 +1,14 @@
 """Finding out which gated fields are kept."""
 
+from typing import Any
+
 import pytest
 
 from dra_driver.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.slices.features import Features, FeatureWatch, probe
+from dra_driver.kube.types import ResourceSlice
+from dra_driver.slices.features import FeatureWatch, probe
+from dra_driver.slices.gates import Features, lost_with
 from tests.fakes.slices_api import FakeSlicesApi
 
 ALL = Features(counters=True, taints=True, multi_allocation=True)
@@ -52,3 +56,47 @@ def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
     assert watch.current == ALL
     assert watch.refresh()
     assert not watch.current.taints
+
+
+def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> None:
+    """The probe said otherwise; the write is the truth."""
+    api = FakeSlicesApi()
+    versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
+    watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
+    watch.refresh()
+    assert watch.lose({"counters"})
+    assert not watch.lose({"counters"})
+    assert watch.current == Features(taints=True, multi_allocation=True)
+    assert not watch.refresh()
+    assert watch.refresh()
+    assert watch.current == ALL
+
+
+def test_a_server_of_1_34_has_no_counters_in_slices_of_their_own() -> None:
+    """It wants them beside the devices, and refuses devices that refer to a set of another slice."""
+
+    class Old(FakeSlicesApi):
+        def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
+            if any("consumesCounters" in device for device in body["spec"].get("devices", [])):
+                raise InvalidObjectError("422: spec.devices[0].consumesCounters[0].counterSet: not found", status=422)
+            return super().create(body, dry_run=dry_run)
+
+    assert probe(Old(), "gpu.nvidia.com", "node-a") == Features(taints=True, multi_allocation=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "lost"),
+    [
+        ("spec.sharedCounters", {"counters"}),
+        ("spec.sharedCounters[1]", {"counters"}),
+        ("spec.devices[3].consumesCounters", {"counters"}),
+        ("spec.devices[0].taints[1]", {"taints"}),
+        ("spec.devices[0].allowMultipleAllocations", {"multi_allocation"}),
+        ("spec.devices[0].capacity.memory.requestPolicy", {"multi_allocation"}),
+        ("spec.devices[0].capacity", set()),
+        ("spec.devices[0].attributes.taints.string", set()),
+    ],
+)
+def test_a_dropped_field_tells_which_feature_is_missing(path: str, lost: set[str]) -> None:
+    """Other fields that vanish are reported, and nothing is withdrawn for them."""
+    assert lost_with([path]) == lost

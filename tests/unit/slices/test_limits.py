@@ -1,0 +1,41 @@
+"""Our limits must be the API server's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.sim.apiserver.rules_devices import device_problems
+from dra_driver.slices import limits
+
+NAMES = st.text(max_size=70) | st.from_regex(r"([a-z.-]{1,70}/)?[A-Za-z0-9_-]{1,34}", fullmatch=True)
+
+
+@given(NAMES)
+def test_attribute_names_are_judged_as_the_api_server_does(name: str) -> None:
+    """A name that is thought to be good and is not takes the slice with it."""
+    device = {"name": "gpu-0", "attributes": {name: {"int": 1}}}
+    assert limits.is_attribute_name(name) == (device_problems(device, None, "d", per_device=False) == [])
+
+
+@given(NAMES, st.text(max_size=70) | st.from_regex(r"[A-Za-z0-9_.-]{0,66}", fullmatch=True))
+def test_taints_are_judged_as_the_api_server_does(key: str, value: str) -> None:
+    """The same for taints."""
+    device = {"name": "gpu-0", "taints": [{"key": key, "value": value, "effect": "NoSchedule"}]}
+    assert limits.is_taint(key, value) == (device_problems(device, None, "d", per_device=False) == [])
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ("é" * 32, True),
+        ("é" * 33, False),
+        ("\ud800", False),
+        (2**63 - 1, True),
+        (2**63, False),
+        (True, True),
+        (1.5, False),
+    ],
+)
+def test_values_are_text_of_64_bytes_numbers_of_64_bits_or_booleans(value: object, fits: bool) -> None:
+    """Anything else cannot be sent, or is refused."""
+    assert limits.is_attribute_value(value) == fits
