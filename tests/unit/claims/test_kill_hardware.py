@@ -1,0 +1,210 @@
+"""The process killed between any two steps that are persisted or change a GPU: nothing is lost, doubled or left over.
+
+Killing is an exception that nothing in the driver catches, raised before or after a chosen step; afterwards a new run
+opens the same journal and finds the same hardware, as after ``kill -9``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from dra_driver.claims.entry import State
+from dra_driver.config.parameters import API_VERSION
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.model.claim import AllocatedClaim, OpaqueConfig
+from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
+from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.fakes.memory import memory_folder
+from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.test_kill_anywhere import Fuse, Killed
+
+JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
+HOUSE = {"drop_older_boots", "drop_older_notes", "forget_stray", "note_rebuilt"}
+FILES = {"write_claim", "remove_claim", "remove_orphans"}
+GPU = {
+    "set_mig_mode",
+    "create_gpu_instance",
+    "create_compute_instance",
+    "destroy_compute_instance",
+    "destroy_gpu_instance",
+    "set_compute_mode",
+}
+SHARING = {"set", "reset", "ensure", "release"}
+STEPS = frozenset(JOURNAL | HOUSE | FILES | GPU | SHARING)
+
+
+class Fused:
+    """Passes everything on to ``target``; each step may be the last, before or after its effect."""
+
+    def __init__(self, target: Any, fuse: Fuse) -> None:
+        self._target = target
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if name not in STEPS:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._fuse.step()
+            answer = found(*args, **kwargs)
+            self._fuse.step()
+            return answer
+
+        return call
+
+
+def mps_config(kind: str) -> OpaqueConfig:
+    parameters = {"apiVersion": API_VERSION, "kind": kind, "sharing": {"strategy": "MPS"}}
+    return OpaqueConfig(source="FromClaim", requests=(), parameters=parameters)
+
+
+def slice_config() -> OpaqueConfig:
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+    parameters = {"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": sharing}
+    return OpaqueConfig(source="FromClaim", requests=(), parameters=parameters)
+
+
+class Node:
+    """A node with two H100 whose process can be killed. Claims 8 and 9 are prepared before and stay."""
+
+    def __init__(self, folder: Path, shared: SharingTerms | None = None) -> None:
+        folder.mkdir()
+        self.fuse = Fuse()
+        self.room = Room(folder, backend=simulated(), wrap=lambda each: Fused(each, self.fuse))
+        self.runs = 0
+        if shared is not None:
+            self.room.terms = {self.room.gpus[0].uuid: GpuTerms(sharing=shared)}
+        self.run = self.start()
+
+    def start(self) -> Run:
+        self.runs += 1
+        return self.room.run(f"run-{self.runs}")
+
+    def until_killed(self, call: Callable[[], object], steps: int) -> bool:
+        """Whether the process was killed; it is started again then."""
+        self.fuse.left = steps
+        try:
+            call()
+        except Killed:
+            return True
+        finally:
+            self.fuse.left = None
+        return False
+
+    def check(self) -> None:
+        """Journal, files and hardware say the same."""
+        journal, room = self.run.journal, self.room
+        assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
+        assert journal.uids() == room.writer.claim_uids()
+        assert journal.strays() == ()
+        held = [h.device.partition for h in journal.holdings() if h.device.partition is not None]
+        there = [(gpu.uuid, one.profile_id, one.start, one.gi_id) for gpu in room.gpus for one in gpu.mig_instances]
+        noted = [(p.id.gpu_uuid, p.id.profile_id, p.id.start, p.live.gi_id if p.live else None) for p in held]
+        assert sorted(noted) == sorted(there)
+        cut = {gpu.uuid for gpu in room.gpus if gpu.mig_enabled}
+        assert cut == set(journal.gpus_with_note("mig-mode")) == {p.id.gpu_uuid for p in held}
+        shared = [(h.device.gpu_uuid, h.device.sharing) for h in journal.holdings() if h.device.sharing is not None]
+        assert set(room.sharing.running) == {s.daemon.id for _, s in shared if s.daemon is not None}
+        sliced = {(gpu, s.interval) for gpu, s in shared if s.interval is not Interval.DEFAULT}
+        assert set(room.sharing.slices.items()) == sliced
+        for gpu in room.gpus:
+            exclusive = any(gpu.uuid in daemon.gpus for daemon in room.sharing.running.values())
+            assert room.backend is not None
+            assert (room.backend.compute_mode(gpu.uuid) is ComputeMode.EXCLUSIVE_PROCESS) == exclusive
+
+
+def partition(node: Node) -> AllocatedClaim:
+    return claim(1, result(node.room.part("1g.10gb", 0)))
+
+
+def four_partitions(node: Node) -> AllocatedClaim:
+    places = (("3g.40gb", 4, 0), ("2g.20gb", 2, 0), ("1g.10gb", 0, 0), ("7g.80gb", 0, 1))
+    return claim(1, *(result(node.room.part(*each), request=f"r{at}") for at, each in enumerate(places)))
+
+
+def partition_under_mps(node: Node) -> AllocatedClaim:
+    return claim(1, result(node.room.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])
+
+
+def gpus_under_mps(node: Node) -> AllocatedClaim:
+    return claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[mps_config("GpuConfig")])
+
+
+def gpu_with_a_slice(node: Node) -> AllocatedClaim:
+    return claim(1, configs=[slice_config()])
+
+
+def share(node: Node) -> AllocatedClaim:
+    return claim(1, share_result(1, "10Gi", 10))
+
+
+MPS = SharingTerms(strategy=Strategy.MPS)
+SLICED = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT)
+CASES: list[tuple[Callable[[Node], AllocatedClaim], SharingTerms | None, Sequence[str]]] = [
+    (partition, None, ()),
+    (partition, None, ("1g.10gb",)),
+    (four_partitions, None, ()),
+    (partition_under_mps, None, ()),
+    (gpus_under_mps, None, ()),
+    (gpu_with_a_slice, None, ()),
+    (share, MPS, ()),
+    (share, MPS, ("share",)),
+    (share, SLICED, ()),
+    (share, SLICED, ("share",)),
+]
+
+
+def beside(node: Node, what: Sequence[str]) -> None:
+    """Claims of others on the same GPU."""
+    for number, each in enumerate(what, 8):
+        other = share_result(number, "5Gi", 5) if each == "share" else result(node.room.part(each, 6))
+        node.run.prepare(claim(number, other))
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("what", ["prepare", "unprepare"])
+@pytest.mark.parametrize(("wanted", "shared", "others"), CASES)
+def test_every_step_can_be_the_last(
+    memory: Path,
+    what: str,
+    wanted: Callable[[Node], AllocatedClaim],
+    shared: SharingTerms | None,
+    others: Sequence[str],
+) -> None:
+    """A start afterwards leaves what was answered and nothing else, and the claim can be prepared and unprepared."""
+    steps, killed = 0, True
+    while killed:
+        node = Node(memory / str(steps), shared)
+        beside(node, others)
+        before = node.run.journal.uids()
+        node.room.api.put(wanted(node))
+        if what == "unprepare":
+            node.run.prepare(ref(1))
+        call = node.run.service.prepare if what == "prepare" else node.run.service.unprepare
+        killed = node.until_killed(lambda call=call: call([ref(1)]), steps)  # type: ignore[misc]
+        if killed:
+            # The next start may be killed as well; another one follows.
+            node.until_killed(node.start, steps % 7)
+            node.run = node.start()
+        node.check()
+        assert before <= node.run.journal.uids() <= before | {uid(1)}
+        node.run.prepare(ref(1))
+        node.check()
+        assert node.run.unprepare(ref(1)) is None
+        node.check()
+        for number in range(8, 8 + len(others)):
+            assert node.run.unprepare(ref(number)) is None
+        assert node.room.is_whole_again()
+        for journal in node.room.opened:
+            journal.close()
+        steps += 1
+    assert steps >= 7, "intent, file and result each have a before and an after"
