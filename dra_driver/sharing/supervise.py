@@ -93,9 +93,12 @@ class Supervised:
             return
         self._drop_question()
         self._signals = [signal.SIGTERM, signal.SIGKILL]
+        was_ready = self._phase is _Phase.READY
         self._enter(_Phase.ENDING)
+        self._next_at = self._clock()
         if self._process is not None:
             self._tell("stopping", "nobody needs it any more")
+        if was_ready:  # a daemon that never was has no clients to be polite to, and may not answer
             self._ask(control.QUIT, QUIT_S)
             self._next_at = self._clock() + QUIT_S
 

@@ -1,0 +1,98 @@
+"""Daemons in mount namespaces of their own: the real system calls. Skipped where the kernel does not let us."""
+
+from pathlib import Path
+
+from dra_driver.sharing.mps import MpsDaemon
+from tests.contract.sharing.conftest import Node, copy_program, until
+
+# A daemon that writes down what it sees, in the places that it is told of.
+NOSY = """\
+cd "$CUDA_MPS_PIPE_DIRECTORY"
+if [ "$1" != -f ]; then read -r command; [ "$command" != quit ] || echo > over; [ -e up ]; exit; fi
+echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" > seen
+echo logged > "$CUDA_MPS_LOG_DIRECTORY/control.log"
+echo "$CUDA_VISIBLE_DEVICES" > /dev/shm/devices
+[ ! -e /etc/passwd ] || echo whole > system
+echo > up
+while [ ! -e over ]; do sleep 0.1; done"""
+
+
+def devices(node: Node, number: int) -> MpsDaemon:
+    return MpsDaemon(id=f"d{number}", devices=(node.gpus[number],), gpus=(node.gpus[number],))
+
+
+def test_each_daemon_sees_its_own_folders_under_short_names(private_node: Node) -> None:
+    private_node.control_script(NOSY)
+    private_node.start_host("--namespaces", "own")
+    for number in (0, 1):
+        private_node.client.ensure(devices(private_node, number), within_s=10.0)
+    for number in (0, 1):
+        folder = private_node.folders.of(f"d{number}")
+        shm = private_node.client.directories(f"d{number}").shm
+        assert (folder.pipe / "seen").read_text() == "/tmp/nvidia-mps /tmp/nvidia-log\n"
+        assert (folder.log / "control.log").read_text() == "logged\n"
+        assert shm == private_node.base / f"shm/gpu.nvidia.com-mps/d{number}"
+        assert (shm / "devices").read_text() == f"{private_node.gpus[number]}\n"
+        assert shm.stat().st_mode & 0o7777 == 0o1777
+    assert not Path("/dev/shm/devices").exists()
+    assert not Path("/tmp/nvidia-mps/seen").exists()
+
+
+def test_shared_memory_goes_with_its_daemon(private_node: Node) -> None:
+    private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    shm = private_node.client.directories("d0").shm
+    (shm / "left-by-a-client").write_text("")
+    private_node.client.release("d0", (), within_s=10.0)
+    until(lambda: not shm.exists())
+    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(private_node.base) in line]
+
+
+def test_shared_memory_of_a_former_host_is_removed(private_node: Node) -> None:
+    host = private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    shm = private_node.client.directories("d0").shm
+    host.kill()
+    host.wait(timeout=5)
+    private_node.client.release("d0", (), within_s=10.0)
+    assert shm.exists()
+    private_node.start_host("--namespaces", "own")
+    until(lambda: not shm.exists())
+
+
+def test_a_root_that_is_a_system_becomes_the_daemons_root(private_node: Node) -> None:
+    """The driver's programs then run with the libraries that they were installed with."""
+    for name in ("sh", "sleep"):
+        copy_program(name, private_node.root)
+    if not (private_node.root / "bin").exists():
+        (private_node.root / "bin").symlink_to("usr/bin")
+    if not (private_node.root / "bin/sh").exists():
+        (private_node.root / "bin/sh").symlink_to("/usr/bin/sh")
+    for folder in ("tmp", "dev/shm"):
+        (private_node.root / folder).mkdir(parents=True)
+    private_node.control_script(NOSY)
+    private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    pipe = private_node.folders.of("d0").pipe
+    assert (pipe / "seen").exists()
+    assert not (pipe / "system").exists(), "it sees our /etc"
+    assert (private_node.client.directories("d0").shm / "devices").exists()
+    assert list((private_node.root / "tmp").iterdir()) == []
+    private_node.client.release("d0", (), within_s=10.0)
+
+
+def test_a_root_without_the_folders_to_mount_on_is_a_sentence(private_node: Node) -> None:
+    for name in ("sh", "sleep"):
+        copy_program(name, private_node.root)
+    if not (private_node.root / "bin/sh").exists():
+        (private_node.root / "bin").mkdir(exist_ok=True)
+        (private_node.root / "bin/sh").symlink_to("/usr/bin/sh")
+    private_node.start_host("--namespaces", "own")
+    folder = private_node.folders.of("d0")
+    folder.make()
+    folder.write_desired(devices(private_node, 0))
+    until(lambda: (status := folder.read_status()) and status.state == "failed")
+    status = folder.read_status()
+    assert status is not None
+    assert "cannot make a view of the file system for MPS" in status.reason
+    assert "No such file or directory" in status.reason
