@@ -204,11 +204,14 @@ class MpsHost:
         return self._shm_root / check_id(daemon_id) if self._program.private else self._shm_root
 
     def _remove_memory(self, daemon_id: str) -> None:
-        if self._program.private and daemon_id not in self._running:
-            try:
-                remove_tree(self._memory(daemon_id))
-            except OSError as error:
-                log.warning("shared memory is left over", extra={"daemon": daemon_id, "reason": str(error)})
+        """Unless the daemon is still wanted: containers have the folder mounted, keep things of their own in it, and
+        would never see another one of the same name."""
+        if not self._program.private or self._folders.of(daemon_id).read_desired() is not None:
+            return
+        try:
+            remove_tree(self._memory(daemon_id))
+        except OSError as error:
+            log.warning("shared memory is left over", extra={"daemon": daemon_id, "reason": str(error)})
 
     def _remove_memory_of_the_gone(self) -> None:
         if self._program.private:

@@ -60,6 +60,23 @@ def test_shared_memory_of_a_former_host_is_removed(private_node: Node) -> None:
     until(lambda: not shm.exists())
 
 
+def test_shared_memory_of_running_containers_outlives_the_host(private_node: Node) -> None:
+    """They have the folder mounted: another one of the same name would be another one to them."""
+    host = private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    shm = private_node.client.directories("d0").shm
+    (shm / "of-a-container").write_text("")
+    before = shm.stat().st_ino
+    host.terminate()
+    assert host.wait(timeout=10) == 0
+    private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    other = MpsDaemon(id="d0", devices=(private_node.gpus[0],), gpus=(private_node.gpus[0],), default_percentage=10)
+    private_node.client.ensure(other, within_s=10.0)
+    assert (shm / "of-a-container").exists()
+    assert shm.stat().st_ino == before
+
+
 def test_a_root_that_is_a_system_becomes_the_daemons_root(private_node: Node) -> None:
     """The driver's programs then run with the libraries that they were installed with."""
     for name in ("sh", "sleep"):
