@@ -1,0 +1,118 @@
+"""Claims in an API server, allocated as the scheduler would: by the real allocator, from the slices that are there."""
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.allocation import V1_37, Allocator, Behaviour
+from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS
+from tests.fakes.live_node import DRIVER, LiveNode
+
+Obj = dict[str, Any]
+NAMESPACE = "default"
+ATTRIBUTES: Final = f'device.attributes["{DRIVER}"]'
+MIG_CLASS: Final = "mig.nvidia.com"
+PARAMETERS: Final = "resource.nvidia.com/v1beta1"
+
+
+class Scheduler:
+    """Makes claims with an allocation, and takes both away. Thread-safe: one claim is allocated at a time."""
+
+    def __init__(self, node: LiveNode, behaviour: Behaviour = V1_37) -> None:
+        self._node = node
+        self._store = node.store
+        self._behaviour = behaviour
+        self._lock = threading.Lock()  # guards choosing devices together with writing the choice down
+        self._classes = self._store.list(DEVICE_CLASSES).items
+        self._wire = self._store.get(NODES, node.name)
+
+    def allocate(self, *requests: Obj, config: Sequence[Obj] = (), together: bool = False) -> Obj | None:
+        """A claim's namespace, name and uid, with ``devices``; None, and no claim, when it does not fit now."""
+        spec: Obj = {"requests": list(requests), "config": list(config)}
+        if together:
+            spec["constraints"] = [{"matchAttribute": f"{DRIVER}/parentUUID"}]
+        claim = self._store.create(RESOURCE_CLAIMS, {"metadata": _name(), "spec": {"devices": spec}})
+        with self._lock:
+            others = [item for item in self._store.list(RESOURCE_CLAIMS).items if item.get("status")]
+            allocator = Allocator(
+                slices=self._node.slices(), classes=self._classes, allocated=others, behaviour=self._behaviour
+            )
+            allocations = allocator.allocate(self._wire, [claim]).allocations
+            if allocations is None:
+                self._store.delete(RESOURCE_CLAIMS, claim["metadata"]["name"], NAMESPACE)
+                return None
+            return self._written(claim, allocations[0])
+
+    def force(self, *results: Obj, requests: Sequence[Obj], config: Sequence[Obj] = ()) -> Obj:
+        """A claim with an allocation that no scheduler would make; ``results`` need not have driver and pool."""
+        spec = {"requests": list(requests), "config": list(config)}
+        claim = self._store.create(RESOURCE_CLAIMS, {"metadata": _name(), "spec": {"devices": spec}})
+        here = {"driver": DRIVER, "pool": f"{self._node.name}/{DRIVER}"}
+        configs = [{"source": "FromClaim", **each} for each in config]
+        devices = {"results": [{**here, **result} for result in results], "config": configs}
+        where = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self._node.name]}]}
+        return self._written(claim, {"devices": devices, "nodeSelector": {"nodeSelectorTerms": [where]}})
+
+    def _written(self, claim: Obj, allocation: Obj) -> Obj:
+        user = {"resource": "pods", "name": claim["metadata"]["name"], "uid": str(uuid.uuid4())}
+        claim["status"] = {"allocation": allocation, "reservedFor": [user]}
+        self._store.update_status(RESOURCE_CLAIMS, claim)
+        metadata = claim["metadata"]
+        return {
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "devices": [result["device"] for result in allocation["devices"]["results"]],
+        }
+
+    def release(self, claim: Mapping[str, Any]) -> None:
+        """The claim and its allocation are gone."""
+        held = self._store.get(RESOURCE_CLAIMS, claim["name"], NAMESPACE)
+        held["status"] = {}
+        self._store.update_status(RESOURCE_CLAIMS, held)
+        self._store.delete(RESOURCE_CLAIMS, claim["name"], NAMESPACE)
+
+
+def _name() -> Obj:
+    return {"name": f"claim-{uuid.uuid4().hex[:12]}", "namespace": NAMESPACE}
+
+
+def request(name: str, *selectors: str, class_name: str = DRIVER, count: int = 1, **exactly: Any) -> Obj:
+    """``count`` devices of a class for which each of the CEL ``selectors`` holds."""
+    fields: Obj = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **exactly}
+    if selectors:
+        fields["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
+    return {"name": name, "exactly": fields}
+
+
+def gpu(name: str = "gpu", *, of: Sequence[str] = (), count: int = 1) -> Obj:
+    """Whole GPUs; ``of``: only of these UUIDs."""
+    return request(name, *_one_of("uuid", of), count=count)
+
+
+def partition(
+    profile: str, name: str = "mig", *, of: Sequence[str] = (), start: int | None = None, count: int = 1
+) -> Obj:
+    """Partitions of a profile; ``of``: only of GPUs with these UUIDs; ``start``: only at that memory slice."""
+    wanted = [f'{ATTRIBUTES}.profile == "{profile}"', *_one_of("parentUUID", of)]
+    if start is not None:
+        wanted.append(f"{ATTRIBUTES}.placementStart == {start}")
+    return request(name, *wanted, class_name=MIG_CLASS, count=count)
+
+
+def share(memory: str, percent: int, name: str = "gpu", *, strategy: str = "MPS", of: Sequence[str] = ()) -> Obj:
+    """Part of a GPU that is shared by policy; ``of``: only of these UUIDs."""
+    shared = f'"sharingStrategy" in {ATTRIBUTES} && {ATTRIBUTES}.sharingStrategy == "{strategy}"'
+    capacity = {"requests": {"memory": memory, "computePercent": str(percent)}}
+    return request(name, shared, *_one_of("uuid", of), capacity=capacity)
+
+
+def parameters(kind: str, *requests: str, **sharing: Any) -> Obj:
+    """An opaque config: GpuConfig or MigDeviceConfig with such a ``sharing`` section."""
+    body = {"apiVersion": PARAMETERS, "kind": kind, "sharing": sharing}
+    return {"requests": list(requests), "opaque": {"driver": DRIVER, "parameters": body}}
+
+
+def _one_of(attribute: str, uuids: Sequence[str]) -> list[str]:
+    return [f"{ATTRIBUTES}.{attribute} in {list(uuids)}".replace("'", '"')] if uuids else []

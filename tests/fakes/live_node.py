@@ -1,0 +1,254 @@
+"""One node with real processes: the node process, an MPS host, an API server; the kubelet is the test.
+
+Owns their folders, starts and deaths, and what can be seen of them from outside: the journal as a person with the
+sqlite3 command sees it, CDI files, the simulated hardware's state file, what the stub programs keep. The hardware can
+be looked at, changed behind the driver's back and made to fail through ``hardware``, which shares that state file.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated_root import TIMESLICE
+from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
+from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.sim.manifests import load
+from dra_driver.sim.node import NodeFolders
+from dra_driver.sim.node_process import SIMULATED_ROOT, MpsHostProcess, NodeProcess
+from tests.fakes.kubelet import DraClient, dial
+from tests.fakes.memory import memory_folder
+
+DRIVER = "gpu.nvidia.com"
+CLASSES = Path(__file__).parents[2] / "deploy/base/deviceclasses.yaml"
+WAIT_S = 20.0
+CALL_S = 45.0
+"""The kubelet's own limit."""
+
+
+def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
+    """Wait until ``holds`` says so."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {within_s:g} s for {what}")
+        time.sleep(0.005)
+
+
+class LiveNode:
+    """A context manager. Files are in memory where that is possible: what is killed here are processes, not machines.
+
+    ``policy`` is the text of a policy file, '' for none. `mps` starts an MPS host as well.
+    """
+
+    def __init__(self, spec: str, *, policy: str = "", mps: bool = False, name: str = "node-a") -> None:
+        self.name = name
+        self.root = Path(tempfile.mkdtemp(prefix="dra-", dir=memory_folder()))
+        self.folders = NodeFolders(self.root)
+        self.folders.make()
+        self.plugin = self.folders.plugins / DRIVER
+        self.plugin.mkdir()
+        (self.root / "policies").mkdir()
+        if policy:
+            (self.root / "policies" / "policy.yaml").write_text(policy)
+        self.api = ApiServer()
+        self.api.start()
+        self.store = self.api.store
+        self.store.create(NODES, {"metadata": {"name": name}})
+        for each in load(CLASSES):
+            self.store.create(DEVICE_CLASSES, each)
+        kubeconfig = self.api.kubeconfig(self.root / "kubeconfig")
+        self.process = NodeProcess(name, spec, self.folders, kubeconfig, self.root / "policies")
+        self.mps_host = MpsHostProcess(DRIVER, self.folders) if mps else None
+        self.hardware = SimulatedBackend.from_spec(spec, name, state_file=self.plugin / "simulated-gpus.json")
+        self.gpus = tuple(gpu.uuid for gpu in self.hardware.snapshot().gpus)
+        self._guard = threading.Lock()  # guards the connection
+        self._channel: grpc.Channel | None = None
+
+    def __enter__(self) -> "LiveNode":
+        try:
+            self.start()
+            until(self._published, "the node's slices")
+            if self.mps_host is not None:
+                self.mps_host.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+        if self.mps_host is not None:
+            self.mps_host.stop()
+        self._hang_up()
+        self.api.stop()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _published(self) -> bool:
+        return any(item["spec"].get("devices") for item in self.slices())
+
+    def slices(self) -> list[dict[str, Any]]:
+        return self.store.list(RESOURCE_SLICES).items
+
+    # --- life and death of the node process ---
+
+    def start(self) -> None:
+        """Until it serves the kubelet, which it does only after it has recovered."""
+        self.process.start()
+        until(lambda: self.is_serving, f"the node process to serve: {self.process.log_tail()}")
+
+    def kill(self) -> None:
+        """kill -9, at once; the sockets stay, as they do then."""
+        pid = self.process.pid
+        assert pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self._hang_up()
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    @property
+    def socket(self) -> Path:
+        return self.plugin / "dra.sock"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether somebody accepts calls; a dead process' socket is there as well."""
+        assert self.process.is_running, self.process.log_tail()
+        if not self.socket.exists():
+            return False
+        try:
+            with dial(self.socket) as channel:
+                grpc.channel_ready_future(channel).result(timeout=0.5)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def log(self) -> str:
+        return self.folders.log.read_text()
+
+    # --- the kubelet's calls ---
+
+    def prepare(self, claim: "dict[str, str]", timeout_s: float = CALL_S) -> Any:
+        """The claim's answer, with its ``error`` and ``devices``. Raises grpc.RpcError when nobody answers."""
+        return self._client().prepare(claim["uid"], timeout=timeout_s, **_name(claim)).claims[claim["uid"]]
+
+    def unprepare(self, claim: "dict[str, str]", timeout_s: float = CALL_S) -> str:
+        """The error of the answer, '' for success. Raises grpc.RpcError when nobody answers."""
+        answer = self._client().unprepare(claim["uid"], timeout=timeout_s, **_name(claim)).claims[claim["uid"]]
+        return str(answer.error)
+
+    def _client(self) -> DraClient:
+        with self._guard:
+            if self._channel is None:
+                self._channel = grpc.insecure_channel(
+                    f"unix://{self.socket}", options=[("grpc.use_local_subchannel_pool", 1)]
+                )
+            return DraClient(self._channel)
+
+    def _hang_up(self) -> None:
+        with self._guard:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel = None
+
+    # --- what is on the node ---
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """A look into the journal."""
+        with closing(sqlite3.connect(f"file:{self.plugin}/state.db?mode=ro", uri=True, timeout=5.0)) as connection:
+            return connection.execute(sql).fetchall()
+
+    def states(self) -> dict[str, str]:
+        """State of each claim in the journal by UID."""
+        return dict(self.rows("SELECT uid, state FROM claim"))
+
+    def notes(self) -> list[tuple[str, str]]:
+        """(GPU, key) of each note about hardware."""
+        return self.rows("SELECT gpu_uuid, key FROM gpu_note")
+
+    def change_journal(self, sql: str) -> None:
+        """For triggers that hold up the node process."""
+        with closing(sqlite3.connect(self.plugin / "state.db", timeout=5.0, isolation_level=None)) as connection:
+            connection.execute(sql)
+
+    @property
+    def journal_is_being_written(self) -> bool:
+        """Whether somebody is inside a write to the journal."""
+        with closing(sqlite3.connect(self.plugin / "state.db", timeout=0.0, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+            connection.execute("ROLLBACK")
+            return False
+
+    def cdi_files(self) -> dict[str, Path]:
+        """Claims' CDI files by UID."""
+        prefix = f"k8s.{DRIVER}-claim_"
+        return {path.stem.removeprefix(prefix): path for path in self.folders.cdi.glob(f"{prefix}*.json")}
+
+    def hardware_state(self) -> dict[str, Any]:
+        """The simulated hardware's state file, which no fault delays. GPUs that are as described are not in it."""
+        try:
+            state: dict[str, Any] = json.loads((self.plugin / "simulated-gpus.json").read_text())
+        except FileNotFoundError:
+            return {"gpus": {}, "faults": []}
+        return state
+
+    def instances(self) -> list[tuple[str, int, int, int]]:
+        """(GPU, profile, start, compute instances) of each GPU instance."""
+        return sorted(
+            (gpu, one["profile"], one["start"], len(one["compute"]))
+            for gpu, state in self.hardware_state()["gpus"].items()
+            for one in state["instances"]
+        )
+
+    def gpus_in_mig_mode(self) -> list[str]:
+        return sorted(gpu for gpu, state in self.hardware_state()["gpus"].items() if state["migMode"])
+
+    def mps_processes(self) -> list[int]:
+        """Control daemons of this node's driver root that run."""
+        found, mark = [], str(self.plugin / SIMULATED_ROOT).encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                line = path.read_bytes()
+                if mark in line and b"mps-control" in line:
+                    found.append(int(path.parent.name))
+        return found
+
+    def leftovers(self) -> list[str]:
+        """Everything that claims leave behind, a sentence each; empty when the node is as it was."""
+        driver_root = self.plugin / SIMULATED_ROOT
+        left = [f"claim {uid} is {state} in the journal" for uid, state in self.states().items()]
+        for table in ("device", "mig", "sharing", "gpu_note"):
+            left += [f"journal table {table} has {row}" for row in self.rows(f"SELECT * FROM {table}")]  # noqa: S608
+        left += [f"CDI file of {uid}" for uid in self.cdi_files()]
+        left += [f"GPU instance {one}" for one in self.instances()]
+        left += [f"MIG mode of {gpu} is on" for gpu in self.gpus_in_mig_mode()]
+        modes = {gpu: state["computeMode"] for gpu, state in self.hardware_state()["gpus"].items()}
+        left += [f"compute mode of {gpu} is {mode}" for gpu, mode in modes.items() if mode != ComputeMode.DEFAULT]
+        for path in (driver_root / TIMESLICE).glob("GPU-*"):
+            left += [f"time slice of {path.name} is {text}"] if (text := path.read_text().strip()) != "0" else []
+        left += [f"folder of MPS daemon {path.name}" for path in (self.plugin / "mps" / "daemons").glob("*")]
+        left += [f"MPS daemon with pid {pid}" for pid in self.mps_processes()]
+        return left
+
+
+def _name(claim: "dict[str, str]") -> dict[str, str]:
+    return {"namespace": claim["namespace"], "name": claim["name"]}
