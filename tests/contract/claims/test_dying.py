@@ -1,0 +1,52 @@
+"""A node process killed with SIGKILL while it changes GPUs, over the real files."""
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from dra_driver.claims.entry import State
+from tests.contract.claims.dying import CLAIMS, DyingNode
+from tests.fakes.claims import ref
+from tests.fakes.memory import memory_folder
+
+EVERY = 6
+LANES = 2
+
+
+def killed(folder: Path, step: int) -> bool:
+    """Whether the process died at that step; False when it came to its end before."""
+    command = [sys.executable, "-m", "tests.contract.claims.dying", str(folder), str(step)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == -9 or (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+    return ended.returncode == -9
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+def test_kill_9_while_gpus_change_loses_doubles_and_leaves_nothing(lane: int) -> None:
+    """The next start finds what was answered, and takes back the rest: instances, mode, notes, daemons, files."""
+    step, deaths = lane * EVERY // LANES, 0
+    while True:
+        with TemporaryDirectory(dir=memory_folder()) as folder:
+            died = killed(Path(folder), step)
+            check(DyingNode(Path(folder), 0))
+        if not died:
+            break
+        step, deaths = step + EVERY, deaths + 1
+    assert deaths >= 3
+
+
+def check(node: DyingNode) -> None:
+    """``node`` has just recovered."""
+    journal = node.room.journal
+    assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
+    parts = [held.device.partition for held in journal.holdings() if held.device.partition is not None]
+    there = [one.gi_id for gpu in node.backend.snapshot().gpus for one in gpu.mig_instances]
+    assert sorted(part.live.gi_id for part in parts if part.live is not None) == sorted(there)
+    assert node.backend.snapshot().gpus[0].mig_enabled == bool(there)
+    for number in CLAIMS:
+        assert node.room.service.unprepare([ref(number)]) == {ref(number).uid: None}
+    assert list((node.folder / "mps" / "daemons").iterdir()) == []
+    node.finish()
