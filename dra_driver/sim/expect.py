@@ -6,6 +6,7 @@ comments of another kind, see `needs`.
 
     # expect: pod/NAME Running sees N GPU(s)        every container ready; their logs list exactly what was granted,
     # expect: pod/NAME Running sees N MIG device(s)   by UUID for GPUs, by parent and profile for MIG devices
+    # expect: pod/NAME Running sees N MIG device(s) of profile P
     # expect: pod/NAME Running sees N GPU(s) and M MIG device(s)
     # expect: pod/NAME Pending                      unschedulable, and said so
     # expect: pod/NAME logs LINE                    every container's log has the line, CUDA_MPS_…=… say
@@ -38,7 +39,7 @@ _NAME: Final = r"[a-z0-9][a-z0-9.-]*"
 class Expectation:
     """One statement. ``pod``, ``job``, ``deployment`` and ``container`` name one object; the plural forms several.
 
-    ``line`` is what a log has to have.
+    ``profile`` is that of all partitions, "" for any. ``line`` is what a log has to have.
     """
 
     text: str
@@ -47,6 +48,7 @@ class Expectation:
     state: str
     gpus: int = 0
     partitions: int = 0
+    profile: str = ""
     line: str = ""
 
 
@@ -55,7 +57,9 @@ _FORMS: Final = (
     (re.compile(rf"job/({_NAME}) Complete"), "job", "Complete"),
     (re.compile(rf"deployment/({_NAME}) Available"), "deployment", "Available"),
 )
-_SEES: Final = re.compile(rf"pod/({_NAME}) Running sees (?:(\d+) GPUs?)?( and )?(?:(\d+) MIG devices?)?")
+_SEES: Final = re.compile(
+    rf"pod/({_NAME}) Running sees (?:(\d+) GPUs?)?( and )?(?:(\d+) MIG devices?(?: of profile (\S+))?)?"
+)
 _LOGS: Final = re.compile(rf"(?:pod/({_NAME})|container ({_NAME}/{_NAME})) logs (\S.*)")
 _SEVERAL: Final = re.compile(
     r"(pods|containers) (\S+(?: \S+)+) (same GPU|different GPUs|same MIG device|different MIG devices)"
@@ -69,8 +73,15 @@ def parse(text: str) -> Expectation:
             return Expectation(text=text, kind=kind, names=(match[1],), state=state)
     match = _SEES.fullmatch(text)
     if match and (match[2] or match[4]) and bool(match[3]) == bool(match[2] and match[4]):
-        gpus, partitions = int(match[2] or 0), int(match[4] or 0)
-        return Expectation(text=text, kind="pod", names=(match[1],), state="Running", gpus=gpus, partitions=partitions)
+        return Expectation(
+            text=text,
+            kind="pod",
+            names=(match[1],),
+            state="Running",
+            gpus=int(match[2] or 0),
+            partitions=int(match[4] or 0),
+            profile=match[5] or "",
+        )
     if match := _LOGS.fullmatch(text):
         name = match[1] or match[2]
         return Expectation(text=text, kind="logs", names=(name,), state="logs", line=match[3])
@@ -144,6 +155,9 @@ def _sees(expectation: Expectation, pod: Obj, client: Client) -> str | None:
     ):
         if len(listed) != wanted:
             return f"its containers see {len(listed)} {what}, expected {wanted}"
+    profiles = {partition.profile for partition in found.partitions}
+    if expectation.profile and profiles != {expectation.profile}:
+        return f"its containers see MIG devices of {', '.join(sorted(profiles))}"
     return difference(found, granted(pod, client))
 
 

@@ -39,6 +39,15 @@ def kind_of(obj: Obj) -> Kind:
     return kind
 
 
+def at_home(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[Obj]]:
+    """The Namespace object that the others live in, and the others: the objects' own if they bring one, else a plain
+    one called ``namespace``."""
+    everything = list(objects)
+    own = next((obj for obj in everything if obj.get("kind") == "Namespace"), None)
+    plain = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    return own or plain, [obj for obj in everything if obj is not own]
+
+
 def deletion_order(objects: Iterable[Obj]) -> list[Obj]:
     """Users before what they use: the reverse of how manifests are written."""
     return list(objects)[::-1]

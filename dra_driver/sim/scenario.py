@@ -15,7 +15,7 @@ from dra_driver.sim import expect
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.client import Client
-from dra_driver.sim.manifests import deletion_order, kind_of, load
+from dra_driver.sim.manifests import at_home, deletion_order, kind_of, load
 
 POLL_S = 0.05
 
@@ -67,13 +67,14 @@ class Scenario:
         self._settle_s = settle_s
 
     def run(self, path: Path, namespace: str) -> Outcome:
-        """One example in ``namespace``, which is made for it and deleted after it."""
+        """One example in ``namespace``, which is made for it and deleted after it, or in the one that it brings."""
         expectations = expect.read(path)
-        objects = load(path)
+        home, objects = at_home(load(path), namespace)
+        namespace = home["metadata"]["name"]
         started = time.monotonic()
         problem, sights = None, []
         try:
-            self._apply(objects, namespace)
+            self._apply(objects, home)
             self._reach(expectations, namespace)
             sights = self._look(namespace)
             self._observe(path)
@@ -93,11 +94,11 @@ class Scenario:
             problem=problem,
         )
 
-    def _apply(self, objects: Sequence[Obj], namespace: str) -> None:
+    def _apply(self, objects: Sequence[Obj], home: Obj) -> None:
         with suppress(AlreadyExistsError):
-            self._client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, "")
+            self._client.create(home, "")
         for obj in objects:
-            self._client.create(obj, namespace)
+            self._client.create(obj, home["metadata"]["name"])
 
     def _reach(self, expectations: Sequence[expect.Expectation], namespace: str) -> None:
         """Everything as stated at once, and still so a moment later: a pod that stays Pending is not just slow."""
