@@ -165,6 +165,13 @@ def handles() -> list[Any]:
     return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
+def is_guest(every: list[Any], uuid: str) -> bool:
+    """Whether the GPU is a virtual one, whose partitions are its host's."""
+    handle = next(handle for handle in every if pynvml.nvmlDeviceGetUUID(handle) == uuid)
+    answer = ask(lambda: pynvml.nvmlDeviceGetVirtualizationMode(handle))
+    return bool(answer.get("value") == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+
+
 def settings(handle: Any) -> dict[str, Any]:
     """Everything that this folder's tests must leave as it was."""
     names = ("nvmlDeviceGetMigMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode")

@@ -17,6 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.catalog import GpuModel, models
 from dra_driver.gpu.nvml import NvmlBackend
 from dra_driver.model.gpu import Gpu, Snapshot
@@ -162,6 +163,62 @@ def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Sna
     report["mig profiles compared"] = compared
     if compared == 0:
         pytest.skip("the driver tells no MIG profile of a board that the catalogue knows")
+
+
+def test_the_inventory_tells_profiles_as_nvml_does(
+    handles: list[Any], snapshot: Snapshot, report: dict[str, Any]
+) -> None:
+    """Read by another way than the backend does: every profile that NVML names with placements, and no other."""
+    report["mig in the inventory"] = {
+        gpu.device_name: {
+            "enabled": gpu.mig_enabled,
+            "resetless": gpu.mig_resetless,
+            "profiles": [str(profile) for profile in gpu.mig_profiles],
+            "instances": [str(instance) for instance in gpu.mig_instances],
+        }
+        for gpu in snapshot.gpus
+    }
+    capable = [gpu for gpu in snapshot.gpus if gpu.mig_capable]
+    if not capable:
+        pytest.skip("no GPU of this machine has MIG")
+    rows = {pynvml.nvmlDeviceGetUUID(handle): probes.mig(handle) for handle in handles}
+    for gpu in capable:
+        if probes.is_guest(handles, gpu.uuid):
+            assert gpu.mig_profiles == ()
+            continue
+        told = {
+            row["info"]["value"]["id"]: (row["info"]["value"]["name"].removeprefix("MIG "), row["placements"]["value"])
+            for row in rows[gpu.uuid]
+            if "value" in row["info"] and row["placements"].get("value")
+        }
+        ours = {
+            one.profile_id: (one.name, [f"{start}:{one.memory_slices}" for start in one.starts])
+            for one in gpu.mig_profiles
+        }
+        assert ours == {
+            profile_id: (name, sorted(places, key=lambda place: int(place.split(":")[0])))
+            for profile_id, (name, places) in told.items()
+        }
+
+
+def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapshot: Snapshot) -> None:
+    """They find a GPU by its UUID on their own way."""
+    for gpu in snapshot.gpus:
+        assert backend.compute_mode(gpu.uuid) in ComputeMode
+        if gpu.mig_capable:
+            assert backend.mig_mode(gpu.uuid) == gpu.mig_enabled
+            assert backend.mig_instances(gpu.uuid) == gpu.mig_instances
+
+
+def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report: dict[str, Any]) -> None:
+    """Looks must not wait for it."""
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(1.0)))
+    waiter.start()
+    looks = sorted(milliseconds(backend.snapshot) for _ in range(20))
+    waiter.join(10)
+    report["looks beside a wait for events"] = {"p50_ms": looks[10], "max_ms": looks[-1], "event": answers}
+    assert answers == [False]
 
 
 def test_waiting_for_an_event_that_does_not_come_ends_in_time(handles: list[Any], report: dict[str, Any]) -> None:

@@ -127,9 +127,29 @@ def test_a_gpu_that_is_lost_ends_the_wait_and_does_not_end_the_events_of_the_oth
     waiter = Waiter(nvml, state)
     state.lose(0)
     assert waiter.result() is True
+    assert nvml.wait_for_event(0.02) is False
     waiter = Waiter(nvml, state)
     state.foreign_create(1, 19, 0)
     assert waiter.result() is True
+
+
+def test_a_wait_that_fails_is_not_repeated_in_a_hurry(nvml: NvmlBackend, state: State) -> None:
+    """A driver that fails every wait at once would cost a core."""
+    state.inject("nvmlEventSetWait_v2", codes.UNKNOWN)
+    begin = time.monotonic()
+    assert nvml.wait_for_event(0.3) is False
+    assert state.calls("nvmlEventSetWait_v2") == 1
+    assert time.monotonic() - begin >= 0.3
+
+
+def test_event_sets_are_given_back(nvml: NvmlBackend, state: State) -> None:
+    """Each is an open file in the driver, and a new one is made after every change of a mode."""
+    for enabled in (True, False) * 10:
+        nvml.snapshot()
+        nvml.wait_for_event(0.002)
+        state.foreign_mode(0, enabled)
+    assert state.calls("nvmlEventSetCreate") > 10
+    assert state.calls("nvmlEventSetCreate") - state.calls("nvmlEventSetFree") <= 1
 
 
 def test_closing_ends_the_wait_and_the_session_stays_closed(nvml: NvmlBackend, state: State) -> None:

@@ -214,6 +214,15 @@ def test_the_compute_instance_gets_all_multiprocessors_of_the_partition(
     assert pynvml.nvmlDeviceGetAttributes(handle).multiprocessorCount == multiprocessors
 
 
+def test_the_compute_profile_that_boards_refuse_is_not_even_tried(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid
+) -> None:
+    """7_SLICE_NVL is as wide as 7_SLICE; a refusal leaves lines in the kernel log."""
+    nvml.set_mig_mode(uuid, True)
+    nvml.create_compute_instance(uuid, nvml.create_gpu_instance(uuid, 0, 0))
+    assert state.calls("nvmlGpuInstanceCreateComputeInstance") == 1
+
+
 def test_a_double_memory_slice_with_the_wrong_compute_instance_is_no_whole_partition(
     nvml: NvmlBackend, state: State
 ) -> None:
@@ -250,6 +259,17 @@ def test_a_mode_that_does_not_come_into_force_is_refused_and_nothing_stays_pendi
     state.configure(0, mode_status=0)
     nvml.set_mig_mode(uuid, enabled)
     assert state.modes(0) == (int(enabled), int(enabled))
+
+
+def test_the_mode_is_not_even_asked_to_go_off_while_instances_exist(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid
+) -> None:
+    """nvml.h does not promise that idle instances stand in the way; they may simply be destroyed."""
+    nvml.set_mig_mode(uuid, True)
+    state.foreign_create(0, 19, 0)
+    with pytest.raises(GpuBusyError, match=r"1g\.10gb at memory slices 0-0"):
+        nvml.set_mig_mode(uuid, False)
+    assert state.calls("nvmlDeviceSetMigMode") == 1
 
 
 def test_a_change_that_an_administrator_left_pending_is_not_ours_to_take_back(
@@ -311,11 +331,11 @@ def test_gpus_that_are_numbered_anew_are_found_by_their_uuid(
     assert [state.modes(index)[0] for index in (0, last - 1, last)] == [0, 0, 1]
 
 
-def test_no_lookup_by_uuid_is_made(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+def test_no_lookup_by_uuid_is_made(nvml: NvmlBackend, state: State, node: SimulatedNode) -> None:
     """It wakes other GPUs and takes seconds on a busy node. With a hint, a change looks at one GPU alone."""
     nvml.snapshot()
     before = state.calls("nvmlDeviceGetHandleByIndex_v2")
-    nvml.mig_mode(uuid)
+    nvml.mig_mode(node.gpus[-1].gpu.uuid)
     assert state.calls("nvmlDeviceGetHandleByIndex_v2") == before + 1
     assert state.calls("nvmlDeviceGetHandleByUUID") == 0
 

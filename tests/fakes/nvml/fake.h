@@ -112,6 +112,13 @@ int fake_is_registered(const struct gpu *gpu);
 void fake_forget_event_sets(void);
 void fake_mig_uuid(const struct gpu *gpu, const struct gi *gi, const struct ci *ci, char out[48]);
 
+static inline const struct profile *profile_of(const struct gpu *gpu, const struct gi *gi) {
+    return &gpu->profiles[gi->profile];
+}
+
+/* Whether MIG mode is on. */
+static inline int is_cut(const struct gpu *gpu) { return gpu->mig_current == 1; }
+
 #define CALL(name, handle, kinds)                       \
     struct call call;                                   \
     int code = fake_begin(name, handle, kinds, &call);  \

@@ -5,7 +5,7 @@
  * Handles are tagged integers that are never dereferenced: one from an earlier session, from before a change of MIG
  * mode, or of an instance that is gone, is an InvalidArgument.
  *
- * This file: sessions, faults, handles, and GPUs as a whole. nvml_mig.c: MIG. nvml_events.c: events.
+ * This file: sessions, faults, handles, and GPUs as a whole. nvml_mig.c, nvml_compute.c: MIG. nvml_events.c: events.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
