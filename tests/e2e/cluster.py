@@ -24,6 +24,7 @@ from dra_driver.sim.apiserver.kinds import (
 )
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.manifests import deletion_order, kind_of, load
+from dra_driver.sim.objects import claim_names, extended_claim_name
 
 DRIVER = "gpu.nvidia.com"
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,21 +90,40 @@ class RealCluster:
         """A namespace that nobody else uses, ready for pods."""
         stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40]
         name = f"e2e-{stem}-{os.urandom(3).hex()}"
-        self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, "")
+        self._create_namespace({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        return name
+
+    def _create_namespace(self, obj: Obj) -> None:
+        name = obj["metadata"]["name"]
+        self.client.create(obj, "")
         self._namespaces.append(name)
         # Pods are refused until the controller has made it.
         wait(lambda: None if self.client.find(SERVICE_ACCOUNTS, "default", name) else "no service account", 30.0)
-        return name
 
-    def apply(self, objects: Sequence[Obj], namespace: str) -> None:
+    def apply(self, objects: Sequence[Obj], namespace: str) -> str:
+        """Creates them in ``namespace``, or in the one namespace that they bring; which one it was."""
+        brought = [obj for obj in objects if obj["kind"] == NAMESPACES.kind]
+        assert len(brought) <= 1, "objects in several namespaces"
+        home = str(brought[0]["metadata"]["name"]) if brought else namespace
+        for obj in brought:
+            self._create_namespace(obj)
         for obj in objects:
-            self.client.create(obj, namespace)
+            if obj not in brought:
+                self.client.create(obj, home)
+        return home
 
     def remove(self, objects: Sequence[Obj], namespace: str) -> None:
-        """Deletes what a person would with `kubectl delete -f`, and waits until no pod and no claim is left."""
+        """Deletes what a person would with `kubectl delete -f`, and waits until no pod and no claim is left.
+
+        A namespace among the objects goes last, so that nothing hides behind its deletion.
+        """
         for obj in deletion_order(objects):
-            self.client.delete(kind_of(obj), obj["metadata"]["name"], namespace)
+            if obj["kind"] != NAMESPACES.kind:
+                self.client.delete(kind_of(obj), obj["metadata"]["name"], namespace)
         wait(lambda: self._remains(namespace), GONE_S)
+        for obj in objects:
+            if obj["kind"] == NAMESPACES.kind:
+                self.drop_namespace(obj["metadata"]["name"])
 
     def _remains(self, namespace: str) -> str:
         kinds = (PODS, RESOURCE_CLAIMS)
@@ -125,6 +145,13 @@ class RealCluster:
     def pods(self, namespace: str) -> list[Obj]:
         return self.client.list(PODS, namespace)
 
+    def granted_devices(self, pod: Obj) -> set[str]:
+        """Names of all devices that the pod's claims were allocated."""
+        names = filter(None, [name for _, name in claim_names(pod)] + [extended_claim_name(pod)])
+        claims = [self.client.find(RESOURCE_CLAIMS, name, pod["metadata"]["namespace"]) for name in names]
+        results = [item for claim in claims for item in entries(claim, "status", "allocation", "devices", "results")]
+        return {item["device"] for item in results}
+
     def logs(self, namespace: str, phase: str | None = None) -> dict[str, str]:
         """The log of the first container of each pod (in that phase), by pod."""
         found = {}
@@ -133,6 +160,11 @@ class RealCluster:
                 name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
                 found[name] = self.client.log(namespace, name, container)
         return found
+
+    def all_logs(self, pod: Obj) -> dict[str, str]:
+        """The logs of all of the pod's containers."""
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        return {item["name"]: self.client.log(namespace, name, item["name"]) for item in pod["spec"]["containers"]}
 
     def warnings(self, namespace: str, reason: str | None = None) -> list[str]:
         """Messages of warning events in a namespace, for a test's failure and for what people would see."""

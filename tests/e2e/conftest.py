@@ -3,7 +3,8 @@
     KUBECONFIG=... python -m pytest tests/e2e -rs
 
 Without KUBECONFIG everything is skipped, and says so. Where no node publishes GPUs and this host is a node of the
-cluster, a node process with simulated GPUs is started on it; tests that kill and restart it need that one.
+cluster, a node process with simulated GPUs and an MPS host are started on it (as root: MPS daemons get mount namespaces
+of their own). Tests that kill them, and those that need other GPUs or policies than are there, need these.
 
 Environment: E2E_NODE_NAME (which node this host is, if it cannot be found out), E2E_KUBELET_ROOT, E2E_CDI_DIR and
 E2E_STATE_DIR (folders of the node process, looked through for leftovers), E2E_KUBELET_RESTART (a command that restarts
@@ -18,13 +19,14 @@ import pytest
 
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
+from dra_driver.sim.needs import Needs
 from tests.e2e.cluster import GONE_S, RealCluster, wait
-from tests.e2e.node import Folders, driver_runs_here, folders, host_process, local_node
+from tests.e2e.host import Host
+from tests.e2e.node import Folders, driver_runs_here, folders, local_node
 from tests.fakes.node_process import NodeProcess
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 600
-REGISTERED = "registered with the kubelet"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,30 +70,40 @@ def node(cluster: RealCluster) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def driver(
+def host(
     cluster: RealCluster, kubeconfig: str, node: str | None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[NodeProcess | None]:
-    """GPUs are published: by whoever does it already (None), else by a process of our own."""
+) -> Iterator[Host | None]:
+    """GPUs are published: by whoever does it already (None), else by processes of our own."""
     if driver_runs_here() if node is not None else cluster.slices():
         yield None
         return
     if node is None:
         pytest.skip("no node of the cluster publishes GPUs, and this host is not one of its nodes (E2E_NODE_NAME)")
-    process = host_process(tmp_path_factory.mktemp("node"), node, kubeconfig).start()
+    made = Host(cluster, tmp_path_factory.mktemp("host"), node, kubeconfig)
     try:
-        process.wait_for(lambda: REGISTERED in process.text and cluster.slices(), 30.0)
-        yield process
-        process.end()
+        made.start()
+        yield made
     finally:
-        process.kill()
+        made.stop()
 
 
 @pytest.fixture
-def own_driver(driver: NodeProcess | None) -> NodeProcess:
+def own_host(host: Host | None) -> Host:
+    """Processes, GPUs and policies that the test may do with as it likes."""
+    if host is None:
+        pytest.skip("GPUs are published by a node process that is not ours: stop it to run this test")
+    return host
+
+
+@pytest.fixture
+def driver(host: Host | None) -> NodeProcess | None:
+    return host.process if host is not None else None
+
+
+@pytest.fixture
+def own_driver(own_host: Host) -> NodeProcess:
     """A node process that the test may kill."""
-    if driver is None:
-        pytest.skip("GPUs are published by a node process that is not ours to kill: stop it to run this test")
-    return driver
+    return own_host.process
 
 
 @pytest.fixture(scope="session")
@@ -100,13 +112,32 @@ def node_folders(node: str | None) -> Folders | None:
 
 
 @pytest.fixture
+def needs() -> Needs:
+    """GPUs and policies that a test needs; test files that need particular ones say so in a fixture of this name."""
+    return Needs()
+
+
+@pytest.fixture
 def namespace(
-    cluster: RealCluster, driver: NodeProcess | None, node_folders: Folders | None, request: pytest.FixtureRequest
+    cluster: RealCluster,
+    host: Host | None,
+    node_folders: Folders | None,
+    needs: Needs,
+    request: pytest.FixtureRequest,
 ) -> Iterator[str]:
-    """A namespace of the test's own. After the test its claims are gone, and with them all traces on this node."""
+    """A namespace of the test's own on a cluster with what the test needs.
+
+    After the test its claims are gone, and with them all traces on this node and its GPUs.
+    """
+    if host is not None:
+        host.provide(needs)
+    elif needs != Needs():
+        pytest.skip(f"it needs {needs}, and GPUs are published by a node process that is not ours")
     name = cluster.make_namespace(request.node.name)
     yield name
     cluster.drop_namespace(name)
     if node_folders is not None:
         kept = node_folders
         wait(lambda: kept.left_of_others(cluster.claim_uids()), GONE_S)
+    if host is not None:
+        wait(host.hardware.traces, GONE_S)

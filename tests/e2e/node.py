@@ -1,4 +1,4 @@
-"""The node that this host is, if it is one: what lies in its folders, and a node process of our own on it."""
+"""The node that this host is, if it is one, and what lies in its folders."""
 
 import os
 import sqlite3
@@ -10,9 +10,7 @@ from pathlib import Path
 from dra_driver.kubelet.sockets import is_served
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from tests.e2e.cluster import DRIVER
-from tests.fakes.node_process import NodeProcess
 
-GPUS = "2xa100-sxm4-40gb,2xh100-sxm5-80gb"
 KUBELET_ROOT = Path(os.environ.get("E2E_KUBELET_ROOT", "/var/lib/kubelet"))
 CDI_DIR = Path(os.environ.get("E2E_CDI_DIR", "/var/run/cdi"))
 STATE_DIR = Path(os.environ.get("E2E_STATE_DIR", str(KUBELET_ROOT / "plugins" / DRIVER)))
@@ -62,16 +60,3 @@ def folders(node: str | None) -> Folders | None:
     """The folders of the node process where they can be looked at from here."""
     given = "E2E_CDI_DIR" in os.environ and "E2E_STATE_DIR" in os.environ
     return Folders(cdi=CDI_DIR, state=STATE_DIR) if given or node is not None else None
-
-
-def host_process(folder: Path, node: str, kubeconfig: str) -> NodeProcess:
-    """A node process on this host, not started yet, with its log in ``folder``; the folders are the real kubelet's."""
-    return NodeProcess(
-        folder,
-        environ={"KUBECONFIG": kubeconfig},
-        node_name=node,
-        simulate=GPUS,
-        kubelet_registrar_dir=str(KUBELET_ROOT / "plugins_registry"),
-        kubelet_plugins_dir=str(STATE_DIR.parent),
-        cdi_dir=str(CDI_DIR),
-    )

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dra_driver.sim import expect
+from dra_driver.sim import seen as sight
 from dra_driver.sim.manifests import load
 from tests.e2e.cluster import REACH_S, SETTLE_S, RealCluster, wait
+from tests.e2e.hardware import Hardware
 
 # The scheduler has looked at a pod, and again, well within this time; a pod that is Pending after it is not just slow.
 PENDING_S = 5.0
@@ -16,14 +18,30 @@ PENDING_S = 5.0
 @contextmanager
 def reached(
     cluster: RealCluster, path: Path, namespace: str, expectations: Sequence[expect.Expectation]
-) -> Iterator[None]:
-    """The body runs while the objects of ``path`` are as expected; after it they are deleted, and nothing is left."""
+) -> Iterator[str]:
+    """The body runs while the objects of ``path`` are as expected; after it they are deleted, and nothing is left.
+
+    Gives the namespace they are in: ``namespace``, or the one that they bring.
+    """
     objects = load(path)
-    cluster.apply(objects, namespace)
-    wait(lambda: _unmet(cluster, namespace, expectations), REACH_S)
-    _hold(cluster, namespace, expectations)
-    yield
-    cluster.remove(objects, namespace)
+    home = cluster.apply(objects, namespace)
+    wait(lambda: _unmet(cluster, home, expectations), REACH_S)
+    _hold(cluster, home, expectations)
+    yield home
+    cluster.remove(objects, home)
+
+
+def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -> None:
+    """Each pod's logs list the very MIG devices which the hardware has at the places that its claims were granted,
+    and the hardware has no other."""
+    everybody: set[str] = set()
+    for pod in cluster.pods(namespace):
+        granted = hardware.uuids_of(cluster.granted_devices(pod))
+        logs = cluster.all_logs(pod) if granted else {}
+        seen = {part.uuid for log in logs.values() for part in sight.seen(log).partitions}
+        assert seen == granted, f"{pod['metadata']['name']} sees {seen}, was granted {granted}"
+        everybody |= granted
+    assert set(hardware.made().values()) == everybody
 
 
 def _hold(cluster: RealCluster, namespace: str, expectations: Sequence[expect.Expectation]) -> None:

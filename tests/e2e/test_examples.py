@@ -1,14 +1,20 @@
 """Every example reaches the state that its comments state, on a real cluster, and leaves nothing behind."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from dra_driver.sim import expect
+from dra_driver.sim import needs as needed
+from dra_driver.sim.needs import Needs
 from tests.e2e.cluster import ROOT, RealCluster
-from tests.e2e.scenario import reached
+from tests.e2e.host import Host
+from tests.e2e.scenario import check_partitions, reached
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+# Those with the same needs follow each other, so that GPUs and policies are changed seldom.
+FOUND = sorted(Path(os.environ.get("E2E_EXAMPLES", ROOT / "examples")).glob("*.yaml"))
+EXAMPLES = [path for group in needed.group(FOUND).values() for path in group]
 
 
 def test_there_are_examples() -> None:
@@ -16,10 +22,17 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 11
 
 
+@pytest.fixture
+def needs(path: Path) -> Needs:
+    return needed.read(path)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(cluster: RealCluster, namespace: str, path: Path) -> None:
-    """State, number of GPUs, and in each log the very GPUs granted and no other."""
-    with reached(cluster, path, namespace, expect.read(path)):
-        logs = cluster.logs(namespace, phase="Succeeded")
+def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: Path) -> None:
+    """State, number of GPUs and MIG devices, and in each log the very ones granted and no other."""
+    with reached(cluster, path, namespace, expect.read(path)) as home:
+        logs = cluster.logs(home, phase="Succeeded")
         seen = {pod: len(expect.seen_gpus(log)) for pod, log in logs.items()}
         assert set(seen.values()) <= {1}, f"pods of a Job that did not see one GPU each: {seen}"
+        if host is not None:
+            check_partitions(cluster, host.hardware, home)

@@ -21,7 +21,7 @@ from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
-from tests.e2e.conftest import REGISTERED
+from tests.e2e.host import REGISTERED
 from tests.e2e.node import Folders
 from tests.fakes.node_process import NodeProcess
 

@@ -1,4 +1,4 @@
-"""The real node process, run as a user would, in folders of its own."""
+"""The real processes of a node, run as a user would, in folders of their own."""
 
 import os
 import signal
@@ -7,31 +7,27 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
 WAIT_S = 15.0
 
 
-class NodeProcess:
-    """``dra-driver kubelet-plugin`` as a child process. ``flags`` of None are left out."""
+class DriverProcess:
+    """A subcommand of ``dra-driver`` as a child process. ``flags`` of None are left out; they count at each start."""
 
-    def __init__(self, folder: Path, *, environ: Mapping[str, str] | None = None, **flags: str | None) -> None:
+    def __init__(
+        self, subcommand: str, folder: Path, flags: Mapping[str, str | None], environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.subcommand = subcommand
         self.folder = folder
         self.log = folder / "log"
-        for name in ("reg", "plugins", "cdi"):
-            (folder / name).mkdir(exist_ok=True)
-        self.flags: dict[str, str | None] = {
-            "node_name": "node-a",
-            "simulate": "2xh100-sxm5-80gb",
-            "kubelet_registrar_dir": str(folder / "reg"),
-            "kubelet_plugins_dir": str(folder / "plugins"),
-            "cdi_dir": str(folder / "cdi"),
-        } | flags
+        self.flags = dict(flags)
         self.environ = {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), **(environ or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items() if value is not None]
-        return [sys.executable, "-m", "dra_driver.cli.main", "kubelet-plugin", *flags]
+        return [sys.executable, "-m", "dra_driver.cli.main", self.subcommand, *flags]
 
     def refused(self) -> tuple[int, str]:
         """Runs to the end and returns exit status and stderr; for a process that must not start."""
@@ -40,7 +36,7 @@ class NodeProcess:
         )
         return done.returncode, done.stderr
 
-    def start(self) -> "NodeProcess":
+    def start(self) -> Self:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command(), env=self.environ, stdout=log, stderr=log)
         return self
@@ -66,8 +62,28 @@ class NodeProcess:
             self.process.wait(WAIT_S)
 
     @property
+    def lives(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
     def text(self) -> str:
         return self.log.read_text()
+
+
+class NodeProcess(DriverProcess):
+    """``dra-driver kubelet-plugin``."""
+
+    def __init__(self, folder: Path, *, environ: Mapping[str, str] | None = None, **flags: str | None) -> None:
+        for name in ("reg", "plugins", "cdi"):
+            (folder / name).mkdir(exist_ok=True)
+        own: dict[str, str | None] = {
+            "node_name": "node-a",
+            "simulate": "2xh100-sxm5-80gb",
+            "kubelet_registrar_dir": str(folder / "reg"),
+            "kubelet_plugins_dir": str(folder / "plugins"),
+            "cdi_dir": str(folder / "cdi"),
+        }
+        super().__init__("kubelet-plugin", folder, own | flags, environ)
 
     @property
     def registration(self) -> Path:
@@ -80,3 +96,15 @@ class NodeProcess:
     @property
     def cdi_files(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "cdi").iterdir())
+
+
+class MpsHostProcess(DriverProcess):
+    """``dra-driver mps-host`` for simulated GPUs whose node process has its folder below ``plugins``."""
+
+    def __init__(self, folder: Path, plugins: Path, driver: str, **flags: str | None) -> None:
+        own: dict[str, str | None] = {
+            "driver_name": driver,
+            "kubelet_plugins_dir": str(plugins),
+            "driver_root": str(plugins / driver / "simulated-root"),
+        }
+        super().__init__("mps-host", folder, own | flags)

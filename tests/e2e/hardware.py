@@ -1,0 +1,79 @@
+"""What the simulated GPUs of this host say themselves, beside the driver, the API server and the logs.
+
+Reads the state that simulated GPUs keep beside the node process, and the records of the simulated driver's programs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated_root import RECORDS, TIMESLICE
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.mig import parse_partition_name
+from dra_driver.sharing.folders import MpsFolders
+
+STATE = "simulated-gpus.json"
+ROOT = "simulated-root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The GPUs that ``spec`` describes for ``node``; ``state`` is the driver's own folder on this host."""
+
+    spec: str
+    node: str
+    state: Path
+
+    def as_described(self) -> Snapshot:
+        """The GPUs before anybody did anything to them."""
+        return SimulatedBackend.from_spec(self.spec, self.node).snapshot()
+
+    def backend(self) -> SimulatedBackend:
+        """The GPUs as they are, for whoever plays an administrator or lets a call fail."""
+        return SimulatedBackend.from_spec(self.spec, self.node, state_file=self.state / STATE)
+
+    def made(self) -> dict[str, str]:
+        """Device name (as in slices) -> UUID of each MIG device that exists."""
+        return {
+            f"{gpu.minor}/{instance.profile_id}/{instance.start}": str(instance.device.uuid if instance.device else "")
+            for gpu in self.backend().snapshot().gpus
+            for instance in gpu.mig_instances
+        }
+
+    def uuids_of(self, devices: Iterable[str]) -> set[str]:
+        """UUIDs of the MIG devices that are at the places which these device names tell. KeyError for one missing."""
+        made, names = self.made(), [parse_partition_name(name) for name in devices]
+        return {made[f"{name.minor}/{name.profile_id}/{name.start}"] for name in names if name is not None}
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        backend = self.backend()
+        return next(backend.compute_mode(gpu.uuid) for gpu in backend.snapshot().gpus if gpu.uuid == uuid)
+
+    def time_slice(self, uuid: str) -> int:
+        """The number that nvidia-smi was told last, 0 (default) when it was told none."""
+        path = self.state / ROOT / TIMESLICE / uuid
+        return int(path.read_text()) if path.exists() else 0
+
+    def said(self, program: str) -> list[str]:
+        """What a program of the simulated driver was asked, a line each: nvidia-smi or mps-control."""
+        path = self.state / ROOT / RECORDS / f"{program}.log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def daemons(self) -> tuple[str, ...]:
+        """Ids of all MPS daemons that have a folder, in whatever state."""
+        return MpsFolders(self.state / "mps").ids()
+
+    def traces(self) -> str:
+        """What is not as it was before any claim; "" when nothing is."""
+        backend, fresh = self.backend(), {gpu.uuid: gpu for gpu in self.as_described().gpus}
+        found = [f"MPS daemon {name}" for name in self.daemons()]
+        for gpu in backend.snapshot().gpus:
+            if gpu != fresh[gpu.uuid]:
+                found.append(f"{gpu.device_name}: MIG mode {gpu.mig_enabled}, instances {gpu.mig_instances}")
+            if (mode := backend.compute_mode(gpu.uuid)) is not ComputeMode.DEFAULT:
+                found.append(f"{gpu.device_name}: compute mode {mode.name}")
+            if number := self.time_slice(gpu.uuid):
+                found.append(f"{gpu.device_name}: time slice {number}")
+        return ", ".join(found)
