@@ -28,6 +28,8 @@ from dra_driver.sharing.daemon import MpsDaemon, check_id
 State = Literal["starting", "ready", "failed", "stopping"]
 STATES: Final = ("starting", "ready", "failed", "stopping")
 MAX_FILE: Final = 64 * 1024
+MAX_DAEMONS: Final = 256
+"""More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
 
 # root alone reads what should run; the pipe's folder is written by daemon, servers and clients of any user, as the
 # daemon itself makes it where it is missing. Nobody but root gets into the folder above: containers have it mounted.

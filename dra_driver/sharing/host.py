@@ -25,13 +25,12 @@ from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.sharing import control, leftovers, logfiles
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
-from dra_driver.sharing.folders import MpsFolders, remove_tree, storage
+from dra_driver.sharing.folders import MAX_DAEMONS, MpsFolders, remove_tree, storage
 from dra_driver.sharing.process import Clock, Sleep
 from dra_driver.sharing.supervise import Supervised
 
 log = logging.getLogger(__name__)
 
-MAX_DAEMONS: Final = 256
 IDLE_S, BUSY_S = 0.25, 0.02
 """Between two looks at the files. A look costs a quarter of a millisecond, most of it for waking up: idle, 0.1 to 0.2 %
 of a core."""
@@ -121,6 +120,9 @@ class MpsHost:
                     self._remove_memory(daemon_id)
             self._sleep(BUSY_S)
         if self._lock is not None:
+            if self._program.private:
+                with suppress(OSError):  # not empty while daemons are still wanted
+                    self._shm_root.rmdir()
             os.close(self._lock)
             self._lock = None
             log.info("MPS host stopped", extra={"left": tuple(self._running)})

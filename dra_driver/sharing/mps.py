@@ -20,15 +20,13 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import compute_mode
 from dra_driver.sharing.compute_mode import GpuNotes
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import DaemonFolder, MpsFolders, Status
+from dra_driver.sharing.folders import MAX_DAEMONS, DaemonFolder, MpsFolders, Status
 from dra_driver.sharing.process import Clock, Sleep
 
 __all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]
 
 log = logging.getLogger(__name__)
 
-MAX_DAEMONS: Final = 256
-"""More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
 HOST_GRACE_S: Final = 1.0
 """How long a host that is being restarted is waited for before anything is done."""
 UNDO_S: Final = 5.0

@@ -45,6 +45,9 @@ def test_shared_memory_goes_with_its_daemon(private_node: Node) -> None:
     (shm / "left-by-a-client").write_text("")
     private_node.client.release("d0", (), within_s=10.0)
     until(lambda: not shm.exists())
+    private_node.hosts[0].terminate()
+    assert private_node.hosts[0].wait(timeout=10) == 0
+    assert not shm.parent.exists()
     assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(private_node.base) in line]
 
 

@@ -9,7 +9,7 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import mps
 from dra_driver.sharing.compute_mode import COMPUTE_MODE
-from dra_driver.sharing.folders import Status
+from dra_driver.sharing.folders import MAX_DAEMONS, Status
 from dra_driver.sharing.mps import MpsClient, MpsDaemon
 from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes
 
@@ -192,10 +192,10 @@ def test_a_gpu_is_under_one_daemon_at_most(world: World) -> None:
     assert world.control.modes == {G1: EXCLUSIVE, G2: EXCLUSIVE}
 
 
-def test_the_number_of_daemons_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(mps.MAX_DAEMONS):
+def test_the_number_of_daemons_is_bounded(world: World) -> None:
+    for number in range(MAX_DAEMONS):
         (world.host.folders.daemons / f"other-{number}").mkdir()
-    with pytest.raises(MpsUnavailableError, match=f"at most {mps.MAX_DAEMONS} are run"):
+    with pytest.raises(MpsUnavailableError, match=f"at most {MAX_DAEMONS} are run"):
         world.client.ensure(DAEMON, within_s=1.0)
 
 
