@@ -84,6 +84,10 @@ def ask(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
+POOL = 2
+"""Slices of a node with two H100: their counter sets, and their devices."""
+
+
 def generations(rest: RestClient) -> list[tuple[str, int]]:
     return [(item["metadata"]["name"], item["spec"]["pool"]["generation"]) for item in rest.list(SLICES)["items"]]
 
@@ -146,7 +150,7 @@ def test_process_that_cannot_start_has_published_nothing(
 def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
     """Two processes with one --pod-uid share the lock; the socket tells them apart, before any work is begun."""
     first = node(pod_uid="aaaa").start()
-    first.wait_for(lambda: len(generations(rest)) == 1)
+    first.wait_for(lambda: len(generations(rest)) == POOL)
     smi = first.folder / "plugins" / DRIVER / "simulated-root" / "usr" / "bin" / "nvidia-smi"
     before = generations(rest), smi.read_text()
     status, text = node(pod_uid="aaaa", simulate="1xl4-24gb").refused()
@@ -182,7 +186,7 @@ def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Ca
     assert ask(port, "/healthz") == (200, "ok\n")
     assert "dra_driver_registered 1.0" in ask(port, "/metrics")[1]
     before = generations(rest)
-    assert len(before) == 1
+    assert len(before) == POOL
     status, seconds = process.end()
     assert (status, seconds < 5.0) == (0, True), process.text
     assert not process.registration.exists()
@@ -193,7 +197,7 @@ def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Ca
 def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
     """Running pods keep their devices, the second prepare answers the same, and unprepare leaves nothing."""
     process = node().start()
-    process.wait_for(lambda: len(generations(rest)) == 1 and process.dra.exists())
+    process.wait_for(lambda: len(generations(rest)) == POOL and process.dra.exists())
     ensure_namespace(rest)
     maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
     claim = maker.make(0)
@@ -288,7 +292,7 @@ def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
 ) -> None:
     """A driver is often installed after this process has started; what an earlier run offered is taken back."""
     earlier = node().start()
-    earlier.wait_for(lambda: devices(rest) == ["gpu-0", "gpu-1"])
+    earlier.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     earlier.end()
     root = folder / "driver"
     root.mkdir()
@@ -308,7 +312,7 @@ def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
 def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
     """A container that restarts is started by the runtime alone: no prepare would bring them back."""
     process = node().start()
-    process.wait_for(lambda: len(generations(rest)) == 1)
+    process.wait_for(lambda: len(generations(rest)) == POOL)
     ensure_namespace(rest)
     maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
     claim = maker.make(0)
@@ -410,7 +414,7 @@ FORBIDDEN_PACKAGES = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.clien
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
     """Its 60 MiB come from there; one import too many in a shared room would cost every node 20 MiB."""
     process = node().start()
-    process.wait_for(lambda: len(generations(rest)) == 1)
+    process.wait_for(lambda: len(generations(rest)) == POOL)
     process.end()
     ensure_namespace(rest)
     maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
