@@ -3,11 +3,11 @@
 Owns which parts a node has and where to look after a claim is gone. Refuses to know the cluster around it.
 """
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.sim.node import NodeFolders, SimulatedNode
 from dra_driver.sim.node_process import MpsHostProcess, NodeProcess
 from dra_driver.sim.store import Store
@@ -55,18 +55,18 @@ class ClusterNode:
         return sorted(path.name for path in (self.folders.plugins / DRIVER / "mps" / "daemons").glob("*"))
 
     def changed_gpus(self) -> list[str]:
-        """Simulated GPUs that are not as their specification describes them: cut, in MIG mode, in a compute mode.
-
-        The state file lists no others.
-        """
-        try:
-            state = json.loads((self.folders.plugins / DRIVER / SIMULATED_STATE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """Simulated GPUs that are not as their specification describes them: cut, in MIG mode, in a compute mode."""
+        path = self.folders.plugins / DRIVER / SIMULATED_STATE
+        if not path.exists():
             return []
+        now = SimulatedBackend.from_spec(self.spec, self.name, state_file=path)
+        described = SimulatedBackend.from_spec(self.spec, self.name)
         return [
-            f"{gpu} has {len(found.get('instances', ()))} MIG instances, MIG mode {found.get('migMode', '?')}, "
-            f"compute mode {found.get('computeMode', '?')}"
-            for gpu, found in state.get("gpus", {}).items()
+            f"{gpu.uuid} has {len(gpu.mig_instances)} MIG instances, MIG mode {'on' if gpu.mig_enabled else 'off'}, "
+            f"compute mode {now.compute_mode(gpu.uuid).name}"
+            for gpu in now.snapshot().gpus
+            if gpu != described.snapshot().gpu_by_uuid(gpu.uuid)
+            or now.compute_mode(gpu.uuid) != described.compute_mode(gpu.uuid)
         ]
 
     def leftovers(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim import demo_pending
+from dra_driver.sim import demo_forms, demo_pending
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
@@ -53,9 +53,11 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             cluster = stage.cluster(needs)
             say(f"\nAnother cluster is up: {needs} ({time.monotonic() - begun:.1f} s).\n")
             outcomes += _run_all(cluster, members, say)
+        alike = Needs(nodes=tuple(demo_forms.NODES.items()), policies=(root / demo_forms.POLICY,))
+        transformed = demo_forms.run(stage.cluster(alike), say)
     good = sum(outcome.problem is None for outcome in outcomes)
     say(f"\n{good} of {len(outcomes)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
-    return good == len(outcomes) and explained
+    return good == len(outcomes) and explained and transformed
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:

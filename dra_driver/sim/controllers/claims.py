@@ -121,11 +121,13 @@ class ClaimController:
             self._store.update_status(RESOURCE_CLAIMS, claim)
         if kept:
             return
-        if reserved or dig(claim, "status", "allocation") is not None:
+        freed = bool(reserved) or dig(claim, "status", "allocation") is not None
+        if freed:
             for field in ("reservedFor", "allocation", "devices"):
                 claim["status"].pop(field, None)
             claim = self._store.update_status(RESOURCE_CLAIMS, claim)
-        if FINALIZER in entries(claim, "metadata", "finalizers") and dig(claim, "status", "allocation") is None:
+        # A claim that is neither was given its finalizer a moment ago, by a scheduler that is about to allocate it.
+        if (freed or is_deleted(claim)) and FINALIZER in entries(claim, "metadata", "finalizers"):
             claim["metadata"]["finalizers"].remove(FINALIZER)
             claim = self._store.update(RESOURCE_CLAIMS, claim)
         self._delete_generated(claim, pods)

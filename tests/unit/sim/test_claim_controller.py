@@ -156,3 +156,15 @@ def test_a_pod_that_comes_while_the_controller_looks_keeps_its_reservation() -> 
     controller.step()
     (kept,) = claims(store)
     assert [user["name"] for user in dig(kept, "status", "reservedFor", default=[])] == ["p"]
+
+
+def test_a_claim_that_is_about_to_be_allocated_keeps_its_protection(store: Store) -> None:
+    """The scheduler writes the finalizer before the allocation; taking it away in between costs the pod its turn."""
+    protected = claim("c")
+    protected["metadata"]["finalizers"] = [FINALIZER]
+    made = store.create(RESOURCE_CLAIMS, protected)
+    ClaimController(store).step()
+    assert claims(store) == [made]
+    store.delete(RESOURCE_CLAIMS, "c", "default")
+    ClaimController(store).step()
+    assert claims(store) == []

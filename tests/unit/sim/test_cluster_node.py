@@ -1,11 +1,12 @@
 """What is looked for on a node after claims are gone, and how its processes are called."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.cluster_node import DRIVER, ClusterNode
@@ -45,14 +46,26 @@ def test_everything_that_claims_leave_is_named(node: ClusterNode) -> None:
     (node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
     (node.folders.views / "pod-uid").mkdir()
     (plugin_folder(node) / "mps/daemons/GPU-1").mkdir(parents=True)
-    gpus = {"GPU-1": {"migMode": True, "computeMode": 0, "instances": [{}, {}]}}
-    (plugin_folder(node) / "simulated-gpus.json").write_text(json.dumps({"version": 1, "gpus": gpus}))
+    hardware = SimulatedBackend.from_spec(node.spec, node.name, state_file=plugin_folder(node) / "simulated-gpus.json")
+    gpu = hardware.snapshot().gpus[0].uuid
+    hardware.set_mig_mode(gpu, True)
+    hardware.create_gpu_instance(gpu, 19, 6)
     assert node.leftovers() == [
         f"CDI document k8s.{DRIVER}-claim_u.json",
         "container folder pod-uid",
         "MPS daemon GPU-1",
-        "GPU-1 has 2 MIG instances, MIG mode True, compute mode 0",
+        f"{gpu} has 1 MIG instances, MIG mode on, compute mode DEFAULT",
     ]
+
+
+def test_a_gpu_that_is_as_it_was_is_not_left_over(node: ClusterNode) -> None:
+    """Whatever was done to it meanwhile."""
+    hardware = SimulatedBackend.from_spec(node.spec, node.name, state_file=plugin_folder(node) / "simulated-gpus.json")
+    gpu = hardware.snapshot().gpus[0].uuid
+    hardware.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
+    assert node.leftovers() == [f"{gpu} has 0 MIG instances, MIG mode off, compute mode EXCLUSIVE_PROCESS"]
+    hardware.set_compute_mode(gpu, ComputeMode.DEFAULT)
+    assert node.leftovers() == []
 
 
 def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Path) -> None:

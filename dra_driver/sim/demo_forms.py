@@ -1,0 +1,186 @@
+"""A chapter of the demonstration: one H100 is a whole GPU, then seven MIG slices, then three memory shares.
+
+Owns the story. What the GPU becomes is decided by what is asked for: the slices that describe it stay the same, and
+claims that exclude each other wait for each other.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.errors import DraError, RetryableError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.expect import why_unscheduled
+from dra_driver.sim.objects import claim_names, is_ready
+from dra_driver.sim.render import columns, table
+
+NODES: Final = {"gpu-x": "1xh100-sxm5-80gb"}
+POLICY: Final = Path("examples/policies/shared-mps.yaml")
+NAMESPACE: Final = "demo-forms"
+_WAIT_S: Final = 30.0
+_SHARES: Final = {"share-10": ("10Gi", 20), "share-20": ("20Gi", 30), "share-30": ("30Gi", 40)}
+
+Say = Callable[[str], None]
+
+
+def run(cluster: Cluster, say: Say) -> bool:
+    """The chapter, on a cluster of `NODES` under `POLICY`; whether all went as told. Leaves nothing behind."""
+    say("--- one GPU, whatever is asked for")
+    problem = ""
+    try:
+        _play(cluster, say)
+    except DraError as error:
+        problem = str(error)
+    try:
+        cluster.store.delete(NAMESPACES, NAMESPACE)
+        cluster.wait(lambda: _left(cluster), _WAIT_S, "the node to be clean after the chapter")
+    except DraError as error:
+        problem = problem or str(error)
+    say(f"    problem  {problem}" if problem else "    They ended; no instance, daemon, file or journal row is left.\n")
+    return not problem
+
+
+def _play(cluster: Cluster, say: Say) -> None:
+    cluster.store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+    before = _versions(cluster)
+    say(f"    It is published once, in every form:\n\n{_slices(cluster)}\n{_published(cluster)}\n")
+    _make(cluster, "whole", _request("gpu.nvidia.com"))
+    _await(cluster, ["whole"])
+    slices = [f"slice-{number}" for number in range(1, 9)]
+    for name in slices:
+        _make(cluster, name, _request("mig.nvidia.com", 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'))
+    _await_pending(cluster, slices)
+    say("1. A pod takes it whole; slices have to wait.\n" + _account(cluster))
+    _end(cluster, ["whole"])
+    cluster.wait(lambda: _count_ready(cluster, slices, 7), _WAIT_S, "seven of eight slices to run")
+    (late,) = (name for name in slices if not is_ready(_pod(cluster, name)))
+    _make(cluster, "whole-again", _request("gpu.nvidia.com"))
+    _await_pending(cluster, [late, "whole-again"])
+    say("2. It ended, and the driver cut the GPU into seven. The eighth waits, and so does the next whole GPU.")
+    say(_account(cluster))
+    _end(cluster, [late])
+    _end(cluster, [name for name in slices if name != late])
+    _await(cluster, ["whole-again"])
+    say("3. The last slice ended, and the driver joined the GPU again.\n" + _account(cluster))
+    _end(cluster, ["whole-again"])
+    for name, (memory, percent) in _SHARES.items():
+        _make(cluster, name, _request("gpu.nvidia.com", capacity={"memory": memory, "computePercent": str(percent)}))
+    _await(cluster, list(_SHARES))
+    say("4. Three pods ask for some of its memory and compute; an MPS daemon runs, with a limit for each.")
+    say(_account(cluster))
+    if _versions(cluster) != before:
+        raise RetryableError(f"the slices were rewritten: they were {before}, now they are {_versions(cluster)}")
+    say(f"    The slices were not rewritten once:\n\n{_slices(cluster)}\n")
+    _end(cluster, list(_SHARES))
+
+
+def _request(device_class: str, selector: str = "", capacity: dict[str, str] | None = None) -> dict[str, Any]:
+    exactly: dict[str, Any] = {"deviceClassName": device_class}
+    if selector:
+        exactly["selectors"] = [{"cel": {"expression": selector}}]
+    if capacity:
+        exactly["capacity"] = {"requests": capacity}
+    return {"name": "gpu", "exactly": exactly}
+
+
+def _make(cluster: Cluster, name: str, request: dict[str, Any]) -> None:
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+    container = {"name": "main", "image": "ubuntu:24.04", "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}]}
+    cluster.client.create(template, NAMESPACE)
+    cluster.client.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, NAMESPACE)
+
+
+def _end(cluster: Cluster, names: Sequence[str]) -> None:
+    for name in names:
+        cluster.store.delete(PODS, name, NAMESPACE)
+
+
+def _await(cluster: Cluster, names: Sequence[str]) -> None:
+    cluster.wait(lambda: _count_ready(cluster, names, len(names)), _WAIT_S, f"{', '.join(names)} to run")
+
+
+def _await_pending(cluster: Cluster, names: Sequence[str]) -> None:
+    def unsaid() -> str | None:
+        return next(
+            (f"{name} is not turned down yet" for name in names if not why_unscheduled(_pod(cluster, name))), None
+        )
+
+    cluster.wait(unsaid, _WAIT_S, "the scheduler to turn down what does not fit")
+
+
+def _count_ready(cluster: Cluster, names: Sequence[str], wanted: int) -> str | None:
+    ready = sum(is_ready(_pod(cluster, name)) for name in names)
+    return None if ready >= wanted else f"{ready} of {wanted} run"
+
+
+def _pod(cluster: Cluster, name: str) -> Obj:
+    return cluster.store.get(PODS, name, NAMESPACE)
+
+
+def _slices(cluster: Cluster) -> str:
+    return "$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now())
+
+
+def _versions(cluster: Cluster) -> dict[str, str]:
+    return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
+
+
+def _published(cluster: Cluster) -> str:
+    """How many devices of which kind, in the order in which the scheduler tries them."""
+    rows = [["DEVICES", "TYPE", "PROFILE", "MEMORY", "SHARED", "EXCLUDED BY"]]
+    counts: dict[tuple[str, ...], int] = {}
+    for item in cluster.slices():
+        for device in entries(item, "spec", "devices"):
+            sets = ", ".join(str(use["counterSet"]) for use in entries(device, "consumesCounters")) or "-"
+            shared = str(dig(device, "attributes", "sharingStrategy", "string", default="-"))
+            profile = str(dig(device, "attributes", "profile", "string", default="-"))
+            kind = str(dig(device, "attributes", "type", "string", default="-"))
+            memory = str(dig(device, "capacity", "memory", "value", default="-"))
+            key = (kind, profile, memory, shared, sets)
+            counts[key] = counts.get(key, 0) + 1
+    return columns(rows + [[str(count), *key] for key, count in counts.items()])
+
+
+def _account(cluster: Cluster) -> str:
+    """Every pod of the chapter: what it was granted and what it sees, or why it waits."""
+    lines: list[str] = []
+    waiting: dict[str, list[str]] = {}
+    for pod in cluster.store.list(PODS, NAMESPACE).items:
+        name = pod["metadata"]["name"]
+        if is_ready(pod):
+            lines.append(f"    pod      {name}: Running with {', '.join(_granted(cluster, pod))}")
+            log = cluster.client.log(NAMESPACE, name, "main")
+            lines += [f"      log    {line}" for line in log.splitlines()]
+        else:
+            waiting.setdefault(why_unscheduled(pod), []).append(name)
+    for reason, names in waiting.items():
+        lines += [f"    pods     {', '.join(names)}: Pending", f"      says   {reason}"]
+    return "\n".join(lines) + "\n"
+
+
+def _granted(cluster: Cluster, pod: Obj) -> list[str]:
+    found = []
+    for _, claim_name in claim_names(pod):
+        claim = cluster.store.find(RESOURCE_CLAIMS, claim_name, NAMESPACE) if claim_name else None
+        for result in entries(claim, "status", "allocation", "devices", "results"):
+            consumed = ", ".join(
+                f"{key} {value}" for key, value in sorted((result.get("consumedCapacity") or {}).items())
+            )
+            share = f" ({consumed})" if consumed else ""
+            found.append(f"{result['device']}{share}")
+    return found
+
+
+def _left(cluster: Cluster) -> str | None:
+    left = cluster.leftovers()
+    if cluster.store.find(NAMESPACES, NAMESPACE) is not None:
+        left.append(f"namespace {NAMESPACE}")
+    return ", ".join(left) or None
