@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from dra_driver.allocation import V1_37, Allocator, Behaviour
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS
-from tests.fakes.live_node import DRIVER, LiveNode
+from tests.fakes.live_node import DRIVER, NAMESPACE, LiveNode
 
 Obj = dict[str, Any]
-NAMESPACE = "default"
 ATTRIBUTES: Final = f'device.attributes["{DRIVER}"]'
 MIG_CLASS: Final = "mig.nvidia.com"
 PARAMETERS: Final = "resource.nvidia.com/v1beta1"

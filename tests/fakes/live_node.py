@@ -23,7 +23,7 @@ import grpc
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.gpu.simulated_root import TIMESLICE
-from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NAMESPACES, NODES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.manifests import load
 from dra_driver.sim.node import NodeFolders
@@ -32,6 +32,8 @@ from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.memory import memory_folder
 
 DRIVER = "gpu.nvidia.com"
+NAMESPACE = "claims"
+"""Where claims may ask for admin access."""
 CLASSES = Path(__file__).parents[2] / "deploy/base/deviceclasses.yaml"
 WAIT_S = 20.0
 CALL_S = 45.0
@@ -67,6 +69,8 @@ class LiveNode:
         self.api.start()
         self.store = self.api.store
         self.store.create(NODES, {"metadata": {"name": name}})
+        labels = {"resource.kubernetes.io/admin-access": "true"}
+        self.store.create(NAMESPACES, {"metadata": {"name": NAMESPACE, "labels": labels}})
         for each in load(CLASSES):
             self.store.create(DEVICE_CLASSES, each)
         kubeconfig = self.api.kubeconfig(self.root / "kubeconfig")

@@ -1,0 +1,261 @@
+"""A node under load: four kubelet threads, claims of all forms on eight GPUs, wrong claims, bad hardware, crashes.
+
+What is allocated comes from the real allocator and from the slices that the node process has published, so every claim
+but the wrong ones can be prepared; only hardware that fails, which says so in its error, is an excuse. At the end
+nothing may be left of any of it.
+"""
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from dra_driver.errors import DeviceLostError, DriverUnavailableError, GpuBusyError, NoRoomError
+from dra_driver.model.mig import parse_partition_name
+from tests.fakes.live_claims import Obj, Scheduler
+from tests.fakes.live_node import LiveNode, until
+from tests.fakes.mixed_claims import POLICIES, impossible, wish
+
+SPEC = "8xh100-sxm5-80gb"
+THREADS = 4
+HELD_AT_ONCE = 4
+REFUSAL_S = 5.5
+"""Short for the kubelet, so that nobody waits long for a device that stays taken: reading a claim takes 3 s of it."""
+INJECTED = "made to fail by the test"
+TRIES = 40
+
+
+@dataclass
+class Soak:
+    """The node and what happened to it. Fields are counted up by all threads; ``Counter`` is good enough for that."""
+
+    node: LiveNode
+    rounds: int
+    crashes: int
+    seen: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    done: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards `done`
+    up: threading.Event = field(default_factory=threading.Event)
+
+    def next_round(self) -> bool:
+        with self.lock:
+            self.done += 1
+            return self.done <= self.rounds and not self.failures
+
+    def again(self, call: Callable[[], Any]) -> Any:
+        """The call's answer, from whichever run of the node process answers it, as the kubelet would."""
+        for _ in range(TRIES):
+            self.up.wait(30.0)
+            try:
+                return call()
+            except (grpc.RpcError, ValueError):  # ValueError: the connection was closed under our hands
+                self.seen["calls cut off"] += 1
+                time.sleep(0.05)
+        raise AssertionError("nobody answers")
+
+
+class Worker:
+    """One thread of the kubelet."""
+
+    def __init__(self, soak: Soak, number: int) -> None:
+        self.soak = soak
+        self.node = soak.node
+        self.dice = random.Random(number)  # noqa: S311 - what happens, not a secret
+        self.scheduler = Scheduler(soak.node)
+        self.held: list[Obj] = []
+
+    def run(self) -> None:
+        try:
+            while self.soak.next_round():
+                self._round()
+            while self.held:
+                self._give_back(self.held.pop())
+        except BaseException as error:
+            self.soak.failures.append(f"{type(error).__name__}: {error}")
+            raise
+
+    def _round(self) -> None:
+        """One claim is prepared; others are repeated, destroyed, given back."""
+        if self.dice.random() < 0.1:
+            self._refused()
+        if self.dice.random() < 0.15:
+            self._break_something()
+        while (claim := self._allocated()) is None:
+            if self.held:
+                self._give_back(self.held.pop(self.dice.randrange(len(self.held))))
+        self._prepare(claim)
+        while len(self.held) > self.dice.randint(0, HELD_AT_ONCE):
+            self._give_back(self.held.pop(self.dice.randrange(len(self.held))))
+
+    def _allocated(self) -> Obj | None:
+        wanted = wish(self.dice)
+        claim = self.scheduler.allocate(*wanted.requests, config=wanted.config, together=wanted.together)
+        self.soak.seen[wanted.form if claim else "did not fit"] += 1
+        return claim and {**claim, "form": wanted.form}
+
+    def _prepare(self, claim: Obj) -> None:
+        answer = self.soak.again(lambda: self.node.prepare(claim))
+        if answer.error:
+            assert INJECTED in answer.error, f"{claim}: {answer.error}"
+            self.soak.seen["prepares failed by bad hardware"] += 1
+            self._give_back(claim)
+            return
+        assert [device.device_name for device in answer.devices] == claim["devices"]
+        self._check(claim)
+        if self.dice.random() < 0.2:
+            again = self.soak.again(lambda: self.node.prepare(claim))
+            assert (again.error, list(again.devices)) == ("", list(answer.devices))
+            self.soak.seen["repeated"] += 1
+        self.held.append(claim)
+
+    def _check(self, claim: Obj) -> None:
+        """What a container would find."""
+        assert claim["uid"] in self.node.cdi_files()
+        there = self.node.instances()
+        for device in claim["devices"]:
+            name = parse_partition_name(device)
+            if name is not None:
+                expected = (self.node.gpus[name.minor], name.profile_id, name.start, 1)
+                assert expected in there, f"{claim}: {expected} is not in {there}"
+
+    def _give_back(self, claim: Obj) -> None:
+        if self.dice.random() < 0.1:
+            self._disturb(claim)
+        for _ in range(TRIES):
+            error = self.soak.again(lambda: self.node.unprepare(claim))
+            if not error:
+                break
+            assert INJECTED in error, f"{claim}: {error}"
+            self.soak.seen["unprepares failed by bad hardware"] += 1
+        else:
+            raise AssertionError(f"{claim} cannot be given back: {error}")
+        assert claim["uid"] not in self.node.states()
+        assert claim["uid"] not in self.node.cdi_files()
+        self.scheduler.release(claim)
+
+    def _disturb(self, claim: Obj) -> None:
+        """One of the claim's partitions is destroyed behind the driver's back, or a program runs on in it for a bit."""
+        for device in claim["devices"]:
+            name = parse_partition_name(device)
+            if name is None or claim["uid"] not in self.node.states():
+                continue
+            gpu = self.node.gpus[name.minor]
+            instances = self.node.hardware_state()["gpus"].get(gpu, {}).get("instances", [])
+            gi = next((i["gi"] for i in instances if (i["profile"], i["start"]) == (name.profile_id, name.start)), None)
+            if gi is None:
+                continue
+            if self.dice.random() < 0.5:
+                self.node.hardware.foreign_destroy(gpu, gi)
+                self.soak.seen["partitions destroyed behind our back"] += 1
+                answer = self.soak.again(lambda: self.node.prepare(claim))
+                assert answer.error, f"{device} is gone, and nobody was told"
+            else:
+                self.node.hardware.set_in_use(gpu, gi)
+                release = threading.Timer(0.3, self.node.hardware.set_in_use, (gpu, gi, False))
+                release.start()
+                self.soak.seen["programs that went on"] += 1
+            return
+
+    def _refused(self) -> None:
+        """A wrong claim gets an error and leaves no trace."""
+        owned = [device for claim in self.held if claim["form"] != "admin access" for device in claim["devices"]]
+        wrong = impossible(self.dice, owned)
+        claim = self.scheduler.force(*wrong.results, requests=wrong.requests, config=wrong.config)
+        answer = self.soak.again(lambda: self.node.prepare(claim, REFUSAL_S))
+        assert answer.error, f"{wrong.why}: was prepared"
+        assert claim["uid"] not in self.node.states(), wrong.why
+        assert claim["uid"] not in self.node.cdi_files(), wrong.why
+        assert self.soak.again(lambda: self.node.unprepare(claim)) == ""
+        self.scheduler.release(claim)
+        self.soak.seen[f"refused: {wrong.why}"] += 1
+
+    def _break_something(self) -> None:
+        """The next call of a kind fails, before or after it has done its work; or a GPU is open for a while."""
+        hardware, gpu = self.node.hardware, self.dice.choice(self.node.gpus)
+        if self.dice.random() < 0.2:
+            with suppress(GpuBusyError):
+                hardware.set_busy(gpu, "a monitor")
+                threading.Timer(0.2, hardware.set_busy, (gpu, None)).start()
+                self.soak.seen["busy GPUs"] += 1
+            return
+        method, error = self.dice.choice(FAULTS)
+        after = self.dice.random() < 0.3
+        hardware.fail_next(method, error(INJECTED), gpu=gpu, after=after, times=self.dice.choice([1, 1, 2]))
+        self.soak.seen[f"fault: {method}{' (after)' if after else ''}"] += 1
+
+
+FAULTS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    ("create_gpu_instance", NoRoomError),
+    ("create_gpu_instance", DeviceLostError),
+    ("create_compute_instance", NoRoomError),
+    ("create_compute_instance", DriverUnavailableError),
+    ("set_mig_mode", GpuBusyError),
+    ("destroy_gpu_instance", GpuBusyError),
+    ("destroy_compute_instance", DeviceLostError),
+    ("set_compute_mode", DriverUnavailableError),
+    ("mig_instances", DriverUnavailableError),
+)
+
+
+def crash(soak: Soak) -> None:
+    """Kill the node process now and then, and start it again."""
+    dice = random.Random(soak.rounds)  # noqa: S311 - moments to kill at
+    for number in range(1, soak.crashes + 1):
+        while soak.done < soak.rounds * number // (soak.crashes + 1):
+            if soak.stop.wait(0.01):
+                return
+        time.sleep(dice.uniform(0.0, 0.1))
+        soak.up.clear()
+        soak.node.kill()
+        try:
+            soak.node.start()
+        finally:
+            soak.up.set()
+        soak.seen["crashes"] += 1
+
+
+@pytest.mark.parametrize(
+    ("rounds", "crashes"),
+    [
+        pytest.param(60, 1, id="short"),
+        pytest.param(1000, 12, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_after_any_mix_of_claims_nothing_is_left(rounds: int, crashes: int) -> None:
+    """The node is at the end what it was at the start, whatever was asked of it and whatever went wrong."""
+    with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
+        soak = Soak(node, rounds, crashes)
+        soak.up.set()
+        began = time.monotonic()
+        crasher = threading.Thread(target=crash, args=(soak,))
+        crasher.start()
+        with ThreadPoolExecutor(THREADS) as threads:
+            for worker in [threads.submit(Worker(soak, number).run) for number in range(THREADS)]:
+                worker.exception()
+        soak.stop.set()
+        crasher.join(60.0)
+        seen = ", ".join(f"{what} {count}" for what, count in sorted(soak.seen.items()))
+        sys.stdout.write(f"{rounds} rounds in {time.monotonic() - began:.1f} s: {seen}\n")  # shown by -s or -rP
+        assert soak.failures == []
+        assert_clean(node)
+
+
+def assert_clean(node: LiveNode) -> None:
+    """Only a MIG mode that could not be switched off at the time may wait for the next look at the GPU."""
+    node.hardware.clear_faults()
+    waiting = [left for left in node.leftovers() if "MIG mode" not in left and "'mig-mode'" not in left]
+    assert waiting == []
+    node.restart()
+    until(lambda: not node.leftovers(), f"a clean node: {node.leftovers()}", 5.0)
+    assert node.instances() == []
