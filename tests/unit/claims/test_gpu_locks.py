@@ -1,0 +1,86 @@
+"""Locks of GPUs, among threads and among processes (two `GpuLocks` over one folder are what two processes have)."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from dra_driver.claims.gpu_locks import GpuLocks
+from dra_driver.errors import StorageError
+from dra_driver.model.ids import GpuUuid
+from tests.fakes.claims import gpu
+
+ONE, TWO = gpu(1).uuid, gpu(2).uuid
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_one_holder_at_a_time(tmp_path: Path, same_process: bool) -> None:
+    """Whoever comes second waits as long as it said and is told."""
+    first = GpuLocks(tmp_path)
+    second = first if same_process else GpuLocks(tmp_path)
+    with first.hold((ONE,), 1.0) as held:
+        assert held
+        with second.hold((ONE,), 0.0) as also:
+            assert not also
+        with second.hold((TWO,), 0.0) as other:
+            assert other
+    with second.hold((ONE,), 0.0) as now:
+        assert now
+
+
+def test_several_are_held_all_or_none(tmp_path: Path) -> None:
+    """A claim of several GPUs keeps none of them while it cannot have one."""
+    here, there = GpuLocks(tmp_path), GpuLocks(tmp_path)
+    with there.hold((TWO,), 0.0), here.hold((TWO, ONE, TWO), 0.0) as held:
+        assert not held
+        with there.hold((ONE,), 0.0) as free:
+            assert free
+
+
+def test_a_wait_ends_when_the_holder_lets_go(tmp_path: Path) -> None:
+    """It is not tried again from the start: the next in line gets it."""
+    locks, inside, done = GpuLocks(tmp_path), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with locks.hold((ONE,), 1.0):
+            inside.set()
+            done.wait(5.0)
+
+    thread = threading.Thread(target=other, name="other")
+    thread.start()
+    assert inside.wait(5.0)
+    timer = threading.Timer(0.02, done.set)
+    timer.start()
+    with locks.hold((ONE, TWO), 5.0) as held:
+        assert held
+    thread.join()
+    timer.join()
+
+
+def test_an_exception_lets_go(tmp_path: Path) -> None:
+    """As every end of a holder does."""
+    locks = GpuLocks(tmp_path)
+    with pytest.raises(KeyError), locks.hold((ONE,), 0.0):
+        raise KeyError
+    with GpuLocks(tmp_path).hold((ONE,), 0.0) as held:
+        assert held
+
+
+def test_files_are_private_and_stay_in_their_folder(tmp_path: Path) -> None:
+    """A UUID comes from a journal that may be damaged."""
+    folder = tmp_path / "made" / "locks"
+    with GpuLocks(folder).hold((GpuUuid("../../escape"), ONE), 0.0) as held:
+        assert held
+    assert sorted(path.name for path in folder.iterdir()) == [f"{ONE}.lock", "______escape.lock"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_for_users(tmp_path: Path) -> None:
+    """And leaves nothing locked."""
+    (tmp_path / "locks").write_text("")
+    locks = GpuLocks(tmp_path / "locks")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=f"cannot lock GPU {ONE}"), locks.hold((ONE,), 0.0):
+            pass
