@@ -74,4 +74,5 @@ def test_the_demo_succeeds() -> None:
     assert f"{len(EXAMPLES)} of {len(EXAMPLES)} examples reached what they state" in done.stdout
     assert "kubectl get resourceslices" in done.stdout
     assert "pod demo-pending/train cannot fit" in done.stdout
+    assert "The slices were not rewritten once" in done.stdout
     assert "They ended, and train runs on gpu-b" in done.stdout
