@@ -5,6 +5,7 @@ Owns flags and what is printed. The cluster is ``dra_driver.sim.cluster``.
 
 import argparse
 import signal
+import sys
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -94,6 +95,8 @@ def _demo(args: argparse.Namespace) -> int:
     from dra_driver.sim import demo
     from dra_driver.sim.needs import parse_nodes
 
+    # As an exception, so that the cluster's processes are ended: they would outlive this one.
+    signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))
     root = args.root or demo.checkout()
     good = demo.run(root, lambda text: print(text, flush=True), nodes=parse_nodes(args.node) or None)
     return 0 if good else 1
