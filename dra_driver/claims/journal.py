@@ -87,10 +87,11 @@ class Journal(GpuBook):
     def uses(self) -> tuple[Use, ...]:
         """What every GPU in use is used as, partitions of nobody included: those are ours to remove, too."""
         with self._reading("list uses"):
+            # In this order: a partition that loses its claim in between is seen twice rather than not at all.
+            held = tuple(holding.device.use for holding in self.holdings())
             of_nobody = (stray.partition.id for stray in self.strays())
-            return (
-                *(held.device.use for held in self.holdings()),
-                *(Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, made=True) for p in of_nobody),
+            return held + tuple(
+                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, made=True) for p in of_nobody
             )
 
     def begin(self, ref: ClaimRef, devices: Sequence[HeldDevice], *, durable: bool = False) -> Attempt | Blocked:
@@ -152,10 +153,11 @@ class Journal(GpuBook):
             )
             return attempt if changed else None
 
-    def forget(self, uid: ClaimUid, attempt: Attempt) -> bool:
+    def forget(self, uid: ClaimUid, attempt: Attempt, *, partitions_left: bool = False) -> bool:
         """Remove the entry and free its devices; durable. False when the entry is not this attempt's any more.
 
-        Partitions that were made for it have to be gone: nothing tells afterwards that they were ours.
+        Partitions that were made for it have to be gone: nothing tells afterwards that they were ours. With
+        ``partitions_left`` they may still be there, and are among the `strays` from now on.
         """
         with self._writing("forget a claim", durable=True) as connection:
             changed = self._change(
@@ -164,7 +166,7 @@ class Journal(GpuBook):
                 (uid, attempt.owner, attempt.number),
             )
             if changed:
-                connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))
+                connection.execute("DELETE FROM mig WHERE uid = ? AND made <= ?", (uid, int(not partitions_left)))
             return changed
 
     def adopt(self, ref: ClaimRef, devices: Sequence[HeldDevice]) -> Blocked | None:

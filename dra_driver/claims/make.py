@@ -14,14 +14,16 @@ that appears in its place later would be somebody else's, and must not be taken 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition
+from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition, State
 from dra_driver.claims.plan import ClaimPlan
 from dra_driver.claims.settle import settle_for
 from dra_driver.claims.sharing_plan import partition_daemons
 from dra_driver.claims.tools import HardwareTools, Tools
 from dra_driver.claims.waiting import Budget
 from dra_driver.errors import DraError, HardwareError, NoRoomError, RetryableError
-from dra_driver.model.terms import Form, Strategy
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.terms import Form, Interval, Strategy
+from dra_driver.sharing.timeslice import TIME_SLICE
 
 CREATE_S = 5.0
 """For how long a busy GPU is tried within one attempt; the call itself tries again while it has time (`waiting`)."""
@@ -141,11 +143,21 @@ def _disown(tools: Tools, todo: ClaimPlan, attempt: Attempt, positions: list[int
 def _share(hardware: HardwareTools, work: _Work, todo: ClaimPlan) -> None:
     for device in todo.devices:
         sharing = device.sharing
-        if sharing is not None and sharing.strategy is Strategy.TIME_SLICING:
+        if sharing is None or sharing.strategy is not Strategy.TIME_SLICING:
+            continue
+        if not _is_sliced(work.tools, todo, device.gpu.uuid, sharing.interval):
             hardware.slicer.set(device.gpu.uuid, sharing.interval, within_s=work.within(CREATE_S))
     daemons = [d.sharing.daemon for d in todo.devices if d.sharing is not None and d.sharing.daemon is not None]
     for daemon in {daemon.id: daemon for daemon in daemons}.values():
         hardware.mps.ensure(daemon, within_s=work.within(DAEMON_S))
+
+
+def _is_sliced(tools: Tools, todo: ClaimPlan, gpu: GpuUuid, interval: Interval) -> bool:
+    """Whether another claim's share has the interval already. The command takes up to a second on hardware."""
+    if tools.journal.gpu_note(gpu, TIME_SLICE) != interval:
+        return False
+    others = (tools.journal.entry(held.uid) for held in tools.journal.holdings(gpu) if held.uid != todo.ref.uid)
+    return any(other is not None and other.state is State.PREPARED for other in others)
 
 
 def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, HeldPartition]]:

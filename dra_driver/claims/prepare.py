@@ -29,7 +29,7 @@ from dra_driver.claims.make import look, make, taken_over
 from dra_driver.claims.plan import ClaimPlan, names_of, plan
 from dra_driver.claims.repeat import restored
 from dra_driver.claims.tools import Tools
-from dra_driver.claims.undo import is_left_over, is_of_earlier_boot, remove_stray_file, undo
+from dra_driver.claims.undo import LEAST_S, is_left_over, is_of_earlier_boot, remove_stray_file, undo
 from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Budget, ClaimBusyError, GpuLockedError
 from dra_driver.errors import DraError, DriverUnavailableError, RetryableError, ServerBusyError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
@@ -185,7 +185,7 @@ class Preparer:
 
     def _undo_quietly(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> None:
         with suppress(DraError):  # the first failure is the one to report; what stays is undone later
-            undo(self._tools, todo.ref.uid, only=attempt, within_s=self._left_s(budget))
+            undo(self._tools, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
 
     def _begun(self, todo: ClaimPlan, budget: Budget) -> Attempt:
         """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""

@@ -29,7 +29,8 @@ from dra_driver.model.ids import ClaimUid
 
 log = logging.getLogger(__name__)
 
-UNDO_S = 5.0
+UNDO_S = 1.0
+"""For how long a busy GPU is waited for here: the kubelet's next call waits longer, and no start should."""
 LOOK_S = 1.0
 
 

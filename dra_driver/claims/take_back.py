@@ -8,30 +8,41 @@ claims that end at once the second one then sees that it is the last.
 Every step may be repeated, and what is gone already is success, whoever removed it.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from dra_driver.claims.entry import Entry, HeldDevice
 from dra_driver.claims.settle import uses_strategy
 from dra_driver.claims.tools import HardwareTools, Tools
-from dra_driver.errors import DraError
+from dra_driver.errors import DeviceLostError, DraError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Strategy
+
+log = logging.getLogger(__name__)
 
 Step = Callable[[], None]
 
 
-def take_back(tools: Tools, entry: Entry, *, within_s: float) -> None:
+def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
     """Do all of it, also what comes after a step that fails; then raise the first step's error.
 
-    Each step may take ``within_s`` where something has to be waited for. Raises `HardwareError`, `StorageError`.
+    False when there is a GPU that does not answer any more, so that what was made of it is gone or will never be known:
+    a pod does not have to wait for that with its end. Each step may take ``within_s`` where something has to be waited
+    for. Raises `HardwareError`, `StorageError`.
     """
     hardware = tools.require_hardware()
     first: DraError | None = None
+    answers = True
     try:
         for step in _steps(tools, hardware, entry, within_s):
             try:
                 step()
+            except DeviceLostError as error:
+                answers = False
+                log.warning(
+                    "a GPU is lost, and what a claim had of it", extra={"claim": str(entry.ref), "reason": error}
+                )
             except DraError as error:
                 first = first or error
     finally:
@@ -39,6 +50,7 @@ def take_back(tools: Tools, entry: Entry, *, within_s: float) -> None:
             hardware.changed()
     if first is not None:
         raise first
+    return answers
 
 
 def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, within_s: float) -> Iterator[Step]:

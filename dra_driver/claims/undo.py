@@ -14,7 +14,8 @@ from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.model.ids import ClaimUid
 
 LEAST_S = 3.0
-"""How long waiting for a GPU may take even when a call's time is over: what is half made is in somebody's way."""
+"""How long waiting for a GPU takes when nothing else is said, or when a call's time is over: what is half made is in
+somebody's way."""
 MOST_S = 15.0
 """What is not free by then is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
 
@@ -22,8 +23,8 @@ MOST_S = 15.0
 def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: float = LEAST_S) -> bool:
     """Remove the claim's CDI file, what was made of GPUs for it, and its entry, durably; False when there was no entry.
 
-    With ``only``, an entry that is another attempt's is left alone: False. Waits for GPUs for about ``within_s``, which
-    is kept between `LEAST_S` and `MOST_S`. Raises `StorageError`, `HardwareError` (above all `GpuBusyError`: a process
+    With ``only``, an entry that is another attempt's is left alone: False. Waits for GPUs for about ``within_s``, at
+    most `MOST_S`. Raises `StorageError`, `HardwareError` (above all `GpuBusyError`: a process
     still runs in a partition) and `GpuLockedError`; the claim then stays in state ``unpreparing``, its devices held.
     """
     attempt = tools.journal.start_unprepare(uid, only=only)
@@ -33,7 +34,7 @@ def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: 
     tools.writer.remove_claim(uid)
     entry = tools.journal.entry(uid)
     if entry is not None and entry.changes_hardware:
-        forgotten = _undo_hardware(tools, entry, attempt, min(max(within_s, LEAST_S), MOST_S))
+        forgotten = _undo_hardware(tools, entry, attempt, max(0.0, min(within_s, MOST_S)))
     else:
         forgotten = tools.journal.forget(uid, attempt)
     if not forgotten:
@@ -55,8 +56,8 @@ def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float
         now = tools.journal.entry(entry.ref.uid)
         if now is None or now.attempt != attempt:
             return False
-        take_back(tools, now, within_s=within_s)
-        return tools.journal.forget(entry.ref.uid, attempt)
+        done = take_back(tools, now, within_s=within_s)
+        return tools.journal.forget(entry.ref.uid, attempt, partitions_left=not done)
 
 
 def remove_stray_file(tools: Tools, uid: ClaimUid) -> None:

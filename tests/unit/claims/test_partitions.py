@@ -9,6 +9,7 @@ from dra_driver.errors import (
     ClaimError,
     DeviceInUseError,
     DeviceLostError,
+    DriverUnavailableError,
     GpuBusyError,
     NoRoomError,
     StorageError,
@@ -304,16 +305,44 @@ def test_after_a_reboot_partitions_are_looked_for(room: Room, left: bool) -> Non
     assert len(instances(again)) == 1
 
 
-def test_after_a_reboot_without_hardware_entries_wait(room: Room) -> None:
+def test_after_a_reboot_without_a_driver_entries_wait(room: Room) -> None:
     """What cannot be looked at is not forgotten; a claim that is prepared again meanwhile waits, too."""
+    room.backend = simulated()
+    run = room.run()
+    run.prepare(claim(1, result(room.part(SMALL, 0))))
+    room.backend.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
+    again = room.run("run-2", boot_id="boot-2")
+    assert again.journal.entry(uid(1)) is not None
+    assert isinstance(again.refusal(ref(1)), DriverUnavailableError)
+    room.backend.clear_faults()
+    again.service.maintain()
+    assert again.journal.entries() == ()
+    assert room.is_whole_again()
+
+
+def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
+    """It will not answer before a reset; if it comes back with the partition, that one is still ours to remove."""
+    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    hardware(h100).mark_lost(0, "fallen off the bus")
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+    assert h100.journal.uses()[0].made
+    hardware(h100).restore(0)
+    h100.service.maintain()
+    assert h100.room.is_whole_again()
+    assert h100.journal.uses() == ()
+
+
+def test_after_a_reboot_without_its_gpu_a_partition_waits(room: Room) -> None:
+    """The claim goes; the partition is looked for when the GPU is back."""
     room.backend = simulated()
     run = room.run()
     run.prepare(claim(1, result(room.part(SMALL, 0))))
     for minor in range(2):
         room.backend.mark_lost(minor, "fallen off the bus")
     again = room.run("run-2", boot_id="boot-2")
-    assert again.journal.entry(uid(1)) is not None
-    assert isinstance(again.refusal(ref(1)), DeviceLostError)
+    assert again.journal.entries() == ()
+    assert isinstance(again.refusal(ref(1)), UnknownDeviceError)
     for minor in range(2):
         room.backend.restore(minor)
     again.service.maintain()

@@ -128,6 +128,7 @@ def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(room: Ro
     assert room.sharing.slices == {uuid(run, 0): Interval.SHORT}
     assert run.unprepare(ref(1)) is None
     assert room.sharing.slices == {uuid(run, 0): Interval.SHORT}
+    assert room.sharing.asked == ["slice Short"], "once is enough"
     assert run.unprepare(ref(2)) is None
     assert room.is_whole_again()
 
