@@ -1,6 +1,5 @@
 """Every example reaches the state that its comments state, on a real cluster, and leaves nothing behind."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.e2e.host import Host
 from tests.e2e.scenario import check_partitions, reached
 
 # Those with the same needs follow each other, so that GPUs and policies are changed seldom.
-FOUND = sorted(Path(os.environ.get("E2E_EXAMPLES", ROOT / "examples")).glob("*.yaml"))
+FOUND = sorted((ROOT / "examples").glob("*.yaml"))
 EXAMPLES = [path for group in needed.group(FOUND).values() for path in group]
 
 

@@ -1,7 +1,7 @@
 """Claims written for NVIDIA's own driver work unchanged.
 
-The specs are tests/bats/specs/gpu-*.yaml of NVIDIA's public DRA driver repository, taken from the folder in
-E2E_NVIDIA_SPECS and applied as they are; what each has to reach is stated here.
+The specs are taken from the folder in E2E_NVIDIA_SPECS and applied as they are; what each has to reach is stated in
+`nvidia_specs`.
 """
 
 import os
@@ -11,60 +11,38 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim import expect
+from dra_driver.sim.needs import Needs
 from tests.e2e.cluster import RealCluster
-from tests.e2e.scenario import reached
+from tests.e2e.host import Host
+from tests.e2e.nvidia_specs import SPECS, View
+from tests.e2e.scenario import check_partitions, reached
 
 FOLDER = os.environ.get("E2E_NVIDIA_SPECS")
 _LISTED = re.compile(r"GPU \d+: ")
-
-SPECS = {
-    "gpu-simple-full": ["pod/pod-full-gpu Running sees 1 GPU"],
-    "gpu-2pods-2gpus": [
-        "pod/pod1 Running sees 1 GPU",
-        "pod/pod2 Running sees 1 GPU",
-        "pods pod1 pod2 different GPUs",
-    ],
-    "gpu-2pods-1gpu": [
-        "pod/pod1 Running sees 1 GPU",
-        "pod/pod2 Running sees 1 GPU",
-        "pods pod1 pod2 same GPU",
-    ],
-    "gpu-1pod-2cnt-1gpu": ["pod/pod1 Running sees 1 GPU", "containers pod1/ctr0 pod1/ctr1 same GPU"],
-    "gpu-two-claims-one-pod": ["pod/pod-two-claims Running sees 2 GPUs"],
-    "gpu-job-rct": ["job/gpu-job-rct Complete"],
-    "gpu-job-rct-parallel": ["deployment/gpu-deploy-parallel Available"],
-    "gpu-cel-nomatch": ["pod/pod-cel-nomatch Pending"],
-}
-# How many pods each has, and how many lines of `nvidia-smi -L` all their first containers print together.
-PODS_AND_LINES = {
-    "gpu-simple-full": (1, 1),
-    "gpu-2pods-2gpus": (2, 2),
-    "gpu-2pods-1gpu": (2, 2),
-    "gpu-1pod-2cnt-1gpu": (1, 1),
-    "gpu-two-claims-one-pod": (1, 2),
-    "gpu-job-rct": (2, 2),
-    "gpu-job-rct-parallel": (2, 2),
-    "gpu-cel-nomatch": (1, 0),
-}
+# Those with the same needs follow each other, so that GPUs and policies are changed seldom.
+ORDER = sorted(SPECS, key=lambda name: str(SPECS[name].needs))
 
 
 @pytest.fixture
-def spec(request: pytest.FixtureRequest) -> Path:
+def needs(name: str) -> Needs:
     if not FOLDER:
         pytest.skip("E2E_NVIDIA_SPECS does not name a folder with NVIDIA's specs")
-    return Path(FOLDER) / f"{request.param}.yaml"
+    return SPECS[name].needs
 
 
-@pytest.mark.parametrize("spec", SPECS, indirect=True)
-def test_nvidia_spec(spec: Path, cluster: RealCluster, namespace: str) -> None:
-    """The state that it is written for, with as many GPUs as it asks for, and not one line more in its logs."""
-    with reached(cluster, spec, namespace, [expect.parse(text) for text in SPECS[spec.stem]]):
-        pods, lines = PODS_AND_LINES[spec.stem]
-        assert len(cluster.pods(namespace)) == pods
-        logs = cluster.logs(namespace) if lines else {}
+@pytest.mark.parametrize("name", ORDER)
+def test_nvidia_spec(name: str, cluster: RealCluster, host: Host | None, namespace: str) -> None:
+    """The state that it is written for, with as many GPUs as it asks for, and not one line more in its logs.
+
+    When it is deleted, GPUs are whole, their modes and time slices as before, and no MPS daemon runs (see namespace).
+    """
+    spec, path = SPECS[name], Path(str(FOLDER)) / f"{name}.yaml"
+    with reached(cluster, path, namespace, [expect.parse(text) for text in spec.reaches]) as home:
+        assert len(cluster.pods(home)) == spec.pods
+        logs = cluster.logs(home) if spec.lines else {}
         listed = [line for log in logs.values() for line in log.splitlines() if _LISTED.match(line)]
-        assert len(listed) == lines, logs
-        if spec.stem == "gpu-job-rct-parallel":
-            assert len({uuid for log in logs.values() for uuid in expect.seen_gpus(log)}) == 2, logs
-        if spec.stem == "gpu-job-rct":
-            assert all(log.endswith("GPU Job completed successfully\n") for log in logs.values()), logs
+        assert len(listed) == spec.lines, logs
+        if host is not None:
+            check_partitions(cluster, host.hardware, home)
+            if spec.check is not None:
+                spec.check(View(cluster=cluster, namespace=home, hardware=host.hardware))

@@ -1,0 +1,168 @@
+"""What NVIDIA's public specs have to reach, one entry per file.
+
+The specs are tests/bats/specs/gpu-*.yaml and demo/specs/quickstart/v1/gpu-test4.yaml of NVIDIA's public DRA driver
+repository.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.sim import seen
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.needs import Needs
+from tests.e2e.cluster import RealCluster
+from tests.e2e.hardware import Hardware
+
+ANY = Needs()
+POLICIES = Path(__file__).parent / "policies"
+H100_IN_TURNS = Needs(policies=(POLICIES / "time-sliced-h100.yaml",))
+FOUR_A100 = Needs(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a check of side effects looks at while the pods are as they should be."""
+
+    cluster: RealCluster
+    namespace: str
+    hardware: Hardware
+
+    @property
+    def pods(self) -> list[Obj]:
+        return self.cluster.pods(self.namespace)
+
+    def sights(self) -> list[seen.Devices]:
+        """What all containers of each pod list together."""
+        logs = [self.cluster.all_logs(pod).values() for pod in self.pods]
+        return [sum(map(seen.seen, texts), seen.Devices()) for texts in logs]
+
+    def gpu(self) -> str:
+        """The one GPU that all of it is about."""
+        (uuid,) = {uuid for sight in self.sights() for uuid in sight.listed}
+        return uuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """``lines`` is how many GPUs ``nvidia-smi -L`` lists in the first containers of all ``pods`` together; a MIG
+    device is listed below its GPU. ``check`` looks at what else must be so meanwhile.
+    """
+
+    reaches: Sequence[str]
+    pods: int
+    lines: int
+    needs: Needs = ANY
+    check: Callable[[View], None] | None = None
+
+
+def different_gpus(view: View) -> None:
+    """Every pod on a GPU of its own."""
+    sights = view.sights()
+    assert len({uuid for sight in sights for uuid in sight.listed}) == len(sights)
+
+
+def job_has_ended(view: View) -> None:
+    """The programs ran to their ends."""
+    logs = view.cluster.logs(view.namespace)
+    assert all(log.endswith("GPU Job completed successfully\n") for log in logs.values()), logs
+
+
+def short_turns(view: View) -> None:
+    """nvidia-smi was told so once for this GPU; after the claim it is told the default again."""
+    gpu = view.gpu()
+    assert view.hardware.time_slice(gpu) == 1
+    assert view.hardware.said("nvidia-smi")[-1].endswith(f"nvidia-smi compute-policy -i {gpu} --set-timeslice 1")
+
+
+def no_time_slice_on_mig(view: View) -> None:
+    """A MIG device has no time slice to set: nvidia-smi was not even asked."""
+    assert not any(view.gpu() in line for line in view.hardware.said("nvidia-smi"))
+
+
+def mps_daemon(view: View) -> None:
+    """One daemon for this GPU, with both defaults set before anybody could connect; the GPU admits nobody else."""
+    gpu, said = view.gpu(), [line.split(" ", 1)[1] for line in view.hardware.said("mps-control")]
+    newest = said[len(said) - said[::-1].index("start -f") :]
+    assert f"devices {gpu}" in newest, newest
+    assert "command set_default_active_thread_percentage 50" in newest, newest
+    assert f"command set_default_device_pinned_mem_limit {gpu} 10240M" in newest, newest
+    assert "exit" not in newest, newest
+    assert len(view.hardware.daemons()) == 1
+    assert view.hardware.compute_mode(gpu) is ComputeMode.EXCLUSIVE_PROCESS
+
+
+def four_quartets(view: View) -> None:
+    """Each pod has four slices of one GPU, and each GPU serves one pod."""
+    sights = view.sights()
+    assert [sorted(part.profile for part in sight.partitions) for sight in sights] == [
+        ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
+    ] * 4
+    assert all(len(sight.parents) == 1 for sight in sights)
+    different_gpus(view)
+
+
+SPECS = {
+    "gpu-simple-full": Spec(reaches=["pod/pod-full-gpu Running sees 1 GPU"], pods=1, lines=1),
+    "gpu-2pods-2gpus": Spec(
+        reaches=["pod/pod1 Running sees 1 GPU", "pod/pod2 Running sees 1 GPU", "pods pod1 pod2 different GPUs"],
+        pods=2,
+        lines=2,
+    ),
+    "gpu-2pods-1gpu": Spec(
+        reaches=["pod/pod1 Running sees 1 GPU", "pod/pod2 Running sees 1 GPU", "pods pod1 pod2 same GPU"],
+        pods=2,
+        lines=2,
+    ),
+    "gpu-1pod-2cnt-1gpu": Spec(
+        reaches=["pod/pod1 Running sees 1 GPU", "containers pod1/ctr0 pod1/ctr1 same GPU"], pods=1, lines=1
+    ),
+    "gpu-two-claims-one-pod": Spec(reaches=["pod/pod-two-claims Running sees 2 GPUs"], pods=1, lines=2),
+    "gpu-job-rct": Spec(reaches=["job/gpu-job-rct Complete"], pods=2, lines=2, check=job_has_ended),
+    "gpu-job-rct-parallel": Spec(
+        reaches=["deployment/gpu-deploy-parallel Available"], pods=2, lines=2, check=different_gpus
+    ),
+    "gpu-cel-nomatch": Spec(reaches=["pod/pod-cel-nomatch Pending"], pods=1, lines=0),
+    "gpu-simple-mig": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-multiple-mig": Spec(
+        reaches=[
+            "pod/pod-2mig Running sees 2 MIG devices",
+            "containers pod-2mig/ctr0 pod-2mig/ctr1 different MIG devices",
+        ],
+        pods=1,
+        lines=1,
+    ),
+    "gpu-anymig": Spec(reaches=["pod/pod-anymig Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-simple-mig-ts": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-timeslicing": Spec(
+        reaches=[
+            "pod/pod-timeslicing Running sees 1 GPU",
+            "containers pod-timeslicing/ctr0 pod-timeslicing/ctr1 same GPU",
+        ],
+        pods=1,
+        lines=1,
+        check=short_turns,
+    ),
+    "gpu-mps": Spec(
+        reaches=["pod/pod-mps Running sees 1 GPU", "containers pod-mps/ctr0 pod-mps/ctr1 same GPU"],
+        pods=1,
+        lines=1,
+        check=mps_daemon,
+    ),
+    # A claim that says nothing of computePercent asks for all of it, and one that says nothing of memory for all
+    # memory: the two pods of each run, but on different GPUs.
+    "gpu-consumable-shares-memory": Spec(
+        reaches=["pod/pod-share-memory-0 Running sees 1 GPU", "pod/pod-share-memory-1 Running sees 1 GPU"],
+        pods=2,
+        lines=2,
+        needs=H100_IN_TURNS,
+    ),
+    "gpu-consumable-shares-integer": Spec(
+        reaches=["pod/pod-share-integer-0 Running sees 1 GPU", "pod/pod-share-integer-1 Running sees 1 GPU"],
+        pods=2,
+        lines=2,
+        needs=H100_IN_TURNS,
+    ),
+    "gpu-test4": Spec(reaches=["deployment/pod Available"], pods=4, lines=4, needs=FOUR_A100, check=four_quartets),
+}
