@@ -1,6 +1,6 @@
 """The journal's file: made, opened, checked, and moved aside when it is damaged.
 
-Owns the schema and its version, the file's mode (0600) and SQLite's settings. Refuses to know what the rows mean.
+Owns the file's mode (0600) and SQLite's settings. Refuses to know what the rows mean.
 
 A damaged journal never keeps a node from working: it is renamed (the newest few are kept for whoever wants to look)
 and a new one starts with the note that it has to be rebuilt. A new file always carries that note, also when somebody
@@ -23,11 +23,11 @@ from pathlib import Path
 
 from dra_driver.claims import journal_rows as rows
 from dra_driver.claims import journal_values as values
+from dra_driver.claims.journal_schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, StorageError
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 15.0
 REBUILD = "rebuild-pending"
@@ -38,87 +38,6 @@ _HIGHEST_PLAUSIBLE_VERSION = 100
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """What reading or writing may raise. Python's module decodes SQLite's texts and its error messages, which quote what is
 in the file; when that is damaged, decoding is what fails."""
-
-# A device may be held once: the partial unique index makes that true whatever any process does. A device given with
-# admin access is nobody's, and one share of a device that is shared is a holding of its own. The note is REBUILD, the
-# version SCHEMA_VERSION.
-_SCHEMA = """
-BEGIN IMMEDIATE;
-CREATE TABLE claim (
-  uid TEXT PRIMARY KEY,
-  namespace TEXT NOT NULL,
-  name TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('preparing', 'prepared', 'unpreparing')),
-  owner TEXT NOT NULL,
-  attempt INTEGER NOT NULL,
-  boot_id TEXT NOT NULL,
-  changed_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE device (
-  uid TEXT NOT NULL REFERENCES claim (uid) ON DELETE CASCADE,
-  position INTEGER NOT NULL,
-  request TEXT NOT NULL,
-  pool TEXT NOT NULL,
-  device TEXT NOT NULL,
-  share_id TEXT NOT NULL,
-  admin INTEGER NOT NULL CHECK (admin IN (0, 1)),
-  gpu_uuid TEXT NOT NULL,
-  PRIMARY KEY (uid, position)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0;
-CREATE TABLE note (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO note VALUES ('rebuild-pending', 'yes');
-PRAGMA user_version = 1;
-COMMIT;
-"""
-
-# What came later is in tables of its own and leaves those above, and their version, as they are: while a node is
-# updated a process of before and one of after work in one file, and going back to the version of before stays possible.
-# The version is for a change with which an older process must not work.
-_ADDED = """
-BEGIN IMMEDIATE;
-CREATE INDEX IF NOT EXISTS on_gpu ON device (gpu_uuid) WHERE admin = 0;
-CREATE TABLE IF NOT EXISTS mig (
-  uid TEXT NOT NULL,
-  position INTEGER NOT NULL,
-  device TEXT NOT NULL,
-  gpu_uuid TEXT NOT NULL,
-  profile INTEGER NOT NULL,
-  profile_name TEXT NOT NULL,
-  start INTEGER NOT NULL,
-  size INTEGER NOT NULL,
-  made INTEGER NOT NULL CHECK (made IN (0, 1)),
-  gi INTEGER,
-  ci INTEGER,
-  mig_uuid TEXT,
-  PRIMARY KEY (uid, position)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX IF NOT EXISTS made_once ON mig (gpu_uuid, profile, start) WHERE made = 1;
-CREATE TABLE IF NOT EXISTS sharing (
-  uid TEXT NOT NULL,
-  position INTEGER NOT NULL,
-  strategy TEXT NOT NULL,
-  interval TEXT NOT NULL,
-  share INTEGER NOT NULL CHECK (share IN (0, 1)),
-  memory INTEGER,
-  percent INTEGER,
-  shares INTEGER,
-  total_memory INTEGER,
-  max_shares INTEGER,
-  daemon TEXT,
-  PRIMARY KEY (uid, position),
-  FOREIGN KEY (uid, position) REFERENCES device (uid, position) ON DELETE CASCADE
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS gpu_note (
-  gpu_uuid TEXT NOT NULL,
-  key TEXT NOT NULL,
-  value TEXT NOT NULL,
-  boot_id TEXT NOT NULL,
-  PRIMARY KEY (gpu_uuid, key)
-) WITHOUT ROWID;
-COMMIT;
-"""
-_ADDED_NAMES = ("on_gpu", "mig", "made_once", "sharing", "gpu_note")
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "the file system is full: free space there",
@@ -311,15 +230,15 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
             f"{SCHEMA_VERSION}); install that version again, or drain the node and delete the file"
         )
     if version == 0:
-        connection.executescript(_SCHEMA)  # fails on a file with foreign tables, which is then moved aside
+        connection.executescript(SCHEMA)  # fails on a file with foreign tables, which is then moved aside
     if not _is_complete(connection):
-        connection.executescript(_ADDED)
+        connection.executescript(ADDED)
     _check_content(connection)
 
 
 def _is_complete(connection: sqlite3.Connection) -> bool:
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    return names.issuperset(_ADDED_NAMES)
+    return names.issuperset(ADDED_NAMES)
 
 
 def _check_content(connection: sqlite3.Connection) -> None:

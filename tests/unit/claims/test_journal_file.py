@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dra_driver.claims.entry import Attempt, OwnerId
 from dra_driver.claims.journal import Journal
-from dra_driver.claims.journal_file import SCHEMA_VERSION
+from dra_driver.claims.journal_schema import SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, DraError, StorageError
 from tests.fakes.claims import ref, uid
 from tests.fakes.memory import memory_folder
