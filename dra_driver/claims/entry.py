@@ -139,6 +139,7 @@ class HeldDevice:
             partition=partition.id if partition else None,
             made=partition.made if partition else False,
             sharing=terms,
+            of_shared=self.form is Form.WHOLE and self.share_id is not None,
         )
 
 

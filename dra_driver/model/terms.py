@@ -105,7 +105,8 @@ class Use:
 
     ``partition`` is set for `Form.PARTITION`, ``made`` tells whether the partition is one that this driver makes and
     destroys (False: somebody else's instance, which is only used). ``sharing`` is set for `Form.SHARE`: the terms under
-    which the first share was prepared.
+    which the first share was prepared. ``of_shared`` is True for `Form.WHOLE` when the GPU was published as one to be
+    shared and the claim consumed all there was to share.
     """
 
     gpu_uuid: GpuUuid
@@ -113,3 +114,4 @@ class Use:
     partition: PartitionId | None = None
     made: bool = False
     sharing: SharingTerms | None = None
+    of_shared: bool = False

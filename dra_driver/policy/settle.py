@@ -5,6 +5,8 @@ terms take its place. Refuses to know policies and the journal.
 
     in use as          stays until it is free
     whole, exclusive   the whole GPU, exclusive
+    all of a shared    the whole GPU, shared as the newest terms say: its claim consumed all there is, which is counted
+                       as long as it is published as shared; a scheduler would take it for free if it were not
     shared             the whole GPU, shared with the same strategy and interval (a new number of shares counts at once)
     partitions         those partitions; everything else follows the newest terms
 
@@ -23,6 +25,8 @@ from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strat
 
 DRAINING_TAINT: Final = "gpu.dra-driver.io/draining"
 _MAX_SHOWN: Final = 3
+_SHARED_SOMEHOW: Final = SharingTerms(strategy=Strategy.TIME_SLICING)
+"""For a GPU that one claim has all of and that is not to be shared any more: nobody gets a share before it is free."""
 
 
 def settle(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
@@ -30,6 +34,8 @@ def settle(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
     partitions = frozenset(use.partition for use in uses if use.partition is not None)
     if any(use.form is not Form.PARTITION for use in uses):
         held = next((use.sharing for use in uses if use.sharing is not None), None)
+        if held is None and any(use.of_shared for use in uses):
+            held = wanted.sharing or _SHARED_SOMEHOW
         return _whole_in_use(wanted, held, partitions)
     return _cut_in_use(wanted, gpu, partitions) if partitions else wanted
 

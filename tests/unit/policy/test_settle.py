@@ -1,5 +1,6 @@
 """What is in use stays until it is free, and says what waits for it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,25 @@ def settled(spec: dict[str, Any] | None, *uses: Use) -> GpuTerms:
 
 def drains(terms: GpuTerms) -> bool:
     return any(taint.key == DRAINING_TAINT for taint in terms.taints)
+
+
+def all_of_a_shared_gpu() -> Use:
+    return replace(whole(), of_shared=True)
+
+
+@pytest.mark.parametrize("sharing", [MPS, SLICED])
+def test_a_claim_that_has_all_of_a_shared_gpu_leaves_its_publication_alone(sharing: dict[str, Any]) -> None:
+    """It consumed all there is to share. Published as exclusive, the GPU would look free to the scheduler."""
+    assert settled({"sharing": sharing}, all_of_a_shared_gpu()) == settled({"sharing": sharing})
+
+
+@pytest.mark.parametrize("spec", [{}, {"availability": "Hidden"}, {"forms": {"whole": False}}])
+def test_a_shared_gpu_that_one_claim_has_stays_published_as_shared_until_it_is_free(spec: dict[str, Any]) -> None:
+    """Whatever the newest policy says: what was consumed of it is counted only as long as it is shared."""
+    found = settled(spec, all_of_a_shared_gpu())
+    assert (found.offered, found.whole, found.sharing is not None) == (True, True, True)
+    assert found.waiting is not None
+    assert drains(found)
 
 
 def test_a_free_gpu_follows_at_once() -> None:
