@@ -27,18 +27,22 @@ Step = Callable[[], None]
 def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
     """Do all of it, also what comes after a step that fails; then raise the first step's error.
 
-    False when there is a GPU that does not answer any more, so that what was made of it is gone or will never be known:
-    a pod does not have to wait for that with its end. Each step may take ``within_s`` where something has to be waited
-    for. Raises `HardwareError`, `StorageError`.
+    False when a GPU is gone from the node, so that what was made of it is gone as well or will be looked at when it is
+    back: a pod does not have to wait for that with its end. A GPU that fails to answer and is still listed is not gone:
+    `DeviceLostError`, as for any other failure. Each step may take ``within_s`` where something has to be waited for.
+    Raises `HardwareError`, `StorageError`.
     """
     hardware = tools.require_hardware()
     first: DraError | None = None
     answers = True
     try:
-        for step in _steps(tools, hardware, entry, within_s):
+        for gpu, step in _steps(tools, hardware, entry, within_s):
             try:
                 step()
             except DeviceLostError as error:
+                if not _is_gone(tools, gpu):
+                    first = first or error
+                    continue
                 answers = False
                 log.warning(
                     "a GPU is lost, and what a claim had of it", extra={"claim": str(entry.ref), "reason": error}
@@ -53,15 +57,21 @@ def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
     return answers
 
 
-def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, within_s: float) -> Iterator[Step]:
+def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, within_s: float) -> Iterator[tuple[GpuUuid, Step]]:
     devices = [device for device in reversed(entry.devices) if device.changes_hardware]
     for daemon_id, gpus in _daemons_to_end(tools, entry.ref.uid, devices).items():
-        yield partial(hardware.mps.release, daemon_id, gpus, within_s=within_s)
+        yield next(iter(gpus), GpuUuid("")), partial(hardware.mps.release, daemon_id, gpus, within_s=within_s)
     for gpu in _slices_to_reset(tools, entry.ref.uid, devices):
-        yield partial(hardware.slicer.reset, gpu, within_s=within_s)
+        yield gpu, partial(hardware.slicer.reset, gpu, within_s=within_s)
     for device in devices:
         if device.partition is not None and device.partition.made:
-            yield partial(hardware.mig.destroy, device.partition.id, within_s=within_s)
+            yield device.gpu_uuid, partial(hardware.mig.destroy, device.partition.id, within_s=within_s)
+
+
+def _is_gone(tools: Tools, gpu: GpuUuid) -> bool:
+    """Whether the node's inventory has no such GPU. While nothing at all can be read, nothing is known to be gone."""
+    snapshot = tools.snapshot()
+    return bool(snapshot.gpus or snapshot.left_out) and snapshot.gpu_by_uuid(gpu) is None
 
 
 def _daemons_to_end(tools: Tools, uid: ClaimUid, devices: list[HeldDevice]) -> dict[str, tuple[GpuUuid, ...]]:

@@ -333,6 +333,16 @@ def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
     assert h100.journal.uses() == ()
 
 
+def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> None:
+    """Its partition would stay until somebody looks again."""
+    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    hardware(h100).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
+    assert isinstance(h100.unprepare(ref(1)), DeviceLostError)
+    assert h100.unprepare(ref(1)) is None
+    assert h100.room.is_whole_again()
+    assert h100.journal.uses() == ()
+
+
 def test_after_a_reboot_without_its_gpu_a_partition_waits(room: Room) -> None:
     """The claim goes; the partition is looked for when the GPU is back."""
     room.backend = simulated()
