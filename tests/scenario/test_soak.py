@@ -82,7 +82,8 @@ class Worker:
             while self.held:
                 self._give_back(self.held.pop())
         except BaseException as error:
-            self.soak.failures.append(f"{type(error).__name__}: {error}")
+            hardware = self.node.hardware_state()
+            self.soak.failures.append(f"{type(error).__name__}: {error}; hardware: {hardware}")
             raise
 
     def _round(self) -> None:
@@ -190,7 +191,7 @@ class Worker:
                 self.soak.seen["busy GPUs"] += 1
             return
         method, error = self.dice.choice(FAULTS)
-        after = self.dice.random() < 0.3
+        after = error is not NoRoomError and self.dice.random() < 0.3  # hardware without room has made nothing
         hardware.fail_next(method, error(INJECTED), gpu=gpu, after=after, times=self.dice.choice([1, 1, 2]))
         self.soak.seen[f"fault: {method}{' (after)' if after else ''}"] += 1
 
@@ -247,7 +248,9 @@ def test_after_any_mix_of_claims_nothing_is_left(rounds: int, crashes: int) -> N
         crasher.join(60.0)
         seen = ", ".join(f"{what} {count}" for what, count in sorted(soak.seen.items()))
         sys.stdout.write(f"{rounds} rounds in {time.monotonic() - began:.1f} s: {seen}\n")  # shown by -s or -rP
-        assert soak.failures == []
+        if soak.failures:
+            sys.stdout.write(node.log())
+        assert not soak.failures, "\n".join(soak.failures)
         assert_clean(node)
 
 
