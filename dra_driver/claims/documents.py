@@ -46,5 +46,5 @@ def _mps_edits(tools: Tools, sharing: HeldSharing, daemon: MpsDaemon) -> Contain
         folders.pipe,
         folders.shm,
         memory_limit_mib=None if memory is None else memory // MIB,
-        percentage=share.percent if share and share.percent < TOTAL_PERCENT else None,
+        percentage=share.percent if share and 0 < share.percent < TOTAL_PERCENT else None,
     )

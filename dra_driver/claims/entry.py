@@ -72,8 +72,8 @@ class HeldPartition:
 class HeldShare:
     """What one share of a GPU consumed, and what there was to share when it was prepared.
 
-    Memory is in bytes and None on a GPU that has no memory of its own; ``percent`` is of 100. ``max_shares`` None sets
-    no limit.
+    Memory is in bytes and None on a GPU that has no memory of its own; ``percent`` is of 100, 0 for one that asked for
+    none and is not limited. ``max_shares`` None sets no limit.
     """
 
     memory: int | None

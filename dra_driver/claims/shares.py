@@ -26,10 +26,10 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     """
     total = published_memory(gpu)
     memory = _consumed(ref, result, MEMORY)
-    percent = _consumed(ref, result, PERCENT)
+    percent = _consumed(ref, result, PERCENT, least=0)
     count = _consumed(ref, result, SHARES)
     all_memory = memory is None or (total is not None and memory >= total)
-    if all_memory and (percent is None or percent == TOTAL_PERCENT):
+    if all_memory and percent in _alone(total, terms):
         return None
     if terms.sharing is None:
         policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
@@ -38,7 +38,7 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
             "delete the pod so that it is scheduled again"
         )
     if percent is not None and percent > TOTAL_PERCENT:
-        raise _broken(ref, result, f"{PERCENT} is {percent}, expected 1 to {TOTAL_PERCENT}")
+        raise _broken(ref, result, f"{PERCENT} is {percent}, expected 0 to {TOTAL_PERCENT}")
     if memory is not None and memory < MIB:
         raise _broken(ref, result, f"{MEMORY} is {memory} bytes, expected at least 1Mi")
     return HeldShare(
@@ -50,12 +50,18 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     )
 
 
+def _alone(total: int | None, terms: GpuTerms) -> tuple[int | None, ...]:
+    """What a claim with all of the memory has consumed of compute when it asked for no part of it."""
+    default = terms.sharing.default_percent if terms.sharing is not None and total is not None else TOTAL_PERCENT
+    return (None, TOTAL_PERCENT, default)
+
+
 def published_memory(gpu: Gpu) -> int | None:
     """What of a shared GPU's memory can be asked for, in bytes: whole MiB, because shares are steps of 1Mi."""
     return None if gpu.memory_bytes is None else gpu.memory_bytes // MIB * MIB
 
 
-def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str) -> int | None:
+def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int = 1) -> int | None:
     """A consumed capacity, rounded up as the scheduler does; None when the device has no such capacity."""
     text = result.consumed_capacity.get(name) or result.consumed_capacity.get(f"{result.driver}/{name}")
     if text is None:
@@ -64,8 +70,8 @@ def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str) -> int | None:
         amount = Quantity.parse(text).as_int()
     except ValueError as error:
         raise _broken(ref, result, f"{name}: {error}") from error
-    if not 0 < amount < 2**63:
-        raise _broken(ref, result, f"{name} is {text}, expected more than nothing")
+    if not least <= amount < 2**63:
+        raise _broken(ref, result, f"{name} is {text}, expected at least {least}")
     return amount
 
 

@@ -105,7 +105,8 @@ def _offer(terms: "GpuTerms") -> str:
         return "exclusive"
     at_most = f", at most {sharing.max_shares}" if sharing.max_shares else ""
     interval = f" {sharing.interval}" if sharing.strategy == "TimeSlicing" else ""
-    return f"shared by {sharing.strategy}{interval}{at_most}"
+    percent = f", {sharing.default_percent} % each" if sharing.default_percent != 100 else ""
+    return f"shared by {sharing.strategy}{interval}{at_most}{percent}"
 
 
 def _profiles(gpu: "Gpu", terms: "GpuTerms") -> str:

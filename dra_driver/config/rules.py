@@ -108,6 +108,12 @@ RULES: Final[Mapping[str, Rule]] = {
         "self.strategy != 'Exclusive' || !has(self.maxShares)",
         lambda it: it["strategy"] == "Exclusive" and _has(it, "maxShares"),
     ),
+    "default-percent-needs-sharing": Rule(
+        "defaultComputePercent belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose"
+        " TimeSlicing or MPS",
+        "self.strategy != 'Exclusive' || !has(self.defaultComputePercent)",
+        lambda it: it["strategy"] == "Exclusive" and _has(it, "defaultComputePercent"),
+    ),
     "sharing-needs-whole": Rule(
         "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
         "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"

@@ -48,11 +48,16 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingTerms:
-    """A GPU that several claims may have at once. ``max_shares`` None sets no limit beside memory and compute."""
+    """A GPU that several claims may have at once. ``max_shares`` None sets no limit beside memory and compute.
+
+    ``default_percent`` is what a claim consumes of compute that does not ask for any: 100 leaves none for others, 0
+    takes none and is not limited.
+    """
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
     max_shares: int | None = None
+    default_percent: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

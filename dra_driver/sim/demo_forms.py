@@ -17,7 +17,7 @@ from dra_driver.sim.objects import claim_names, is_ready
 from dra_driver.sim.render import columns, table
 
 NODES: Final = {"gpu-x": "1xh100-sxm5-80gb"}
-POLICY: Final = Path("examples/policies/shared-mps.yaml")
+POLICY: Final = Path("examples/shared/mps.yaml")
 NAMESPACE: Final = "demo-forms"
 _WAIT_S: Final = 30.0
 _SHARES: Final = {"share-10": ("10Gi", 20), "share-20": ("20Gi", 30), "share-30": ("30Gi", 40)}

@@ -58,7 +58,7 @@ class GpuDevices:
     def _whole(self) -> Device:
         gpu, sharing = self._gpu, self._forms.sharing
         found = attributes.of_whole(gpu, self._board, sharing.strategy.value if sharing is not None else None)
-        capacity = _memory_of(gpu) if sharing is None else shares.capacity_of(gpu.memory_bytes, sharing.max_shares)
+        capacity = _memory_of(gpu) if sharing is None else shares.capacity_of(gpu.memory_bytes, sharing)
         device = self._device(gpu.device_name, found, capacity)
         if self.counter_set is not None:
             device["consumesCounters"] = self._consumes(self.counter_set["counters"])

@@ -108,7 +108,11 @@ class Sharing(Strict):
     """How several claims have the whole GPU at once. Each gets the memory it asks for; a claim that asks for no
     share has the GPU alone."""
 
-    rules: ClassVar[tuple[str, ...]] = ("interval-needs-time-slicing", "max-shares-needs-sharing")
+    rules: ClassVar[tuple[str, ...]] = (
+        "interval-needs-time-slicing",
+        "max-shares-needs-sharing",
+        "default-percent-needs-sharing",
+    )
 
     strategy: Annotated[
         Literal["Exclusive", "TimeSlicing", "MPS"],
@@ -124,6 +128,13 @@ class Sharing(Strict):
     max_shares: Annotated[
         Annotated[int, Field(ge=1, le=1024)] | None,
         Field(description="The most claims at a time; without it memory and compute are the only limits."),
+    ] = None
+    default_compute_percent: Annotated[
+        Annotated[int, Field(ge=0, le=100)] | None,
+        Field(
+            description="Percent of compute that a claim takes which asks for memory alone: 100, the default, leaves"
+            " none for others; 0 takes none and sets no limit."
+        ),
     ] = None
 
 

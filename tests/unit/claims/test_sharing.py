@@ -98,6 +98,25 @@ def test_a_number_of_shares_is_a_limit_too(room: Room) -> None:
     assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, share_result(3, "1Gi", 1))))
 
 
+def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(room: Room) -> None:
+    """Under a policy by which a claim that asks for no compute consumes none."""
+    run = shared(room, default_percent=0)
+    for number in (1, 2):
+        run.prepare(claim(number, share_result(number, "12Gi", 0)))
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=12288M" in file(run, number)
+        assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
+
+
+def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_default(room: Room) -> None:
+    """It asked for nothing, so it runs without a daemon and without limits; who asked for a part gets that part."""
+    run = shared(room, default_percent=10)
+    run.prepare(claim(1, share_result(1, "81559Mi", 10)))
+    assert "CUDA_MPS" not in file(run, 1)
+    run.unprepare(ref(1))
+    run.prepare(claim(2, share_result(2, "81559Mi", 25)))
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
+
+
 def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
     """As with whole GPUs."""
     run = shared(room)
@@ -207,7 +226,7 @@ def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(room: Room) -> 
 
 
 @pytest.mark.parametrize(
-    ("memory", "percent"), [("-1Gi", 10), ("ten", 10), ("1023Ki", 10), ("10Gi", 0), ("10Gi", 101), ("1e30", 10)]
+    ("memory", "percent"), [("-1Gi", 10), ("ten", 10), ("1023Ki", 10), ("10Gi", -1), ("10Gi", 101), ("1e30", 10)]
 )
 def test_numbers_that_no_scheduler_wrote_are_refused(room: Room, memory: str, percent: int) -> None:
     """An allocation can be edited by whoever may write the claim's status."""

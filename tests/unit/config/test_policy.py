@@ -64,6 +64,8 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         (policy(sharing={"strategy": "MPS", "interval": "Short"}), "spec.sharing: interval belongs to strategy"),
         (policy(sharing={"strategy": "Exclusive", "maxShares": 2}), "spec.sharing: maxShares limits a shared GPU"),
         (policy(sharing={"strategy": "MPS", "maxShares": 0}), "from 1 to 1024, got 0"),
+        (policy(sharing={"strategy": "Exclusive", "defaultComputePercent": 5}), "belongs to a shared GPU"),
+        (policy(sharing={"strategy": "MPS", "defaultComputePercent": 101}), "from 0 to 100, got 101"),
         (policy(sharing={"strategy": "MPS"}, forms={"whole": False}), "spec: a GPU is shared as a whole"),
         (policy(forms={"whole": False, "migProfiles": []}), "spec.forms: whole false and migProfiles [] leave nothing"),
         (policy(select={"minMemory": "2Gi", "maxMemory": "1Gi"}), "spec.select: minMemory is more than maxMemory"),
