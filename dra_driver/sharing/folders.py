@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 
 from dra_driver.errors import StorageError
 from dra_driver.sharing.daemon import MpsDaemon, check_id
+from dra_driver.sharing.trees import remove_tree
 
 State = Literal["starting", "ready", "failed", "stopping"]
 STATES: Final = ("starting", "ready", "failed", "stopping")
@@ -186,30 +187,6 @@ def storage(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"cannot {doing}: {error.strerror or error}") from error
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder that others may write in: no link in it is followed. Missing is success. Raises OSError."""
-    if not path.exists():
-        return
-    # Not shutil, which would load compression libraries into a process that has a memory budget.
-    for _, folders, files, descriptor in os.fwalk(path, topdown=False, follow_symlinks=False):
-        for name in files:
-            with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=descriptor)
-        for name in folders:
-            _remove_folder(name, descriptor)
-    with suppress(FileNotFoundError):
-        path.rmdir()
-
-
-def _remove_folder(name: str, parent: int) -> None:
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except NotADirectoryError:
-        os.unlink(name, dir_fd=parent)  # a link to a folder counts as one in the walk
-    except FileNotFoundError:
-        pass
 
 
 def _is_id(name: str) -> bool:

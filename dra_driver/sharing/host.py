@@ -25,9 +25,10 @@ from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.sharing import control, leftovers, logfiles
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
-from dra_driver.sharing.folders import MAX_DAEMONS, MpsFolders, remove_tree, storage
+from dra_driver.sharing.folders import MAX_DAEMONS, MpsFolders, storage
 from dra_driver.sharing.process import Clock, Sleep
 from dra_driver.sharing.supervise import Supervised
+from dra_driver.sharing.trees import remove_tree
 
 log = logging.getLogger(__name__)
 

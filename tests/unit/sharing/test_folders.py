@@ -8,7 +8,8 @@ import pytest
 
 from dra_driver.errors import StorageError
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import MpsFolders, Status, remove_tree
+from dra_driver.sharing.folders import MpsFolders, Status
+from dra_driver.sharing.trees import remove_tree
 from tests.fakes.sharing import FakeHost
 
 G1 = "GPU-00000000-0000-0000-0000-000000000001"
