@@ -6,9 +6,10 @@ capacity (KEP-4815, KEP-5075); this is the last line, for the moments in which i
 Refuses to know where holdings are kept. Admin access excludes nobody and is never looked at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dra_driver.claims.entry import Conflict, HeldDevice, HeldPartition, HeldSharing, Holding
+from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
 from dra_driver.quantity import Quantity
 
@@ -27,12 +28,18 @@ def conflicts(wanted: Sequence[HeldDevice], holdings: Sequence[Holding]) -> Iter
 
 
 def contradiction(wanted: Sequence[HeldDevice]) -> str | None:
-    """Two devices of one claim that exclude each other, in words; None when all go together."""
+    """Why one claim's own devices cannot be had together, in words that follow "has"; None when they all go together.
+
+    Shares count too: nothing that others give back would make a claim fit that asks for more than there is.
+    """
     devices = [device for device in wanted if not device.admin_access]
     for position, device in enumerate(devices):
-        for other in devices[:position]:
+        before = devices[:position]
+        for other in before:
             if _excludes(device, other):
-                return f"{other.device} and {device.device}"
+                return f"{other.device} and {device.device}, which exclude each other on GPU hardware"
+        if device.form is Form.SHARE and (why := _shortage(_sharing(device), _shares_of(device.gpu_uuid, before))):
+            return f"a share of {device.device} that {why}, its own shares alone counted"
     return None
 
 
@@ -58,9 +65,12 @@ def _too_much(wanted: HeldDevice, own: Sequence[HeldDevice], holdings: Sequence[
     """A conflict when the GPU's shares, those that the claim wants beside it included, come to more than there is."""
     others = [held for held in holdings if held.device.gpu_uuid == wanted.gpu_uuid]
     beside = [*(held.device for held in others), *(each for each in own if each is not wanted)]
-    sharing = [_sharing(each) for each in beside if each.gpu_uuid == wanted.gpu_uuid and each.form is Form.SHARE]
-    if why := _shortage(_sharing(wanted), sharing):
+    if why := _shortage(_sharing(wanted), _shares_of(wanted.gpu_uuid, beside)):
         yield Conflict(wanted=wanted, holders=tuple(held.uid for held in others), shortage=why)
+
+
+def _shares_of(gpu: GpuUuid, devices: Iterable[HeldDevice]) -> list[HeldSharing]:
+    return [_sharing(each) for each in devices if each.gpu_uuid == gpu and each.form is Form.SHARE]
 
 
 def _shortage(wanted: HeldSharing, beside: Sequence[HeldSharing]) -> str | None:

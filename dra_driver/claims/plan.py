@@ -120,11 +120,8 @@ def plan(
         for each, shared in zip(granted, sharing.devices, strict=True)
     ]
     found = ClaimPlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
-    if both := contradiction(found.held):
-        raise ClaimError(
-            f"claim {claim.ref} has {both}, which exclude each other on GPU hardware, so the allocation is broken: "
-            "delete the claim"
-        )
+    if wrong := contradiction(found.held):
+        raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
     return found
 
 

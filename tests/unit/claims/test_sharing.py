@@ -117,6 +117,26 @@ def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_defaul
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
 
 
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ([("200Gi", 10)], "asks for 200Gi of memory where 81559Mi of 81559Mi are left"),
+        ([("60Gi", 30), ("60Gi", 30)], "asks for 60Gi of memory where 20119Mi of 81559Mi are left"),
+        ([("1Gi", 60), ("1Gi", 60)], f"asks for 60 percent of compute where 40 of {TOTAL_PERCENT} are left"),
+        ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
+    ],
+)
+def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tuple[str, int]], why: str) -> None:
+    """Waiting for others to go would cost a worker for most of a call, and would name somebody who has no part in it."""
+    run = shared(room, Strategy.TIME_SLICING, max_shares=2)
+    run.prepare(claim(1, share_result(1, "1Gi", 1)))
+    asked = [share_result(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
+    error = run.refusal(claim(2, *asked))
+    assert isinstance(error, ClaimError)
+    assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
+    assert room.bell.waits == []
+
+
 def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
     """As with whole GPUs."""
     run = shared(room)
