@@ -100,17 +100,20 @@ class RealCluster:
         # Pods are refused until the controller has made it.
         wait(lambda: None if self.client.find(SERVICE_ACCOUNTS, "default", name) else "no service account", 30.0)
 
-    def apply(self, objects: Sequence[Obj], namespace: str) -> str:
-        """Creates them in ``namespace``, or in the one namespace that they bring; which one it was."""
-        brought = [obj for obj in objects if obj["kind"] == NAMESPACES.kind]
-        assert len(brought) <= 1, "objects in several namespaces"
-        home = str(brought[0]["metadata"]["name"]) if brought else namespace
-        for obj in brought:
-            self._create_namespace(obj)
-        for obj in objects:
-            if obj not in brought:
+    @staticmethod
+    def home(objects: Sequence[Obj], namespace: str) -> str:
+        """Where objects go: the one namespace that they bring, else ``namespace``."""
+        brought = [str(obj["metadata"]["name"]) for obj in objects if obj["kind"] == NAMESPACES.kind]
+        assert len(brought) <= 1, f"objects in several namespaces: {brought}"
+        return brought[0] if brought else namespace
+
+    def apply(self, objects: Sequence[Obj], namespace: str) -> None:
+        home = self.home(objects, namespace)
+        for obj in sorted(objects, key=lambda obj: bool(obj["kind"] != NAMESPACES.kind)):
+            if obj["kind"] == NAMESPACES.kind:
+                self._create_namespace(obj)
+            else:
                 self.client.create(obj, home)
-        return home
 
     def remove(self, objects: Sequence[Obj], namespace: str) -> None:
         """Deletes what a person would with `kubectl delete -f`, and waits until no pod and no claim is left.

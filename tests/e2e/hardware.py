@@ -3,6 +3,7 @@
 Reads the state that simulated GPUs keep beside the node process, and the records of the simulated driver's programs.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,13 @@ class Hardware:
         """The GPUs as they are, for whoever plays an administrator or lets a call fail."""
         return SimulatedBackend.from_spec(self.spec, self.node, state_file=self.state / STATE)
 
+    def faults(self) -> list[object]:
+        """The faults that have been asked for and have not struck yet."""
+        found: list[object] = json.loads((self.state / STATE).read_text())["faults"]
+        return found
+
     def made(self) -> dict[str, str]:
-        """Device name (as in slices) -> UUID of each MIG device that exists."""
+        """Minor, profile and start of each MIG instance that exists -> UUID of its device, "" while it has none."""
         return {
             f"{gpu.minor}/{instance.profile_id}/{instance.start}": str(instance.device.uuid if instance.device else "")
             for gpu in self.backend().snapshot().gpus

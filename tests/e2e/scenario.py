@@ -24,11 +24,14 @@ def reached(
     Gives the namespace they are in: ``namespace``, or the one that they bring.
     """
     objects = load(path)
-    home = cluster.apply(objects, namespace)
-    wait(lambda: _unmet(cluster, home, expectations), REACH_S)
-    _hold(cluster, home, expectations)
-    yield home
-    cluster.remove(objects, home)
+    home = cluster.home(objects, namespace)
+    try:
+        cluster.apply(objects, namespace)
+        wait(lambda: _unmet(cluster, home, expectations), REACH_S)
+        _hold(cluster, home, expectations)
+        yield home
+    finally:
+        cluster.remove(objects, home)
 
 
 def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -> None:

@@ -1,0 +1,130 @@
+"""Pods that ask for slices, shares and whole GPUs, in one namespace."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim import seen
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
+from dra_driver.sim.expect import why_unscheduled
+from dra_driver.sim.objects import is_ready
+from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
+
+STAY = "trap 'exit 0' TERM; sleep infinity & wait"
+LIST = "nvidia-smi -L; env | grep ^CUDA_MPS"
+SHAREABLE = "device.allowMultipleAllocations"
+
+
+def whole() -> Obj:
+    """A request for one GPU that nobody shares."""
+    return _request("gpu.nvidia.com", f"!{SHAREABLE}")
+
+
+def slice_of(profile: str) -> Obj:
+    """A request for one MIG device."""
+    return _request("mig.nvidia.com", f'device.attributes["gpu.nvidia.com"].profile == "{profile}"')
+
+
+def share(memory: str, percent: int) -> Obj:
+    """A request for a part of one GPU."""
+    asked = {"memory": memory, "computePercent": str(percent)}
+    return _request("gpu.nvidia.com", SHAREABLE) | {"capacity": {"requests": asked}}
+
+
+def _request(device_class: str, expression: str) -> Obj:
+    return {"deviceClassName": device_class, "selectors": [{"cel": {"expression": expression}}]}
+
+
+class Forms:
+    """Makes and watches them; a pod's template has the pod's name."""
+
+    def __init__(self, cluster: RealCluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    @property
+    def rest(self) -> RestClient:
+        return self.cluster.rest
+
+    def create(self, name: str, request: Obj, command: str = LIST) -> None:
+        devices = {"devices": {"requests": [{"name": "device", "exactly": request}]}}
+        template: dict[str, Any] = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": name},
+            "spec": {"spec": devices},
+        }
+        container = {
+            "name": "main",
+            "image": "ubuntu:24.04",
+            "command": ["bash", "-c", f"{command}; {STAY}"],
+            "resources": {"claims": [{"name": "device"}]},
+        }
+        claims = [{"name": "device", "resourceClaimTemplateName": name}]
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"containers": [container], "resourceClaims": claims},
+        }
+        self.cluster.apply([template, pod], self.namespace)
+
+    def get(self, name: str) -> Obj:
+        return self.cluster.pod(name, self.namespace)
+
+    def delete(self, *names: str) -> None:
+        """Until the pods and their claims are gone."""
+        for name in names:
+            self.cluster.client.delete(PODS, name, self.namespace)
+        wait(lambda: self._left(names), GONE_S)
+
+    def ask_to_go(self, name: str) -> None:
+        """Deletes the pod and does not wait."""
+        self.cluster.client.delete(PODS, name, self.namespace)
+
+    def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:
+        wait(lambda: self._unready(names), timeout_s)
+
+    def waits(self, *names: str) -> bool:
+        """Whether the scheduler has found no place for any of them."""
+        return all(
+            dig(self.get(name), "status", "phase") == "Pending" and why_unscheduled(self.get(name)) for name in names
+        )
+
+    def log(self, name: str) -> str:
+        # A container is ready before its command has printed anything.
+        wait(lambda: None if self._log(name) else f"the log of {name} is empty", 30.0)
+        return self._log(name)
+
+    def sees(self, name: str) -> seen.Devices:
+        """What the pod's log lists, which has to be what it was granted."""
+        found = seen.seen(self.log(name))
+        assert seen.difference(found, seen.granted(self.get(name), self.cluster.client)) is None
+        return found
+
+    def partition(self, name: str) -> str:
+        """UUID of the one MIG device that the pod sees."""
+        (only,) = self.sees(name).partitions
+        return only.uuid
+
+    @contextmanager
+    def cleared(self) -> Iterator["Forms"]:
+        """After the body everything is deleted, also when the body failed."""
+        try:
+            yield self
+        finally:
+            self.delete(*(pod["metadata"]["name"] for pod in self.cluster.pods(self.namespace)))
+
+    def _log(self, name: str) -> str:
+        return self.cluster.client.log(self.namespace, name, "main")
+
+    def _unready(self, names: tuple[str, ...]) -> str | None:
+        waiting = [name for name in names if not is_ready(self.get(name))]
+        return f"{waiting} not ready; {self.cluster.warnings(self.namespace)}" if waiting else None
+
+    def _left(self, names: tuple[str, ...]) -> str:
+        kinds = (PODS, RESOURCE_CLAIMS)
+        found = [obj["metadata"]["name"] for kind in kinds for obj in self.cluster.client.list(kind, self.namespace)]
+        # The name of a generated claim is that of its pod, of its entry in the pod, and five letters.
+        return ", ".join(one for one in found if one in names or one.rsplit("-device-", 1)[0] in names)

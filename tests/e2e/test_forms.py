@@ -1,0 +1,204 @@
+"""One GPU, whole and cut and shared, under a real scheduler, kubelet and container runtime.
+
+The GPU is a simulated H100 of a node process of our own; its state tells what was really done to it.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dra_driver.sim.apiserver.jsonvalue import entries
+from dra_driver.sim.needs import Needs
+from tests.e2e.cluster import GONE_S, ROOT, RealCluster, containers, wait
+from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.host import Host
+from tests.e2e.scenario import PENDING_S, check_partitions
+
+ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
+MPS_POLICY = ROOT / "examples" / "shared" / "mps.yaml"
+SMALL = "1g.10gb"
+# A failed call makes the kubelet wait for its next look at the pod.
+RETRY_S = 180.0
+# Longer than any test waits for the moment at which it kills the process that is in the call.
+LONG_CALL_S = 300.0
+
+
+shared_gpu = pytest.mark.parametrize(
+    "needs", [Needs(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
+)
+
+
+@pytest.fixture
+def needs(request: pytest.FixtureRequest) -> Needs:
+    found: Needs = getattr(request, "param", Needs(nodes=ONE_H100))
+    return found
+
+
+@pytest.fixture
+def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Forms]:
+    """After the test all pods are deleted while the driver runs, without any delay that a test asked for."""
+    with Forms(cluster, namespace).cleared() as found:
+        yield found
+        own_host.hardware.backend().clear_faults()
+        if not own_host.process.lives:
+            own_host.restart()
+
+
+def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
+    """Exit status and answer of `kubectl dra explain`."""
+    command = [sys.executable, "-m", "dra_driver.cli.kubectl", "explain", f"pod/{pod}", "-n", forms.namespace]
+    command += ["--kubeconfig", kubeconfig]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_seven_slices_then_no_eighth_then_the_whole_gpu(
+    own_host: Host, cluster: RealCluster, forms: Forms, kubeconfig: str
+) -> None:
+    """The scheduler hands out what is there and not more; the GPU is whole again when its last slice is gone."""
+    seven = [f"slice-{number}" for number in range(7)]
+    for name in seven:
+        forms.create(name, slice_of(SMALL))
+    forms.wait_ready(*seven)
+    assert len({forms.partition(name) for name in seven}) == 7
+    check_partitions(cluster, own_host.hardware, forms.namespace)
+
+    forms.create("eighth", slice_of(SMALL))
+    forms.create("whole", whole())
+    time.sleep(PENDING_S)
+    assert forms.waits("eighth", "whole")
+    for name in ("eighth", "whole"):
+        status, said = explained(forms, name, kubeconfig)
+        assert status == 1, said
+        assert "cannot" in said, said
+    assert len(own_host.hardware.made()) == 7
+
+    forms.delete("slice-3")
+    forms.wait_ready("eighth")
+    forms.delete(*(name for name in seven if name != "slice-3"))
+    time.sleep(PENDING_S)
+    assert forms.waits("whole")
+    check_partitions(cluster, own_host.hardware, forms.namespace)
+
+    forms.delete("eighth")
+    forms.wait_ready("whole")
+    (gpu,) = own_host.hardware.backend().snapshot().gpus
+    assert forms.sees("whole").gpus == (gpu.uuid,)
+    assert (gpu.mig_enabled, gpu.mig_instances) == (False, ())
+
+
+def test_a_slice_waits_while_the_gpu_is_taken_whole(own_host: Host, forms: Forms, kubeconfig: str) -> None:
+    """The other way round: nobody cuts a GPU under the pod that has it."""
+    forms.create("whole", whole())
+    forms.wait_ready("whole")
+    forms.create("slice", slice_of(SMALL))
+    time.sleep(PENDING_S)
+    assert forms.waits("slice")
+    assert explained(forms, "slice", kubeconfig)[0] == 1
+    forms.delete("whole")
+    forms.wait_ready("slice")
+    assert set(own_host.hardware.made().values()) == {forms.partition("slice")}
+
+
+@shared_gpu
+def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconfig: str) -> None:
+    """Each share's limits are what it asked for, under one daemon; what does not fit waits for one to end."""
+    asked = {"ten": (10, 20), "twenty": (20, 30), "thirty": (30, 40)}
+    for name, (memory_gib, percent) in asked.items():
+        forms.create(name, share(f"{memory_gib}Gi", percent))
+    forms.wait_ready(*asked)
+    for name, (memory_gib, percent) in asked.items():
+        lines = forms.log(name).splitlines()
+        assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_gib * 1024}M" in lines
+        assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}" in lines
+    assert len({forms.sees(name).gpus for name in asked}) == 1
+    assert len(own_host.hardware.daemons()) == 1
+
+    forms.create("fourth", share("20Gi", 10))
+    forms.create("slice", slice_of(SMALL))
+    time.sleep(PENDING_S)
+    assert forms.waits("fourth", "slice")
+    assert explained(forms, "fourth", kubeconfig)[0] == 1
+    assert explained(forms, "slice", kubeconfig)[0] == 1
+    forms.delete("ten")
+    forms.wait_ready("fourth")
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M" in forms.log("fourth").splitlines()
+    assert forms.waits("slice")
+
+    forms.delete("twenty", "thirty", "fourth")
+    forms.wait_ready("slice")
+    assert own_host.hardware.daemons() == ()
+
+
+@shared_gpu
+def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: RealCluster, forms: Forms) -> None:
+    """The policy goes while two pods share the GPU: same containers, same daemon. Then the GPU is nobody's to share."""
+    names = ("one", "other")
+    for name in names:
+        forms.create(name, share("10Gi", 20))
+    forms.wait_ready(*names)
+    before = {name: (containers(forms.get(name)), forms.log(name)) for name in names}
+    said, in_force = own_host.hardware.said("mps-control"), own_host.process.text.count("policies in force")
+
+    (own_host.policies / MPS_POLICY.name).unlink()
+    own_host.process.wait_for(lambda: own_host.process.text.count("policies in force") > in_force, GONE_S)
+    time.sleep(PENDING_S)
+    assert shareable(cluster) == {"gpu-0"}
+    assert {name: (containers(forms.get(name)), forms.log(name)) for name in names} == before
+    assert own_host.hardware.said("mps-control") == said
+    forms.delete("one")
+    assert shareable(cluster) == {"gpu-0"}
+    forms.delete("other")
+    wait(lambda: f"{shareable(cluster)} can be shared" if shareable(cluster) else None, GONE_S)
+    forms.create("whole", whole())
+    forms.wait_ready("whole")
+
+
+def shareable(cluster: RealCluster) -> set[str]:
+    """Names of the devices that several claims may have."""
+    devices = [device for item in cluster.slices() for device in entries(item, "spec", "devices")]
+    return {device["name"] for device in devices if device.get("allowMultipleAllocations")}
+
+
+def kill_in_long_call(own_host: Host) -> None:
+    """SIGKILL while the node process is in the call that was made long, before it has an effect; then a restart."""
+    own_host.process.wait_for(lambda: not own_host.hardware.faults(), RETRY_S)
+    own_host.process.end(signal.SIGKILL)
+    own_host.restart()
+
+
+@pytest.mark.parametrize("method", ["set_mig_mode", "create_gpu_instance", "create_compute_instance"])
+def test_killed_while_it_makes_a_slice(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
+    """Both pods run in the end, each with its own slice, and the GPU has no third."""
+    own_host.hardware.backend().fail_next(method, delay_s=LONG_CALL_S)
+    for name in ("one", "other"):
+        forms.create(name, slice_of(SMALL))
+    kill_in_long_call(own_host)
+    forms.wait_ready("one", "other", timeout_s=RETRY_S)
+    assert forms.partition("one") != forms.partition("other")
+    check_partitions(cluster, own_host.hardware, forms.namespace)
+
+
+@pytest.mark.parametrize("method", ["destroy_compute_instance", "destroy_gpu_instance"])
+def test_killed_while_it_removes_a_slice(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
+    """The pod and its slice go in the end; the neighbour does not notice."""
+    for name in ("leaving", "staying"):
+        forms.create(name, slice_of(SMALL))
+    forms.wait_ready("leaving", "staying")
+    before, partition = containers(forms.get("staying")), forms.partition("staying")
+    own_host.hardware.backend().fail_next(method, delay_s=LONG_CALL_S)
+    forms.ask_to_go("leaving")
+    kill_in_long_call(own_host)
+    wait(lambda: _still_made(own_host, partition), RETRY_S)
+    forms.delete("leaving")
+    assert containers(forms.get("staying")) == before
+    check_partitions(cluster, own_host.hardware, forms.namespace)
+
+
+def _still_made(own_host: Host, partition: str) -> str | None:
+    made = own_host.hardware.made()
+    return None if set(made.values()) == {partition} else f"the GPU has {made}"
