@@ -17,9 +17,12 @@ from dra_driver.sharing.daemon import MpsDaemon
 def document_of(tools: Tools, todo: ClaimPlan) -> CdiSpec:
     """The document. The base document, partitions and daemons have to be there already.
 
-    Raises what `CdiProvider` and `MpsWork.directories` raise.
+    Admin access to a device that the claim has by itself, too, is that device as the claim has it: there is one name
+    for both. Raises what `CdiProvider` and `MpsWork.directories` raise.
     """
-    return claim_spec(tools.names, [(device.cdi_device, _edits(tools, device)) for device in todo.devices])
+    own = {device.cdi_device for device in todo.devices if not device.admin_access}
+    named = [device for device in todo.devices if not device.admin_access or device.cdi_device not in own]
+    return claim_spec(tools.names, [(device.cdi_device, _edits(tools, device)) for device in named])
 
 
 def _edits(tools: Tools, device: PlannedDevice) -> ContainerEdits:

@@ -127,7 +127,7 @@ def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_defaul
     ],
 )
 def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tuple[str, int]], why: str) -> None:
-    """Waiting for others to go would cost a worker for most of a call, and would name somebody who has no part in it."""
+    """Waiting for others to go would cost a worker for most of a call, and name somebody who has no part in it."""
     run = shared(room, Strategy.TIME_SLICING, max_shares=2)
     run.prepare(claim(1, share_result(1, "1Gi", 1)))
     asked = [share_result(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
@@ -135,6 +135,20 @@ def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tup
     assert isinstance(error, ClaimError)
     assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
     assert room.bell.waits == []
+
+
+def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(room: Room) -> None:
+    """Both results have one name in the claim's CDI file, where a name can say one thing only."""
+    room.backend = simulated()
+    run = room.run()
+    watched = result("gpu-0", request="watch", admin_access=True)
+    asked = [config("GpuConfig", mps(defaultActiveThreadPercentage=10), "work")]
+    answer = run.prepare(claim(1, watched, result("gpu-0", request="work"), configs=asked))
+    assert answer[0].cdi_device_ids == answer[1].cdi_device_ids
+    assert file(run, 1).count("CUDA_MPS_PIPE_DIRECTORY") == 1
+    assert run.prepare(ref(1)) == answer
+    assert run.unprepare(ref(1)) is None
+    assert room.is_whole_again()
 
 
 def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
