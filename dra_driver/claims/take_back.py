@@ -23,20 +23,23 @@ log = logging.getLogger(__name__)
 
 Step = Callable[[], None]
 
+LEAST_S = 1.0
+"""What the end of a daemon or nvidia-smi takes as a rule."""
+
 
 def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
     """Do all of it, also what comes after a step that fails; then raise the first step's error.
 
     False when a GPU is gone from the node, so that what was made of it is gone as well or will be looked at when it is
     back: a pod does not have to wait for that with its end. A GPU that fails to answer and is still listed is not gone:
-    `DeviceLostError`, as for any other failure. Each step may take ``within_s`` where something has to be waited for.
-    Raises `HardwareError`, `StorageError`.
+    `DeviceLostError`, as for any other failure. All steps together wait for ``within_s``; after that each is still tried
+    once, and `LEAST_S` is left for what another process has to do. Raises `HardwareError`, `StorageError`.
     """
     hardware = tools.require_hardware()
     first: DraError | None = None
     answers = True
     try:
-        for gpu, step in _steps(tools, hardware, entry, within_s):
+        for gpu, step in _steps(tools, hardware, entry, tools.bell.now() + within_s):
             try:
                 step()
             except DeviceLostError as error:
@@ -57,15 +60,20 @@ def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
     return answers
 
 
-def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, within_s: float) -> Iterator[tuple[GpuUuid, Step]]:
+def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, deadline: float) -> Iterator[tuple[GpuUuid, Step]]:
+    """With the GPU that each is about, and the time that the ones before it have left."""
+
+    def left_s(least_s: float = 0.0) -> float:
+        return max(least_s, deadline - tools.bell.now())
+
     devices = [device for device in reversed(entry.devices) if device.changes_hardware]
     for daemon_id, gpus in _daemons_to_end(tools, entry.ref.uid, devices).items():
-        yield next(iter(gpus), GpuUuid("")), partial(hardware.mps.release, daemon_id, gpus, within_s=within_s)
+        yield next(iter(gpus), GpuUuid("")), partial(hardware.mps.release, daemon_id, gpus, within_s=left_s(LEAST_S))
     for gpu in _slices_to_reset(tools, entry.ref.uid, devices):
-        yield gpu, partial(hardware.slicer.reset, gpu, within_s=within_s)
+        yield gpu, partial(hardware.slicer.reset, gpu, within_s=left_s(LEAST_S))
     for device in devices:
         if device.partition is not None and device.partition.made:
-            yield device.gpu_uuid, partial(hardware.mig.destroy, device.partition.id, within_s=within_s)
+            yield device.gpu_uuid, partial(hardware.mig.destroy, device.partition.id, within_s=left_s())
 
 
 def _is_gone(tools: Tools, gpu: GpuUuid) -> bool:

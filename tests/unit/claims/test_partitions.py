@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.claims.entry import State
+from dra_driver.claims.undo import MOST_S
 from dra_driver.errors import (
     ClaimError,
     DeviceInUseError,
@@ -115,6 +116,18 @@ def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
     hardware(h100).set_in_use(gpu, made.gi_id, False)
     assert h100.unprepare(ref(1)) is None
     assert h100.room.is_whole_again()
+
+
+def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
+    """Each waited for by itself would keep the GPU locked, and a worker busy, long after the kubelet gave up."""
+    parts = [h100.room.part(SMALL, start) for start in range(5)]
+    h100.prepare(claim(1, *(result(part, request=f"r-{at}") for at, part in enumerate(parts))))
+    for made in instances(h100)[:-1]:
+        hardware(h100).set_in_use(h100.room.gpus[0].uuid, made.gi_id)
+    before = h100.room.bell.now()
+    assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
+    assert h100.room.bell.now() - before < MOST_S + 1
+    assert len(instances(h100)) == len(parts) - 1  # what nobody uses went all the same
 
 
 def test_maintenance_frees_what_could_not_be_freed(h100: Run) -> None:
