@@ -32,8 +32,8 @@ def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
 
     False when a GPU is gone from the node, so that what was made of it is gone as well or will be looked at when it is
     back: a pod does not have to wait for that with its end. A GPU that fails to answer and is still listed is not gone:
-    `DeviceLostError`, as for any other failure. All steps together wait for ``within_s``; after that each is still tried
-    once, and `LEAST_S` is left for what another process has to do. Raises `HardwareError`, `StorageError`.
+    `DeviceLostError`, as for any other failure. All steps together wait for ``within_s``; after that each is still
+    tried once, and `LEAST_S` is left for what another process has to do. Raises `HardwareError`, `StorageError`.
     """
     hardware = tools.require_hardware()
     first: DraError | None = None
