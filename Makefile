@@ -27,9 +27,11 @@ check: $(VENV)/.ready         ## Format, lint, types, layers, file sizes, genera
 	$(BIN)/python scripts/check_tree.py
 	$(BIN)/python scripts/gen.py --check
 
-bench: $(VENV)/.ready         ## Node process, selectors and allocation against their budgets
+bench: $(VENV)/.ready         ## Node process, forms, selectors and allocation against their budgets; packing of partitions
 	$(BIN)/python -m tests.bench.cel_bench
 	$(BIN)/python -m tests.bench.allocation_bench
+	$(BIN)/python -m tests.bench.packing
+	$(BIN)/python -m tests.bench.forms_bench
 	$(BIN)/python -m tests.bench
 
 fuzz: $(VENV)/.ready          ## Mutated selectors and allocation questions: never a traceback, never an endless run

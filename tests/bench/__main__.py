@@ -21,25 +21,11 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.bench.node_process import Kubelet, NodeProcess
+from tests.bench.report import Report
 
 NODE = "bench-node"
 DRIVER = "gpu.nvidia.com"
 WARM_UP = 5
-
-
-class Report:
-    """Prints figures beside their budgets and remembers breaches."""
-
-    def __init__(self) -> None:
-        self.breached = False
-
-    def line(self, what: str, value: float, unit: str, budget: float | None = None, extra: str = "") -> None:
-        verdict = ""
-        if budget is not None:
-            over = value > budget
-            self.breached |= over
-            verdict = f"budget {budget:g} {unit}: {'OVER' if over else 'ok'}"
-        print(f"{what:<52} {value:8.2f} {unit:<4} {verdict:<24} {extra}".rstrip(), flush=True)
 
 
 def main() -> int:
@@ -49,6 +35,7 @@ def main() -> int:
     parser.add_argument("--spec", default="8xh100-sxm5-80gb", help="simulated GPUs")
     args = parser.parse_args()
     report = Report()
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # as in the image
     with api_server() as (kubeconfig, described):
         print(f"API server: {described}\nGPUs: {args.spec} (simulated)\n")
         rest = RestClient(Connection.load(kubeconfig))
@@ -133,9 +120,7 @@ def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, labe
         ("prepare again (repeat)", repeated, None),
         ("unprepare", unprepared, 2.0),
     ):
-        figures.sort()
-        p99 = figures[min(len(figures) - 1, int(len(figures) * 0.99))]
-        report.line(f"{what}, {label}, p50", figures[len(figures) // 2], "ms", budget, f"p99 {p99:.2f} ms, n={count}")
+        report.times(f"{what}, {label}", figures, budget)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A node process under measurement: started as a user would, looked at from outside through /proc and its socket."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any, Self
 import grpc
 
 from dra_driver._pb.dra_v1 import api_pb2
+from tests.bench.report import cpu_s, rss_mib
 
 SERVICE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 CALL_TIMEOUT_S = 45.0
@@ -67,12 +67,10 @@ class NodeProcess:
         return self._root / "plugins" / "gpu.nvidia.com" / "dra.sock"
 
     def rss_mib(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+        return rss_mib(self._process.pid)
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._process.pid)
 
 
 class Kubelet:

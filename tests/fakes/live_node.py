@@ -52,12 +52,15 @@ def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> N
 class LiveNode:
     """A context manager. Files are in memory where that is possible: what is killed here are processes, not machines.
 
-    ``policy`` is the text of a policy file, '' for none. `mps` starts an MPS host as well.
+    ``policy`` is the text of a policy file, '' for none. ``mps`` starts an MPS host as well. ``on_disk`` has files on a
+    disk, whose speed then counts.
     """
 
-    def __init__(self, spec: str, *, policy: str = "", mps: bool = False, name: str = "node-a") -> None:
+    def __init__(
+        self, spec: str, *, policy: str = "", mps: bool = False, name: str = "node-a", on_disk: bool = False
+    ) -> None:
         self.name = name
-        self.root = Path(tempfile.mkdtemp(prefix="dra-", dir=memory_folder()))
+        self.root = Path(tempfile.mkdtemp(prefix="dra-", dir=None if on_disk else memory_folder()))
         self.folders = NodeFolders(self.root)
         self.folders.make()
         self.plugin = self.folders.plugins / DRIVER
@@ -105,6 +108,11 @@ class LiveNode:
 
     def slices(self) -> list[dict[str, Any]]:
         return self.store.list(RESOURCE_SLICES).items
+
+    def remove_slices(self) -> None:
+        """As a kubelet does when it starts."""
+        for item in self.slices():
+            self.store.delete(RESOURCE_SLICES, item["metadata"]["name"])
 
     # --- life and death of the node process ---
 
