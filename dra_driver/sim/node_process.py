@@ -18,7 +18,17 @@ STOP_TIMEOUT_S = 10.0
 # Where the node process puts it, below its own folder in the plugin directory.
 SIMULATED_ROOT = "simulated-root"
 # What a child needs to start; anything else, NODE_NAME or KUBECONFIG say, could change what it does.
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+_INHERITED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "VIRTUAL_ENV",
+    "MALLOC_ARENA_MAX",
+)
 
 
 class ChildProcess:
