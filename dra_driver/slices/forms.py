@@ -10,8 +10,8 @@ on, switched by others   placements only: taking the mode away from its owner is
 
 A partition that somebody else made is published as it is, takes its placement and everything that overlaps it away, and
 keeps the whole GPU back. Two forms that exclude each other are only published while counters tell the scheduler so.
-What the terms do not allow is left out silently: whoever wrote them knows. Everything else that is left out has a
-sentence. Refuses to know wire objects (``devices.py``).
+What the terms do not allow is left out silently: whoever wrote them knows, unless nothing at all is left. Everything
+else that is left out has a sentence. Refuses to know wire objects (``devices.py``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,6 +64,8 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: Features) -> Forms:
             f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a slice "
             f"has room for {MAX_DEVICES} devices, and all of one GPU are in one slice"
         )
+    if not (whole or made or placements or reasons.found):
+        reasons.none(_why_nothing(gpu, terms, allowed))
     return Forms(
         whole=whole,
         sharing=sharing,
@@ -90,7 +92,7 @@ class _Reasons:
 
 def _withheld(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
     """Why nothing of the GPU is published at all."""
-    by = f"policy {terms.policy}" if terms.policy else "its terms"
+    by = _source(terms)
     if not terms.offered:
         return f"{gpu.device_name} is not offered, because {by} says so"
     if len(terms.taints) > MAX_TAINTS:
@@ -102,11 +104,34 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
         )
     if not features.taints and any(taint.effect != "None" for taint in terms.taints):
         # Without its taint it would be offered to everybody.
+        if terms.waiting is not None:
+            return (
+                f"{gpu.device_name} is not offered until it is free ({terms.waiting}): the API server does not keep "
+                "the taint that would keep new claims away (feature gate DRADeviceTaints)"
+            )
         return (
             f"{gpu.device_name} is not offered: {by} taints it, and the API server does not keep taints "
             "(feature gate DRADeviceTaints)"
         )
     return None
+
+
+def _why_nothing(gpu: Gpu, terms: GpuTerms, allowed: Sequence[Placement]) -> str:
+    """For terms that allow only what this GPU cannot become now."""
+    nothing = f"nothing of {gpu.device_name} is offered: {_source(terms)} allows MIG partitions only, and"
+    if allowed:
+        return f"{nothing} MIG instances that somebody else made are where they would be"
+    if gpu.mig_profiles and not (gpu.mig_enabled or gpu.mig_resetless):
+        return (
+            f"{nothing} its MIG mode is off, which takes a reset of the GPU to change: an administrator can switch it "
+            f"on (nvidia-smi -i {gpu.uuid} -mig 1)"
+        )
+    has = ", ".join(profile.name for profile in gpu.mig_profiles) or "none"
+    return f"{nothing} no MIG profile that it has; it has {has}"
+
+
+def _source(terms: GpuTerms) -> str:
+    return f"policy {terms.policy}" if terms.policy else "its terms"
 
 
 def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: Features) -> str | None:

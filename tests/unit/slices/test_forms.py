@@ -13,6 +13,8 @@ from dra_driver.slices.gates import Features
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu
 
 NO_COUNTERS = replace(ALL, counters=False)
+NO_TAINTS = replace(ALL, taints=False)
+RTX_UNCUT = mig_gpu(RTX, mig_profiles=())
 SHARED = GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.MPS))
 
 
@@ -119,6 +121,40 @@ def test_terms_choose_among_forms_without_a_word() -> None:
     assert only_small.reasons == ()
     only_whole = forms(gpu, profiles=frozenset())
     assert (only_whole.whole, only_whole.placements, only_whole.left) == (True, (), {})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profiles", "reason"),
+    [
+        (mig_gpu(A100, mig_resetless=False), None, "its MIG mode is off, which takes a reset"),
+        (mig_gpu(H100), frozenset[int](), "it has 7g.80gb, 4g.40gb"),
+        (RTX_UNCUT, None, "it has none"),
+    ],
+    ids=["needs a reset", "no such profile", "cannot be cut"],
+)
+def test_terms_that_leave_nothing_of_a_gpu_say_so(gpu: Gpu, profiles: frozenset[int] | None, reason: str) -> None:
+    """A wrong pattern, or a policy for boards that this node has not: the GPU would vanish and nobody knew why."""
+    found = forms(gpu, whole=False, profiles=profiles)
+    assert (found.whole, found.made, found.placements) == (False, (), ())
+    (said,) = found.reasons
+    assert said.startswith("nothing of gpu-0 is offered: policy p allows MIG partitions only")
+    assert reason in said
+
+
+def test_terms_whose_places_somebody_else_has_say_so() -> None:
+    """Another reason than a pattern that matches nothing, and another remedy."""
+    gpu = mig_gpu(H100, mig_enabled=True)
+    found = forms(replace(gpu, mig_instances=(instance(gpu, 0, 0),)), whole=False, profiles=frozenset({9}))
+    (said,) = found.reasons
+    assert said.endswith("MIG instances that somebody else made are where they would be")
+
+
+def test_a_gpu_in_use_that_cannot_be_tainted_says_what_it_waits_for() -> None:
+    """The taint is the driver's: a sentence that blames the policy sends its author looking for what is not there."""
+    draining = (Taint(key="gpu.dra-driver.io/draining", effect="NoSchedule"),)
+    (said,) = forms(mig_gpu(H100), NO_TAINTS, taints=draining, waiting="the GPU stays exclusive").reasons
+    assert said.startswith("gpu-0 is not offered until it is free (the GPU stays exclusive)")
+    assert "policy p taints it" not in said
 
 
 def test_a_partition_in_use_stays_although_the_terms_changed() -> None:
