@@ -12,6 +12,7 @@ from dra_driver.claims.collect import Collector
 from dra_driver.claims.prepare import Preparer
 from dra_driver.claims.rebuild import Rebuild
 from dra_driver.claims.recover import Recovery, recover, rewrite_files
+from dra_driver.claims.settle import settle_all
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.unprepare import unprepare_claim
 from dra_driver.claims.waiting import Budget
@@ -28,10 +29,10 @@ Prepared = tuple[PreparedDevice, ...]
 class ClaimService:
     """Prepare, unprepare, recover and collect over one set of tools.
 
-    Order: ``recover`` before the first call of the kubelet; then ``maintain`` every ten minutes and ``finish_rebuild``
-    every few seconds from one thread, ``rewrite_missing_files`` every few seconds from the same or another one,
-    ``prepare`` and ``unprepare`` from any number of threads. Nothing to stop: calls end by themselves within
-    `waiting.Patience.call_s`.
+    Order: ``recover`` before the first call of the kubelet; then from one thread ``maintain`` every ten minutes,
+    ``settle_hardware`` every half minute and ``finish_rebuild`` every few seconds; ``rewrite_missing_files`` every few
+    seconds from the same or another one; ``prepare`` and ``unprepare`` from any number of threads. Nothing to stop:
+    calls end by themselves within `waiting.Patience.call_s`.
     """
 
     def __init__(self, tools: Tools, *, lister: ClaimLister | None = None) -> None:
@@ -41,6 +42,7 @@ class ClaimService:
         self._collector = Collector(tools)
         self._rebuild = Rebuild(tools, lister)
         self._missing: tuple[str, ...] = ()
+        self._unsettled: tuple[str, ...] = ()
 
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
@@ -91,6 +93,23 @@ class ClaimService:
         Asks the API server, so it may take half a minute or more; for the thread that ``maintain`` uses.
         """
         self._rebuild.try_if_due()
+
+    def settle_hardware(self) -> None:
+        """Bring GPUs back to what they were where nobody needs anything else, see `settle`.
+
+        For every half minute, and cheap while nothing is noted: a MIG mode that could not be switched off because
+        somebody had the GPU open keeps the whole GPU from being used. Never raises for the world's faults: what cannot
+        be done is logged when it is new.
+        """
+        problems: list[str] = []
+        try:
+            settle_all(self._tools, problems)
+        except DraError as error:
+            problems.append(str(error))
+        before, self._unsettled = self._unsettled, tuple(problems)
+        for problem in self._unsettled:
+            if problem not in before:
+                log.warning("a GPU is not what it was yet, tried again soon", extra={"reason": problem})
 
     def maintain(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """What is due every ten minutes: recover what could not be recovered, free what the kubelet forgot, tidy up.

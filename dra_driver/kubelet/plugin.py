@@ -73,6 +73,7 @@ SOCKETS_EVERY_S, FILES_EVERY_S, GAUGES_EVERY_S = 1.0, 5.0, 5.0
 LAST_GOOD_POLICIES = "policies-in-force.json"
 # How often it is asked whether a try is due; the tries themselves are half a minute apart and more.
 REBUILD_EVERY_S = 5.0
+SETTLE_EVERY_S = 30.0
 
 
 class NodeProcess:
@@ -95,6 +96,7 @@ class NodeProcess:
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
         self._terms: TermsBook | None = None
+        self._policy_problem: str | None = None
         self._claims: ClaimWork | None = None
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
@@ -253,10 +255,12 @@ class NodeProcess:
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.check),
             Chore(name="disk", every_s=FILES_EVERY_S, work=disk.check),
+            Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
         remote = [
             Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
+            Chore(name="hardware", every_s=SETTLE_EVERY_S, work=claims.service.settle_hardware),
             Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=claims.service.finish_rebuild),
         ]
         for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
@@ -277,6 +281,15 @@ class NodeProcess:
             counts = self._claims.counts()
             metrics.prepared_claims.set(counts.claims)
             self._count_devices(self._claims)
+
+    def _report_policies(self) -> None:
+        """A policy that is wrong concerns whoever wrote it, who looks at the Node rather than at a log."""
+        assert self._terms is not None  # noqa: S101 - for the type checker; it is there before any chore
+        problem = self._terms.problem
+        metrics.policies_in_force.set(problem is None)
+        news = problem is not None and problem != self._policy_problem
+        if not news or (self._publisher is not None and self._publisher.warn("GpuPolicyProblem", problem or "")):
+            self._policy_problem = problem
 
     def _count_devices(self, claims: ClaimWork) -> None:
         forms = Counter(use.form for use in claims.journal.uses())

@@ -30,9 +30,16 @@ def tell(problem: str | None, before: str | None, node: str, node_uid: str, reco
         log.info("slices are right again", extra={"node": node})
         return
     log.warning("slices are not right", extra={"node": node, "problem": problem})
-    if recorder is not None and node_uid:
-        about = ObjectReference(apiVersion="v1", kind="Node", name=node, uid=node_uid)
-        recorder.record(about, "Warning", "ResourceSliceProblem", problem)
+    warn("ResourceSliceProblem", problem, node, node_uid, recorder)
+
+
+def warn(reason: str, message: str, node: str, node_uid: str, recorder: Recorder | None) -> bool:
+    """A Warning event at the node; False without a recorder or a known node."""
+    if recorder is None or not node_uid:
+        return False
+    about = ObjectReference(apiVersion="v1", kind="Node", name=node, uid=node_uid)
+    recorder.record(about, "Warning", reason, message)
+    return True
 
 
 def of_pass(done: Pass, edits: int, driver: str, node: str) -> list[str]:

@@ -247,6 +247,10 @@ class Publisher:
             self._schedule.failed(self._clock(), retry_after_s)
         self._report(f"slices cannot be published: {error}", event=not isinstance(error, ApiUnreachableError))
 
+    def warn(self, reason: str, message: str) -> bool:
+        """A Warning event at this node, for others who have none to tell; False while the node is not known yet."""
+        return problems.warn(reason, message, self._node, self._reconciler.node_uid, self._recorder)
+
     def _report(self, problem: str | None, *, event: bool = True) -> None:
         with self._changed:
             before, self._problem = self._problem, problem

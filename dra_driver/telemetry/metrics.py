@@ -73,6 +73,11 @@ withdrawn = Gauge(
     "dra_driver_devices_withdrawn", "1 while no devices are offered because no container could get one",
     registry=REGISTRY,
 )  # fmt: skip
+policies_in_force = Gauge(
+    "dra_driver_policies_in_force",
+    "1 while the newest policies are in force, 0 while older ones are",
+    registry=REGISTRY,
+)
 registered = Gauge("dra_driver_registered", "1 while the kubelet has accepted the registration", registry=REGISTRY)
 registrations_total = Counter(
     "dra_driver_registrations", "Answers of the kubelet to the registration", ["result"], registry=REGISTRY

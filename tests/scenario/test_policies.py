@@ -1,0 +1,101 @@
+"""Policy files that change under a running node process, in the embedded cluster."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.sim import demo
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import EVENTS, PODS
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.objects import is_ready
+from tests.scenario.conftest import ROOT, TIMEOUT_S
+
+POLICY = """\
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: pool}
+spec: %s
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "policies"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[Cluster]:
+    with Cluster({"gpu-a": "1xh100-sxm5-80gb"}, policy_dir=folder) as running:
+        running.apply(ROOT / demo.CLASSES)
+        yield running
+
+
+def devices(cluster: Cluster) -> dict[str, Obj]:
+    return {device["name"]: device for item in cluster.slices() for device in item["spec"].get("devices") or ()}
+
+
+def published(cluster: Cluster, wanted: set[str]) -> None:
+    def complaint() -> str | None:
+        found = set(devices(cluster))
+        return None if found == wanted else f"{sorted(found)} are published"
+
+    cluster.wait(complaint, TIMEOUT_S, f"{sorted(wanted)} alone to be published")
+
+
+def shared(cluster: Cluster, strategy: str | None) -> None:
+    def complaint() -> str | None:
+        attributes = devices(cluster).get("gpu-0", {}).get("attributes", {})
+        found = attributes.get("sharingStrategy", {}).get("string")
+        return None if found == strategy else f"it is {found}"
+
+    cluster.wait(complaint, TIMEOUT_S, f"gpu-0 to be published as {strategy or 'exclusive'}")
+
+
+def test_policy_in_use_stays_until_the_gpu_is_free(cluster: Cluster, folder: Path) -> None:
+    """Shares go on under MPS although the administrator wants the GPU hidden, and nobody new gets one; then it is."""
+    file = folder / "pool.yaml"
+    file.write_text(POLICY % "{forms: {migProfiles: []}, sharing: {strategy: MPS}}")
+    shared(cluster, "MPS")
+    example = ROOT / "examples" / "shared-mps-three-pods.yaml"
+    cluster.apply(example)
+    names = ("share-small", "share-medium", "share-large")
+
+    def unready() -> str | None:
+        pods = [cluster.store.find(PODS, name, "default") for name in names]
+        return None if all(pod and is_ready(pod) for pod in pods) else "not all run"
+
+    cluster.wait(unready, TIMEOUT_S, "three shares")
+    file.write_text(POLICY % "{availability: Hidden}")
+
+    def undrained() -> str | None:
+        taints = [taint["key"] for taint in devices(cluster).get("gpu-0", {}).get("taints") or ()]
+        return None if taints == ["gpu.dra-driver.io/draining"] else f"its taints are {taints}"
+
+    cluster.wait(undrained, TIMEOUT_S, "the GPU to be drained")
+    shared(cluster, "MPS")
+    assert unready() is None
+    cluster.delete(example)
+    published(cluster, set())
+
+
+def test_wrong_policy_is_told_at_the_node_and_changes_nothing(cluster: Cluster, folder: Path) -> None:
+    """Whoever wrote it looks there; the last good one stays in force, over a restart of the node process too."""
+    file = folder / "pool.yaml"
+    file.write_text(POLICY % "{forms: {migProfiles: ['7g.*']}}")
+    published(cluster, {"gpu-0", "gpu-0-mig-7g80gb-0-0"})
+    file.write_text(POLICY % "{forms: {migProfile: ['1g.*']}}")
+
+    def untold() -> str | None:
+        told = [e["message"] for e in cluster.store.list(EVENTS).items if e.get("reason") == "GpuPolicyProblem"]
+        return None if any("spec.forms.migProfile: unknown field" in text for text in told) else f"told: {told}"
+
+    cluster.wait(untold, TIMEOUT_S, "an event at the node")
+    node = cluster.nodes["gpu-a"]
+    node.process.kill()
+    node.process.start()
+    cluster.wait_published()
+    published(cluster, {"gpu-0", "gpu-0-mig-7g80gb-0-0"})
