@@ -6,11 +6,11 @@ Owns the mounts. Refuses to know what is run in them. A daemon, the servers that
     /tmp/nvidia-log      the daemon's logs
     /dev/shm             the daemon's own folder of shared memory, which its clients' containers get as theirs
 
-in a mount namespace of their own (``unshare(2)``, ``mount_namespaces(7)``), and with them the driver's root as ``/``
-where that is a whole system. So a daemon needs no path that is long (a unix socket's has at most 107 characters, and
-the kubelet's plugin directory takes half of them) or that other users cannot reach (servers run as their client's
-user), and claims do not see each other's shared memory. Nothing is mounted outside of the namespace, so nothing has to
-be unmounted.
+in a mount namespace of their own (``unshare(2)``, ``mount_namespaces(7)``), where links in these folders lead nowhere,
+and with them the driver's root as ``/`` where that is a whole system. So a daemon needs no path that is long (a unix
+socket's has at most 107 characters, and the kubelet's plugin directory takes half of them) or that other users cannot
+reach (servers run as their client's user), and claims do not see each other's shared memory. Nothing is mounted outside
+of the namespace, so nothing has to be unmounted.
 
 These are raw system calls through the C library: Python has none of them before 3.12.
 """
@@ -29,7 +29,10 @@ SHM: Final = "/dev/shm"  # noqa: S108 - where the C library's shm_open looks
 
 # linux/sched.h, linux/mount.h, linux/prctl.h
 _CLONE_NEWNS: Final = 0x00020000
-_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 4096, 16384, 1 << 19
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_NOSYMFOLLOW, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 32, 256, 4096, 16384, 1 << 19
+# Containers write into these folders as well, and daemons, which are root, would follow their links to any file that is
+# mounted here. Kernels before 5.10 do not know the flag for links and ignore it.
+_OF_CONTAINERS: Final = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | _MS_NOSYMFOLLOW
 _PR_SET_PDEATHSIG: Final = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +70,7 @@ class View:
             os.mkdir(self.root + path)  # noqa: PTH102 - short and without imports, after a fork
         for source, path in zip(sources, (PIPE, LOG, SHM), strict=True):
             _mount(f"/proc/self/fd/{source}", self.root + path, None, _MS_BIND)
+            _mount(None, self.root + path, None, _OF_CONTAINERS)
             os.close(source)
         if self.root:
             os.chroot(self.root)

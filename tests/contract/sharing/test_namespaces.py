@@ -38,6 +38,22 @@ def test_each_daemon_sees_its_own_folders_under_short_names(private_node: Node) 
     assert not Path("/tmp/nvidia-mps/seen").exists()
 
 
+def test_a_link_that_a_container_laid_in_a_daemons_folders_leads_nowhere(private_node: Node) -> None:
+    """Daemons are root and write into folders that containers have mounted: with the container's links, anywhere."""
+    precious = private_node.base / "precious"
+    precious.write_text("as it was")
+    private_node.control_script(NOSY.replace("echo > up", "echo 1 > control.pid; echo 2 > /dev/shm/state; echo > up"))
+    private_node.start_host("--namespaces", "own")
+    folder, shm = private_node.folders.of("d0"), private_node.base / "shm/gpu.nvidia.com-mps/d0"
+    folder.make()
+    shm.mkdir(parents=True)
+    for link in (folder.pipe / "control.pid", shm / "state"):
+        link.symlink_to(precious)
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    assert (folder.pipe / "seen").exists()
+    assert precious.read_text() == "as it was"
+
+
 def test_shared_memory_goes_with_its_daemon(private_node: Node) -> None:
     private_node.start_host("--namespaces", "own")
     private_node.client.ensure(devices(private_node, 0), within_s=10.0)
