@@ -105,6 +105,7 @@ class Follower:
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
             self._newest = snapshot
+            self._terms.update(snapshot)  # first: claims are prepared by them as soon as the inventory is there
             self._look_after(lambda: self._refresh_files(snapshot))
             self._offer()
 

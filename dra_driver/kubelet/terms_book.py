@@ -9,11 +9,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from dra_driver.errors import DraError
+from dra_driver.errors import DraError, DriverUnavailableError
 from dra_driver.model.gpu import Snapshot
-from dra_driver.model.terms import Terms, Use
+from dra_driver.model.terms import GpuTerms, Terms, Use
 
 log = logging.getLogger(__name__)
+
+CLOSED = GpuTerms(offered=False)
+"""For a GPU of which nobody could say yet what it may be used as: the default terms would offer it to everybody."""
 
 
 class Policies(Protocol):
@@ -46,11 +49,18 @@ class TermsBook:
         return self._problem or self._policies.problem
 
     def current(self) -> Terms:
-        """The terms in force; default ones before the first inventory. Never waits for the journal."""
+        """The terms in force. Never waits for the journal.
+
+        Raises DriverUnavailableError before they were worked out for the first time: under the default terms a share
+        would be refused for good.
+        """
+        if self._snapshot is None:
+            reason = self._problem or "the GPUs have not been looked at yet"
+            raise DriverUnavailableError(f"what this node's GPUs may be used as is not known yet: {reason}")
         return self._terms
 
     def update(self, snapshot: Snapshot) -> Terms:
-        """The terms for ``snapshot``. When the journal cannot be read, those of before."""
+        """The terms for ``snapshot``. When the journal cannot be read, those of before; new GPUs are not offered."""
         with self._lock:
             changed = self._policies.check()
             waiting = any(terms.waiting for terms in self._terms.values())
@@ -65,6 +75,7 @@ class TermsBook:
             if str(error) != self._problem:
                 log.warning("policies cannot be applied", extra={"reason": error})
             self._problem = str(error)
+            self._close_unknown(snapshot)
             return
         self._problem = None
         self._snapshot = snapshot
@@ -75,3 +86,10 @@ class TermsBook:
             if found.waiting and (before is None or before.waiting != found.waiting):
                 log.info("new terms wait for the GPU to be free", extra={"gpu": gpu, "reason": found.waiting})
         self._terms = terms
+
+    def _close_unknown(self, snapshot: Snapshot) -> None:
+        """GPUs that came after the last success; those of before keep what they have."""
+        known = {gpu.uuid for gpu in self._snapshot.gpus} if self._snapshot is not None else set()
+        new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in self._terms]
+        if new:
+            self._terms = {**self._terms, **dict.fromkeys(new, CLOSED)}

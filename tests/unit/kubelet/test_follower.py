@@ -56,8 +56,10 @@ class Policies:
 
     def __init__(self) -> None:
         self.terms: Terms = {}
+        self.seen: list[Snapshot] = []
 
-    def update(self, _snapshot: Snapshot) -> Terms:
+    def update(self, snapshot: Snapshot) -> Terms:
+        self.seen.append(snapshot)
         return self.terms
 
 
@@ -114,6 +116,13 @@ def test_driver_files_come_before_slices(node: Node) -> None:
     node.sees(SNAPSHOT)
     assert node.happened == ["root", "files", "slices"]
     assert node.follower.problem is None
+
+
+def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
+    """A claim is told of the files, not that nobody knows what its GPU may be used as."""
+    node.files.error = DriverUnavailableError("no libcuda")
+    node.sees(SNAPSHOT)
+    assert node.policies.seen == [SNAPSHOT]
 
 
 def test_new_terms_are_published_with_the_inventory_of_before(node: Node) -> None:

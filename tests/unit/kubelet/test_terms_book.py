@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
-from dra_driver.errors import ConfigurationError, DraError, StorageError
+import pytest
+
+from dra_driver.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
 from dra_driver.kubelet.terms_book import TermsBook
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form, GpuTerms, Terms, Use
 
@@ -25,7 +27,6 @@ class Policies:
         return changed
 
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-        assert snapshot == SNAPSHOT
         self.asked.append(list(uses))
         if isinstance(self.answer, DraError):
             raise self.answer
@@ -79,3 +80,38 @@ def test_terms_of_before_hold_while_they_cannot_be_worked_out() -> None:
     policies.answer = {}
     assert book.update(SNAPSHOT) == {}
     assert book.problem is None
+
+
+def test_a_gpu_is_not_offered_until_its_terms_could_be_worked_out_once() -> None:
+    """A GPU that policies hide must not become free for all because the journal could not be read just then."""
+    policies, uuids = Policies(), [GpuUuid("GPU-0"), GpuUuid("GPU-1")]
+    first, both = (
+        Snapshot(gpus=tuple(Gpu(uuid=uuid, minor=minor) for minor, uuid in enumerate(uuids[:count])))
+        for count in (1, 2)
+    )
+    policies.answer = StorageError("disk full")
+    book = TermsBook(policies, list)
+    assert not book.update(first)[uuids[0]].offered
+    policies.answer = {}
+    assert book.update(first) == {}
+    policies.answer = StorageError("disk full")
+    closed = book.update(both)
+    assert {uuid: terms.offered for uuid, terms in closed.items()} == {uuids[1]: False}
+    assert book.update(both) is closed
+    policies.answer = {}
+    assert book.update(both) == {}
+
+
+def test_nothing_is_prepared_by_terms_that_are_not_known() -> None:
+    """A slow first look at the hardware: the call waits for it instead of refusing a share as one of no policy."""
+    policies = Policies()
+    book = TermsBook(policies, list)
+    with pytest.raises(DriverUnavailableError, match="not known yet"):
+        book.current()
+    policies.answer = StorageError("disk full")
+    book.update(SNAPSHOT)
+    with pytest.raises(DriverUnavailableError, match="disk full"):
+        book.current()
+    policies.answer = {}
+    book.update(SNAPSHOT)
+    assert book.current() == {}
