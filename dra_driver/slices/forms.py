@@ -93,6 +93,8 @@ class _Reasons:
 def _withheld(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
     """Why nothing of the GPU is published at all."""
     by = _source(terms)
+    if not terms.offered and not terms.policy:
+        return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
     if not terms.offered:
         return f"{gpu.device_name} is not offered, because {by} says so"
     if len(terms.taints) > MAX_TAINTS:

@@ -179,6 +179,12 @@ def test_a_gpu_that_is_not_offered_says_so() -> None:
     assert found.reasons == ("gpu-0 is not offered, because policy p says so",)
 
 
+def test_a_gpu_whose_policies_are_wrong_says_that_and_blames_none() -> None:
+    """Hidden by nobody: the way out is to put the files right."""
+    (reason,) = forms_of(mig_gpu(H100), GpuTerms(offered=False), ALL).reasons
+    assert reason == "gpu-0 is not offered, because its policies cannot be used; the log says why"
+
+
 def test_a_taint_that_would_be_dropped_keeps_the_gpu_back() -> None:
     """Without its taint everybody could have it. The effect None blocks nobody."""
     taint = Taint(key="example.com/reserved", effect="NoSchedule")
