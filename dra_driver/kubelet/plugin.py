@@ -69,7 +69,9 @@ CALL_GRACE_S = 2.0
 FIRST_LOOK_S = 2.0
 # For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
 ROOM_STOP_S = 0.5
-SOCKETS_EVERY_S, FILES_EVERY_S, GAUGES_EVERY_S = 1.0, 5.0, 5.0
+SOCKETS_EVERY_S, FILES_EVERY_S = 1.0, 5.0
+# Counting reads every claim of the journal; as often as metrics are usually scraped.
+GAUGES_EVERY_S = 15.0
 LAST_GOOD_POLICIES = "policies-in-force.json"
 # How often it is asked whether a try is due; the tries themselves are half a minute apart and more.
 REBUILD_EVERY_S = 5.0
