@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 
 from dra_driver.errors import StorageError
 from dra_driver.sharing.daemon import MpsDaemon, check_id
-from dra_driver.sharing.trees import remove_tree
+from dra_driver.sharing.trees import REMOVE_S, remove_tree
 
 State = Literal["starting", "ready", "failed", "stopping"]
 STATES: Final = ("starting", "ready", "failed", "stopping")
@@ -121,10 +121,10 @@ class DaemonFolder:
         with storage(f"remove {self.status}"):
             self.status.unlink(missing_ok=True)
 
-    def remove(self) -> None:
+    def remove(self, *, within_s: float = REMOVE_S) -> None:
         """Remove the folder with all that is in it. Idempotent."""
         with storage(f"remove {self.path}"):
-            remove_tree(self.path)
+            remove_tree(self.path, within_s=within_s)
 
 
 class MpsFolders:

@@ -31,6 +31,8 @@ HOST_GRACE_S: Final = 1.0
 """How long a host that is being restarted is waited for before anything is done."""
 UNDO_S: Final = 5.0
 """How long taking back what a failed call did may take beyond the caller's own limit."""
+LEAST_REMOVE_S: Final = 1.0
+"""How long a folder in which containers wrote may take to be removed when waiting for the daemon took all the time."""
 _STEP_S: Final = 0.05
 
 
@@ -193,7 +195,7 @@ class MpsClient:
         """Clients may still write into the pipe's folder while it is removed, so once more helps."""
         while True:
             try:
-                return folder.remove()
+                return folder.remove(within_s=max(LEAST_REMOVE_S, deadline - self._clock()))
             except StorageError:
                 if self._clock() >= deadline:
                     raise

@@ -28,9 +28,7 @@ def remove_tree(path: Path, *, within_s: float = REMOVE_S, clock: Callable[[], f
 
     def check_time() -> None:
         if clock() >= deadline:
-            raise TimeoutError(
-                f"more is in it than could be removed within {within_s:.0f} s; the rest is removed later"
-            )
+            raise TimeoutError(f"more is in it than can be removed in {within_s:.0f} s; the rest is removed later")
 
     try:
         top = os.open(path, _FOLDER)
