@@ -20,7 +20,9 @@ import grpc
 import pytest
 
 from dra_driver.errors import DeviceLostError, DriverUnavailableError, GpuBusyError, NoRoomError
+from dra_driver.gpu.simulated_root import FAULTS as FAULT_FILES
 from dra_driver.model.mig import parse_partition_name
+from dra_driver.sim.node_process import SIMULATED_ROOT
 from tests.fakes.live_claims import Obj, Scheduler
 from tests.fakes.live_node import LiveNode, until
 from tests.fakes.mixed_claims import POLICIES, impossible, wish
@@ -190,6 +192,12 @@ class Worker:
                 threading.Timer(0.2, hardware.set_busy, (gpu, None)).start()
                 self.soak.seen["busy GPUs"] += 1
             return
+        if self.dice.random() < 0.1:
+            broken = self.node.plugin / SIMULATED_ROOT / FAULT_FILES / "smi-fail"
+            broken.write_text(INJECTED)
+            threading.Timer(0.1, broken.unlink, kwargs={"missing_ok": True}).start()
+            self.soak.seen["nvidia-smi failing for a while"] += 1
+            return
         method, error = self.dice.choice(FAULTS)
         after = error is not NoRoomError and self.dice.random() < 0.3  # hardware without room has made nothing
         hardware.fail_next(method, error(INJECTED), gpu=gpu, after=after, times=self.dice.choice([1, 1, 2]))
@@ -210,7 +218,7 @@ FAULTS: tuple[tuple[str, Callable[[str], Any]], ...] = (
 
 
 def crash(soak: Soak) -> None:
-    """Kill the node process now and then, and start it again."""
+    """Kill the node process now and then, more rarely the MPS host, and start it again."""
     dice = random.Random(soak.rounds)  # noqa: S311 - moments to kill at
     for number in range(1, soak.crashes + 1):
         while soak.done < soak.rounds * number // (soak.crashes + 1):
@@ -224,6 +232,10 @@ def crash(soak: Soak) -> None:
         finally:
             soak.up.set()
         soak.seen["crashes"] += 1
+        if number % 3 == 0 and soak.node.mps_host is not None:
+            soak.node.mps_host.kill()
+            soak.node.mps_host.start()
+            soak.seen["crashes of the MPS host"] += 1
 
 
 @pytest.mark.parametrize(
