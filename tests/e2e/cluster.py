@@ -29,8 +29,10 @@ from dra_driver.sim.objects import claim_names, extended_claim_name
 DRIVER = "gpu.nvidia.com"
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ROOT / "deploy" / "base" / "deviceclasses.yaml"
-# A failed prepare makes the kubelet wait for its next look at the pod, which takes up to 90 s.
-REACH_S = 150.0
+# A failed prepare makes the kubelet wait for its next look at the pod, which takes up to 90 s. And kube-scheduler 1.36
+# counts what a share consumes twice for a moment (allocated, and still in flight): a share that is asked for in that
+# moment is refused, and unless something else happens in the cluster it is looked at again after 5 minutes.
+REACH_S = 330.0
 GONE_S = 90.0
 # How long something that must not change is watched.
 SETTLE_S = 2.0

@@ -97,6 +97,10 @@ class Forms:
         wait(lambda: None if self._log(name) else f"the log of {name} is empty", 30.0)
         return self._log(name)
 
+    def wait_line(self, name: str, line: str) -> None:
+        """Until the log has the line."""
+        wait(lambda: None if line in self._log(name).splitlines() else f"{name} logs {self._log(name)}", 30.0)
+
     def sees(self, name: str) -> seen.Devices:
         """What the pod's log lists, which has to be what it was granted."""
         found = seen.seen(self.log(name))

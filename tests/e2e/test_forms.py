@@ -8,18 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import entries
 from dra_driver.sim.needs import Needs
-from tests.e2e.cluster import GONE_S, ROOT, RealCluster, containers, wait
+from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
 from tests.e2e.host import Host
 from tests.e2e.scenario import PENDING_S, check_partitions
 
 ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
-MPS_POLICY = ROOT / "examples" / "shared" / "mps.yaml"
+MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
 SMALL = "1g.10gb"
 # A failed call makes the kubelet wait for its next look at the pod.
 RETRY_S = 180.0
@@ -110,7 +111,7 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
     asked = {"ten": (10, 20), "twenty": (20, 30), "thirty": (30, 40)}
     for name, (memory_gib, percent) in asked.items():
         forms.create(name, share(f"{memory_gib}Gi", percent))
-    forms.wait_ready(*asked)
+        forms.wait_ready(name)  # one after the other: see REACH_S
     for name, (memory_gib, percent) in asked.items():
         lines = forms.log(name).splitlines()
         assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_gib * 1024}M" in lines
@@ -132,6 +133,7 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
     forms.delete("twenty", "thirty", "fourth")
     forms.wait_ready("slice")
     assert own_host.hardware.daemons() == ()
+    assert set(own_host.hardware.made().values()) == {forms.partition("slice")}
 
 
 @shared_gpu
@@ -140,7 +142,7 @@ def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: Real
     names = ("one", "other")
     for name in names:
         forms.create(name, share("10Gi", 20))
-    forms.wait_ready(*names)
+        forms.wait_ready(name)
     before = {name: (containers(forms.get(name)), forms.log(name)) for name in names}
     said, in_force = own_host.hardware.said("mps-control"), own_host.process.text.count("policies in force")
 
