@@ -1,8 +1,9 @@
 """The devices that the catalog of GPU models stands for, as they would be published.
 
-Owns the wire form of a catalog device, which must be the one of ``slices.build`` for whole GPUs (a test compares them;
-rooms on one floor do not import each other) and of NVIDIA's driver for MIG devices, and what of it differs from machine
-to machine, so that nothing is concluded from an invented value. Refuses to know expressions.
+Owns the wire form of a catalog device, which must be the one of ``slices.build`` (a test compares them; rooms on one
+floor do not import each other): whole GPUs, whole GPUs that a policy lets claims share, and one MIG device for each
+profile. Owns also what of it differs from machine to machine, so that nothing is concluded from an invented value.
+Refuses to know expressions.
 """
 
 import re
@@ -21,7 +22,7 @@ from dra_driver.semver import from_loose
 DRIVER: Final = "gpu.nvidia.com"
 STANDARD: Final = "resource.kubernetes.io"
 VARYING: Final = frozenset(
-    {"uuid", "parentUUID", "driverVersion", "cudaDriverVersion", "addressingMode"}
+    {"uuid", "parentUUID", "driverVersion", "cudaDriverVersion", "addressingMode", "placementStart"}
     | {f"{STANDARD}/{name}" for name in ("pciBusID", "pcieRoot", "numaNode")}
 )
 """Attributes of a catalog device whose value says nothing about the machines that a claim will meet."""
@@ -39,6 +40,9 @@ OTHER_CAPACITIES: Final = frozenset(
     | {"jpegEngines", "ofaEngines"}
     | {f"memorySlice{index}" for index in range(16)}
 )
+STRATEGIES: Final = ("MPS", "TimeSlicing")
+"""How a policy may let claims share a GPU: values of ``sharingStrategy``."""
+
 LARGEST_MEMORY: Final = "320Gi"
 """More than any board of the catalog has whose memory it does not tell."""
 _LABEL: Final = re.compile(r"(\d+)gb")
@@ -52,8 +56,9 @@ class KnownDevice:
     catalog has no value for although devices have them; of memory ``extremes`` are the device with far too little and
     with far too much, for both of which an expression must be false to be false. ``label_gigabytes`` is what the
     product's name says.
-    ``bare`` devices lack what is optional and only show which expressions fail then. ``per_gpu`` is how many of them a
-    GPU of the ``model`` can be cut into; ``nodes`` counts the devices of this shape per node of a cluster.
+    ``bare`` devices lack what is optional and only show which expressions fail then; several claims may have a
+    ``shared`` one. ``per_gpu`` is how many of them a GPU of the ``model`` can be cut into, 0 for another form of a
+    device that is counted already; ``nodes`` counts the devices of this shape per node of a cluster.
     """
 
     driver: str
@@ -65,6 +70,7 @@ class KnownDevice:
     label_gigabytes: int | None = None
     extremes: tuple[DeviceView, ...] = ()
     bare: bool = False
+    shared: bool = False
     model: str = ""
     per_gpu: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -72,11 +78,12 @@ class KnownDevice:
 
 @cache
 def catalog_devices() -> tuple[KnownDevice, ...]:
-    """Every whole GPU and every MIG device of the catalog. Made once per process; immutable."""
+    """Every whole GPU, alone and shared, and every MIG device of the catalog. Made once per process; immutable."""
     models = list(catalog.models().values())
     found = [device for model in models for device in _of_model(model)]
     first = next(model for model in models if model.mig is not None)
-    return (*found, *(_bare(device) for device in list(_of_model(first))[:2]))
+    whole, *others = _of_model(first)
+    return (*found, _bare(whole), _bare(next(device for device in others if not device.shared)))
 
 
 def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
@@ -86,9 +93,11 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     name = model.product_name
     gigabytes, unsure = _gigabytes(model.key), frozenset({"memory"}) - set(capacity)
     yield _device(name, attributes, capacity, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
+    yield from _shared(gpu, attributes, model=model.key, unsure=unsure | {"shares"})
     for profile in model.mig.profiles if model.mig else ():
         inside = {key: value for key, value in attributes.items() if key != "uuid"}
         inside |= {"type": {"string": "mig"}, "profile": {"string": profile.name}, "parentUUID": attributes["uuid"]}
+        inside |= {"placementSize": {"int": profile.memory_slices}, "placementStart": {"int": profile.starts[0]}}
         numbers = _capacities(profile)
         known = {key: {"value": str(value)} for key, value in numbers.items() if value is not None}
         label = f"{profile.name} of {name}"
@@ -117,6 +126,28 @@ def whole_attributes(gpu: Gpu) -> dict[str, dict[str, Any]]:
     return {name: value for name, value in found.items() if next(iter(value.values())) is not None}
 
 
+def _shared(gpu: Gpu, attributes: Any, *, model: str, unsure: frozenset[str]) -> Iterator[KnownDevice]:
+    """The whole GPU as each strategy of a policy publishes it. How many shares there may be is the policy's business."""
+    capacity = shared_capacities(gpu)
+    for strategy in STRATEGIES:
+        described = {**attributes, "sharingStrategy": {"string": strategy}}
+        label = f"{gpu.product_name} shared by {strategy}"
+        yield _device(label, described, capacity, model=model, gigabytes=None, per_gpu=0, unsure=unsure, shared=True)
+
+
+def shared_capacities(gpu: Gpu) -> dict[str, dict[str, Any]]:
+    """Capacities of a shared GPU, as ``slices.build`` publishes them under a policy that says no more than how."""
+    span = {"min": "1", "max": "100", "step": "1"}
+    found: dict[str, dict[str, Any]] = {
+        "computePercent": {"value": "100", "requestPolicy": {"default": "100", "validRange": span}}
+    }
+    if gpu.memory_bytes is not None:
+        total = str(Quantity.from_bytes(gpu.memory_bytes // 2**20 * 2**20))
+        span = {"min": "1Mi", "max": total, "step": "1Mi"}
+        found["memory"] = {"value": total, "requestPolicy": {"default": total, "validRange": span}}
+    return found
+
+
 def _capacities(profile: catalog.MigProfile) -> dict[str, Any]:
     engines = profile.engines
     return {
@@ -132,11 +163,13 @@ def _capacities(profile: catalog.MigProfile) -> dict[str, Any]:
 
 def _device(
     label: str, attributes: Any, capacity: Any, *, model: str, gigabytes: int | None, per_gpu: int,
-    unsure: frozenset[str] = frozenset(),
+    unsure: frozenset[str] = frozenset(), shared: bool = False,
 ) -> KnownDevice:  # fmt: skip
     # The catalog says of few boards how they address host memory; the driver and the kernel decide it anyway.
     attributes = {"addressingMode": {"string": "None"}, **attributes}
     wire = {"name": "gpu-0", "attributes": attributes, "capacity": capacity}
+    if shared:
+        wire["allowMultipleAllocations"] = True
     return KnownDevice(
         driver=DRIVER,
         label=label,
@@ -146,6 +179,7 @@ def _device(
         unsure=unsure,
         extremes=_extremes(wire) if "memory" in unsure else (),
         label_gigabytes=gigabytes,
+        shared=shared,
         model=model,
         per_gpu=per_gpu,
     )

@@ -83,7 +83,7 @@ def _count(shapes: dict[str, KnownDevice], spec: Mapping[str, Any], device: Mapp
         except (ValueError, TypeError, AttributeError, KeyError):
             return  # the API server would not have taken it
         label = f"{device.get('name')} on node {node}" if node else f"{device.get('name')} of {driver}"
-        found = KnownDevice(driver=driver, label=label, wire=device, view=view, varying=_IDENTITY)
+        found = KnownDevice(driver=driver, label=label, wire=device, view=view, varying=_IDENTITY, shared=shared)
     shapes[key] = replace(found, nodes={**found.nodes, node: found.nodes.get(node, 0) + 1})
 
 

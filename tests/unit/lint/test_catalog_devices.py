@@ -1,36 +1,76 @@
 """Catalog devices must be what the driver would publish, or lint would talk about other devices."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dra_driver.cel import compile_selector
 from dra_driver.gpu import catalog
 from dra_driver.gpu.simulated_spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
-from dra_driver.lint.catalog_devices import OPTIONAL, VARYING, catalog_devices
+from dra_driver.kube.types import Device
+from dra_driver.lint.catalog_devices import OPTIONAL, VARYING, KnownDevice, catalog_devices
 from dra_driver.lint.scope import WELL_KNOWN
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
+from dra_driver.slices.gates import Features
 
 
 @pytest.mark.parametrize("key", list(catalog.models()))
 def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
     """Attribute by attribute; lint cannot import the room that publishes."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
-    snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
-    published = build_devices(snapshot).devices[0]
+    published = build_devices(_snapshot(gpu)).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
-    attributes = dict(found.wire["attributes"])
-    if "addressingMode" not in published["attributes"]:
-        del attributes["addressingMode"]
-    assert attributes == published["attributes"]
+    assert _described(found, published) == published["attributes"]
     assert found.wire["capacity"] == published.get("capacity", {})
 
 
-def test_every_model_and_every_mig_profile_is_there() -> None:
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("key", list(catalog.models()))
+def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) -> None:
+    """What a selector and a capacity request meet on a GPU that a policy lets claims share."""
+    gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
+    terms = {gpu.uuid: GpuTerms(policy="p", sharing=SharingTerms(strategy=strategy))}
+    published = build_devices(_snapshot(gpu), terms, Features(multi_allocation=True)).devices[0]
+    found = next(d for d in catalog_devices() if d.model == key and d.shared and strategy.value in d.label)
+    assert _described(found, published) == published["attributes"]
+    assert found.wire["capacity"] == published["capacity"]
+    assert found.wire["allowMultipleAllocations"] is published["allowMultipleAllocations"] is True
+
+
+@pytest.mark.parametrize("key", ["a100-sxm4-40gb", "h100-sxm5-80gb", "b200-180gb"])
+def test_partitions_have_the_names_and_types_that_slices_publish(key: str) -> None:
+    """Else a selector on a partition's attribute would be called wrong, or a wrong one right."""
+    gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False, mig_resetless=True)
+    devices = build_devices(_snapshot(gpu), {}, Features(counters=True)).devices[1:]
+    for known in (d for d in catalog_devices() if d.model == key and not d.bare and "profile" in d.wire["attributes"]):
+        profile = known.wire["attributes"]["profile"]
+        published = next(d for d in devices if d["attributes"]["profile"] == profile)
+        assert {name: list(value) for name, value in _described(known, published).items()} == {
+            name: list(value) for name, value in published["attributes"].items()
+        }
+        assert known.wire["attributes"]["placementSize"] == published["attributes"]["placementSize"]
+
+
+def _snapshot(gpu: Gpu) -> Snapshot:
+    return Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
+
+
+def _described(known: KnownDevice, published: Device) -> dict[str, Any]:
+    """Attributes of a catalog device, less what the catalog invents and this board does not have."""
+    attributes = dict(known.wire["attributes"])
+    if "addressingMode" not in published["attributes"]:
+        del attributes["addressingMode"]
+    return attributes
+
+
+def test_every_form_of_every_model_is_there() -> None:
+    """Whole, shared in two ways, and every MIG profile."""
     profiles = sum(len(model.mig.profiles) if model.mig else 0 for model in catalog.models().values())
     real = [device for device in catalog_devices() if not device.bare]
-    assert len(real) == len(catalog.models()) + profiles
+    assert len(real) == 3 * len(catalog.models()) + profiles
     assert len({device.label for device in real}) == len(real)
 
 
