@@ -69,10 +69,14 @@ def read_file(path: Path) -> PolicyFile:
     """One file, whatever its name. Raises OSError, or ConfigurationError where it is no file or too large."""
     # O_NONBLOCK: opening a FIFO would wait for its writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
+    try:
+        # Before Python makes a file of it, which it refuses for a folder with the descriptor's number as its name.
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ConfigurationError(f"{path} is not a file")
-        data = file.read(MAX_FILE_BYTES + 1)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path} is larger than {MAX_FILE_BYTES // 1024} KiB")
     return PolicyFile(printable(path.name), data)

@@ -76,6 +76,16 @@ def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) -> None:
+    """It is looked at again and again: a descriptor each time would end the process one day."""
+    (tmp_path / "a.yaml").mkdir()
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(ConfigurationError, match=r"a.yaml is not a file"):
+            read_folder(tmp_path)
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_set_has_a_bound_in_all(tmp_path: Path) -> None:
     """Many files of allowed size together."""
     for number in range(room.MAX_BYTES // room.MAX_FILE_BYTES + 1):
