@@ -7,7 +7,7 @@ import logging
 
 from dra_driver.claims.entry import Blocked, Entry
 from dra_driver.claims.plan import ClaimPlan
-from dra_driver.claims.settle import remove_strays
+from dra_driver.claims.settle import not_known_yet, remove_strays
 from dra_driver.claims.tools import Tools
 from dra_driver.claims.undo import is_left_over, undo
 from dra_driver.claims.waiting import ClaimBusyError
@@ -19,11 +19,14 @@ log = logging.getLogger(__name__)
 def make_way(tools: Tools, todo: ClaimPlan, blocked: Blocked, *, within_s: float) -> None:
     """Undo what dead runs left of the blockers; return when that may have helped.
 
-    The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry, `DeviceInUseError` naming the
+    The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
+    know whose a partition is, `DeviceInUseError` naming the
     claim that has a device when none of the blockers is a leftover, and what undoing one raises.
     """
     if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
         raise busy(blocked.by[0])
+    if blocked.strays and tools.journal.rebuild_pending:
+        raise not_known_yet(f"whose {blocked.strays[0].partition.id} is, which is in the way of claim {todo.ref},")
     for gpu in sorted({stray.partition.id.gpu_uuid for stray in blocked.strays}):
         with tools.gpu_locks.hold((gpu,), within_s) as held:
             if not held:

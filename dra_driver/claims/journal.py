@@ -19,9 +19,9 @@ from dra_driver.claims import journal_details as details
 from dra_driver.claims import journal_rows as rows
 from dra_driver.claims.conflicts import conflicts, in_the_way
 from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, Holding, OwnerId, State, Stray
-from dra_driver.claims.journal_file import REBUILD, OpenJournal
+from dra_driver.claims.journal_file import OpenJournal
 from dra_driver.claims.journal_notes import GpuBook
-from dra_driver.claims.journal_values import damage
+from dra_driver.claims.journal_values import damage, text
 from dra_driver.claims.journal_values import uid as uid_of
 from dra_driver.errors import StorageError
 from dra_driver.model.claim import ClaimRef
@@ -52,6 +52,7 @@ class Journal(GpuBook):
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
         self._attempts = itertools.count(1)
+        self.take_over_proofs()
 
     def entry(self, uid: ClaimUid) -> Entry | None:
         """The claim's entry, None when there is none."""
@@ -166,13 +167,18 @@ class Journal(GpuBook):
                 (uid, attempt.owner, attempt.number),
             )
             if changed:
-                connection.execute("DELETE FROM mig WHERE uid = ? AND made <= ?", (uid, int(not partitions_left)))
+                query = "DELETE FROM mig WHERE uid = ? AND made <= ? RETURNING gpu_uuid"
+                gone = connection.execute(query, (uid, int(not partitions_left))).fetchall()
+                self._prove_less(connection, [GpuUuid(text("gpu_uuid", gpu)) for (gpu,) in gone])
             return changed
 
     def adopt(self, ref: ClaimRef, devices: Sequence[HeldDevice]) -> Blocked | None:
-        """Note a claim as prepared that another journal had noted; Blocked when this one says otherwise."""
+        """Note a claim as prepared that another journal had noted; Blocked when this one says otherwise.
+
+        Partitions of nobody that were made for this very claim are its own again, and in nobody's way.
+        """
         with self._writing("adopt a claim", durable=True) as connection:
-            blocked = self._blocked(connection, ref, devices)
+            blocked = self._blocked(connection, ref, devices, adopting=True)
             if blocked is None:
                 self._insert(connection, ref, devices, State.PREPARED)
             return blocked
@@ -194,22 +200,16 @@ class Journal(GpuBook):
             ).fetchall()
             return tuple(sorted(uid_of(uid) for (uid,) in older))
 
-    @property
-    def rebuild_pending(self) -> bool:
-        """Whether the file is new and nobody has found out yet what was prepared before."""
-        with self._reading("read a note") as connection:
-            return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
-
-    def note_rebuilt(self) -> None:
-        """The journal is complete."""
-        with self._writing("write a note", durable=True) as connection:
-            connection.execute("DELETE FROM note WHERE key = ?", (REBUILD,))
-
-    def _blocked(self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]) -> Blocked | None:
+    def _blocked(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], *, adopting: bool = False
+    ) -> Blocked | None:
         own = self.entry(ref.uid)
         if own is not None:
             return Blocked(by=(own,))
         strays = self._strays_in_the_way(connection, ref, devices)
+        if adopting:
+            made = {device.partition.id for device in devices if device.partition is not None and device.partition.made}
+            strays = tuple(each for each in strays if each.uid != ref.uid or each.partition.id not in made)
         found = tuple(conflicts(devices, self._rivals(connection, ref, devices)))
         if not found and not strays:
             return None
@@ -259,14 +259,14 @@ class Journal(GpuBook):
         self._replace_details(connection, ref.uid, devices)
         return attempt
 
-    @staticmethod
-    def _replace_details(connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[HeldDevice]) -> None:
+    def _replace_details(self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[HeldDevice]) -> None:
         """Rows of ``mig`` and ``sharing``. What a claim of this UID only used before is nobody's business any more."""
         if any(device.partition or device.sharing for device in devices):
             connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))
             connection.execute("DELETE FROM sharing WHERE uid = ?", (uid,))
             connection.executemany(details.INSERT_MIG, details.mig_rows(uid, devices))
             connection.executemany(details.INSERT_SHARING, details.sharing_rows(uid, devices))
+            self._prove(connection, [device.gpu_uuid for device in devices if device.partition is not None])
 
     def _next_attempt(self) -> Attempt:
         return Attempt(owner=self.owner, number=next(self._attempts))

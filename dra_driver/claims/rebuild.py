@@ -2,8 +2,9 @@
 
 Owns what may be adopted, and when to ask again while something cannot be. Refuses to know why the journal is new.
 
-A partition is adopted as one that is used and not made: whose it is was in the journal alone, and destroying somebody
-else's is worse than leaving one of ours, which the slices then show as what it is. So is MIG mode, which stays on.
+A partition is adopted as made where the claim's proof says so (`proofs`; a new journal begins with them) and the
+instance that is there does not say otherwise; else as one that is used: destroying somebody else's would be worse than
+leaving one of ours. What is proven and no claim's is removed once the rebuild is complete, not before.
 
 Until a rebuild is complete, a claim that runs may be unknown to in-use checks, so it is not left to the ten-minute
 rounds. While the API server does not answer, asking again costs it nothing and comes every half minute. When it does
@@ -12,10 +13,15 @@ cluster's claims, and the pauses grow to ten minutes.
 """
 
 import logging
+from dataclasses import replace
 
+from dra_driver.claims.entry import Blocked, LivePartition, gpus_of
 from dra_driver.claims.make import with_daemons
+from dra_driver.claims.own import is_same
 from dra_driver.claims.plan import ClaimPlan, plan
+from dra_driver.claims.settle import LOCK_S, settle_all
 from dra_driver.claims.tools import ClaimLister, Tools
+from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.errors import DeviceLostError, DraError
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.ids import ClaimUid
@@ -55,6 +61,8 @@ class Rebuild:
             return []
         problems: list[str] = []
         adopted = rebuild(self._tools, self._lister, problems)
+        if not problems:
+            settle_all(self._tools, problems)
         log.info("journal rebuilt" if not problems else "journal rebuilt in part", extra={"adopted": len(adopted)})
         return problems
 
@@ -67,17 +75,18 @@ class Rebuild:
 def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tuple[ClaimUid, ...]:
     """Fill a new journal from the CDI files and the claims that the API server says they belong to.
 
-    A claim is adopted as prepared when it has a CDI file of ours, is allocated from this pool and fits the hardware.
-    Claims without a file are not: whether they were prepared is not known, and the kubelet calls again. Until every
-    file is explained, files stay, and in-use checks know only what was adopted or prepared since.
+    A claim is adopted as prepared when it has a CDI file of ours or partitions that were made to the end, is allocated
+    from this pool and fits the hardware. Claims with neither are not: whether they were prepared is not known, and the
+    kubelet calls again. Until every trace is explained, files and hardware stay as they are, and in-use checks know
+    only what was adopted or prepared since.
     """
     if not tools.journal.rebuild_pending:
         return ()
-    unexplained = frozenset(tools.writer.claim_uids()) - tools.journal.uids()
+    unexplained = _traces(tools) - tools.journal.uids()
     failures: list[str] = []
     adopted: list[ClaimUid] = []
     if unexplained and lister is None:
-        failures.append("the journal is new and claims have CDI files already; whose they are is asked later")
+        failures.append("the journal is new and claims were prepared before it; which ones is asked later")
     elif unexplained and lister is not None:
         claims = [claim for claim in lister.allocated(tools.pool) if claim.ref.uid in unexplained]
         adopted = [claim.ref.uid for claim in claims if _adopt(tools, claim, failures)]
@@ -87,28 +96,70 @@ def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tu
     return tuple(adopted)
 
 
+def _traces(tools: Tools) -> frozenset[ClaimUid]:
+    """Claims that something tells of: a CDI file, or partitions that were made, with all ids."""
+    made = (stray.uid for stray in tools.journal.strays() if stray.partition.live is not None)
+    return frozenset(tools.writer.claim_uids()).union(made)
+
+
 def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
     with tools.locks.hold(claim.ref.uid, 0.0) as held:
         if not held:
             return False  # it is being prepared or unprepared right now, which makes its entry known
-        if tools.journal.entry(claim.ref.uid) is not None or claim.ref.uid not in tools.writer.claim_uids():
+        if tools.journal.entry(claim.ref.uid) is not None or claim.ref.uid not in _traces(tools):
             return False  # it was, while the API server was asked
         try:
-            blocked = tools.journal.adopt(claim.ref, _as_found(tools, claim).held)
+            if claim.ref.uid not in tools.writer.claim_uids() and not _is_whole(tools, claim):
+                return False
+            blocked = _adopt_as_found(tools, claim)
         except DraError as error:
-            failures.append(f"claim {claim.ref} had a CDI file, but cannot be taken over: {error}")
+            failures.append(f"claim {claim.ref} was prepared before, but cannot be taken over: {error}")
             return False
     if blocked is not None:
-        failures.append(f"claim {claim.ref} had a CDI file, but its device is held by claim {blocked.by[0].ref}")
+        holder = f"is held by claim {blocked.by[0].ref}" if blocked.by else f"has {blocked.strays[0].partition.id}"
+        failures.append(f"claim {claim.ref} was prepared before, but its device {holder}")
         return False
     tools.count("adopted")
     return True
 
 
-def _as_found(tools: Tools, claim: AllocatedClaim) -> ClaimPlan:
-    """What was prepared for the claim, as far as the hardware tells. Raises as `plan`, and `DeviceLostError`."""
-    found = plan(claim, tools.snapshot(), tools.names, tools.pool, tools.terms())
-    for device in found.devices:
-        if device.partition is not None and device.partition.live is None:
+def _is_whole(tools: Tools, claim: AllocatedClaim) -> bool:
+    """Whether all that is proven of a claim without a file is there; else it was on its way to be so, or to be gone."""
+    mine = [stray.partition for stray in tools.journal.strays() if stray.uid == claim.ref.uid]
+    found = [tools.require_hardware().mig.find(partition.id) for partition in mine]
+    return all(
+        there is not None and LivePartition.of(there) == partition.live
+        for there, partition in zip(found, mine, strict=True)
+    )
+
+
+def _adopt_as_found(tools: Tools, claim: AllocatedClaim) -> Blocked | None:
+    todo = plan(claim, tools.snapshot(), tools.names, tools.pool, tools.terms())
+    if not todo.changes_hardware:
+        return tools.journal.adopt(claim.ref, todo.held)
+    with tools.gpu_locks.hold(gpus_of(todo.held), LOCK_S) as held:
+        if not held:
+            raise GpuLockedError("a GPU of it is being changed by another call; it is tried again")
+        return tools.journal.adopt(claim.ref, _as_found(tools, todo).held)
+
+
+def _as_found(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
+    """The plan with what was made for the claim, as far as hardware and proofs tell; gone partitions as they were.
+
+    The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that is not
+    there and of which nothing is proven.
+    """
+    mine = {stray.partition.id: stray.partition for stray in tools.journal.strays() if stray.uid == todo.ref.uid}
+    for position, device in enumerate(todo.devices):
+        part = device.partition
+        if part is None or device.admin_access:
+            continue
+        there, proven = tools.require_hardware().mig.find(part.id), mine.get(part.id)
+        live = LivePartition.of(there) if there else None
+        made = proven is not None and (there is None or is_same(there, proven))
+        if made and proven is not None:
+            live = proven.live or live
+        if live is None:
             raise DeviceLostError(f"partition {device.device} is not there any more")
-    return with_daemons(found)
+        todo = todo.with_device(position, partition=replace(part, made=made, live=live))
+    return with_daemons(todo)

@@ -8,7 +8,8 @@ Owns what may be concluded from what. Refuses to guess: an entry or a file goes 
   that: entries that changed hardware are undone, which looks for partitions and ends daemons whose files are there.
 - *Half done.* Entries in state ``preparing`` or ``unpreparing`` whose run of the driver is dead are undone: the kubelet
   was never told that the first kind is prepared, and was on its way to have the second kind gone.
-- *Nobody's.* MIG modes, settings, daemons and partitions that are ours and that no entry needs: see `settle`.
+- *Nobody's.* MIG modes, settings, daemons and partitions that are ours and that no entry needs: see `settle`. Not
+  before a new journal is rebuilt: until then somebody may need them whom nobody here knows.
 - *Prepared, but no CDI file.* Written again, so that a container that restarts before the next prepare starts.
 - *A CDI file, but no entry.* Removed, unless the journal itself is new: then the files are what is known, and
   `rebuild.rebuild` asks the API server whose they are.
@@ -57,6 +58,7 @@ def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
     undone = _attempt(problems, lambda: tuple(undo_left_over(tools, problems)))
     adopted = _attempt(problems, lambda: rebuild(tools, lister, problems))
     _attempt(problems, lambda: _settled(tools, problems))
+    _attempt(problems, lambda: _proven(tools))
     rewritten = _attempt(problems, lambda: tuple(rewrite_files(tools, problems)))
     orphans = _attempt(problems, lambda: remove_orphans(tools))
     found = Recovery(
@@ -116,6 +118,11 @@ def _forget_older_boots(tools: Tools) -> tuple[ClaimUid, ...]:
 
 def _settled(tools: Tools, problems: list[str]) -> tuple[ClaimUid, ...]:
     settle_all(tools, problems)
+    return ()
+
+
+def _proven(tools: Tools) -> tuple[ClaimUid, ...]:
+    tools.journal.prove()
     return ()
 
 

@@ -4,6 +4,8 @@ Owns the judgement that a note, a daemon or a partition is nobody's: it is ours 
 the journal, in whatever state, has to do with it, seen under the GPU's lock. Nothing else is ever touched: what no note
 tells of is not ours. Refuses to know how things are taken back (``mig/``, ``sharing/``).
 
+While a new journal is not rebuilt yet, "no entry" says nothing, so nothing is taken back.
+
 What is left over comes from a MIG mode that could not be switched off while somebody had the GPU open, and from claims
 that an older version of the driver freed, which knows of none of this.
 """
@@ -13,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from dra_driver.claims.entry import Holding
+from dra_driver.claims.own import destroy_own
 from dra_driver.claims.tools import HardwareTools, Tools
+from dra_driver.claims.waiting import ClaimBusyError
 from dra_driver.errors import DraError
 from dra_driver.mig.manager import MIG_MODE
 from dra_driver.model.ids import ClaimUid, GpuUuid
@@ -46,6 +50,8 @@ def settle_for(tools: Tools, uid: ClaimUid, gpu: GpuUuid, *, within_s: float) ->
             hardware.changed()
     if any(held.uid != uid for held in tools.journal.holdings(gpu)):
         return
+    if keys - {MIG_MODE} and tools.journal.rebuild_pending:
+        raise not_known_yet(f"whose settings {gpu} has ({', '.join(sorted(keys))})")
     if TIME_SLICE in keys:
         hardware.slicer.reset(gpu, within_s=STEP_S)
     if COMPUTE_MODE in keys:
@@ -58,7 +64,7 @@ def settle_all(tools: Tools, problems: list[str]) -> None:
     What cannot be done now is a sentence in ``problems``. Raises `StorageError` when the journal cannot be read.
     """
     hardware = tools.hardware
-    if hardware is None:
+    if hardware is None or tools.journal.rebuild_pending:
         return
     for gpu in sorted({stray.partition.id.gpu_uuid for stray in tools.journal.strays()}):
         _under_lock(tools, problems, (gpu,), partial(remove_strays, tools, gpu, within_s=STEP_S))
@@ -69,18 +75,30 @@ def settle_all(tools: Tools, problems: list[str]) -> None:
         _under_lock(tools, problems, every, lambda: _end_daemons_of_nobody(tools, hardware))
 
 
-def remove_strays(tools: Tools, gpu: GpuUuid, *, within_s: float) -> None:
-    """Remove the GPU's partitions that no claim has any more. The caller holds the GPU's lock. Raises as `MigWork`."""
+def remove_strays(tools: Tools, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None) -> None:
+    """Remove the GPU's partitions that no claim has any more, or of those only claim ``of``'s.
+
+    The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
+    `MigWork`.
+    """
     hardware = tools.require_hardware()
     for stray in tools.journal.strays():
-        if stray.partition.id.gpu_uuid != gpu:
+        if stray.partition.id.gpu_uuid != gpu or (of is not None and stray.uid != of):
             continue
         try:
-            hardware.mig.destroy(stray.partition.id, within_s=within_s)
+            destroy_own(tools, stray.partition, within_s=within_s)
         finally:
             hardware.changed()
         tools.journal.forget_stray(stray)
         log.warning("a partition of nobody is removed", extra={"partition": str(stray.partition.id)})
+
+
+def not_known_yet(what: str) -> ClaimBusyError:
+    """Something may belong to a claim that was prepared before the journal was lost."""
+    return ClaimBusyError(
+        f"{what} is not known yet: the node's journal is new, and not all claims that were prepared before are known "
+        "to it again; the driver's log says what it waits for, and the kubelet tries again"
+    )
 
 
 def _under_lock(tools: Tools, problems: list[str], gpus: Sequence[GpuUuid], work: Callable[[], None]) -> None:

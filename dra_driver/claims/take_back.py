@@ -1,7 +1,8 @@
 """Takes back what was made of GPUs for a claim, in reverse: MPS daemons, time slices, partitions.
 
 Owns what may go: what this claim's entry says was made for it, and of what several claims share (a GPU's daemon, its
-time slice, its compute mode) what no other entry has to do with. Refuses to know why, and what comes before and after
+time slice, its compute mode) what no other entry has to do with; nothing, while a new journal is not
+rebuilt and entries are missing: then it is left to `settle`. Refuses to know why, and what comes before and after
 (`undo`). The caller holds the locks of the entry's GPUs, and forgets the entry under them when this is done: of two
 claims that end at once the second one then sees that it is the last.
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from dra_driver.claims.entry import Entry, HeldDevice
+from dra_driver.claims.own import destroy_own
 from dra_driver.claims.settle import uses_strategy
 from dra_driver.claims.tools import HardwareTools, Tools
 from dra_driver.errors import DeviceLostError, DraError
@@ -73,7 +75,7 @@ def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, deadline: float)
         yield gpu, partial(hardware.slicer.reset, gpu, within_s=left_s(LEAST_S))
     for device in devices:
         if device.partition is not None and device.partition.made:
-            yield device.gpu_uuid, partial(hardware.mig.destroy, device.partition.id, within_s=left_s())
+            yield device.gpu_uuid, partial(destroy_own, tools, device.partition, within_s=left_s())
 
 
 def _is_gone(tools: Tools, gpu: GpuUuid) -> bool:
@@ -89,7 +91,11 @@ def _daemons_to_end(tools: Tools, uid: ClaimUid, devices: list[HeldDevice]) -> d
         for device in devices
         if device.sharing is not None and device.sharing.daemon is not None
     }
-    return {daemon: gpus for daemon, (gpu, gpus) in own.items() if daemon not in set(_others_daemons(tools, uid, gpu))}
+    return {
+        daemon: gpus
+        for daemon, (gpu, gpus) in own.items()
+        if not (daemon == gpu and tools.journal.rebuild_pending) and daemon not in set(_others_daemons(tools, uid, gpu))
+    }
 
 
 def _others_daemons(tools: Tools, uid: ClaimUid, gpu: GpuUuid) -> Iterator[str]:
@@ -102,5 +108,5 @@ def _slices_to_reset(tools: Tools, uid: ClaimUid, devices: list[HeldDevice]) -> 
     sliced = (d.gpu_uuid for d in devices if d.sharing is not None and d.sharing.strategy is Strategy.TIME_SLICING)
     for gpu in dict.fromkeys(sliced):
         others = tuple(held for held in tools.journal.holdings(gpu) if held.uid != uid)
-        if not uses_strategy(others, Strategy.TIME_SLICING):
+        if not tools.journal.rebuild_pending and not uses_strategy(others, Strategy.TIME_SLICING):
             yield gpu

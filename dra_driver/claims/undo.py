@@ -7,11 +7,14 @@ next unprepare, a claim that wants the device, or `recover` carries on with.
 Callers hold the claim's lock, and no GPU's.
 """
 
+from collections.abc import Collection
+
 from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
+from dra_driver.claims.settle import remove_strays
 from dra_driver.claims.take_back import take_back
 from dra_driver.claims.tools import Tools
 from dra_driver.claims.waiting import GpuLockedError
-from dra_driver.model.ids import ClaimUid
+from dra_driver.model.ids import ClaimUid, GpuUuid
 
 LEAST_S = 3.0
 """How long waiting for a GPU takes when nothing else is said, or when a call's time is over: what is half made is in
@@ -29,6 +32,8 @@ def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: 
     """
     attempt = tools.journal.start_unprepare(uid, only=only)
     if attempt is None:
+        if only is None:
+            _undo_unknown(tools, uid, max(0.0, min(within_s, MOST_S)))
         remove_stray_file(tools, uid)
         return False
     tools.writer.remove_claim(uid)
@@ -48,16 +53,39 @@ def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float
     gpus = gpus_of(entry.devices)
     with tools.gpu_locks.hold(gpus, within_s) as held:
         if not held:
-            raise GpuLockedError(
-                f"claim {entry.ref} cannot be undone: {', '.join(gpus)} is being changed by another call, waited for "
-                f"{within_s:.0f} s; it is tried again"
-            )
+            raise _locked(f"claim {entry.ref}", gpus, within_s)
         # Read again: while this waited, another run may have undone the claim and made it anew.
         now = tools.journal.entry(entry.ref.uid)
         if now is None or now.attempt != attempt:
             return False
         done = take_back(tools, now, within_s=within_s)
         return tools.journal.forget(entry.ref.uid, attempt, partitions_left=not done)
+
+
+def _undo_unknown(tools: Tools, uid: ClaimUid, within_s: float) -> None:
+    """Take back what is left of a claim without an entry: the journal was lost, or an older version freed it.
+
+    Its partitions, and first the daemons that are for it alone; what it shared with others is for `settle`.
+    """
+    strays = [stray for stray in tools.journal.strays() if stray.uid == uid]
+    hardware = tools.hardware
+    if hardware is None or not strays:
+        return
+    gpus = {stray.partition.id.gpu_uuid for stray in strays}
+    with tools.gpu_locks.hold(gpus, within_s) as held:
+        if not held:
+            raise _locked(f"claim {uid}", gpus, within_s)
+        for daemon in [each for each in hardware.mps.daemons() if each.startswith(f"{uid}-")]:
+            hardware.mps.release(daemon, (), within_s=within_s)
+        for gpu in sorted(gpus):
+            remove_strays(tools, gpu, within_s=within_s, of=uid)
+
+
+def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLockedError:
+    return GpuLockedError(
+        f"{claim} cannot be undone: {', '.join(sorted(gpus))} is being changed by another call, waited for "
+        f"{within_s:.0f} s; it is tried again"
+    )
 
 
 def remove_stray_file(tools: Tools, uid: ClaimUid) -> None:

@@ -20,9 +20,10 @@ from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.memory import memory_folder
 from tests.unit.claims.conftest import Room, Run, simulated
 from tests.unit.claims.test_kill_anywhere import Fuse, Killed
+from tests.unit.claims.test_recover import lose_journal
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
-HOUSE = {"drop_older_boots", "drop_older_notes", "forget_stray", "note_rebuilt"}
+HOUSE = {"drop_older_boots", "drop_older_notes", "forget_stray", "note_rebuilt", "prove"}
 FILES = {"write_claim", "remove_claim", "remove_orphans"}
 GPU = {
     "set_mig_mode",
@@ -171,16 +172,21 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["", "journal-lost"])
 @pytest.mark.parametrize("what", ["prepare", "unprepare"])
 @pytest.mark.parametrize(("wanted", "shared", "others"), CASES)
-def test_every_step_can_be_the_last(
+def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over by name
     memory: Path,
     what: str,
+    lost: bool,
     wanted: Callable[[Node], AllocatedClaim],
     shared: SharingTerms | None,
     others: Sequence[str],
 ) -> None:
-    """A start afterwards leaves what was answered and nothing else, and the claim can be prepared and unprepared."""
+    """A start afterwards leaves what was answered and nothing else, and the claim can be prepared and unprepared.
+
+    Also when the journal is lost with the process; then a claim that was half done may be taken for prepared.
+    """
     steps, killed = 0, True
     while killed:
         node = Node(memory / str(steps), shared)
@@ -192,6 +198,8 @@ def test_every_step_can_be_the_last(
         call = node.run.service.prepare if what == "prepare" else node.run.service.unprepare
         killed = node.until_killed(lambda call=call: call([ref(1)]), steps)  # type: ignore[misc]
         if killed:
+            if lost:
+                lose_journal(node.room)
             # The next start may be killed as well; another one follows.
             node.until_killed(node.start, steps % 7)
             node.run = node.start()

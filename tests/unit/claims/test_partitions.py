@@ -1,5 +1,6 @@
 """Claims for MIG partitions: cut when prepared, joined when the last one goes."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -420,13 +421,14 @@ def test_a_run_without_means_to_change_gpus_says_so(room: Room) -> None:
 
 
 def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(room: Room) -> None:
-    """Whose it is was in the journal alone; the claim goes on, and what is left at its end is left."""
+    """Where the proof is lost with the journal: the claim goes on, and what is left at its end is left."""
     room.backend = simulated()
     run = room.run()
     first = run.prepare(claim(1, result(room.part(SMALL, 0))))
     run.journal.close()
     for path in room.folder.glob("state.db*"):
         path.unlink()
+    shutil.rmtree(room.folder / "made")
     again = room.run("run-2")
     assert not again.journal.rebuild_pending
     assert again.prepare(ref(1)) == first
