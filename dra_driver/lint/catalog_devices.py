@@ -127,7 +127,7 @@ def whole_attributes(gpu: Gpu) -> dict[str, dict[str, Any]]:
 
 
 def _shared(gpu: Gpu, attributes: Any, *, model: str, unsure: frozenset[str]) -> Iterator[KnownDevice]:
-    """The whole GPU as each strategy of a policy publishes it. How many shares there may be is the policy's business."""
+    """The whole GPU as each strategy of a policy publishes it. Their number is the policy's business."""
     capacity = shared_capacities(gpu)
     for strategy in STRATEGIES:
         described = {**attributes, "sharingStrategy": {"string": strategy}}

@@ -9,7 +9,8 @@ from typing import Final
 
 from dra_driver.kube.names import is_label
 from dra_driver.lint.catalog_devices import DRIVER
-from dra_driver.lint.check_configs import ConfigChecker
+from dra_driver.lint.check_capacity import CapacityChecker
+from dra_driver.lint.check_configs import ConfigChecker, parts_of
 from dra_driver.lint.check_matches import MAX_RESULTS, MatchChecker
 from dra_driver.lint.check_selectors import SelectorChecker
 from dra_driver.lint.manifest import Manifest, claim_devices
@@ -38,6 +39,7 @@ class ClaimChecker:
         self._scope = scope
         self._selectors = SelectorChecker(reporter, scope)
         self._matches = MatchChecker(reporter, scope)
+        self._capacity = CapacityChecker(reporter, scope)
         self._configs = ConfigChecker(reporter, scope)
 
     def device_class(self, manifest: Manifest) -> None:
@@ -71,6 +73,7 @@ class ClaimChecker:
         for config in devices.each("config"):
             self._references(manifest, config, names, "configuration")
         self._configs.of_claim(manifest, devices)
+        self._capacity.claim(manifest, devices, parts_of(manifest, devices))
 
     def _request(self, manifest: Manifest, request: Spot) -> int:
         """Checks a request; the fewest devices that it takes."""
@@ -98,8 +101,8 @@ class ClaimChecker:
             self._reporter.add("DRA007", manifest, part.get("tolerations") or part, message)
         of_class = self._class(manifest, part)
         chain, good = self._selectors.chain(manifest, part.each("selectors"))
-        if good:
-            self._matches.request(manifest, part, chain, of_class)
+        if good and self._matches.request(manifest, part, chain, of_class):
+            self._capacity.request(manifest, part, chain, of_class)
         return self._count(manifest, part)
 
     def _count(self, manifest: Manifest, part: Spot) -> int:

@@ -37,7 +37,7 @@ class ConfigChecker:
         """Configurations of a claim apply to the requests that they name, or to all."""
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
-            parts = [part for name, part in _parts(manifest, devices) if not named or _is_named(name, named)]
+            parts = [part for name, part in parts_of(manifest, devices) if not named or _is_named(name, named)]
             if parts and all(part.flag("adminAccess") for part in parts):
                 self._without_effect(manifest, config)
             found = [self._scope.class_info(part.string("deviceClassName")) for part in parts]
@@ -103,7 +103,7 @@ class ConfigChecker:
             self._reporter.add("DRA035", manifest, parameters, message)
 
 
-def _parts(manifest: Manifest, devices: Spot) -> list[tuple[str, Spot]]:
+def parts_of(manifest: Manifest, devices: Spot) -> list[tuple[str, Spot]]:
     """What each request and subrequest asks for, by ``request`` or ``request/subrequest``."""
     found = []
     for request in devices.each("requests"):

@@ -51,14 +51,14 @@ class MatchChecker:
         # A class for hardware that a cluster does not have yet is no mistake, so only the catalog has to have it.
         self._devices(manifest, chain, self._scope.devices, of_cluster=False)
 
-    def request(self, manifest: Manifest, spot: Spot, chain: Sequence[Selector], of_class: ClassInfo | None) -> None:
-        """Rules for the selectors of a request, which see only what the class lets through."""
+    def request(self, manifest: Manifest, spot: Spot, chain: Sequence[Selector], of_class: ClassInfo | None) -> bool:
+        """Rules for a request's selectors, which see what the class lets through; False if they cannot be tried."""
         if self._is_costly(manifest, chain) or of_class is None or of_class.selectors is None:
-            return
+            return False
         if chain and ask([*of_class.selectors, *chain], [FOREIGN])[0].verdict == "fails":
             inherited = ask(of_class.selectors, [FOREIGN])[0].verdict == "fails"
             if not inherited and not self._guarded(manifest, [*of_class.selectors, *chain], spot, subject="request"):
-                return
+                return True
         if self._scope.cluster_devices and not any(device.nodes for device in of_class.devices):
             where = spot.get("deviceClassName") or spot
             message = f"no device of the cluster is of DeviceClass {of_class.name}"
@@ -67,6 +67,7 @@ class MatchChecker:
             self._devices(manifest, chain, of_class.devices)
         if spot.string("allocationMode") == "All":
             self._all(manifest, spot, [*of_class.selectors, *chain])
+        return True
 
     def _is_costly(self, manifest: Manifest, chain: Sequence[Selector]) -> bool:
         """Reports expressions that cost a lot; such are not tried on devices, lest this takes long as well."""

@@ -56,6 +56,10 @@ _ALL: Final = (
     Rule("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
     # DRA039 said that a version of the driver did not apply sharing; its number is not given again.
     Rule("DRA040", "sharing-with-admin-access", "warning", "Sharing that is asked for with admin access only."),
+    Rule("DRA041", "capacity-not-given", "warning", "An amount of a capacity that no known device gives."),
+    Rule("DRA042", "share-takes-all-compute", "info", "A share of memory that takes all of the GPU's compute."),
+    Rule("DRA043", "several-mps-shares", "error", "More than one share in a claim, which is refused under MPS."),
+    Rule("DRA044", "sharing-of-a-share", "error", "A sharing section for a share that contradicts its policy."),
     # Pods
     Rule("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined here."),
     Rule("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),
