@@ -200,15 +200,15 @@ def test_kubelet_restart_brings_slices_back(cluster: RealCluster, steady: str, p
 
 
 def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:
-    """How long there was none of the devices, from the disturbance that takes them all until as many are back."""
-    before = {item["metadata"]["uid"]: len(item["spec"]["devices"]) for item in cluster.slices()}
+    """How long there was nothing, from the disturbance that takes all until as much is back."""
+    before = _sizes(cluster)
     gone = float("inf")
     with ThreadPoolExecutor(1) as other:
         disturbance = other.submit(disturb)
         deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline:
             try:
-                now = {item["metadata"]["uid"]: len(item["spec"]["devices"]) for item in cluster.slices()}
+                now = _sizes(cluster)
             except NotFoundError:
                 continue
             if before.keys() & now.keys():
@@ -219,3 +219,11 @@ def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:
         disturbance.result(60)
     assert gone < float("inf"), "nobody deleted the slices"
     return time.monotonic() - gone
+
+
+def _sizes(cluster: RealCluster) -> dict[str, int]:
+    """How many devices and counter sets each slice has, by UID."""
+    return {
+        item["metadata"]["uid"]: sum(len(item["spec"].get(part) or ()) for part in ("devices", "sharedCounters"))
+        for item in cluster.slices()
+    }
