@@ -87,7 +87,7 @@ def _shortage(wanted: HeldSharing, beside: Sequence[HeldSharing]) -> str | None:
         return f"asks for {share.percent} percent of compute where {max(0, left)} of {TOTAL_PERCENT} are left"
     if share.max_shares is not None:
         left = share.max_shares - sum(other.count for other in others)
-        if share.count > left:
+        if share.count > max(0, left):
             return f"asks for {share.count} of {share.max_shares} shares where {max(0, left)} are left"
     return None
 

@@ -44,7 +44,8 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     return HeldShare(
         memory=memory,
         percent=TOTAL_PERCENT if percent is None else percent,
-        count=1 if count is None else count,
+        # None where it was granted before there was a limit: the scheduler does not count it against a later one.
+        count=0 if count is None else count,
         total_memory=total,
         max_shares=terms.sharing.max_shares,
     )

@@ -1,6 +1,7 @@
 """Claims that share: shares of a GPU by policy, containers of one claim by its config."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,12 @@ def uuid(run: Run, minor: int) -> GpuUuid:
     return run.room.gpus[minor].uuid
 
 
+def one_of_some(number: int, memory: str = "1Gi", percent: int = 1, **more: Any) -> AllocatedDevice:
+    """A share of a GPU whose policy limits their number."""
+    share = share_result(number, memory, percent, **more)
+    return replace(share, consumed_capacity={**share.consumed_capacity, "shares": "1"})
+
+
 def test_three_mps_shares_get_their_limits_and_one_daemon(room: Room) -> None:
     """Memory and compute are enforced by what each container is told; the last one to go ends the daemon."""
     run = shared(room)
@@ -94,8 +101,19 @@ def test_a_number_of_shares_is_a_limit_too(room: Room) -> None:
     """Time-sliced shares have no other limit that anything enforces."""
     run = shared(room, Strategy.TIME_SLICING, max_shares=2)
     for number in (1, 2):
+        run.prepare(claim(number, one_of_some(number)))
+    assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, one_of_some(3))))
+
+
+def test_shares_from_before_there_was_a_limit_do_not_count_against_it(room: Room) -> None:
+    """They consumed none of it, so the scheduler grants as many beside them: the node must not refuse those pods."""
+    run = shared(room, Strategy.TIME_SLICING)
+    for number in (1, 2, 3):
         run.prepare(claim(number, share_result(number, "1Gi", 1)))
-    assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, share_result(3, "1Gi", 1))))
+    room.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING, max_shares=1))}
+    run.prepare(claim(4, one_of_some(4)))
+    run.prepare(claim(5, share_result(5, "1Gi", 1)))  # granted before, prepared after
+    assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
 
 
 def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(room: Room) -> None:
@@ -129,8 +147,8 @@ def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_defaul
 def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tuple[str, int]], why: str) -> None:
     """Waiting for others to go would cost a worker for most of a call, and name somebody who has no part in it."""
     run = shared(room, Strategy.TIME_SLICING, max_shares=2)
-    run.prepare(claim(1, share_result(1, "1Gi", 1)))
-    asked = [share_result(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
+    run.prepare(claim(1, one_of_some(1)))
+    asked = [one_of_some(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
     error = run.refusal(claim(2, *asked))
     assert isinstance(error, ClaimError)
     assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
