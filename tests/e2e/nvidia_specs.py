@@ -18,6 +18,7 @@ from tests.e2e.hardware import Hardware
 ANY = Needs()
 POLICIES = Path(__file__).parent / "policies"
 H100_IN_TURNS = Needs(policies=(POLICIES / "time-sliced-h100.yaml",))
+H100_BY_MEMORY = Needs(policies=(POLICIES / "memory-shares-h100.yaml",))
 FOUR_A100 = Needs(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
 
 
@@ -150,14 +151,17 @@ SPECS = {
         lines=1,
         check=mps_daemon,
     ),
-    # A claim that says nothing of computePercent asks for all of it, and one that says nothing of memory for all
-    # memory: the two pods of each run, but on different GPUs.
     "gpu-consumable-shares-memory": Spec(
-        reaches=["pod/pod-share-memory-0 Running sees 1 GPU", "pod/pod-share-memory-1 Running sees 1 GPU"],
+        reaches=[
+            "pod/pod-share-memory-0 Running sees 1 GPU",
+            "pod/pod-share-memory-1 Running sees 1 GPU",
+            "pods pod-share-memory-0 pod-share-memory-1 same GPU",
+        ],
         pods=2,
         lines=2,
-        needs=H100_IN_TURNS,
+        needs=H100_BY_MEMORY,
     ),
+    # It asks for a count of shares and for no memory, which here means all memory: the pods run on different GPUs.
     "gpu-consumable-shares-integer": Spec(
         reaches=["pod/pod-share-integer-0 Running sees 1 GPU", "pod/pod-share-integer-1 Running sees 1 GPU"],
         pods=2,
