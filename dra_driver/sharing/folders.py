@@ -189,6 +189,23 @@ def storage(doing: str) -> Iterator[None]:
         raise StorageError(f"cannot {doing}: {error.strerror or error}") from error
 
 
+def make_own(folder: Path, mode: int) -> None:
+    """Make the folder, or see that the one which is there is this user's. Raises OSError.
+
+    Anybody may make files in /dev/shm. A link, or a folder of somebody else's, would have containers mount, and the MPS
+    host remove, whatever its owner lays there.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner != os.geteuid():
+            raise PermissionError(f"user {owner} made it, and it has to be user {os.geteuid()}'s alone: remove it")
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
 def _is_id(name: str) -> bool:
     try:
         check_id(name)

@@ -25,7 +25,7 @@ from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.sharing import control, leftovers, logfiles
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
-from dra_driver.sharing.folders import MAX_DAEMONS, MpsFolders, storage
+from dra_driver.sharing.folders import MAX_DAEMONS, MpsFolders, make_own, storage
 from dra_driver.sharing.process import Clock, Sleep
 from dra_driver.sharing.supervise import Supervised
 from dra_driver.sharing.trees import remove_tree
@@ -86,8 +86,7 @@ class MpsHost:
         for daemon_id in self._folders.ids():
             self._folders.of(daemon_id).clear_status()
         with storage(f"make the folder for shared memory, {self._shm_root}"):
-            self._shm_root.mkdir(mode=0o711, parents=True, exist_ok=True)
-            self._shm_root.chmod(0o711 if self._program.private else 0o1777)
+            make_own(self._shm_root, 0o711 if self._program.private else 0o1777)
         self._remove_memory_of_the_gone()
         log.info("MPS host started", extra={"root": self._folders.root, "daemons": self._folders.ids()})
 

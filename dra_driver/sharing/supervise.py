@@ -24,7 +24,7 @@ from dra_driver.errors import CommandError, StorageError
 from dra_driver.sharing import control, leftovers, logfiles
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import DaemonFolder, State, Status
+from dra_driver.sharing.folders import DaemonFolder, State, Status, make_own
 from dra_driver.sharing.process import Clock, Running, shown
 
 log = logging.getLogger(__name__)
@@ -121,8 +121,7 @@ class Supervised:
             self._finish()
             return
         try:
-            self._shm.mkdir(mode=0o1777, parents=True, exist_ok=True)
-            self._shm.chmod(0o1777)  # as /dev/shm everywhere: any user makes files, and removes only their own
+            make_own(self._shm, 0o1777)  # as /dev/shm everywhere: any user makes files, and removes only their own
             self.folder.make()
             self._spawn()
         except (OSError, CommandError, StorageError) as error:

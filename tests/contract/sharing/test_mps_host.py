@@ -10,7 +10,7 @@ import pytest
 from dra_driver.errors import MpsUnavailableError
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.sharing.mps import MpsDaemon
-from tests.contract.sharing.conftest import Node, until
+from tests.contract.sharing.conftest import DRIVER, Node, until
 
 
 def daemon_of(node: Node, *, percentage: int | None = 50, limit: int | None = 1024) -> MpsDaemon:
@@ -260,3 +260,15 @@ def test_a_wrong_setting_is_status_2(node: Node) -> None:
     host = node.start_host("--namespaces", "some")
     assert host.wait(timeout=10) == 2
     assert "--namespaces (MPS_NAMESPACES): 'some': expected one of own, none" in node.host_log()
+
+
+def test_a_link_in_place_of_the_shared_memory_is_refused(node: Node) -> None:
+    """Anybody may make one in /dev/shm: the host would remove what it leads to, and containers would mount that."""
+    precious = node.base / "precious"
+    (precious / "folder").mkdir(parents=True)
+    (node.base / "shm").mkdir()
+    (node.base / f"shm/{DRIVER}-mps").symlink_to(precious)
+    host = node.start_host("--namespaces", "own")
+    assert host.wait(timeout=10) != 0
+    assert f"cannot make the folder for shared memory, {node.base}/shm/{DRIVER}-mps" in node.host_log()
+    assert (precious / "folder").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.errors import StorageError
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import MpsFolders, Status
+from dra_driver.sharing.folders import MpsFolders, Status, make_own
 from dra_driver.sharing.trees import remove_tree
 from tests.fakes.sharing import FakeHost
 
@@ -148,3 +148,16 @@ def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> N
     for call in (folder.make, lambda: folder.write_desired(DAEMON), lambda: folder.write_status(status)):
         with pytest.raises(StorageError, match=f"cannot (make|write) .*{folder.path}.*: Not a directory"):
             call()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user takes root")
+def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
+    """Its owner could put a link into the place of any daemon's shared memory, for containers to mount."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(OSError, match=r"user 12345 made it, .* remove it"):
+        make_own(folder, 0o711)
+    os.chown(folder, 0, 0)
+    make_own(folder, 0o711)
+    assert mode(folder) == 0o711
