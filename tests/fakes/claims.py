@@ -222,7 +222,8 @@ def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
 class FakeSharing:
     """What sharing has set on a node's GPUs and which daemons run: it outlives the driver, as on a real node.
 
-    ``failure`` is raised by every change while set. ``asked`` are the changes, in words.
+    ``failure`` is raised by every change while set. ``asked`` are the changes, in words. ``takes`` is called with the
+    seconds that asking for a daemon may take.
     """
 
     def __init__(self) -> None:
@@ -230,6 +231,7 @@ class FakeSharing:
         self.running: dict[str, MpsDaemon] = {}
         self.asked: list[str] = []
         self.failure: DraError | None = None
+        self.takes: Callable[[float], object] = lambda _: None
 
     def change(self, what: str) -> None:
         if self.failure is not None:
@@ -273,6 +275,7 @@ class FakeMps:
         self._notes = notes
 
     def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None:
+        self._node.takes(within_s)
         if self._node.running.get(daemon.id) == daemon:
             return
         self._node.change(f"start {daemon.id}")

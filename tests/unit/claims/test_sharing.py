@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dra_driver.claims.conflicts import TOTAL_PERCENT
+from dra_driver.claims.prepare import LOCK_S
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import (
     ClaimError,
@@ -463,3 +464,15 @@ def test_a_rebuilt_journal_knows_shares_and_settings_again(room: Room) -> None:
     assert again.prepare(ref(1)) == first
     assert again.unprepare(ref(1)) is None
     assert room.sharing.idle
+
+
+def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(room: Room) -> None:
+    """After a restart of the MPS host all of them come up anew; the GPU is locked meanwhile, and the kubelet waits."""
+    room.backend = simulated()
+    run = room.run()
+    parts = [result(room.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]
+    run.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", mps(defaultActiveThreadPercentage=10))]))
+    room.sharing.takes = room.bell.wait
+    before = room.bell.now()
+    run.prepare(ref(1))
+    assert 0 < room.bell.now() - before <= LOCK_S
