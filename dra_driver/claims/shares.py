@@ -72,7 +72,7 @@ def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int =
     except ValueError as error:
         raise _broken(ref, result, f"{name}: {error}") from error
     if not least <= amount < 2**63:
-        raise _broken(ref, result, f"{name} is {text}, expected at least {least}")
+        raise _broken(ref, result, f"{name} is {text}, expected at least {least} and less than 8Ei")
     return amount
 
 

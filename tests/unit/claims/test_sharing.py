@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -476,3 +477,27 @@ def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(room: Room) -
     before = room.bell.now()
     run.prepare(ref(1))
     assert 0 < room.bell.now() - before <= LOCK_S
+
+
+@pytest.mark.parametrize(
+    ("capacity", "amount", "why"),
+    [
+        ("memory", "-5Gi", "memory is -5Gi, expected at least 1 and less than 8Ei"),
+        ("memory", "9e999", "memory is 9e999, expected at least 1 and less than 8Ei"),
+        ("memory", "100", "memory is 100 bytes, expected at least 1Mi"),
+        ("memory", "...", "memory: '...' is not a quantity"),
+        ("computePercent", "101", "computePercent is 101, expected 0 to 100"),
+        ("shares", "0", "shares is 0, expected at least 1"),
+    ],
+)
+def test_amounts_that_no_scheduler_wrote_are_refused_with_what_is_possible(
+    room: Room, capacity: str, amount: str, why: str
+) -> None:
+    """They end in environments of containers and in sums with other claims' amounts."""
+    run = shared(room, max_shares=4)
+    share = share_result(1, "5Gi", 10)
+    broken = replace(share, consumed_capacity={**share.consumed_capacity, capacity: amount})
+    error = run.refusal(claim(1, broken))
+    assert isinstance(error, ClaimError)
+    assert f"consumed capacity of gpu-0: {why}" in str(error)
+    assert room.is_whole_again()
