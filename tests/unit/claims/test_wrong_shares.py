@@ -9,7 +9,7 @@ from dra_driver.errors import ClaimError
 from dra_driver.model.terms import Strategy
 from tests.fakes.claims import claim, share_result
 from tests.unit.claims.conftest import Room
-from tests.unit.claims.test_sharing import shared
+from tests.unit.claims.test_sharing import one_of_some, shared
 
 
 @pytest.mark.parametrize(
