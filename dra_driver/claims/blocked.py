@@ -15,18 +15,22 @@ from dra_driver.errors import DeviceInUseError, GpuBusyError
 
 log = logging.getLogger(__name__)
 
+STEP_S = 5.0
+"""For how long one leftover is waited for, and before that for its GPUs; the call tries again while it may."""
+
 
 def make_way(tools: Tools, todo: ClaimPlan, blocked: Blocked, *, within_s: float) -> None:
     """Undo what dead runs left of the blockers; return when that may have helped.
 
     The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
-    know whose a partition is, `DeviceInUseError` naming the
-    claim that has a device when none of the blockers is a leftover, and what undoing one raises.
+    know whose a partition is, `DeviceInUseError` naming the claim that has a device when none of the blockers is a
+    leftover, and what undoing one raises.
     """
     if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
         raise busy(blocked.by[0])
     if blocked.strays and tools.journal.rebuild_pending:
         raise not_known_yet(f"whose {blocked.strays[0].partition.id} is, which is in the way of claim {todo.ref},")
+    within_s = min(within_s, STEP_S)
     for gpu in sorted({stray.partition.id.gpu_uuid for stray in blocked.strays}):
         with tools.gpu_locks.hold((gpu,), within_s) as held:
             if not held:

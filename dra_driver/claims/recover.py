@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 UNDO_S = 1.0
 """For how long a busy GPU is waited for here: the kubelet's next call waits longer, and no start should."""
 LOOK_S = 1.0
+MOST_S = 10.0
+"""After this long the rest of a list is left to the next time: the kubelet has to be answered at some time after a
+start, and a host or driver that hangs costs every claim its second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +77,14 @@ def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
 
 
 def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
-    """Undo what dead runs left half done, and what is left of earlier boots."""
+    """Undo what dead runs left half done, and what is left of earlier boots, for about `MOST_S`."""
+    deadline = tools.bell.now() + MOST_S
     for entry in tools.journal.entries():
         if entry.state is State.PREPARED and not is_of_earlier_boot(tools, entry):
             continue
+        if tools.bell.now() > deadline:
+            problems.append(f"claim {entry.ref} stays half done, with others perhaps: this took too long already")
+            return
         with tools.locks.hold(entry.ref.uid, 0.0) as held:
             now = tools.journal.entry(entry.ref.uid) if held else None
             if now is None or not is_left_over(tools, now):
@@ -95,14 +102,19 @@ def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
 def rewrite_files(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
     """Write the CDI files of prepared claims that have none. Files that are there are left to a repeated prepare.
 
-    Cheap when none is missing: it lists the directory and the journal's UIDs, and is fit for every few seconds.
+    Cheap when none is missing: it lists the directory and the journal's UIDs, and is fit for every few seconds. Ends
+    after about `MOST_S`.
     """
+    deadline = tools.bell.now() + MOST_S
     without = tools.journal.uids() - frozenset(tools.writer.claim_uids())
     found = (tools.journal.entry(uid) for uid in sorted(without))
     missing = [entry for entry in found if entry is not None and entry.state is State.PREPARED]
     if missing:
         tools.provider.ensure_base()
     for entry in missing:
+        if tools.bell.now() > deadline:
+            problems.append(f"the CDI file of claim {entry.ref} is missing, with others perhaps: no time for it yet")
+            return
         try:
             if _rewrite(tools, entry):
                 tools.count("file-rewritten")

@@ -79,14 +79,14 @@ def remove_strays(tools: Tools, gpu: GpuUuid, *, within_s: float, of: ClaimUid |
     """Remove the GPU's partitions that no claim has any more, or of those only claim ``of``'s.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
-    `MigWork`.
+    `MigWork`. All of them together are waited for ``within_s``.
     """
-    hardware = tools.require_hardware()
+    hardware, deadline = tools.require_hardware(), tools.bell.now() + within_s
     for stray in tools.journal.strays():
         if stray.partition.id.gpu_uuid != gpu or (of is not None and stray.uid != of):
             continue
         try:
-            destroy_own(tools, stray.partition, within_s=within_s)
+            destroy_own(tools, stray.partition, within_s=deadline - tools.bell.now())
         finally:
             hardware.changed()
         tools.journal.forget_stray(stray)

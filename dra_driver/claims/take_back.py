@@ -17,7 +17,7 @@ from dra_driver.claims.entry import Entry, HeldDevice
 from dra_driver.claims.own import destroy_own
 from dra_driver.claims.settle import uses_strategy
 from dra_driver.claims.tools import HardwareTools, Tools
-from dra_driver.errors import DeviceLostError, DraError
+from dra_driver.errors import CommandError, DeviceLostError, DraError, DriverUnavailableError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Strategy
 
@@ -29,13 +29,16 @@ LEAST_S = 1.0
 """What the end of a daemon or nvidia-smi takes as a rule."""
 
 
-def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
+def take_back(tools: Tools, entry: Entry, *, within_s: float, without_driver: bool = False) -> bool:
     """Do all of it, also what comes after a step that fails; then raise the first step's error.
 
     False when a GPU is gone from the node, so that what was made of it is gone as well or will be looked at when it is
     back: a pod does not have to wait for that with its end. A GPU that fails to answer and is still listed is not gone:
-    `DeviceLostError`, as for any other failure. All steps together wait for ``within_s``; after that each is still
-    tried once, and `LEAST_S` is left for what another process has to do. Raises `HardwareError`, `StorageError`.
+    `DeviceLostError`, as for any other failure. With ``without_driver``, False also when the driver cannot be used: no
+    program computes then, and whatever there is to undo is noted and waits for the driver.
+
+    All steps together wait for ``within_s``; after that each is still tried once, and `LEAST_S` is left for what
+    another process has to do. Raises `HardwareError`, `StorageError`.
     """
     hardware = tools.require_hardware()
     first: DraError | None = None
@@ -52,6 +55,13 @@ def take_back(tools: Tools, entry: Entry, *, within_s: float) -> bool:
                 log.warning(
                     "a GPU is lost, and what a claim had of it", extra={"claim": str(entry.ref), "reason": error}
                 )
+            except DriverUnavailableError as error:
+                if not without_driver:
+                    first = first or error
+                    continue
+                answers = False
+                facts = {"claim": str(entry.ref), "reason": error}
+                log.warning("a claim goes before its GPUs can be put right, which waits for the driver", extra=facts)
             except DraError as error:
                 first = first or error
     finally:
@@ -72,10 +82,19 @@ def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, deadline: float)
     for daemon_id, gpus in _daemons_to_end(tools, entry.ref.uid, devices).items():
         yield next(iter(gpus), GpuUuid("")), partial(hardware.mps.release, daemon_id, gpus, within_s=left_s(LEAST_S))
     for gpu in _slices_to_reset(tools, entry.ref.uid, devices):
-        yield gpu, partial(hardware.slicer.reset, gpu, within_s=left_s(LEAST_S))
+        yield gpu, partial(_reset_slice, hardware, gpu, left_s(LEAST_S))
     for device in devices:
         if device.partition is not None and device.partition.made:
             yield device.gpu_uuid, partial(destroy_own, tools, device.partition, within_s=left_s())
+
+
+def _reset_slice(hardware: HardwareTools, gpu: GpuUuid, within_s: float) -> None:
+    """A pod does not have to wait with its end for an nvidia-smi that is missing or hangs: the note stays, `settle`
+    tries again, and nobody is given the GPU before that worked."""
+    try:
+        hardware.slicer.reset(gpu, within_s=within_s)
+    except CommandError as error:
+        log.warning("the time slice of a GPU is not reset yet", extra={"gpu": gpu, "reason": str(error)})
 
 
 def _is_gone(tools: Tools, gpu: GpuUuid) -> bool:

@@ -23,12 +23,20 @@ MOST_S = 15.0
 """What is not free by then is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
 
 
-def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: float = LEAST_S) -> bool:
+def undo(
+    tools: Tools,
+    uid: ClaimUid,
+    *,
+    only: Attempt | None = None,
+    within_s: float = LEAST_S,
+    without_driver: bool = False,
+) -> bool:
     """Remove the claim's CDI file, what was made of GPUs for it, and its entry, durably; False when there was no entry.
 
     With ``only``, an entry that is another attempt's is left alone: False. Waits for GPUs for about ``within_s``, at
-    most `MOST_S`. Raises `StorageError`, `HardwareError` (above all `GpuBusyError`: a process
-    still runs in a partition) and `GpuLockedError`; the claim then stays in state ``unpreparing``, its devices held.
+    most `MOST_S`. ``without_driver`` as in `take_back`. Raises `StorageError`, `HardwareError` (above all
+    `GpuBusyError`: a process still runs in a partition) and `GpuLockedError`; the claim then stays in state
+    ``unpreparing``, its devices held.
     """
     attempt = tools.journal.start_unprepare(uid, only=only)
     if attempt is None:
@@ -39,7 +47,7 @@ def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: 
     tools.writer.remove_claim(uid)
     entry = tools.journal.entry(uid)
     if entry is not None and entry.changes_hardware:
-        forgotten = _undo_hardware(tools, entry, attempt, max(0.0, min(within_s, MOST_S)))
+        forgotten = _undo_hardware(tools, entry, attempt, max(0.0, min(within_s, MOST_S)), without_driver)
     else:
         forgotten = tools.journal.forget(uid, attempt)
     if not forgotten:
@@ -49,7 +57,7 @@ def undo(tools: Tools, uid: ClaimUid, *, only: Attempt | None = None, within_s: 
     return True
 
 
-def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float) -> bool:
+def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float, without_driver: bool) -> bool:
     gpus = gpus_of(entry.devices)
     with tools.gpu_locks.hold(gpus, within_s) as held:
         if not held:
@@ -58,7 +66,7 @@ def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float
         now = tools.journal.entry(entry.ref.uid)
         if now is None or now.attempt != attempt:
             return False
-        done = take_back(tools, now, within_s=within_s)
+        done = take_back(tools, now, within_s=within_s, without_driver=without_driver)
         return tools.journal.forget(entry.ref.uid, attempt, partitions_left=not done)
 
 

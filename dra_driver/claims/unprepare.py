@@ -1,6 +1,7 @@
 """NodeUnprepareResources for one claim.
 
-Owns what makes unprepare succeed whenever it can: it needs neither the claim object nor an entry. Source: the
+Owns what makes unprepare succeed whenever it can: it needs neither the claim object nor an entry, and does without a
+driver: what is still to be undone then is noted and undone when there is one. Source: the
 kubelet's ``pkg/kubelet/cm/dra/manager.go``, which calls it for claims that were never prepared and for claims that no
 longer exist. A failure keeps the pod in ``Terminating`` and is tried again after 10 to 60 seconds.
 """
@@ -28,7 +29,7 @@ def unprepare_claim(tools: Tools, ref: ClaimRef, *, budget: Budget) -> None:
                 f"claim {ref} is still being worked on by an earlier call after {tools.patience.call_s:g} s; "
                 "it is tried again"
             )
-        if undo(tools, ref.uid, within_s=budget.deadline - tools.bell.now()):
+        if undo(tools, ref.uid, within_s=budget.deadline - tools.bell.now(), without_driver=True):
             tools.count("unprepared")
             log.info("claim unprepared", extra={"claim": str(ref)})
         else:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from dra_driver.claims.entry import State
-from dra_driver.claims.recover import recover
+from dra_driver.claims.recover import MOST_S, recover
 from dra_driver.errors import ApiUnreachableError, DriverUnavailableError, StorageError
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
 from tests.fakes.claims import claim, gpu, machine, ref, result, uid
-from tests.unit.claims.conftest import Room, Run
+from tests.unit.claims.conftest import Room, Run, simulated
 from tests.unit.claims.test_prepare import left_preparing
 
 
@@ -299,3 +299,21 @@ def test_a_disk_that_refuses_everything_does_not_stop_a_start(room: Room) -> Non
     again = Run(room=room, journal=run.journal, tools=run.tools, owners=run.owners)
     assert recover(again.tools, None).problems
     assert run.journal.uids() == {uid(1)}
+
+
+def test_a_start_does_not_wait_for_every_claim(room: Room) -> None:
+    """An MPS host or a driver that hangs costs each claim a second or more; the kubelet is answered all the same."""
+    room.backend = simulated("8xh100-sxm5-80gb")
+    first = room.run("run-1")
+    count = 40
+    for number in range(count):
+        first.prepare(claim(number, result(room.part("1g.10gb", number % 7, number // 7))))
+    for number in range(count):
+        first.journal.start_unprepare(uid(number))
+    for cut in room.gpus:
+        for one in cut.mig_instances:
+            room.backend.set_in_use(cut.uuid, one.gi_id)
+    before = room.bell.now()
+    run = room.run("run-2")
+    assert room.bell.now() - before < 2 * MOST_S
+    assert len(run.journal.entries()) == count

@@ -14,6 +14,7 @@ from dra_driver.errors import (
     CommandError,
     DeviceInUseError,
     DraError,
+    DriverUnavailableError,
     InvalidParametersError,
     MpsUnavailableError,
 )
@@ -456,3 +457,35 @@ def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(room: Room) -
     before = room.bell.now()
     run.prepare(ref(1))
     assert 0 < room.bell.now() - before <= LOCK_S
+
+
+def test_a_pod_ends_without_nvidia_smi_and_the_slice_is_reset_later(h100: Run) -> None:
+    """Whoever gets the GPU next gets it as it should be, or waits; the pod that had it does not."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
+    h100.room.sharing.failure = CommandError("nvidia-smi did not end in time")
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+    h100.service.settle_hardware()
+    assert isinstance(h100.refusal(claim(2)), CommandError)
+    h100.room.sharing.failure = None
+    h100.service.settle_hardware()
+    assert h100.room.is_whole_again()
+    h100.prepare(ref(2))
+
+
+@pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
+def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
+    """Compute mode and partition are put right when there is one again."""
+    device = "gpu-0" if kind == "GpuConfig" else h100.room.part("1g.10gb", 0)
+    h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
+    hardware = h100.room.backend
+    assert hardware is not None
+    for method in ("mig_instances", "mig_mode", "compute_mode"):
+        hardware.fail_next(method, DriverUnavailableError("being replaced"), times=0)
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+    h100.service.settle_hardware()
+    hardware.clear_faults()
+    h100.service.settle_hardware()
+    assert h100.room.is_whole_again()
+    assert mode(h100) is ComputeMode.DEFAULT
