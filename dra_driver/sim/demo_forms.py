@@ -45,9 +45,8 @@ def run(cluster: Cluster, say: Say) -> bool:
 def _play(cluster: Cluster, say: Say) -> None:
     cluster.store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
     before = _versions(cluster)
-    say(
-        f"    It is published once, in every form:\n\n{_slices(cluster)}\n\n    Its devices, counted by kind:\n{_published(cluster)}\n"
-    )
+    say(f"    It is published once, in every form:\n\n{_slices(cluster)}\n")
+    say(f"    Its devices, counted by kind:\n\n{_published(cluster)}\n")
     _make(cluster, "whole", _request("gpu.nvidia.com"))
     _await(cluster, ["whole"])
     slices = [f"slice-{number}" for number in range(1, 9)]
