@@ -21,6 +21,7 @@ class Code(StrEnum):
     CLASS_MISSING = "classMissing"
     RESOURCE_UNKNOWN = "resourceUnknown"
     NOT_WEIGHABLE = "notWeighable"
+    SCHEDULER_FAULT = "schedulerFault"
     CEL_ERROR = "celError"
     NO_SLICES = "noSlices"
     DRIVER_SILENT = "driverSilent"

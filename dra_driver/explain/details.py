@@ -13,9 +13,10 @@ from dra_driver.explain.causes import Cause, Code
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.nearest import Candidate, Place, nearest_miss
 from dra_driver.explain.objects import listed
-from dra_driver.explain.reasons import Finding, Funnel, finding_of
+from dra_driver.explain.reasons import Funnel, finding_of
 from dra_driver.explain.report import Ask, DeviceLine, Miss, NodeDetail, NodeReason
 from dra_driver.explain.weighing import MAX_DETAILED, NodeResult, Observed, Weighing
+from dra_driver.explain.words import Finding
 
 AsksOn = Callable[[NodeResult], list[AskSpec]]
 
@@ -26,7 +27,7 @@ _SHORT: Final = {
     "inUse": "in use",
     "takenByThisPod": "taken by this pod",
     "capacityShort": "without enough capacity",
-    "counterShort": "on GPUs that are partly used",
+    "counterShort": "on GPUs that others use",
     "tainted": "tainted",
     "constraint": "against a constraint",
     "gateOff": "behind a feature gate that is off",

@@ -6,9 +6,10 @@ Owns the order of these steps and the verdict. What it says about devices is the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
-from dra_driver.allocation import Allocator
+from dra_driver.allocation import Allocator, Behaviour
 from dra_driver.allocation.pod_fit import Room, rooms, unweighed
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
 from dra_driver.explain import outside
@@ -17,6 +18,7 @@ from dra_driver.explain.causes import Cause, Code
 from dra_driver.explain.defaults import claim_completed, completed
 from dra_driver.explain.details import Details, look_closely, node_detail
 from dra_driver.explain.extended import claim_for
+from dra_driver.explain.faults import fault_in_the_way
 from dra_driver.explain.gates import dropped_fields
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import Wire, allocation_of, is_reserved_for, label_of, name_of, spec_of, users_of
@@ -114,6 +116,7 @@ class _Explanation:
         detail = None
         if self._weighing is not None and results:
             details = look_closely(self._weighing, results, self._asks_on, self._holders)
+            self._look_for_fault(results, respected, free)
             detail = self._detail(results)
         elif self._node:
             self._find_node()
@@ -177,16 +180,7 @@ class _Explanation:
 
     def _weigh(self, respected: Sequence[Wanted], free: Sequence[Wanted], claims: Sequence[Wire]) -> list[NodeResult]:
         try:
-            allocator = Allocator(
-                slices=self._state.slices,
-                classes=self._state.classes,
-                allocated=claims,
-                features=self._scheduler.features,
-                behaviour=self._scheduler.behaviour,
-            )
-            self._weighing = Weighing(
-                self._state, self._subject, allocator, rooms=self._rooms, respected=respected, free=free
-            )
+            self._weighing = self._weighing_of(respected, free, claims, self._scheduler.behaviour)
             return self._weighing.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
             self._causes.append(_cel_cause(error))
@@ -200,6 +194,37 @@ class _Explanation:
             )
         self._weighing = None
         return []
+
+    def _weighing_of(
+        self, respected: Sequence[Wanted], free: Sequence[Wanted], claims: Sequence[Wire], behaviour: Behaviour
+    ) -> Weighing:
+        allocator = Allocator(
+            slices=self._state.slices,
+            classes=self._state.classes,
+            allocated=claims,
+            features=self._scheduler.features,
+            behaviour=behaviour,
+        )
+        return Weighing(self._state, self._subject, allocator, rooms=self._rooms, respected=respected, free=free)
+
+    def _look_for_fault(
+        self, results: Sequence[NodeResult], respected: Sequence[Wanted], free: Sequence[Wanted]
+    ) -> None:
+        """A pod that only a fault of the scheduler keeps waiting would otherwise make no sense at all."""
+        if any(result.fits for result in results):
+            return
+
+        @cache
+        def weighing(behaviour: Behaviour) -> Weighing:
+            return self._weighing_of(respected, free, self._state.claims, behaviour)
+
+        found = fault_in_the_way(
+            self._scheduler.behaviour,
+            results,
+            lambda behaviour, result: weighing(behaviour).node(result.wire),
+            self._state.slices,
+        )
+        self._causes += [found] if found is not None else []
 
     def _weigh_released(self, respected: Sequence[Wanted], free: Sequence[Wanted]) -> list[NodeResult]:
         """The scheduler takes devices back that nobody else uses when they keep a pod from every node.

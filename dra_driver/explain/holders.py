@@ -15,6 +15,7 @@ class Holders:
     def __init__(self, claims: Iterable[Wire]) -> None:
         self._claims: dict[DeviceId, list[str]] = {}
         self._pods: dict[str, list[str]] = {}
+        self._consumed: dict[tuple[DeviceId, str], Wire] = {}
         self._of_pool: dict[tuple[str, str], list[str]] = {}
         for claim in claims:
             label = label_of(claim)
@@ -23,10 +24,15 @@ class Holders:
                 if not result.get("adminAccess"):
                     device = DeviceId(result["driver"], result["pool"], result["device"])
                     self._claims.setdefault(device, []).append(label)
+                    self._consumed[device, label] = result.get("consumedCapacity") or {}
                     self._of_pool.setdefault(device[:2], []).append(device.device)
 
     def claims(self, device: DeviceId) -> list[str]:
         return self._claims.get(device, [])
+
+    def consumed(self, device: DeviceId, claim: str, capacity: str) -> str:
+        """What a claim's share takes of a capacity of the device, "" when that is not told."""
+        return str(self._consumed.get((device, claim), {}).get(capacity) or "")
 
     def held_in(self, driver: str, pool: str) -> list[str]:
         """Names of the pool's devices that somebody holds."""

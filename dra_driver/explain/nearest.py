@@ -4,7 +4,7 @@ Owns the idea of closeness: as many devices as are missing on the node, with few
 that asks for something else altogether is far away.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dra_driver.allocation.capacity import shortage
@@ -15,8 +15,9 @@ from dra_driver.errors import AllocationError
 from dra_driver.explain.asks import AskSpec
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import listed
-from dra_driver.explain.reasons import Finding, finding_of, in_use_words, selector_findings
+from dra_driver.explain.reasons import finding_of, selector_findings
 from dra_driver.explain.report import Miss
+from dra_driver.explain.words import Finding, in_use_words
 
 MAX_CANDIDATES: Final = 5_000
 
@@ -56,31 +57,42 @@ class _Near(NamedTuple):
     findings: list[Finding]
     distance: int
 
+    @property
+    def likeness(self) -> list[tuple[str, str]]:
+        """The same for devices that fell away for the same reasons."""
+        return [(finding.code, finding.message) for finding in self.findings]
+
 
 def nearest_miss(places: Iterable[Place], holders: Holders) -> Miss | None:
     """The closest place among the first MAX_CANDIDATES devices; of equally close ones the first. None when none is."""
-    best: tuple[int, Place, list[_Near]] | None = None
+    best: tuple[int, Place, list[_Near], int] | None = None
     looked = 0
     for place in places:
         if looked >= MAX_CANDIDATES:
             break
         looked += len(place.candidates)
-        chosen = _chosen(place, holders)
+        chosen, more = _chosen(place, holders)
         distance = sum(near.distance for near in chosen)
         if chosen and (best is None or distance < best[0]):
-            best = (distance, place, chosen)
-    return _miss(best[1], best[2]) if best is not None else None
+            best = (distance, place, chosen, more)
+    return _miss(*best[1:]) if best is not None else None
 
 
-def _chosen(place: Place, holders: Holders) -> list[_Near]:
-    """As many of the nearest devices as are missing; none when the node does not even have so many."""
+def _chosen(place: Place, holders: Holders) -> tuple[list[_Near], int]:
+    """As many of the nearest devices as are missing, and how many more would have done in place of the last one.
+
+    None when the node does not even have so many.
+    """
     near = [_near(place.ask, candidate, holders) for candidate in place.candidates[:MAX_CANDIDATES]]
     if place.ask.count is None:
         # "All" are those that match; what else is in their way has to go for each of them.
         matching = [one for one in near if not any(finding.code in _SELECTORS for finding in one.findings)]
-        return matching or sorted(near, key=lambda one: one.distance)[:1]
+        return matching or sorted(near, key=lambda one: one.distance)[:1], 0
     missing = max(place.ask.count - place.fitting, 1)
-    return sorted(near, key=lambda one: one.distance)[:missing] if len(near) >= missing else []
+    if len(near) < missing:
+        return [], 0
+    near.sort(key=lambda one: one.distance)
+    return near[:missing], sum(one.likeness == near[missing - 1].likeness for one in near[missing:])
 
 
 def _near(ask: AskSpec, candidate: Candidate, holders: Holders) -> _Near:
@@ -98,22 +110,29 @@ def _faults(ask: AskSpec, candidate: Candidate, holders: Holders) -> list[Findin
     taint = untolerated(device.wire.get("taints") or (), ask.tolerations)
     if taint is not None:
         found.append(finding_of(ask, device, taint, holders))
-    short = _capacity(ask.capacity, device)
-    if short is not None:
-        found.append(finding_of(ask, device, short, holders))
+    found += [finding_of(ask, device, short, holders) for short in _capacity(ask.capacity, device)]
     if isinstance(cause, CounterShort | ConstraintBroken | GateOff | NotOnNode) or not found:
         found.append(finding_of(ask, device, cause, holders))
     return found
 
 
-def _capacity(requests: Mapping[str, object], device: Device) -> Cause | None:
-    try:
-        return shortage(requests or None, device.wire.get("capacity") or {}, device.consumed, None)
-    except (AllocationError, ValueError):
-        return None
+def _capacity(requests: Mapping[str, object], device: Device) -> list[Cause]:
+    """Every capacity that is missing something, not only the first."""
+    found: list[Cause] = []
+    capacities = device.wire.get("capacity") or {}
+    for name in dict.fromkeys([*requests, *capacities]):
+        asked = {name: requests[name]} if name in requests else None
+        own = {name: capacities[name]} if name in capacities else {}
+        try:
+            short = shortage(asked, own, device.consumed, None)
+        except (AllocationError, ValueError):
+            continue
+        if short is not None:
+            found.append(short)
+    return found
 
 
-def _miss(place: Place, chosen: list[_Near]) -> Miss:
+def _miss(place: Place, chosen: list[_Near], more: int) -> Miss:
     sentences: dict[str, list[str]] = {}
     for near in chosen:
         for finding in near.findings:
@@ -127,8 +146,18 @@ def _miss(place: Place, chosen: list[_Near]) -> Miss:
             f"{listed(devices)}: {text}" if several and len(devices) < len(chosen) else text
             for text, devices in sentences.items()
         ),
-        fix="; and ".join(dict.fromkeys(_fix(finding) for near in chosen for finding in near.findings)),
+        fix=_fixes([finding for near in chosen for finding in near.findings], more),
     )
+
+
+def _fixes(findings: Sequence[Finding], more: int) -> str:
+    """All that has to be done, what can be done in its place, and how many devices are as near as these."""
+    text = "; and ".join(dict.fromkeys(_fix(finding) for finding in findings))
+    instead = " and ".join(dict.fromkeys(finding.instead for finding in findings if finding.instead))
+    text += f"; or {instead}" if instead else ""
+    if more and all(finding.code == "inUse" for finding in findings):
+        text += f"; {more} more device{' is' if more == 1 else 's are'} as near"
+    return text
 
 
 def _sentence(finding: Finding) -> str:
@@ -136,6 +165,8 @@ def _sentence(finding: Finding) -> str:
 
 
 def _fix(finding: Finding) -> str:
+    if finding.fix:
+        return finding.fix
     match finding.code:
         case "inUse":
             if "(no pod)" in finding.seen:

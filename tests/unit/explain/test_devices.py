@@ -102,7 +102,9 @@ def test_a_short_counter_says_by_how_much_and_who_has_the_rest() -> None:
     )
     reason = report.requests[0].reasons[-1]
     assert reason.code == "counterShort"
-    assert reason.seen == ("gpu-0: memory short by 10Gi (30Gi needed, 20Gi left), used by gpu-0 of default/one",)
+    assert reason.seen == (
+        "gpu-0: memory short by 10Gi (30Gi needed, 20Gi left), used by gpu-0 of default/one (pod p)",
+    )
 
 
 def test_capacity_that_is_left_is_told() -> None:
@@ -112,7 +114,10 @@ def test_capacity_that_is_left_is_told() -> None:
     wanted = exactly(capacity={"requests": {"memory": "16Gi"}})
     report = said(cluster(slices=[resource_slice("a", shared)], claims=[claim], templates=[template("t", wanted)]))
     (reason,) = report.requests[0].reasons
-    assert (reason.code, reason.seen) == ("capacityShort", ("gpu-0 has 10Gi free",))
+    assert (reason.code, reason.seen) == (
+        "capacityShort",
+        ("gpu-0 has 10Gi of 40Gi free: default/one (no pod) has 30Gi",),
+    )
 
 
 def test_constraints_name_attribute_and_values() -> None:

@@ -1,0 +1,60 @@
+"""Clusters of one node whose slices are what the driver publishes of simulated GPUs."""
+
+from typing import Any
+
+from dra_driver.gpu import catalog
+from dra_driver.gpu.simulated_spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.kube.state import ClusterState
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.terms import GpuTerms, SharingTerms
+from dra_driver.slices.build import build_devices
+from dra_driver.slices.gates import Features
+from dra_driver.slices.layout import split
+from tests.fakes.dra_objects import DRIVER, device_class, node
+from tests.unit.explain.clusters import A, held
+
+Obj = dict[str, Any]
+FEATURES = Features(counters=True, multi_allocation=True, taints=True)
+
+
+def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:
+    """The slices of node ``a`` with H100 boards, all under the same terms."""
+    gpus = tuple(invent(catalog.model("h100-sxm5-80gb"), minor, "a") for minor in range(count))
+    snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=gpus)
+    parts = split(build_devices(snapshot, {gpu.uuid: terms for gpu in gpus} if terms else {}, FEATURES))
+    pool = {"name": f"a/{DRIVER}", "generation": 1, "resourceSliceCount": len(parts)}
+    return [
+        {
+            "metadata": {"name": f"{part.index}"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": "a",
+                "pool": pool,
+                **({"sharedCounters": list(part.counter_sets)} if part.counter_sets else {}),
+                **({"devices": list(part.devices)} if part.devices else {}),
+            },
+        }
+        for part in parts
+    ]
+
+
+def h100(count: int = 1, *, sharing: SharingTerms | None = None, **parts: Any) -> ClusterState:
+    """Such a cluster, with classes for whole GPUs and for partitions."""
+    terms = GpuTerms(policy="p", sharing=sharing) if sharing is not None else None
+    classes = [
+        device_class(f"{kind}.nvidia.com", expression=f'device.driver == "{DRIVER}" && {A}.type == "{kind}"')
+        for kind in ("gpu", "mig")
+    ]
+    return ClusterState(**{"nodes": [node("a")], "classes": classes, "slices": slices(count, terms=terms), **parts})
+
+
+def slice_name(start: int, gpu: int = 0) -> str:
+    return f"gpu-{gpu}-mig-1g10gb-19-{start}"
+
+
+def share(name: str, *, memory: str, percent: str, users: tuple[str, ...] = ()) -> Obj:
+    """A claim that has a share of gpu-0."""
+    found = held(name, "gpu-0", on="a", users=users)
+    consumed = {"memory": memory, "computePercent": percent, "shares": "1"}
+    found["status"]["allocation"]["devices"]["results"][0] |= {"shareID": f"id-{name}", "consumedCapacity": consumed}
+    return found
