@@ -17,7 +17,7 @@ import pynvml
 
 from dra_driver.errors import DeviceLostError, DraError, GpuBusyError, HardwareError, MigUnsupportedError, NoRoomError
 from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.nvml_errors import GONE, change, optional, refusal, required
+from dra_driver.gpu.nvml_errors import ABSENT, GONE, change, optional, refusal, required
 from dra_driver.gpu.nvml_mig import compute_profiles, read_compute_instance, read_instances, spanning
 from dra_driver.gpu.nvml_profiles import ComputeProfile, MigFacts
 from dra_driver.model.ids import GpuUuid
@@ -30,8 +30,12 @@ CREATE_CI = "nvmlGpuInstanceCreateComputeInstance"
 
 
 def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
-    """Whether MIG mode is on now. Raises MigUnsupportedError."""
-    mode = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle))
+    """Whether MIG mode is on now. Raises MigUnsupportedError.
+
+    A right that is missing is not taken for a GPU without MIG: whoever takes something back believes what this says.
+    """
+    known = ABSENT - {pynvml.NVML_ERROR_NO_PERMISSION}
+    mode = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), known)
     if mode is None:
         raise MigUnsupportedError(f"GPU {gpu} has no MIG mode: ask for the whole GPU, or for another model")
     return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)

@@ -77,6 +77,14 @@ def test_a_profile_that_cannot_be_read_is_left_out_and_read_again_at_the_next_lo
     assert set(poor.mig_profiles) < set(rich.mig_profiles)
 
 
+def test_missing_right_is_not_a_gpu_without_mig(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+    """Taken for one, a partition that has to be removed would count as gone, and stay for ever."""
+    state.inject("nvmlDeviceGetMigMode", codes.NO_PERMISSION, device=0)
+    for ask in (nvml.mig_mode, nvml.mig_instances):
+        with pytest.raises(DeviceLostError, match="run it as root"):
+            ask(uuid)
+
+
 def test_instances_of_a_profile_that_cannot_be_read_are_found_all_the_same(
     nvml: NvmlBackend, state: State, uuid: GpuUuid
 ) -> None:
