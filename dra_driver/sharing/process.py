@@ -1,6 +1,6 @@
 """Running a program of the driver without ever waiting for it longer than agreed.
 
-Owns the deadline, the bounded output and the end of everything that the program started. Refuses to know what is run
+Owns the deadline, the bounded output, and at the deadline the end of everything that the program started. Refuses to know what is run
 and what its answer means. NVIDIA's tools talk to a kernel driver that may be stuck, and a process that waits there
 cannot even be killed, so the end of the wait never depends on the end of the process.
 """
@@ -45,7 +45,8 @@ class Running:
     """One run of a program, in a process group of its own, that is looked at with `poll` or waited for with `wait`.
 
     ``prepare`` runs in the child between fork and exec: only for processes of one thread. Raises OSError when the
-    program cannot be started. For one thread; nothing is left behind except a process that the kernel does not let go.
+    program cannot be started. For one thread. Left behind are what a program that ends by itself has put into the
+    background, and a process that the kernel does not let go.
     """
 
     def __init__(
