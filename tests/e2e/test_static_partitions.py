@@ -1,0 +1,94 @@
+"""MIG devices that an administrator makes on a GPU while the node process runs: found, given out, never destroyed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.model.mig import MigInstance
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.needs import Needs
+from tests.e2e.cluster import RealCluster, wait
+from tests.e2e.forms import Forms, slice_of
+from tests.e2e.host import Host
+
+PROFILE = "2g.10gb"
+# The GPUs are looked at each second, and a change is told as an event before that.
+NOTICED_S = 15.0
+
+
+@pytest.fixture
+def needs() -> Needs:
+    return Needs(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
+
+
+@pytest.fixture
+def backend(own_host: Host, namespace: str) -> SimulatedBackend:
+    return own_host.hardware.backend()
+
+
+@pytest.fixture
+def forms(cluster: RealCluster, namespace: str) -> Iterator[Forms]:
+    with Forms(cluster, namespace).cleared() as found:
+        yield found
+
+
+def made_by_hand(backend: SimulatedBackend, start: int) -> tuple[MigInstance, str]:
+    """The instance that an administrator makes now, and the UUID of its device."""
+    (gpu,) = backend.snapshot().gpus
+    profile = next(one for one in gpu.mig_profiles if one.name == PROFILE)
+    instance = backend.foreign_create(gpu.uuid, profile.profile_id, start)
+    assert instance.device is not None
+    return instance, str(instance.device.uuid)
+
+
+def published(cluster: RealCluster) -> list[Obj]:
+    return [device for item in cluster.slices() for device in entries(item, "spec", "devices")]
+
+
+def uuids(cluster: RealCluster) -> set[str]:
+    """UUIDs that slices tell; a partition that does not exist yet has none."""
+    return {str(dig(device, "attributes", "uuid", "string", default="")) for device in published(cluster)} - {""}
+
+
+def test_a_partition_made_by_hand_is_given_out_and_stays(
+    cluster: RealCluster, backend: SimulatedBackend, forms: Forms
+) -> None:
+    """It appears with its UUID without a restart, a pod gets this very one, and it is there after the pod."""
+    (gpu,) = backend.snapshot().gpus
+    before = len(published(cluster))
+    instance, uuid = made_by_hand(backend, start=2)
+    wait(lambda: None if uuids(cluster) == {uuid} else f"slices have {uuids(cluster)}", NOTICED_S)
+    assert len(published(cluster)) < before, "what overlaps it is still offered"
+
+    request = slice_of(PROFILE)
+    told = 'device.attributes["gpu.nvidia.com"]'
+    request["selectors"].append({"cel": {"expression": f'"uuid" in {told} && {told}.uuid == "{uuid}"'}})
+    forms.create("given", request)
+    forms.wait_ready("given")
+    assert forms.partition("given") == uuid
+    forms.delete("given")
+    assert [one.gi_id for one in backend.mig_instances(gpu.uuid)] == [instance.gi_id]
+
+    backend.foreign_destroy(gpu.uuid, instance.gi_id)
+    wait(lambda: None if len(published(cluster)) == before else "what overlapped it is not offered again", NOTICED_S)
+    assert uuids(cluster) == set()
+
+
+def test_partitions_are_made_beside_one_made_by_hand(
+    cluster: RealCluster, backend: SimulatedBackend, forms: Forms
+) -> None:
+    """The driver cuts what is left; the foreign one is not touched when its own go."""
+    (gpu,) = backend.snapshot().gpus
+    instance, uuid = made_by_hand(backend, start=0)
+    wait(lambda: None if uuids(cluster) == {uuid} else f"slices have {uuids(cluster)}", NOTICED_S)
+    forms.create("own", slice_of("3g.20gb"))
+    forms.wait_ready("own")
+    assert {str(one.device.uuid) for one in backend.mig_instances(gpu.uuid) if one.device} == {
+        uuid,
+        forms.partition("own"),
+    }
+    forms.delete("own")
+    assert [one.gi_id for one in backend.mig_instances(gpu.uuid)] == [instance.gi_id]
+    assert backend.mig_mode(gpu.uuid)
+    backend.foreign_destroy(gpu.uuid, instance.gi_id)
