@@ -31,8 +31,8 @@ class Policies(Protocol):
 class TermsBook:
     """The terms in force. Thread-safe.
 
-    They are worked out when the inventory changes, when policies change, and, while a form in use keeps newer terms
-    waiting, every time they are asked for.
+    They are worked out when the inventory changes, when policies change, and every time they are asked for while they
+    depend on what is in use: a form in use keeps newer terms waiting, or a GPU is shared.
     """
 
     def __init__(self, policies: Policies, uses: Callable[[], Iterable[Use]]) -> None:
@@ -63,8 +63,8 @@ class TermsBook:
         """The terms for ``snapshot``. When the journal cannot be read, those of before; new GPUs are not offered."""
         with self._lock:
             changed = self._policies.check()
-            waiting = any(terms.waiting for terms in self._terms.values())
-            if changed or waiting or self._problem is not None or snapshot is not self._snapshot:
+            depends = any(terms.waiting or terms.sharing for terms in self._terms.values())
+            if changed or depends or self._problem is not None or snapshot is not self._snapshot:
                 self._work_out(snapshot)
             return self._terms
 

@@ -74,8 +74,10 @@ class GpuTerms:
     """What one GPU may be published as. The default is what holds without any policy: whole or cut, never shared.
 
     ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
-    in use that stay published although ``profiles`` does not have them. ``policy`` names the policy in force, '' for
-    none; ``waiting`` says in a sentence which newer terms wait for the GPU to be free.
+    in use that stay published although ``profiles`` does not have them. ``shares_in_use`` tells that claims have shares
+    of the GPU, or one has all of it as a share: schedulers count those only while the GPU is published as shared.
+    ``policy`` names the policy in force, '' for none; ``waiting`` says in a sentence which newer terms wait for the GPU
+    to be free.
     """
 
     policy: str = ""
@@ -86,6 +88,7 @@ class GpuTerms:
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
     kept: frozenset[PartitionId] = frozenset()
+    shares_in_use: bool = False
     waiting: str | None = None
 
     def allows(self, partition: PartitionId) -> bool:

@@ -10,6 +10,8 @@ terms take its place. Refuses to know policies and the journal.
     shared             the whole GPU, shared with the same strategy and interval (a new number of shares counts at once)
     partitions         those partitions; everything else follows the newest terms
 
+Terms say that shares are in use (all of a shared GPU is one), so that the GPU is published as shared or not at all.
+
 While the newest terms offer nothing that could be had now, the devices that are left carry a taint that keeps new
 claims away (``gpu.dra-driver.io/draining``, NoSchedule): otherwise one claim after another would take them, and the
 GPU would never be free. It disturbs no pod that is scheduled already.
@@ -36,7 +38,7 @@ def settle(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
         held = next((use.sharing for use in uses if use.sharing is not None), None)
         if held is None and any(use.of_shared for use in uses):
             held = wanted.sharing or _SHARED_SOMEHOW
-        return _whole_in_use(wanted, held, partitions)
+        return _whole_in_use(replace(wanted, shares_in_use=held is not None), held, partitions)
     return _cut_in_use(wanted, gpu, partitions) if partitions else wanted
 
 

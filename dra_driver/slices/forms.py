@@ -9,7 +9,8 @@ on, switched by others   placements only: taking the mode away from its owner is
 =======================  ==================================================================================
 
 A partition that somebody else made is published as it is, takes its placement and everything that overlaps it away, and
-keeps the whole GPU back. Two forms that exclude each other are only published while counters tell the scheduler so.
+keeps the whole GPU back. Two forms that exclude each other are only published while counters tell the scheduler so, and
+a GPU with shares in use only as one to be shared.
 What the terms do not allow is left out silently: whoever wrote them knows, unless nothing at all is left. Everything
 else that is left out has a sentence. Refuses to know wire objects (``devices.py``).
 """
@@ -103,6 +104,13 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
     if bad is not None:
         return (
             f"{gpu.device_name} is not offered: {by} gives it the taint {bad!r}, which is not a label key with a value"
+        )
+    if terms.shares_in_use and not features.multi_allocation:
+        # What shares consume is counted of a device that is published as shared. Exclusive, the GPU would look free to
+        # a scheduler whose gate is still on, and so would its partitions, which only the shared device keeps away.
+        return (
+            f"{gpu.device_name} is not offered until its last share is released: the API server does not keep what "
+            "sharing needs any more (feature gate DRAConsumableCapacity), without which its shares would not count"
         )
     if not features.taints and any(taint.effect != "None" for taint in terms.taints):
         # Without its taint it would be offered to everybody.

@@ -8,7 +8,7 @@ from dra_driver.errors import ConfigurationError, DraError, DriverUnavailableErr
 from dra_driver.kubelet.terms_book import TermsBook
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
-from dra_driver.model.terms import Form, GpuTerms, Terms, Use
+from dra_driver.model.terms import Form, GpuTerms, SharingTerms, Strategy, Terms, Use
 
 UUID = GpuUuid("GPU-0")
 SNAPSHOT = Snapshot(driver_version="580.65.06")
@@ -65,6 +65,18 @@ def test_waiting_terms_are_looked_at_again_with_what_is_in_use_by_then() -> None
     policies.answer = {UUID: GpuTerms(offered=False)}
     assert not book.update(SNAPSHOT)[UUID].offered
     assert [len(asked) for asked in policies.asked] == [1, 0]
+
+
+def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
+    """Whether some are in use decides what is published when the API server keeps no shares any more."""
+    policies = Policies()
+    policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    uses: list[Use] = []
+    book = TermsBook(policies, lambda: list(uses))
+    book.update(SNAPSHOT)
+    uses.append(Use(gpu_uuid=UUID, form=Form.SHARE))
+    book.update(SNAPSHOT)
+    assert policies.asked == [[], uses]
 
 
 def test_terms_of_before_hold_while_they_cannot_be_worked_out() -> None:

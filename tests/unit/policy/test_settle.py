@@ -42,7 +42,9 @@ def all_of_a_shared_gpu() -> Use:
 @pytest.mark.parametrize("sharing", [MPS, SLICED])
 def test_a_claim_that_has_all_of_a_shared_gpu_leaves_its_publication_alone(sharing: dict[str, Any]) -> None:
     """It consumed all there is to share. Published as exclusive, the GPU would look free to the scheduler."""
-    assert settled({"sharing": sharing}, all_of_a_shared_gpu()) == settled({"sharing": sharing})
+    assert settled({"sharing": sharing}, all_of_a_shared_gpu()) == replace(
+        settled({"sharing": sharing}), shares_in_use=True
+    )
 
 
 @pytest.mark.parametrize("spec", [{}, {"availability": "Hidden"}, {"forms": {"whole": False}}])
@@ -102,6 +104,15 @@ def test_a_shared_gpu_keeps_its_strategy_until_the_last_share_is_gone(spec: Any,
     assert (found.offered, found.whole, found.sharing.strategy) == (True, True, Strategy.MPS)
     assert found.waiting == f"the GPU stays {stays} until its last share is released; then {then}"
     assert drains(found)
+
+
+@pytest.mark.parametrize("spec", [{"sharing": MPS}, {"sharing": SLICED}, {}, {"availability": "Hidden"}])
+def test_terms_tell_that_shares_are_in_use(spec: dict[str, Any]) -> None:
+    """Kept or wanted: without them the GPU would be published as exclusive when shares cannot be, and given away."""
+    assert settled(spec, share()).shares_in_use
+    assert settled(spec, all_of_a_shared_gpu()).shares_in_use
+    assert not settled(spec, whole()).shares_in_use
+    assert not settled(spec).shares_in_use
 
 
 def test_a_time_slice_stays_while_shares_are_in_use() -> None:

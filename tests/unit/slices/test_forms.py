@@ -217,6 +217,24 @@ def test_sharing_needs_the_whole_and_a_server_that_keeps_it() -> None:
     assert forms_of(mig_gpu(H100), replace(SHARED, whole=False), ALL).sharing is None
 
 
+@pytest.mark.parametrize("counters", [True, False])
+def test_a_gpu_with_shares_in_use_is_not_published_by_a_server_that_keeps_no_shares(counters: bool) -> None:
+    """A scheduler whose gate is still on counts shares of shared devices alone: it would grant the GPU a second time,
+    whole or in parts."""
+    features = Features(counters=counters, taints=True)
+    found = forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), features)
+    assert (found.whole, found.made, found.placements) == (False, (), ())
+    (reason,) = found.reasons
+    assert reason.startswith("gpu-0 is not offered until its last share is released")
+    assert "DRAConsumableCapacity" in reason
+    assert forms_of(mig_gpu(H100), SHARED, features).whole
+
+
+def test_shares_in_use_change_nothing_while_they_are_kept() -> None:
+    """Slices must not be rewritten for each share that comes and goes."""
+    assert forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), ALL) == forms_of(mig_gpu(H100), SHARED, ALL)
+
+
 def test_more_than_64_devices_are_cut_with_a_sentence() -> None:
     """A slice would not hold them; the last in the order are the least useful."""
     gpu = mig_gpu(RTX)
