@@ -4,7 +4,7 @@ Owns the order of the steps and what is waited for. Refuses to know what a devic
 GPUs are changed (`make`) and how entries are stored.
 
     1. an entry in state ``prepared``: answer from it, after checking devices and files again; no API call
-    2. GET the claim, make the plan
+    2. GET the claim, make the plan; while a new journal is not rebuilt, a claim that was prepared before is adopted
     3. journal: begin (takes the devices, or names who holds them)      undo: forget
     4. make GPUs into what is needed                                    undo: take it back
     5. write the claim's CDI file                                       undo: remove it
@@ -27,6 +27,7 @@ from dra_driver.claims.documents import document_of
 from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
 from dra_driver.claims.make import look, make, taken_over
 from dra_driver.claims.plan import ClaimPlan, names_of, plan
+from dra_driver.claims.rebuild import adopt
 from dra_driver.claims.repeat import restored
 from dra_driver.claims.tools import Tools
 from dra_driver.claims.undo import LEAST_S, is_left_over, is_of_earlier_boot, remove_stray_file, undo
@@ -123,8 +124,10 @@ class Preparer:
         return again.prepared
 
     def _prepare(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
-        tools = self._tools
-        todo = plan(self._read(ref, budget), self._snapshot(), tools.names, tools.pool, tools.terms())
+        tools, claim = self._tools, self._read(ref, budget)
+        if tools.journal.rebuild_pending and adopt(tools, claim) and (entry := tools.journal.entry(ref.uid)):
+            return self._repeat(entry, budget)
+        todo = plan(claim, self._snapshot(), tools.names, tools.pool, tools.terms())
         tools.provider.ensure_base()  # where no container could start, no GPU need be changed first
         done = self._with_hardware(todo, budget) if todo.changes_hardware else self._as_it_is(todo, budget)
         tools.count("prepared")

@@ -22,9 +22,12 @@ from dra_driver.claims.plan import ClaimPlan, plan
 from dra_driver.claims.settle import LOCK_S, settle_all
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.waiting import GpuLockedError
-from dra_driver.errors import DeviceLostError, DraError
+from dra_driver.errors import DeviceInUseError, DeviceLostError, DraError
 from dra_driver.model.claim import AllocatedClaim
-from dra_driver.model.ids import ClaimUid
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import ClaimUid, GpuUuid
+from dra_driver.model.terms import Interval, SharingTerms, Strategy, Terms, terms_of
+from dra_driver.sharing.timeslice import TIME_SLICE
 
 log = logging.getLogger(__name__)
 
@@ -106,19 +109,28 @@ def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
     with tools.locks.hold(claim.ref.uid, 0.0) as held:
         if not held:
             return False  # it is being prepared or unprepared right now, which makes its entry known
-        if tools.journal.entry(claim.ref.uid) is not None or claim.ref.uid not in _traces(tools):
-            return False  # it was, while the API server was asked
         try:
-            if claim.ref.uid not in tools.writer.claim_uids() and not _is_whole(tools, claim):
-                return False
-            blocked = _adopt_as_found(tools, claim)
+            return adopt(tools, claim)
         except DraError as error:
             failures.append(f"claim {claim.ref} was prepared before, but cannot be taken over: {error}")
             return False
+
+
+def adopt(tools: Tools, claim: AllocatedClaim) -> bool:
+    """Take the claim into the journal as prepared; False when it is there, or nothing tells that it was prepared.
+
+    The caller holds the claim's lock. Raises as `plan`, `DeviceInUseError` when another claim has a device of it, and
+    `GpuLockedError`. To begin it anew instead would be wrong: a failure then takes away what its containers use.
+    """
+    uid = claim.ref.uid
+    if tools.journal.entry(uid) is not None or uid not in _traces(tools):
+        return False
+    if uid not in tools.writer.claim_uids() and not _is_whole(tools, claim):
+        return False
+    blocked = _adopt_as_found(tools, claim)
     if blocked is not None:
         holder = f"is held by claim {blocked.by[0].ref}" if blocked.by else f"has {blocked.strays[0].partition.id}"
-        failures.append(f"claim {claim.ref} was prepared before, but its device {holder}")
-        return False
+        raise DeviceInUseError(f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}")
     tools.count("adopted")
     return True
 
@@ -134,13 +146,33 @@ def _is_whole(tools: Tools, claim: AllocatedClaim) -> bool:
 
 
 def _adopt_as_found(tools: Tools, claim: AllocatedClaim) -> Blocked | None:
-    todo = plan(claim, tools.snapshot(), tools.names, tools.pool, tools.terms())
+    snapshot = tools.snapshot()
+    todo = plan(claim, snapshot, tools.names, tools.pool, _terms_as_found(tools, snapshot))
     if not todo.changes_hardware:
         return tools.journal.adopt(claim.ref, todo.held)
     with tools.gpu_locks.hold(gpus_of(todo.held), LOCK_S) as held:
         if not held:
             raise GpuLockedError("a GPU of it is being changed by another call; it is tried again")
         return tools.journal.adopt(claim.ref, _as_found(tools, todo).held)
+
+
+def _terms_as_found(tools: Tools, snapshot: Snapshot) -> Terms:
+    """The terms in force, but sharing as it is carried out: a policy may have changed while claims kept the old one."""
+    terms = dict(tools.terms())
+    for gpu in snapshot.gpus if tools.hardware is not None else ():
+        now, found = terms_of(terms, gpu.uuid), _sharing_as_found(tools, gpu.uuid)
+        if found is not None and (now.sharing is None or now.sharing.strategy is not found.strategy):
+            terms[gpu.uuid] = replace(now, sharing=found)
+    return terms
+
+
+def _sharing_as_found(tools: Tools, gpu: GpuUuid) -> SharingTerms | None:
+    if tools.require_hardware().mps.daemon(gpu) is not None:  # only shares have a daemon of that name
+        return SharingTerms(strategy=Strategy.MPS)
+    noted = tools.journal.gpu_note(gpu, TIME_SLICE)
+    if noted is None or noted not in set(Interval):
+        return None
+    return SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval(noted))
 
 
 def _as_found(tools: Tools, todo: ClaimPlan) -> ClaimPlan:

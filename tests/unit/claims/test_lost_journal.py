@@ -341,3 +341,41 @@ def test_proofs_that_are_wrong_are_put_right_while_the_journal_is_good(room: Roo
     room.run("run-2")
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert file.read_bytes() == good
+
+
+@pytest.mark.parametrize(("what", "sharing"), FORMS)
+def test_a_claim_that_is_prepared_again_before_it_is_known_is_taken_over(
+    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None
+) -> None:
+    """The kubelet may ask first. Beginning anew, and failing, would take away what its containers use."""
+    claims = prepared(room, what, sharing)
+    there, asked, files = room.gpus, list(room.sharing.asked), dict(room.writer.files)
+    lose_journal(room)
+    room.api.outage = OUTAGE
+    run = room.run("run-2")
+    room.api.outage = None
+    room.provider.failure = StorageError("the disk is full")
+    for each in claims:
+        assert isinstance(run.refusal(each.ref), StorageError)
+    room.provider.failure = None
+    assert (room.gpus, room.sharing.asked, room.writer.files) == (there, asked, files)
+    for each in claims:
+        run.prepare(each.ref)
+        assert run.unprepare(each.ref) is None
+    run.service.recover()
+    assert is_untouched(room)
+
+
+@pytest.mark.parametrize("terms", [MPS, SLICED])
+def test_shares_are_known_again_although_the_policy_has_changed(room: Room, terms: SharingTerms) -> None:
+    """What is carried out says how the GPU is shared; the new policy waits for its end, as without a loss."""
+    claims = prepared(room, shares, terms)
+    lose_journal(room)
+    room.terms = {}
+    run = room.run("run-2")
+    assert run.journal.uids() == {each.ref.uid for each in claims}
+    assert {use.sharing for use in run.journal.uses()} == {terms}
+    for each in claims:
+        run.prepare(each.ref)
+        assert run.unprepare(each.ref) is None
+    assert is_untouched(room)
