@@ -5,12 +5,13 @@ newest generation counts (resource/v1 ``ResourcePool.generation``). Admin access
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from dra_driver.allocation.malformed import guarded
 from dra_driver.capacity.kinds import attribute
+from dra_driver.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, left_over, state_of
 from dra_driver.kube.state import ClusterState
 
 Wire = Mapping[str, Any]
@@ -36,7 +37,11 @@ class Holder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRow:
     """One device. ``node`` is empty when it is not bound to one; ``published`` is False for a device that a claim holds
-    and that no slice has any more. ``holders`` is None when claims could not be read."""
+    and that no slice has any more. ``holders`` is None when claims could not be read.
+
+    ``state`` is one of ``states.py``, "" when it is not known. Several claims may have a ``shared`` device; ``left`` is
+    what they leave of its capacities. ``sharing`` is how, ``parent`` the UUID of the GPU that it is a part of, where
+    the driver says it."""
 
     node: str
     driver: str
@@ -49,17 +54,24 @@ class DeviceRow:
     taints: Sequence[str]
     published: bool
     holders: Sequence[Holder] | None
+    state: str = UNKNOWN
+    shared: bool = False
+    sharing: str = ""
+    parent: str = ""
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldDevice:
-    """A device of a claim, and for which of its requests."""
+    """A device of a claim, and for which of its requests. ``consumed`` is what a share takes."""
 
     request: str
     driver: str
     pool: str
     device: str
     node: str
+    consumed: Mapping[str, str] = field(default_factory=dict)
+    admin_access: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +119,9 @@ def _devices(state: ClusterState) -> list[DeviceRow]:
     held = _holders(state.claims)
     slices = _newest(state.slices)
     slices.sort(key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"]))
-    rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else held)]
+    taken = {key for key, holders in held.items() if any(not holder.admin_access for holder in holders)}
+    left = counters_left(slices, taken)
+    rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else held, left)]
     known = {(row.driver, row.pool, row.device) for row in rows}
     nodes = {key: where for item in state.claims for key, where in _selected(item).items()}
     rows += [_gone(key, holders, nodes.get(key, "")) for key, holders in sorted(held.items()) if key not in known]
@@ -127,10 +141,13 @@ def _pool(item: Wire) -> tuple[str, str]:
     return item["spec"]["driver"], item["spec"]["pool"]["name"]
 
 
-def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None) -> Iterator[DeviceRow]:
+def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, left: Counters) -> Iterator[DeviceRow]:
     driver, pool = spec["driver"], spec["pool"]["name"]
     for device in spec.get("devices") or ():
         memory = ((device.get("capacity") or {}).get("memory") or {}).get("value", "")
+        holders = None if held is None else held.get((driver, pool, device["name"]), ())
+        mine = [holder for holder in holders or () if not holder.admin_access]
+        in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
         yield DeviceRow(
             node=device.get("nodeName") or spec.get("nodeName") or "",
             driver=driver,
@@ -142,14 +159,21 @@ def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None) -> 
             memory=str(memory),
             taints=tuple(f"{taint.get('key')}:{taint.get('effect')}" for taint in device.get("taints") or ()),
             published=True,
-            holders=None if held is None else held.get((driver, pool, device["name"]), ()),
+            holders=holders,
+            state=UNKNOWN
+            if holders is None
+            else state_of(device, (driver, pool), left, held=bool(mine), in_shares=in_shares),
+            shared=shared,
+            sharing=attribute(device, driver, "sharingStrategy"),
+            parent=attribute(device, driver, "parentUUID"),
+            left=left_over(device, [holder.consumed for holder in mine]) if shared and holders is not None else {},
         )
 
 
 def _gone(key: DeviceKey, holders: Sequence[Holder], node: str) -> DeviceRow:
     return DeviceRow(
         node=node, driver=key[0], pool=key[1], device=key[2], type="", product="", profile="", memory="", taints=(),
-        published=False, holders=holders,
+        published=False, holders=holders, state=IN_USE,
     )  # fmt: skip
 
 
@@ -164,7 +188,7 @@ def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
                 pods=_users(claim),
                 share=result.get("shareID") is not None,
                 admin_access=bool(result.get("adminAccess")),
-                consumed={key: str(value) for key, value in (result.get("consumedCapacity") or {}).items()},
+                consumed=_consumed(result),
             )
             holders = held.setdefault(_key(result), [])
             if holder not in holders or holder.share:
@@ -193,7 +217,15 @@ def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> Claim
         key = _key(result)
         node = places.get(key) or elsewhere.get(key, "")
         devices.append(
-            HeldDevice(request=str(result.get("request") or ""), driver=key[0], pool=key[1], device=key[2], node=node)
+            HeldDevice(
+                request=str(result.get("request") or ""),
+                driver=key[0],
+                pool=key[1],
+                device=key[2],
+                node=node,
+                consumed=_consumed(result),
+                admin_access=bool(result.get("adminAccess")),
+            )
         )
     allocated = (claim.get("status") or {}).get("allocation") is not None
     state = DELETING if metadata.get("deletionTimestamp") else ALLOCATED if allocated else PENDING
@@ -228,12 +260,15 @@ def _node_of(claim: Wire) -> str:
 
 
 def _asked(request: Wire) -> str:
-    """``gpu: 2 x gpu.nvidia.com``; alternatives joined with "or"."""
+    """``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives joined with "or"."""
     ways = request.get("firstAvailable") or ([request["exactly"]] if request.get("exactly") else ())
     texts = []
     for way in ways:
         count = "all" if way.get("allocationMode") == "All" else f"{way.get('count') or 1} x"
-        texts.append(f"{count} {way.get('deviceClassName') or '?'}")
+        wanted = (way.get("capacity") or {}).get("requests") or {}
+        amounts = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        shown = f" ({amounts})" if amounts else ""
+        texts.append(f"{count} {way.get('deviceClassName') or '?'}{shown}")
     return f"{request.get('name')}: {' or '.join(texts) or '?'}"
 
 
@@ -246,6 +281,10 @@ def _results(claim: Wire) -> Sequence[Wire]:
     allocation = (claim.get("status") or {}).get("allocation") or {}
     found: Sequence[Wire] = (allocation.get("devices") or {}).get("results") or ()
     return found
+
+
+def _consumed(result: Wire) -> dict[str, str]:
+    return {key: str(value) for key, value in (result.get("consumedCapacity") or {}).items()}
 
 
 def _key(result: Wire) -> DeviceKey:

@@ -24,17 +24,19 @@ class Kind(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The synthetic claim that is tried: ``count`` devices of a kind, or a share of ``share`` of its memory."""
+    """The synthetic claim that is tried: ``count`` devices of a kind, or a share of ``share`` of its memory with
+    ``extra`` of its other capacities (pairs of name and amount)."""
 
     kind: Kind
     count: int = 1  # type: ignore[assignment]  # hides tuple.count, which nobody needs
     share: str = ""
+    extra: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
-        """``2 GPUs``, ``3g.40gb``, ``share of 10Gi``."""
+        """``2 GPUs``, ``3g.40gb``, ``share of 10Gi, 12 computePercent``."""
         if self.share:
-            return f"share of {self.share}"
+            return ", ".join([f"share of {self.share}", *(f"{amount} {name}" for name, amount in self.extra)])
         noun = "GPU" if self.kind.type == "gpu" else self.kind.type or "device"
         name = self.kind.profile or (noun if self.count == 1 else f"{noun}s" if noun == "GPU" else noun)
         return name if self.kind.profile and self.count == 1 else f"{self.count} {name}"

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dra_driver.allocation.amounts import nano
 from dra_driver.allocation.devices import Device
 from dra_driver.capacity.kinds import Kind
+from dra_driver.capacity.shares import left_of
 from dra_driver.capacity.units import Unit, is_tainted, memory_nano
 
 Wire = Mapping[str, Any]
@@ -25,11 +26,13 @@ _NUMBER: Final = re.compile(r"-?\d+\Z")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """One unit. ``demands`` is the least that a device of each kind consumes of the counters; kinds without counters
-    have none. ``share_left`` is memory for shares. Memory in billionths of a byte; counters likewise."""
+    have none. ``share_left`` is what shares have not consumed, by capacity; ``shared`` a device of each kind that is
+    shared. Memory in billionths of a byte; counters likewise."""
 
     left: Mapping[str, int]
     demands: Mapping[Kind, Sums]
-    share_left: Mapping[Kind, int]
+    share_left: Mapping[Kind, Sums]
+    shared: Mapping[Kind, Wire]
     memory: int
     memory_left: int
     held: int
@@ -56,6 +59,7 @@ def supply_of(unit: Unit) -> Supply:
         left=left,
         demands=demands,
         share_left=_share_left(unit, left),
+        shared={kind: device.wire for device, kind in pairs if kind.shared},
         memory=memory,
         memory_left=max(0, memory_left),
         held=sum(device.held and not kind.profile for device, kind in pairs),
@@ -97,27 +101,31 @@ def _add(sums: Sums, counters: Mapping[str, Wire], sign: int) -> None:
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
     """All of the unit's memory and what is left of it."""
+    # A device in shares has taken all that it consumes of the counters; what its shares leave is theirs to give.
+    for_shares = sum(left_of(device).get(MEMORY, 0) for device in unit.offered if device.shared)
     if MEMORY in total:
-        return total[MEMORY], left[MEMORY]
+        return total[MEMORY], left[MEMORY] + for_shares
     if unit.sets:  # placements overlap and nothing says how much memory they leave
         largest = max(memory_nano(device.wire) for device in unit.offered)
-        return largest, 0 if any(device.held or device.shared for device in unit.offered) else largest
+        return largest, for_shares if any(device.held or device.shared for device in unit.offered) else largest
     of_whole = not unit.main.profile
     devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
     whole = sum(memory_nano(device.wire) for device in devices)
     return whole, sum(memory_nano(device.wire) - _consumed(device) for device in devices if not device.held)
 
 
-def _share_left(unit: Unit, left: Sums) -> dict[Kind, int]:
-    found: dict[Kind, int] = {}
+def _share_left(unit: Unit, left: Sums) -> dict[Kind, Sums]:
+    found: dict[Kind, Sums] = {}
     for device, kind in zip(unit.offered, unit.kinds, strict=True):
         if not kind.shared or device.held or is_tainted(device.wire):
             continue
-        mine = memory_nano(device.wire) - _consumed(device)
-        if device.wire.get("consumesCounters") and not device.shared:
+        mine = left_of(device)
+        if device.wire.get("consumesCounters") and not device.shared and MEMORY in mine:
             # The first share takes the counters as a whole device does, so what MIG devices hold is not there.
-            mine = min(mine, left.get(MEMORY, mine))
-        found[kind] = found.get(kind, 0) + max(0, mine)
+            mine[MEMORY] = max(0, min(mine[MEMORY], left.get(MEMORY, mine[MEMORY])))
+        sums = found.setdefault(kind, {})
+        for name, value in mine.items():
+            sums[name] = sums.get(name, 0) + value
     return found
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.allocation.amounts import nano
 from dra_driver.allocation.requests import MAX_DEVICES
 from dra_driver.capacity.kinds import Request
 from dra_driver.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape
+from dra_driver.capacity.shares import MEMORY, taken_by
 from dra_driver.capacity.supply import Sums
 from dra_driver.capacity.trial import MOST_FITS, Weighed, offers
 from dra_driver.capacity.units import Unit
@@ -166,7 +166,7 @@ def _line(unit: Unit, weighed: Weighed, request: Request, *, usable: bool) -> _L
     line = _Line(in_use=supply.in_use.get(kind, 0))
     demand = supply.demands.get(kind)
     if request.share:
-        line.demand = {"memory": nano(request.share)}
+        line.demand = taken_by(supply.shared[kind], request.share, request.extra)
     else:
         line.demand = dict(demand) if demand else {_DEVICES: 1}
     if not usable:
@@ -175,7 +175,7 @@ def _line(unit: Unit, weighed: Weighed, request: Request, *, usable: bool) -> _L
     line.most = weighed.empty.get(request, 0)
     line.capped = request in weighed.capped
     if request.share:
-        line.left = {"memory": supply.share_left.get(kind, 0)}
+        line.left = dict(supply.share_left.get(kind, {}))
     elif not demand or kind.shared:
         line.left, line.demand = {_DEVICES: line.fits}, {_DEVICES: 1}
     elif offers(unit, kind) and not unit.overdrawn and not weighed.problem:
@@ -209,8 +209,12 @@ def _why_several(request: Request, lines: Mapping[Request, _Line], key: ModelKey
 
 def _why_one(request: Request, line: _Line) -> str:
     if request.share:
-        free = Quantity.from_bytes(line.left["memory"] // NANO)
-        return f"{free} of memory are free, but less than {request.share} on every GPU"
+        named = {MEMORY: request.share, **dict(request.extra)}
+        free = [f"{Quantity.from_bytes(line.left.get(name, 0) // NANO)} of {name}" for name in named]
+        wanted = " and ".join(f"{amount} of {name}" for name, amount in named.items())
+        if len(named) == 1:
+            return f"{free[0]} are free, but less than {request.share} on every GPU"
+        return f"{' and '.join(free)} are free, but no GPU has {wanted}"
     stem = "memory-slice" if "memory-slice" in line.demand else next(s for s, need in line.demand.items() if need > 0)
     noun = "memory slices" if stem == "memory-slice" else stem
     left, need = (Quantity.from_bytes(amount.get(stem, 0) // NANO) for amount in (line.left, line.demand))

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dra_driver.allocation import V1_36, Allocator, Behaviour, Features, Limits
 from dra_driver.allocation.devices import Device
 from dra_driver.capacity.kinds import Kind, Request
+from dra_driver.capacity.shares import MEMORY, extra_of
 from dra_driver.capacity.supply import Supply, supply_of
 from dra_driver.capacity.units import Unit, is_tainted
 from dra_driver.errors import DraError
@@ -92,10 +93,10 @@ class Trial:
 
     def _requests(self, unit: Unit) -> list[Request]:
         found = []
-        for kind in dict.fromkeys(unit.kinds):
+        for kind, device in {kind: device for device, kind in zip(unit.offered, unit.kinds, strict=True)}.items():
             found.append(Request(kind=kind))
-            if kind.shared:
-                found += [Request(kind=kind, share=share) for share in self._options.shares]
+            for share in self._options.shares if kind.shared else ():
+                found.append(Request(kind=kind, share=share, extra=extra_of(device.wire, share)))
         return found
 
     def _count(self, unit: Unit, request: Request) -> int:
@@ -166,7 +167,7 @@ def _share(device: Device, name: str) -> Wire:
 def _claim(request: Request) -> Wire:
     exactly: dict[str, Any] = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
     if request.share:
-        exactly["capacity"] = {"requests": {"memory": request.share}}
+        exactly["capacity"] = {"requests": {MEMORY: request.share, **dict(request.extra)}}
     return {
         "metadata": {"name": "trial", "namespace": "default"},
         "spec": {"devices": {"requests": [{"name": "one", "exactly": exactly}]}},

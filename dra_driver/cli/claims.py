@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dra_driver.cli.devices import listed
+from dra_driver.cli.devices import listed, taken
 from dra_driver.cli.source import add_source, state_of, wants_colour
 from dra_driver.cli.table import show
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def row(claim: Any) -> Sequence[str]:
     """The columns of one `ClaimRow`."""
-    devices = [device.device for device in claim.devices]
+    devices = [_device(device) for device in claim.devices]
     return (
         claim.namespace,
         claim.name,
@@ -62,6 +62,11 @@ def row(claim: Any) -> Sequence[str]:
         listed(claim.pods),
         age(claim.age_s),
     )
+
+
+def _device(device: Any) -> str:
+    about = "admin access" if device.admin_access else taken(device.consumed)
+    return f"{device.device} ({about})" if about else str(device.device)
 
 
 def age(seconds: int | None) -> str:

@@ -6,16 +6,19 @@ sees them.
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.cli.source import add_source, state_of, wants_colour
 from dra_driver.cli.table import show
 
 UNKNOWN: Final = "?"
-HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "TAINTS", "CLAIMS", "PODS")
+HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
 _FIELDS: Final = ("claims", "slices", "taint_rules")
 _MOST_HOLDERS: Final = 3
+_NUMBER: Final = "shares"
+"""The capacity of which every share has one."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,6 +31,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only devices of this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
+    parser.add_argument(
+        "--all", action="store_true", help="a line for each placement of a MIG profile, also where nobody has it"
+    )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="only devices that claims of this namespace hold")
 
@@ -43,11 +49,30 @@ def run(args: argparse.Namespace) -> int:
         document = {"gaps": list(state.gaps), "items": to_wire(found)}
         print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2))
     elif found:
-        show(HEADINGS, [row(device) for device in found], colour=wants_colour())
+        show(HEADINGS, rows(found, every=args.all), colour=wants_colour())
     else:
         filtered = args.node or args.driver or namespace
         print("No such devices are published." if filtered else "No devices are published.")
     return 0
+
+
+def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
+    """A row for each device; without ``every`` one for all placements of a profile on a GPU that nobody holds and that
+    are in one state, called by what their names have in common."""
+    groups: dict[Any, list[tuple[str, Sequence[str]]]] = {}
+    for number, device in enumerate(devices):
+        cells = row(device)
+        alike = (device.pool, device.parent, *cells[:2], *cells[3:])
+        alone = every or not device.profile or not device.published or device.holders
+        groups.setdefault(number if alone else alike, []).append((device.device, cells))
+    shown: list[Sequence[str]] = []
+    for group in groups.values():
+        name, cells = group[0]
+        if len(group) > 1:
+            common = os.path.commonprefix([each for each, _ in group])  # noqa: RUF071  of names, which are no paths
+            name = f"{common}* ({len(group)})"
+        shown.append((*cells[:2], name, *cells[3:]))
+    return shown
 
 
 def row(device: Any) -> Sequence[str]:
@@ -58,9 +83,23 @@ def row(device: Any) -> Sequence[str]:
         claims = list(dict.fromkeys(_claim(holder) for holder in device.holders))
         pods = list(dict.fromkeys(pod for holder in device.holders for pod in holder.pods))
     kind = device.type if device.published else "(not published)"
+    kind += f" ({device.sharing})" if device.sharing else ""
     product = f"{device.profile} of {device.product}" if device.profile else device.product
     names = (device.node, device.driver, device.device, kind, product, device.memory)
-    return (*names, ",".join(device.taints), listed(claims), listed(pods))
+    return (*names, _state(device), ",".join(device.taints), listed(claims), listed(pods))
+
+
+def _state(device: Any) -> str:
+    """``in shares, left: memory 20Gi, computePercent 30``."""
+    if device.holders is None:
+        return UNKNOWN
+    return f"{device.state}, left: {amounts(device.left)}" if device.left and device.holders else str(device.state)
+
+
+def amounts(capacities: Mapping[str, str]) -> str:
+    """``memory 50Gi, computePercent 70``, memory first."""
+    names = sorted(capacities, key=lambda name: (name != "memory", name))
+    return ", ".join(f"{name} {capacities[name]}" for name in names)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -69,5 +108,11 @@ def listed(names: Sequence[str]) -> str:
     return ",".join(names[:_MOST_HOLDERS]) + (f" and {more} more" if more > 0 else "")
 
 
+def taken(consumed: Mapping[str, str]) -> str:
+    """What a share takes, as `amounts`; that it is one share is not said."""
+    return amounts({name: value for name, value in consumed.items() if name != _NUMBER})
+
+
 def _claim(holder: Any) -> str:
-    return f"{holder.namespace}/{holder.claim}{' (admin access)' if holder.admin_access else ''}"
+    about = "admin access" if holder.admin_access else taken(holder.consumed)
+    return f"{holder.namespace}/{holder.claim}{f' ({about})' if about else ''}"

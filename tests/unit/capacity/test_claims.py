@@ -3,8 +3,10 @@
 from datetime import UTC, datetime
 
 from dra_driver.capacity import claims_of
+from dra_driver.cli.claims import row
 from dra_driver.kube.state import ClusterState
 from tests.fakes.dra_objects import Obj, claim, exactly
+from tests.fakes.published import h100, share
 from tests.unit.capacity.helpers import cluster, holding, whole
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -69,3 +71,11 @@ def test_age_is_unknown_without_a_date_that_can_be_read_and_never_negative() -> 
         for text in ("", "yesterday", "2026-01-01T23:59:00", "2027-01-01T00:00:00Z")
     ]
     assert ages == [None, None, 60, 0]
+
+
+def test_shares_show_what_was_asked_for_and_what_they_got() -> None:
+    wanted = exactly("gpu", capacity={"requests": {"memory": "10Gi"}})
+    held = share("x", memory="10Gi", percent="0") | {"spec": {"devices": {"requests": [wanted]}}}
+    (found,) = claims_of(h100(claims=[held]), NOW)
+    assert found.requests == ("gpu: 1 x gpu.nvidia.com (memory 10Gi)",)
+    assert row(found)[5] == "gpu-0 (memory 10Gi, computePercent 0)"

@@ -9,7 +9,9 @@ from dra_driver.capacity import Options, survey
 from dra_driver.capacity.report import Gpus
 from dra_driver.capacity.trial import MOST_FITS
 from dra_driver.kube.state import ClusterState
+from dra_driver.model.terms import SharingTerms, Strategy
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, resource_slice
+from tests.fakes.published import h100, share
 from tests.unit.capacity.helpers import A100, H100, cluster, holding, mig, only, request, shared
 
 SMALL = "gpu-{}-mig-1g10gb-19-{}"
@@ -193,3 +195,52 @@ def test_empty_gpus_strand_nothing() -> None:
     report = survey(cluster(mig("a", 2)))
     assert {item.stranded for item in only(report).requests} == {0}
     assert report.stranded_shapes == ()
+
+
+def test_published_partitions_fit_as_often_as_the_table_of_the_board_has_it() -> None:
+    """The driver's own slices: what they say fits is what NVIDIA's table of an H100 says."""
+    assert counts(h100()) == {
+        "1 GPU": (1, 0), "1g.10gb": (7, 0), "1g.10gb+me": (1, 0), "1g.20gb": (4, 0), "2g.20gb": (3, 0),
+        "3g.40gb": (2, 0), "4g.40gb": (1, 0), "7g.80gb": (1, 0),
+    }  # fmt: skip
+
+
+def test_a_share_of_memory_brings_its_part_of_the_compute() -> None:
+    """Else it would take all of the compute, and one share would be all that ever fits."""
+    sharing = SharingTerms(strategy=Strategy.MPS)
+    assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (7, 0)
+    state = h100(sharing=sharing, claims=[share("x", memory="50Gi", percent="70")])
+    assert counts(state)["share of 10Gi, 12 computePercent"] == (2, 0)
+    found = only(survey(state))
+    assert found.gpus == Gpus(total=1, fragmented=1)
+    assert found.memory_bytes.fragmented == 30359 << 20
+
+
+def test_where_memory_alone_is_a_share_nothing_else_is_asked_for() -> None:
+    """The policy has decided what goes with it."""
+    sharing = SharingTerms(strategy=Strategy.MPS, default_percent=0)
+    assert counts(h100(sharing=sharing))["share of 10Gi"] == (7, 0)
+
+
+def test_shares_end_with_their_number() -> None:
+    sharing = SharingTerms(strategy=Strategy.MPS, max_shares=3)
+    assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (3, 0)
+    claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
+    found = only(survey(h100(sharing=sharing, claims=claims)))
+    assert (found.gpus, found.requests[-1].fits, found.requests[-1].by_sum) == (Gpus(total=1, used=1), 0, 0)
+
+
+def test_what_is_missing_for_a_share_names_both() -> None:
+    """Memory here, compute there."""
+    claims = [share("x", memory="75Gi", percent="5"), having_of_second("y", memory="1Gi", percent="95")]
+    state = h100(2, sharing=SharingTerms(strategy=Strategy.MPS), claims=claims)
+    shape = next(item for item in survey(state).stranded_shapes if item.request.startswith("share"))
+    assert shape.why == (
+        "85294Mi of memory and 100 of computePercent are free, but no GPU has 10Gi of memory and 12 of computePercent"
+    )
+
+
+def having_of_second(name: str, *, memory: str, percent: str) -> Obj:
+    found = share(name, memory=memory, percent=percent)
+    found["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1"
+    return found

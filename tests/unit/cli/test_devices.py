@@ -3,9 +3,11 @@
 from typing import Any
 
 from dra_driver.capacity import devices_of
-from dra_driver.cli.devices import row
+from dra_driver.cli.devices import row, rows
 from dra_driver.cli.table import render
 from dra_driver.kube.state import ClusterState
+from dra_driver.model.terms import SharingTerms, Strategy
+from tests.fakes.published import h100, having, share, slice_name
 
 
 def slice_of(
@@ -50,6 +52,7 @@ def test_row_shows_what_people_choose_by() -> None:
         "gpu",
         "NVIDIA L4",
         "23034Mi",
+        "in use",
         "gpu.nvidia.com/lost:NoExecute",
         "default/train",
         "train-0",
@@ -79,7 +82,7 @@ def test_pending_claims_hold_nothing_and_shares_are_listed_each() -> None:
 
 def test_admin_access_is_marked_because_it_holds_nothing() -> None:
     state = ClusterState(slices=[slice_of("n", "gpu-0")], claims=[claim("monitor", "gpu-0", adminAccess=True)])
-    assert row(devices_of(state)[0])[7] == "default/monitor (admin access)"
+    assert row(devices_of(state)[0])[8] == "default/monitor (admin access)"
 
 
 def test_held_device_that_is_not_published_any_more_is_still_listed() -> None:
@@ -92,7 +95,7 @@ def test_without_the_right_to_list_claims_holders_are_unknown_not_absent() -> No
     state = ClusterState(slices=[slice_of("n", "gpu-0")], gaps=["resourceclaims: forbidden"])
     (found,) = devices_of(state)
     assert found.holders is None
-    assert row(found)[7:] == ("?", "?")
+    assert (row(found)[6], *row(found)[8:]) == ("?", "?", "?")
 
 
 def test_filters_by_node_driver_and_namespace_of_the_holder() -> None:
@@ -108,7 +111,39 @@ def test_filters_by_node_driver_and_namespace_of_the_holder() -> None:
 def test_many_holders_are_cut_short() -> None:
     claims = [claim(f"c{number}", "gpu-0", shareID=str(number)) for number in range(5)]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
-    assert row(found)[7] == "default/c0,default/c1,default/c2 and 2 more"
+    assert row(found)[8] == "default/c0,default/c1,default/c2 and 2 more"
+
+
+def test_a_form_of_a_gpu_whose_other_forms_are_in_use_is_not_free() -> None:
+    """Counters tell: nobody holds the whole GPU, and nobody can have it. What lies elsewhere on the GPU stays free."""
+    states = {found.device: found.state for found in devices_of(h100(claims=[having("x", slice_name(6))]))}
+    assert (states["gpu-0"], states[slice_name(6)], states[slice_name(5)]) == ("blocked", "in use", "free")
+    assert (states["gpu-0-mig-3g40gb-9-4"], states["gpu-0-mig-3g40gb-9-0"]) == ("blocked", "free")
+
+
+def test_admin_access_leaves_the_counters_alone() -> None:
+    watching = having("x", "gpu-0")
+    watching["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    assert {found.state for found in devices_of(h100(claims=[watching]))} == {"free"}
+
+
+def test_a_shared_gpu_shows_what_each_share_has_and_what_is_left() -> None:
+    sharing = SharingTerms(strategy=Strategy.MPS, max_shares=3)
+    claims = [share("one", memory="50Gi", percent="70"), share("two", memory="5Gi", percent="10")]
+    whole, part = devices_of(h100(sharing=sharing, claims=claims))[:2]
+    assert row(whole)[3] == "gpu (MPS)"
+    assert row(whole)[6] == "in shares, left: memory 25239Mi, computePercent 20, shares 1"
+    assert row(whole)[8] == ("default/one (memory 50Gi, computePercent 70),default/two (memory 5Gi, computePercent 10)")
+    assert part.state == "blocked"
+
+
+def test_placements_that_nobody_has_share_a_line() -> None:
+    """Twenty-six devices of one H100 in a few lines; those that are held, and each state, by themselves."""
+    found = devices_of(h100(claims=[having("x", slice_name(6))]))
+    names = [cells[2] for cells in rows(found, every=False)]
+    assert names[:3] == ["gpu-0", slice_name(6), "gpu-0-mig-1g10gb-19-* (6)"]
+    assert names.count("gpu-0-mig-3g40gb-9-0") == names.count("gpu-0-mig-3g40gb-9-4") == 1
+    assert len(rows(found, every=True)) == len(found) == 26
 
 
 def test_table_is_aligned_and_escapes_control_characters() -> None:

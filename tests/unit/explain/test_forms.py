@@ -6,8 +6,8 @@ from dra_driver.explain.report import Answer, Report
 from dra_driver.explain.scheduler import scheduler_of
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from tests.fakes.dra_objects import exactly
-from tests.unit.explain.clusters import A, held, said, template
-from tests.unit.explain.published import h100, share, slice_name, slices
+from tests.fakes.published import h100, having, share, slice_name, slices
+from tests.unit.explain.clusters import A, said, template
 
 MPS = SharingTerms(strategy=Strategy.MPS, max_shares=3)
 
@@ -34,14 +34,14 @@ def seen(report: Report) -> str:
 
 
 def test_of_many_partitions_in_use_any_one_would_do() -> None:
-    claims = [held(f"c{start}", slice_name(start), on="a", users=(f"p{start}",)) for start in range(7)]
+    claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
     report = said(h100(claims=claims, templates=[template("t", part())]))
     assert "7 devices would suit request gpu: 7 in use" in report.verdict.sentence
     assert fix(report).endswith("; 6 more devices are as near")
 
 
 def test_a_whole_gpu_waits_for_all_that_have_parts_of_it() -> None:
-    claims = [held(f"c{start}", slice_name(start), on="a", users=(f"p{start}",)) for start in range(2)]
+    claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(2)]
     report = said(h100(claims=claims, templates=[template("t", whole())]))
     assert "1 on GPUs that others use" in report.verdict.sentence
     assert seen(report).startswith("gpu-0-counter-set: multiprocessors short by 32 (132 needed, 100 left), used by ")
@@ -50,7 +50,7 @@ def test_a_whole_gpu_waits_for_all_that_have_parts_of_it() -> None:
 
 def test_a_partition_waits_for_those_alone_whose_counters_it_needs() -> None:
     """A 4g in the lower half is kept away by a slice there, not by its neighbour in the upper half."""
-    claims = [held("low", slice_name(0), on="a", users=("p",)), held("high", slice_name(6), on="a", users=("q",))]
+    claims = [having("low", slice_name(0), users=("p",)), having("high", slice_name(6), users=("q",))]
     report = said(h100(claims=claims, templates=[template("t", part("4g.40gb"))]))
     assert "memory-slice-0 short by 1" in seen(report)
     assert fix(report) == "end what uses the GPU: default/low (pod p)"
@@ -102,7 +102,7 @@ def test_a_share_of_a_gpu_that_nobody_shares_says_who_could() -> None:
 
 
 def test_admin_access_to_a_gpu_in_use_says_that_counters_are_in_its_way() -> None:
-    claims = [held("one", "gpu-0", on="a", users=("p",))]
+    claims = [having("one", "gpu-0", users=("p",))]
     report = said(h100(claims=claims, templates=[template("t", whole(adminAccess=True))]))
     assert report.requests[0].reasons[-1].message.endswith("the scheduler counts them for admin access as well")
     assert "migProfiles: []" in fix(report)
@@ -111,7 +111,7 @@ def test_admin_access_to_a_gpu_in_use_says_that_counters_are_in_its_way() -> Non
 def test_a_fault_of_the_scheduler_is_told_with_the_way_around() -> None:
     """Two parts of one parent beside a partly used GPU: 1.36 refuses them, and a selector on the free GPU helps."""
     both = [{"matchAttribute": "gpu.nvidia.com/parentUUID"}]
-    claims = [held("one", "gpu-0-mig-3g40gb-9-4", on="a", users=("p",))]
+    claims = [having("one", "gpu-0-mig-3g40gb-9-4", users=("p",))]
     state = h100(
         2, claims=claims, templates=[template("t", part("3g.40gb", "a"), part("3g.40gb", "b"), constraints=both)]
     )
@@ -127,7 +127,7 @@ def test_a_fault_of_the_scheduler_is_told_with_the_way_around() -> None:
 
 
 def test_what_really_does_not_fit_is_no_fault() -> None:
-    claims = [held("one", "gpu-0", on="a", users=("p",))]
+    claims = [having("one", "gpu-0", users=("p",))]
     report = said(h100(claims=claims, templates=[template("t", whole())]))
     assert report.causes == ()
 

@@ -10,10 +10,10 @@ from dra_driver.model.terms import GpuTerms, SharingTerms
 from dra_driver.slices.build import build_devices
 from dra_driver.slices.gates import Features
 from dra_driver.slices.layout import split
-from tests.fakes.dra_objects import DRIVER, device_class, node
-from tests.unit.explain.clusters import A, held
+from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, node
 
 Obj = dict[str, Any]
+_TYPE = f'device.attributes["{DRIVER}"].type'
 FEATURES = Features(counters=True, multi_allocation=True, taints=True)
 
 
@@ -42,7 +42,7 @@ def h100(count: int = 1, *, sharing: SharingTerms | None = None, **parts: Any) -
     """Such a cluster, with classes for whole GPUs and for partitions."""
     terms = GpuTerms(policy="p", sharing=sharing) if sharing is not None else None
     classes = [
-        device_class(f"{kind}.nvidia.com", expression=f'device.driver == "{DRIVER}" && {A}.type == "{kind}"')
+        device_class(f"{kind}.nvidia.com", expression=f'device.driver == "{DRIVER}" && {_TYPE} == "{kind}"')
         for kind in ("gpu", "mig")
     ]
     return ClusterState(**{"nodes": [node("a")], "classes": classes, "slices": slices(count, terms=terms), **parts})
@@ -54,7 +54,14 @@ def slice_name(start: int, gpu: int = 0) -> str:
 
 def share(name: str, *, memory: str, percent: str, users: tuple[str, ...] = ()) -> Obj:
     """A claim that has a share of gpu-0."""
-    found = held(name, "gpu-0", on="a", users=users)
+    found = having(name, "gpu-0", users=users)
     consumed = {"memory": memory, "computePercent": percent, "shares": "1"}
     found["status"]["allocation"]["devices"]["results"][0] |= {"shareID": f"id-{name}", "consumedCapacity": consumed}
+    return found
+
+
+def having(name: str, *devices: str, users: tuple[str, ...] = ()) -> Obj:
+    """A claim that has devices of node ``a``."""
+    found = allocated(claim(name, exactly()), *devices, node_name="a")
+    found["status"]["reservedFor"] = [{"resource": "pods", "name": user, "uid": f"uid-of-{user}"} for user in users]
     return found

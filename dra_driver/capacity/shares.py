@@ -1,0 +1,54 @@
+"""What a share of a device asks for beside memory, what it takes, and what is left for others.
+
+Owns the rule that a share of a tenth of the memory is a tenth of whatever else a plain claim would take all of. Sums
+and request policies are `dra_driver.allocation`'s.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dra_driver.allocation.amounts import nano
+from dra_driver.allocation.capacity import consumption
+from dra_driver.allocation.devices import Device
+from dra_driver.quantity import NANO
+
+Wire = Mapping[str, Any]
+MEMORY: Final = "memory"
+Extra = tuple[tuple[str, str], ...]
+"""Capacities beside memory, and how much of each."""
+
+
+def extra_of(device: Wire, share: str) -> Extra:
+    """The part of each other capacity that goes with so much memory: whole units, rounded down, at least the least.
+
+    Only of those that a claim takes all of when it does not name them: of others it is the owner of the devices who
+    has decided what goes with a share. Empty when the device does not tell its memory.
+    """
+    capacities: Mapping[str, Wire] = device.get("capacity") or {}
+    total = nano((capacities.get(MEMORY) or {}).get("value", "0"))
+    if total <= 0:
+        return ()
+    found = []
+    for name, capacity in capacities.items():
+        policy = capacity.get("requestPolicy") or {}
+        least = (policy.get("validRange") or {}).get("min")
+        value = nano(capacity["value"])
+        if name == MEMORY or least is None or policy.get("default") is None or nano(policy["default"]) != value:
+            continue
+        part = min(value, value * nano(share) // total)
+        found.append((name, str(max(part // NANO, -(-nano(least) // NANO)))))
+    return tuple(found)
+
+
+def taken_by(device: Wire, share: str, extra: Extra) -> dict[str, int]:
+    """Billionths of each capacity that such a share consumes. Raises ValueError on quantities nobody stores."""
+    requests = {MEMORY: share, **dict(extra)}
+    found = consumption(requests, device.get("capacity") or {})
+    return {name: amount.nano for name, amount in found.items()}
+
+
+def left_of(device: Device) -> dict[str, int]:
+    """Billionths of each capacity that no share consumes."""
+    capacities: Mapping[str, Wire] = device.wire.get("capacity") or {}
+    consumed = device.consumed or {}
+    return {name: max(0, nano(item["value"]) - consumed.get(name, 0)) for name, item in capacities.items()}
