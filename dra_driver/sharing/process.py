@@ -1,8 +1,8 @@
 """Running a program of the driver without ever waiting for it longer than agreed.
 
-Owns the deadline, the bounded output, and at the deadline the end of everything that the program started. Refuses to know what is run
-and what its answer means. NVIDIA's tools talk to a kernel driver that may be stuck, and a process that waits there
-cannot even be killed, so the end of the wait never depends on the end of the process.
+Owns the deadline, the bounded output, and at the deadline the end of everything that the program started. Refuses to
+know what is run and what its answer means. NVIDIA's tools talk to a kernel driver that may be stuck, and a process that
+waits there cannot even be killed, so the end of the wait never depends on the end of the process.
 """
 
 import os
