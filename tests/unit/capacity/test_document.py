@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.cli.kubectl import main
+from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump
-from tests.unit.capacity.helpers import cluster, holding, mig
+from dra_driver.model.terms import SharingTerms, Strategy
+from tests.fakes.published import h100, having, share
 
 TEXT = (Path(__file__).parents[3] / "docs/capacity.md").read_text()
 
@@ -18,18 +20,25 @@ def blocks(command: str) -> list[str]:
     return ["\n".join(line.removeprefix("    ") for line in block.splitlines()).strip() for block in found]
 
 
-def test_mig_example_is_real_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two H100 in all their forms: one small device in each half of the first, the second one empty but for a half."""
-    claims = [
-        holding("a", "gpu-c", "gpu-0-mig-1g10gb-19-1"),
-        holding("b", "gpu-c", "gpu-0-mig-1g10gb-19-5"),
-        holding("c", "gpu-c", "gpu-1-mig-4g40gb-5-0"),
-        holding("d", "gpu-c", "gpu-1-mig-1g20gb-15-4"),
+def clusters() -> dict[str, ClusterState]:
+    """Two H100 in all their forms, with one small device in each half of the first; and one that two claims share."""
+    held = {"a": "gpu-0-mig-1g10gb-19-1", "b": "gpu-0-mig-1g10gb-19-5", "c": "gpu-1-mig-4g40gb-5-0"}
+    claims = [having(name, device, users=(name,)) for name, device in (held | {"d": "gpu-1-mig-1g20gb-15-4"}).items()]
+    shares = [
+        share("one", memory="50Gi", percent="70", users=("one",)),
+        share("two", memory="5Gi", percent="10", users=("two",)),
     ]
-    path = tmp_path / "mig.json"
-    dump(cluster(mig("gpu-c", 2), claims), path)
-    assert main(["capacity", "--cluster-state", str(path)]) == 0
-    assert blocks("kubectl dra capacity --cluster-state mig.json") == [capsys.readouterr().out.strip()]
+    sharing = SharingTerms(strategy=Strategy.MPS, max_shares=8)
+    return {"mig": h100(2, claims=claims), "shares": h100(sharing=sharing, claims=shares)}
+
+
+@pytest.mark.parametrize("command", ["capacity", "devices"])
+@pytest.mark.parametrize("name", ["mig", "shares"])
+def test_examples_are_real_output(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"{name}.json"
+    dump(clusters()[name], path)
+    assert main([command, "--cluster-state", str(path)]) == 0
+    assert blocks(f"kubectl dra {command} --cluster-state {name}.json") == [capsys.readouterr().out.strip()]
 
 
 def test_every_word_of_the_tables_is_explained() -> None:
