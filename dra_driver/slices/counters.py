@@ -50,6 +50,19 @@ def capacity_of(profile: MigProfile) -> dict[str, DeviceCapacity]:
     return {name: DeviceCapacity(value=_text(name, value)) for name, value in known if value is not None}
 
 
+def greatest_capacity(gpu: Gpu) -> dict[str, DeviceCapacity]:
+    """What the whole GPU has beside memory, as NVIDIA's driver tells it: of each number the most that any profile has.
+
+    Less than the board has where no profile gets all of it (98 of 108 multiprocessors of an A100).
+    """
+    found: dict[str, DeviceCapacity] = {}
+    for name, _, number in _DIMENSIONS:
+        known = [value for profile in gpu.mig_profiles if (value := _amount(number(profile))) is not None]
+        if known and name != MEMORY:
+            found[name] = DeviceCapacity(value=_text(name, max(known)))
+    return found
+
+
 def memory_slice_capacity(start: int, size: int) -> dict[str, DeviceCapacity]:
     """``memorySlice<i>`` of a partition that exists, for claims that want two of the same or of other slices."""
     return {f"memorySlice{index}": DeviceCapacity(value="1") for index in range(start, start + size)}

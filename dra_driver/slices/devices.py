@@ -58,13 +58,23 @@ class GpuDevices:
     def _whole(self) -> Device:
         gpu, sharing = self._gpu, self._forms.sharing
         found = attributes.of_whole(gpu, self._board, sharing.strategy.value if sharing is not None else None)
-        capacity = _memory_of(gpu) if sharing is None else shares.capacity_of(gpu.memory_bytes, sharing)
-        device = self._device(gpu.device_name, found, capacity)
+        device = self._device(gpu.device_name, found, self._capacity_of_whole())
         if self.counter_set is not None:
             device["consumesCounters"] = self._consumes(self.counter_set["counters"])
         if sharing is not None:
             device["allowMultipleAllocations"] = True
         return device
+
+    def _capacity_of_whole(self) -> dict[str, DeviceCapacity]:
+        """Beside partitions it has what they have, so that a selector which compares it fails on neither.
+
+        Not where it is shared: the first share consumes all of a capacity without a request policy (types.go,
+        DeviceCapacity.requestPolicy), and no second would fit.
+        """
+        gpu, sharing = self._gpu, self._forms.sharing
+        if sharing is not None:
+            return shares.capacity_of(gpu.memory_bytes, sharing)
+        return {**(counters.greatest_capacity(gpu) if self._forms.placements else {}), **_memory_of(gpu)}
 
     def _placements(self) -> Iterator[Device]:
         common: dict[int, tuple[attributes.Attributes, dict[str, DeviceCapacity], dict[str, Counter]]] = {}

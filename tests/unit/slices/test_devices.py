@@ -75,7 +75,31 @@ def test_the_whole_gpu_takes_the_entire_set() -> None:
     whole, (counter_set,) = built.devices[0], built.counter_sets
     assert whole["name"] == "gpu-0"
     assert whole["consumesCounters"] == [{"counterSet": counter_set["name"], "counters": counter_set["counters"]}]
-    assert whole["capacity"] == {"memory": {"value": "81559Mi"}}
+    assert whole["capacity"]["memory"] == {"value": "81559Mi"}
+
+
+def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
+    """A selector for 60 multiprocessors or more means it, too, and one capacity that a device of the node lacks ends
+    the allocation of the claim with an error of CEL."""
+    built = build(mig_gpu(H100))
+    whole = built.devices[0]
+    assert whole["capacity"] == {
+        "multiprocessors": {"value": "132"}, "copyEngines": {"value": "8"}, "decoders": {"value": "7"},
+        "encoders": {"value": "0"}, "jpegEngines": {"value": "7"}, "ofaEngines": {"value": "1"},
+        "memory": {"value": "81559Mi"},
+    }  # fmt: skip
+    assert all(set(one["capacity"]) == set(whole["capacity"]) for one in built.devices)
+    only_whole = build(mig_gpu(H100), GpuTerms(profiles=frozenset())).devices[0]
+    assert only_whole["capacity"] == {"memory": {"value": "81559Mi"}}
+
+
+def test_what_no_profile_tells_is_no_capacity_of_the_whole_gpu() -> None:
+    """A guess would be matched by somebody's selector."""
+    gpu = mig_gpu(H100)
+    silent = tuple(replace(profile, decoders=None) for profile in gpu.mig_profiles)
+    found = build(replace(gpu, mig_profiles=silent, memory_bytes=None)).devices[0]["capacity"]
+    assert not {"decoders", "memory"} & set(found)
+    assert found["multiprocessors"] == {"value": "132"}
 
 
 def test_a_gpu_without_partitions_needs_no_counters() -> None:
@@ -128,7 +152,7 @@ def test_a_shared_gpu_says_how_and_is_one_for_many() -> None:
     plain = build(mig_gpu(H100), EVERYTHING, replace(ALL, multi_allocation=False)).devices[0]
     assert "allowMultipleAllocations" not in plain
     assert "sharingStrategy" not in plain["attributes"]
-    assert plain["capacity"] == {"memory": {"value": "81559Mi"}}
+    assert plain["capacity"]["multiprocessors"] == {"value": "132"}
 
 
 def test_taints_are_on_every_device_of_the_gpu() -> None:
