@@ -79,7 +79,7 @@ def nearest_miss(places: Iterable[Place], holders: Holders) -> Miss | None:
 
 
 def _chosen(place: Place, holders: Holders) -> tuple[list[_Near], int]:
-    """As many of the nearest devices as are missing, and how many more would have done in place of the last one.
+    """As many of the nearest devices as are missing, and how many others would have done in place of the last one.
 
     None when the node does not even have so many.
     """
@@ -92,7 +92,11 @@ def _chosen(place: Place, holders: Holders) -> tuple[list[_Near], int]:
     if len(near) < missing:
         return [], 0
     near.sort(key=lambda one: one.distance)
-    return near[:missing], sum(one.likeness == near[missing - 1].likeness for one in near[missing:])
+    freed = {finding.seen for one in near[:missing] for finding in one.findings}
+    return near[:missing], sum(
+        one.likeness == near[missing - 1].likeness and freed.isdisjoint(finding.seen for finding in one.findings)
+        for one in near[missing:]
+    )
 
 
 def _near(ask: AskSpec, candidate: Candidate, holders: Holders) -> _Near:

@@ -172,8 +172,14 @@ def _counter(cause: CounterShort, ask: AskSpec, device: Device, holders: Holders
 
 
 def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
-    """Each device with the first claim that holds it, a few of them."""
-    names = [f"{device} of {holders.named(claims[0])}" if claims else device for device, claims in held]
+    """Each claim with its devices, a few of them."""
+    by_claim: dict[str, list[str]] = {}
+    for device, claims in held:
+        by_claim.setdefault(holders.named(claims[0]) if claims else "", []).append(device)
+    names = [
+        f"{devices[0] if len(devices) == 1 else f'{len(devices)} devices'}{f' of {claim}' if claim else ''}"
+        for claim, devices in by_claim.items()
+    ]
     return listed(names, 2)
 
 

@@ -11,7 +11,7 @@ from dra_driver.explain.text import render
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import ClusterState, read_cluster, with_objects
-from dra_driver.sim import demo
+from dra_driver.sim import demo, demo_forms
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NODES, PODS
 from dra_driver.sim.cluster import Cluster
@@ -24,8 +24,12 @@ BLOCKS = re.findall(
 )
 
 
-def template(name: str, count: int = 1, *expressions: str, device_class: str = "gpu.nvidia.com") -> Obj:
+def template(
+    name: str, count: int = 1, *expressions: str, device_class: str = "gpu.nvidia.com", **capacity: str
+) -> Obj:
     exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
+    if capacity:
+        exactly["capacity"] = {"requests": capacity}
     exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -51,19 +55,47 @@ def printed() -> Iterator[dict[str, str]]:
     """What the command prints in the cluster of the page, by its arguments."""
     with Cluster(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
         cluster.apply(ROOT / demo.CLASSES)
-        yield _printed(cluster)
+        found = _printed(cluster)
+    with Cluster(demo_forms.NODES, policies=[ROOT / demo_forms.POLICY]) as cluster:
+        cluster.apply(ROOT / demo.CLASSES)
+        yield found | _printed_of_forms(cluster)
+
+
+class Told(dict[str, str]):
+    """What the command prints of each pod that was made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+
+    def __call__(self, name: str, *objects: Obj, waits_for: str = "Unschedulable SchedulerError") -> None:
+        for item in objects:
+            self.cluster.client.create(item, "default")
+        self.cluster.wait(lambda: _unsaid(self.cluster, name, waits_for), TIMEOUT_S, f"the scheduler to look at {name}")
+        state = _state(self.cluster)
+        self[f"pod/{name}"] = render(explain(state, pod_subject(state, "default", name)))
+
+
+def _printed_of_forms(cluster: Cluster) -> dict[str, str]:
+    """One H100 that may be whole, in partitions or shared."""
+    told = Told(cluster)
+    profile = f'{A}.profile == "1g.10gb"'
+    told(
+        "heidi", template("slices", 7, profile, device_class="mig.nvidia.com"), pod("heidi", "slices"),
+        waits_for="Running",
+    )  # fmt: skip
+    told("ivan", template("whole", 1), pod("ivan", "whole"))
+    told("judy", template("slice", 1, profile, device_class="mig.nvidia.com"), pod("judy", "slice"))
+    for name in ("ivan", "judy", "heidi"):
+        cluster.store.delete(PODS, name, "default")
+    cluster.wait(lambda: ", ".join(cluster.leftovers()) or None, TIMEOUT_S, "the GPU to be free")
+    told("kim", template("large", memory="50Gi", computePercent="70"), pod("kim", "large"), waits_for="Running")
+    told("leo", template("small", memory="10Gi"), pod("leo", "small"))
+    return told
 
 
 def _printed(cluster: Cluster) -> dict[str, str]:
-    found = {}
-
-    def told(name: str, *objects: Obj, waits_for: str = "Unschedulable SchedulerError") -> None:
-        for item in objects:
-            cluster.client.create(item, "default")
-        cluster.wait(lambda: _unsaid(cluster, name, waits_for), TIMEOUT_S, f"the scheduler to look at {name}")
-        state = _state(cluster)
-        found[f"pod/{name}"] = render(explain(state, pod_subject(state, "default", name)))
-
+    found = told = Told(cluster)
     told("big", template("big", 1, f'{HOPPER} && {C}.memory.compareTo(quantity("80Gi")) >= 0'), pod("big", "big"))
     told("alice", template("seven", 7, HOPPER), pod("alice", "seven"), waits_for="Running")
     told("bob", template("pair", 2, HOPPER), pod("bob", "pair"))
@@ -96,8 +128,8 @@ def plain(text: str) -> str:
     return re.sub(r"-gpu-[a-z0-9]{5}\b", "-gpu-xxxxx", " ".join(text.split()))
 
 
-def test_the_page_has_six_causes_and_a_what_if() -> None:
-    assert len(BLOCKS) == 7
+def test_the_page_has_nine_causes_and_a_what_if() -> None:
+    assert len(BLOCKS) == 10
 
 
 @pytest.mark.parametrize(("arguments", "shown"), BLOCKS, ids=[arguments for arguments, _ in BLOCKS])
