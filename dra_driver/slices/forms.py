@@ -11,8 +11,8 @@ on, switched by others   placements only: taking the mode away from its owner is
 A partition that somebody else made is published as it is, takes its placement and everything that overlaps it away, and
 keeps the whole GPU back. Two forms that exclude each other are only published while counters tell the scheduler so, and
 a GPU with shares in use only as one to be shared.
-What the terms do not allow is left out silently: whoever wrote them knows, unless nothing at all is left. Everything
-else that is left out has a sentence. Refuses to know wire objects (``devices.py``).
+What the terms do not allow is left out silently: whoever wrote them knows, unless nothing at all is left although they
+allow something. Everything else that is left out has a sentence. Refuses to know wire objects (``devices.py``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,6 +46,8 @@ class Forms:
 
 def forms_of(gpu: Gpu, terms: GpuTerms, features: Features) -> Forms:
     """The rule. Deterministic; the order of placements is the order in which they are to be used."""
+    if terms.policy and not terms.offered:
+        return Forms(left={})  # hidden, as its policy says
     withheld = _withheld(gpu, terms, features)
     if withheld is not None:
         return Forms(left={}, reasons=(withheld,))
@@ -94,10 +96,8 @@ class _Reasons:
 def _withheld(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
     """Why nothing of the GPU is published at all."""
     by = _source(terms)
-    if not terms.offered and not terms.policy:
-        return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
     if not terms.offered:
-        return f"{gpu.device_name} is not offered, because {by} says so"
+        return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
     if len(terms.taints) > MAX_TAINTS:
         return f"{gpu.device_name} is not offered: {by} gives it {len(terms.taints)} taints, at most {MAX_TAINTS} go"
     bad = next((taint.key for taint in terms.taints if not is_taint(taint.key, taint.value)), None)
