@@ -251,6 +251,7 @@ class LiveNode:
         for table in ("device", "mig", "sharing", "gpu_note"):
             left += [f"journal table {table} has {row}" for row in self.rows(f"SELECT * FROM {table}")]  # noqa: S608
         left += [f"CDI file of {uid}" for uid in self.cdi_files()]
+        left += [f"proof of what was made, {path.name}" for path in (self.plugin / "made").glob("*")]
         left += [f"GPU instance {one}" for one in self.instances()]
         left += [f"MIG mode of {gpu} is on" for gpu in self.gpus_in_mig_mode()]
         modes = {gpu: state["computeMode"] for gpu, state in self.hardware_state()["gpus"].items()}

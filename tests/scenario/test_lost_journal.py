@@ -1,0 +1,68 @@
+"""The journal of a real node process lost while GPUs are cut, shared and set, and claims ended afterwards."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.live_claims import Scheduler, gpu, parameters, partition, share
+from tests.fakes.live_node import LiveNode, until
+
+SPEC = "4xh100-sxm5-80gb"
+POLICY = """
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: by-mps}
+spec:
+  select: {minors: [3]}
+  sharing: {strategy: MPS}
+"""
+
+
+def lose(node: LiveNode) -> None:
+    """As somebody does who thinks that it is a cache."""
+    for path in node.plugin.glob("state.db*"):
+        path.unlink()
+
+
+def damage(node: LiveNode) -> None:
+    """As a failing disk does."""
+    for path in node.plugin.glob("state.db-*"):
+        path.unlink()
+    (node.plugin / "state.db").write_bytes(b"\x00damaged" * 2048)
+
+
+@pytest.mark.parametrize("break_journal", [lose, damage])
+def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
+    """Running claims keep what they have, daemons included; when the last one has ended, the GPUs are as they were."""
+    with LiveNode(SPEC, policy=POLICY, mps=True) as node:
+        scheduler = Scheduler(node)
+        slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+        under_mps = parameters("MigDeviceConfig", strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 40})
+        zero, one, two, _ = node.gpus
+        claims = [
+            scheduler.allocate(partition("1g.10gb", of=[zero])),
+            scheduler.allocate(partition("2g.20gb", of=[zero]), config=[under_mps]),
+            scheduler.allocate(partition("3g.40gb", of=[one])),
+            scheduler.allocate(gpu(of=[two]), config=[slicing]),
+            scheduler.allocate(share("10Gi", 20)),
+            scheduler.allocate(share("20Gi", 30)),
+        ]
+        prepared = [each for each in claims if each is not None]
+        assert len(prepared) == len(claims)
+        answers = [node.prepare(each) for each in prepared]
+        assert [answer.error for answer in answers] == [""] * len(claims)
+        there = node.instances(), node.gpus_in_mig_mode(), sorted(node.mps_processes()), node.notes()
+        assert [len(each) for each in there] == [3, 2, 2, 4]
+        gone = prepared.pop(2)
+        node.kill()
+        scheduler.release(gone)
+        break_journal(node)
+        node.start()
+        until(lambda: len(node.states()) == len(prepared), "the journal to be rebuilt")
+        assert sorted(node.mps_processes()) == there[2], "under the feet of containers"
+        assert node.gpus_in_mig_mode() == [zero], "the partition of the claim that is over has gone"
+        answers.pop(2)
+        assert [node.prepare(each) for each in prepared] == answers
+        for each in prepared:
+            assert node.unprepare(each) == ""
+        assert node.leftovers() == []
