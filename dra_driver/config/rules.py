@@ -39,6 +39,8 @@ OWN_ATTRIBUTES: Final = (
     "uuid",
 )
 """What this driver publishes itself, in whatever domain: a policy must not say otherwise."""
+OWN_ATTRIBUTE_DOMAIN: Final = "gpu.nvidia.com"
+"""The driver's name as it comes: a selector finds an attribute without a domain under it."""
 OWN_TAINT_DOMAIN: Final = "gpu.dra-driver.io/"
 # Searched, as CEL's matches() does; RE2 and Python read them the same.
 _OWN_NAME: Final = f"(^|/)({'|'.join(OWN_ATTRIBUTES)})$"
@@ -77,6 +79,11 @@ def _memory_backwards(select: Fields) -> bool:
 
 def _reserved_attribute(attribute: Fields) -> bool:
     return any(re.search(pattern, str(attribute["name"])) for pattern in (_OWN_NAME, _FOREIGN_DOMAIN))
+
+
+def _attribute_twice(spec: Fields) -> bool:
+    names = {str(attribute["name"]) for attribute in spec.get("attributes") or ()}
+    return any(f"{OWN_ATTRIBUTE_DOMAIN}/{name}" in names for name in names)
 
 
 def _reserved_taint(taint: Fields) -> bool:
@@ -141,6 +148,13 @@ RULES: Final[Mapping[str, Rule]] = {
         " as example.com/team",
         f"!self.name.matches(r'{_OWN_NAME}') && !self.name.matches(r'{_FOREIGN_DOMAIN}')",
         _reserved_attribute,
+    ),
+    "attribute-once": Rule(
+        "attributes name one twice: a name without a domain is in the driver's, so that team and"
+        f" {OWN_ATTRIBUTE_DOMAIN}/team are the same to a selector; leave one of them out",
+        "!has(self.attributes) || self.attributes.all(a,"
+        f" !self.attributes.exists(b, b.name == '{OWN_ATTRIBUTE_DOMAIN}/' + a.name))",
+        _attribute_twice,
     ),
     "taint-not-reserved": Rule(
         f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are the driver's own; availability Reserved sets such a taint",

@@ -178,7 +178,7 @@ class PolicySpec(Strict):
     """What an administrator lets GPUs become. For each GPU the matching policy of highest priority counts, whole and
     alone; without any, a GPU may be taken whole or cut into any MIG profile, and is not shared."""
 
-    rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole",)
+    rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole", "attribute-once")
 
     select: Annotated[Selection | None, Field(description="Which GPUs it is for; without it, every GPU.")] = None
     priority: Annotated[

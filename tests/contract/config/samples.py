@@ -18,7 +18,7 @@ TEXTS = {
     "a PCI address such as 0000:65:00.0": ["0000:65:00.0", "00000000:0A:00.0"],
     "a label key such as example.com/team": ["example.com/team", "team", "a.b-c/x_y.z"],
     "a label value": ["", "blue", "a_b.c-d"],
-    "a name such as example.com/team": ["example.com/team", "tier", "_x"],
+    "a name such as example.com/team": ["example.com/team", "tier", "_x", "gpu.nvidia.com/tier"],
     "printable ASCII text": ["", "blue", "~ x"],
 }
 JUNK: list[Any] = [

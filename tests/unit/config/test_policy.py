@@ -87,6 +87,26 @@ def test_every_mistake_is_named_by_its_path(written: Any, expected: str) -> None
     assert expected in refusal(written)
 
 
+@pytest.mark.parametrize(
+    ("names", "is_taken"),
+    [
+        (["team", "gpu.nvidia.com/team"], False),
+        (["gpu.nvidia.com/team", "example.com/zone", "team"], False),
+        (["team", "example.com/team"], True),
+        (["team", "gpu.nvidia.com/rank"], True),
+        (["teams", "gpu.nvidia.com/team"], True),
+        (["gpu.nvidia.com/team"], True),
+    ],
+)
+def test_no_attribute_is_given_under_both_of_its_names(names: list[str], is_taken: bool) -> None:
+    """Without a domain it is in the driver's, and which of two values a selector sees would be chance."""
+    written = policy(attributes=[{"name": name, "int": place} for place, name in enumerate(names)])
+    if is_taken:
+        assert list(decode_policy(written).attributes) == names
+    else:
+        assert "spec: attributes name one twice" in refusal(written)
+
+
 @pytest.mark.parametrize("domain", ["", "example.com/", "gpu.nvidia.com/"])
 @pytest.mark.parametrize("name", OWN_ATTRIBUTES)
 def test_no_policy_can_say_otherwise_what_the_driver_says_itself(name: str, domain: str) -> None:
