@@ -15,6 +15,7 @@ from dra_driver.lint.known import Known, devices_of
 from dra_driver.lint.manifest import Manifest, claim_devices
 from dra_driver.lint.matching import ask
 from dra_driver.lint.nodes import Node, Spot, plain
+from dra_driver.lint.policy_devices import devices_under
 
 _GUARD: Final = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == '
 WELL_KNOWN: Final[Mapping[str, str]] = {
@@ -50,7 +51,8 @@ class Scope:
             self._by_kind.setdefault(manifest.kind, {}).setdefault((manifest.namespace, manifest.name), manifest)
         slices = [_plain(m) for m in self.of_kind("ResourceSlice")]
         self.cluster_devices = (*known.cluster_devices, *devices_of(item for item in slices if item))
-        self.devices = (*known.devices, *self.cluster_devices)
+        under_policies = devices_under(self.of_kind("GpuPolicy"), known.devices)
+        self.devices = (*known.devices, *under_policies, *self.cluster_devices)
         self._classes: dict[str, ClassInfo | None] = {}
 
     def of_kind(self, kind: str) -> Iterable[Manifest]:

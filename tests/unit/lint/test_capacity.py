@@ -125,3 +125,31 @@ def test_a_share_and_its_parameters() -> None:
 
 def test_parameters_of_a_gpu_that_need_not_be_shared_are_fine() -> None:
     assert rules(asking("memory: 10Gi", rest=config("{strategy: MPS}"))) == ["DRA042"]
+
+
+POLICY = """
+---
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: pool}
+spec: {select: {}, attributes: [{name: example.com/pool, string: inference}, {name: tier, int: 1}]}
+"""
+
+
+def test_attributes_of_policies_in_the_input_are_known() -> None:
+    """With type and value, and with the warning that GPUs under no policy lack them."""
+    pool = 'device.attributes["example.com"]'
+    guarded = "has(" + pool + ".pool) && " + pool + '.pool == "inference"'
+    assert rules(asking(SHARE, selector=guarded) + POLICY) == []
+    plain = pool + '.pool == "inference"'
+    assert one(asking(SHARE, selector=plain), "DRA015").severity == "error"
+    assert one(asking(SHARE, selector=plain) + POLICY, "DRA015").severity == "warning"
+    assert rules(asking(SHARE, selector=f"{D}.?tier.orValue(0) == 2") + POLICY) == ["DRA018"]
+    assert rules(asking(SHARE, selector=f"{D}.?tier.orValue(0) == 1") + POLICY) == []
+    assert one(asking(SHARE, selector=f"{D}.tier == 1") + POLICY, "DRA015").severity == "warning"
+    assert rules(asking(SHARE, selector=f'{D}.?tier.orValue("") == "1"') + POLICY) != []
+
+
+def test_attributes_of_policies_that_nodes_refuse_are_not_known() -> None:
+    bad = POLICY.replace("int: 1", "int: one")
+    assert rules(asking(SHARE, selector=f"{D}.tier == 1") + bad) == ["DRA016", "DRA060"]
