@@ -51,7 +51,7 @@ def words_for(cause: Cause, ask: AskSpec, device: Device, holders: Holders) -> F
             named = in_use_words(cause.holders, holders)
             return Finding("inUse", "in use", named)
         case Tainted():
-            return _taint(cause)
+            return _taint(cause, [holders.named(claim) for claim in holders.claims(device.id)])
         case CapacityShort():
             return _capacity(cause, ask, device, holders)
         case CounterShort():
@@ -74,7 +74,7 @@ def in_use_words(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
 # --- taints ---
 
 
-def _taint(cause: Tainted) -> Finding:
+def _taint(cause: Tainted, users: list[str]) -> Finding:
     value = f"={cause.value}" if cause.value else ""
     message = f"taint {cause.key}{value}:{cause.effect} that the request does not tolerate"
     fix = ""
@@ -83,7 +83,10 @@ def _taint(cause: Tainted) -> Finding:
         fix = f"GpuPolicy {cause.value} keeps it for claims with tolerations: [{toleration}]; add that, or {_OTHER_GPU}"
     elif cause.key == _DRAINING:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
-        fix = f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended"
+        named = f": {listed(users)}" if users else ""
+        fix = (
+            f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended{named}"
+        )
     return Finding("tainted", message, "", fix)
 
 
@@ -185,11 +188,9 @@ def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
 
 def _needs_everything(cause: CounterShort, device: Device) -> bool:
     """Whether the device consumes all that there is of the counter: then everybody has to end."""
-    total = Quantity.parse(cause.free).nano
-    for wire in device.slice.spec.get("devices") or ():
-        total = max(total, _consumed(wire, cause))
+    most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
     try:
-        return Quantity.parse(cause.wanted).nano >= total
+        return Quantity.parse(cause.wanted).nano >= max(most, Quantity.parse(cause.free).nano)
     except ValueError:
         return False
 
@@ -209,9 +210,13 @@ def consumers(device: Device, cause: CounterShort, holders: Holders) -> list[tup
 
 
 def _consumed(wire: Mapping[str, Any], cause: CounterShort) -> int:
-    entries = [e for e in wire.get("consumesCounters") or () if e["counterSet"] == cause.counter_set]
+    """Billionths; 0 where it cannot be told, which is said of the device elsewhere."""
+    entries = [entry for entry in wire.get("consumesCounters") or () if entry.get("counterSet") == cause.counter_set]
     values = [(entry.get("counters") or {}).get(cause.counter) for entry in entries]
-    return sum(Quantity.parse(value["value"]).nano for value in values if value)
+    try:
+        return sum(Quantity.parse(value["value"]).nano for value in values if value)
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def short_by(wanted: str, free: str) -> str:
