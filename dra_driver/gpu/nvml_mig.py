@@ -4,19 +4,21 @@ Owns the listing of instances. Refuses to change any (``nvml_control.py``) and t
 
 Sources, all in nvml.h: nvmlDeviceGetGpuInstances, which also finds instances without a compute instance (they have no
 MIG device, so walking those would miss them), nvmlGpuInstanceGetComputeInstances, and nvmlComputeInstanceGetInfo_v2,
-whose ``device`` is the handle of the MIG device (walking all of them takes seconds on a busy node).
+whose ``device`` is the handle of the MIG device (walking all of them takes seconds on a busy node). Of a profile that
+the GPU does not list, nvmlDeviceGetAttributes_v2 of such a device tells the size; it answers for MIG devices only.
 """
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pynvml
 
 from dra_driver.gpu.nvml_errors import ABSENT, GONE, optional, raise_translated
-from dra_driver.gpu.nvml_profiles import ComputeProfile, MigFacts
+from dra_driver.gpu.nvml_profiles import ComputeProfile, MigFacts, count_of, memory_of
 from dra_driver.model.ids import MigUuid
-from dra_driver.model.mig import ComputeInstance, MigInstance
+from dra_driver.model.mig import ComputeInstance, MigInstance, MigProfile
 
 KNOWN_COMPUTE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
 MAX_COMPUTE_PROFILES = 32  # ends it when a library never does
@@ -34,7 +36,7 @@ def read_instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> tuple[MigI
         info = optional("nvmlGpuInstanceGetInfo", partial(pynvml.nvmlGpuInstanceGetInfo, instance), VANISHED)
         if info is None or info.id in found:
             continue
-        found[info.id] = MigInstance(
+        known = MigInstance(
             gi_id=info.id,
             profile_id=info.profileId,
             profile_name=facts.names.get(info.profileId, f"profile {info.profileId}"),
@@ -42,6 +44,7 @@ def read_instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> tuple[MigI
             size=info.placement.size,
             compute=_compute_instances(instance, info.profileId, facts),
         )
+        found[info.id] = replace(known, profile=_told_profile(instance, known, facts))
     return tuple(sorted(found.values(), key=lambda one: (one.start, one.gi_id)))
 
 
@@ -114,6 +117,46 @@ def _compute_instances(
             if made is not None:
                 found[made.ci_id] = made
     return tuple(found[ci_id] for ci_id in sorted(found))
+
+
+def _told_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, facts: MigFacts) -> MigProfile | None:
+    """Of a profile that the GPU does not list; asked once, as all partitions of one profile have the same."""
+    if known.device is None or any(profile.profile_id == known.profile_id for profile in facts.profiles):
+        return None
+    told = facts.told.get(known.profile_id) or _read_told_profile(instance, known, known.device.ci_id)
+    if told is not None:
+        facts.told[known.profile_id] = told
+    return told
+
+
+def _read_told_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, ci_id: int) -> MigProfile | None:
+    """As the device of the one compute instance tells, which spans it all. None when it does not, or is gone."""
+    ask = partial(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id)
+    compute = optional("nvmlGpuInstanceGetComputeInstanceById", ask, ABSENT | VANISHED)
+    if compute is None:
+        return None
+    info = optional("nvmlComputeInstanceGetInfo_v2", partial(pynvml.nvmlComputeInstanceGetInfo, compute), VANISHED)
+    if info is None:
+        return None
+    ask_device = partial(pynvml.nvmlDeviceGetAttributes_v2, info.device)
+    told = optional("nvmlDeviceGetAttributes_v2", ask_device, ABSENT | VANISHED)
+    if told is None:
+        return None
+    return MigProfile(
+        name=known.profile_name,
+        profile_id=known.profile_id,
+        compute_slices=told.gpuInstanceSliceCount,
+        memory_slices=known.size,
+        max_instances=1,
+        starts=(),
+        memory_bytes=memory_of(told.memorySizeMB),
+        multiprocessors=count_of(told.multiprocessorCount),
+        copy_engines=count_of(told.sharedCopyEngineCount),
+        decoders=count_of(told.sharedDecoderCount),
+        encoders=count_of(told.sharedEncoderCount),
+        jpeg_engines=count_of(told.sharedJpegCount),
+        ofa_engines=count_of(told.sharedOfaCount),
+    )
 
 
 def _read_compute_profiles(instance: pynvml.c_nvmlGpuInstance_t) -> Iterator[ComputeProfile]:

@@ -47,7 +47,8 @@ class MigFacts:
 
     ``profiles`` is what we may make, in order of id. ``names`` and ``slices`` (of compute) also hold profiles without
     placements, so that instances of them are found. ``whole``: everything could be read; if not, it is read again.
-    ``compute``: compute instance profiles by id of the GPU instance's profile, filled as instances are met.
+    ``compute``: compute instance profiles by id of the GPU instance's profile, filled as instances are met, and so is
+    ``told``: profiles that the GPU does not list, as devices of them tell.
     """
 
     profiles: tuple[MigProfile, ...] = ()
@@ -56,6 +57,7 @@ class MigFacts:
     resetless: bool | None = None
     whole: bool = True
     compute: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
+    told: dict[int, MigProfile] = field(default_factory=dict)
 
 
 def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFacts:
@@ -162,13 +164,13 @@ def _profile(handle: pynvml.c_nvmlDevice_t, info: Info, facts: MigFacts) -> MigP
         memory_slices=size,
         max_instances=info.instanceCount,
         starts=tuple(sorted({start for start, its_size in placements if its_size == size})),
-        memory_bytes=None if info.memorySizeMB & NOT_AVAILABLE == NOT_AVAILABLE else info.memorySizeMB * 2**20,
-        multiprocessors=_count(info.multiprocessorCount),
-        copy_engines=_count(info.copyEngineCount),
-        decoders=_count(info.decoderCount),
-        encoders=_count(info.encoderCount),
-        jpeg_engines=_count(info.jpegCount),
-        ofa_engines=_count(info.ofaCount),
+        memory_bytes=memory_of(info.memorySizeMB),
+        multiprocessors=count_of(info.multiprocessorCount),
+        copy_engines=count_of(info.copyEngineCount),
+        decoders=count_of(info.decoderCount),
+        encoders=count_of(info.encoderCount),
+        jpeg_engines=count_of(info.jpegCount),
+        ofa_engines=count_of(info.ofaCount),
     )
 
 
@@ -187,7 +189,13 @@ def _slices(profiles: dict[int, MigProfile]) -> int:
     return max(start + profile.memory_slices for profile in profiles.values() for start in profile.starts)
 
 
-def _count(value: int) -> int | None:
+def memory_of(megabytes: int) -> int | None:
+    """In bytes, None where NVML does not know."""
+    return None if megabytes & NOT_AVAILABLE == NOT_AVAILABLE else megabytes * 2**20
+
+
+def count_of(value: int) -> int | None:
+    """None where NVML does not know."""
     return None if value == NOT_AVAILABLE else value
 
 

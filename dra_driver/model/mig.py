@@ -55,7 +55,8 @@ class MigInstance:
     """One GPU instance that exists, with its compute instances in order of id.
 
     ``held`` is True for those that this driver's journal says it made (or is about to make or destroy); any other
-    belongs to somebody else and is never destroyed.
+    belongs to somebody else and is never destroyed. ``profile`` is what its own device tells of its size, without
+    placements, where the GPU does not list the profile (in a vGPU guest); None everywhere else.
     """
 
     gi_id: int
@@ -65,6 +66,7 @@ class MigInstance:
     size: int
     compute: tuple[ComputeInstance, ...] = ()
     held: bool = False
+    profile: MigProfile | None = None
 
     @property
     def device(self) -> ComputeInstance | None:

@@ -44,6 +44,11 @@ def set_name(gpu: Gpu) -> str:
     return f"{gpu.device_name}-counter-set"
 
 
+def profile_of(gpu: Gpu, instance: MigInstance) -> MigProfile | None:
+    """What the instance has: as its GPU lists it, else as it tells itself."""
+    return gpu.profile(instance.profile_id) or instance.profile
+
+
 def capacity_of(profile: MigProfile) -> dict[str, DeviceCapacity]:
     """The capacities of a partition. What the hardware does not tell is absent."""
     known = ((name, _amount(number(profile))) for name, _, number in _DIMENSIONS)
@@ -72,7 +77,7 @@ def available(gpu: Gpu, taken: Iterable[MigInstance]) -> Amounts:
     """What partitions may have of the GPU when the instances in ``taken`` have theirs already. Never negative."""
     left = _totals(gpu)
     for instance in taken:
-        profile = gpu.profile(instance.profile_id)
+        profile = profile_of(gpu, instance)
         used = _use(profile) if profile is not None else {}
         for name in left.keys() & used.keys():
             left[name] = max(0, left[name] - used[name])

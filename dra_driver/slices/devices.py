@@ -99,7 +99,7 @@ class GpuDevices:
 
     def _made(self, instance: MigInstance) -> Device:
         """Somebody else's partition: with its UUID, and without counters, as what it has is not in the set."""
-        profile = self._gpu.profile(instance.profile_id)
+        profile = counters.profile_of(self._gpu, instance)
         shared = attributes.of_profile(self._gpu, instance.profile_name, instance.size, self._board)
         found = attributes.of_partition(instance.start, shared, instance)
         capacity = counters.capacity_of(profile) if profile is not None else {}

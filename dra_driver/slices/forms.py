@@ -180,10 +180,18 @@ def _why_not_cut(gpu: Gpu, features: Features) -> str | None:
 
 
 def _is_usable(gpu: Gpu, instance: MigInstance, reasons: _Reasons) -> bool:
-    """Half made, or cut in another way than into one device."""
+    """Neither half made, nor cut in another way than into one device, nor of a size that nobody knows."""
     where = f"MIG instance {instance.profile_name} at memory slice {instance.start} of {gpu.device_name}"
-    broken = f"{where} is not offered: it has not exactly one compute instance that spans it; somebody else made it"
-    return reasons.none(None if instance.device is not None else broken)
+    if instance.device is None:
+        why = f"{where} is not offered: it has not exactly one compute instance that spans it; somebody else made it"
+        return reasons.none(why)
+    if counters.profile_of(gpu, instance) is None:
+        # Without capacities, a selector that compares one would end the allocation of its claim with an error of CEL.
+        return reasons.none(
+            f"{where} is not offered: the driver tells neither its profile's size (nvmlDeviceGetGpuInstanceProfileInfo)"
+            " nor its own (nvmlDeviceGetAttributes)"
+        )
+    return True
 
 
 def _allows(gpu: Gpu, instance: MigInstance, terms: GpuTerms) -> bool:

@@ -106,20 +106,6 @@ def test_without_any_profile_the_gpu_is_whole_or_nothing(nvml: NvmlBackend, stat
     assert len(first(nvml).mig_profiles) == 7
 
 
-def test_a_virtual_gpu_cannot_be_cut_but_shows_how_its_host_has_cut_it(
-    nvml: NvmlBackend, state: State, uuid: GpuUuid
-) -> None:
-    """In a vGPU guest the geometry is the host's."""
-    state.foreign_mode(0, True)
-    state.foreign_create(0, 9, 0)
-    state.configure(0, virtualization=codes.VGPU_GUEST)
-    gpu = first(nvml)
-    assert (gpu.mig_profiles, gpu.mig_resetless) == ((), False)
-    assert [one.profile_name for one in gpu.mig_instances] == ["3g.40gb"]
-    with pytest.raises(MigUnsupportedError):
-        nvml.create_gpu_instance(uuid, 9, 4)
-
-
 def test_whether_a_switch_takes_a_reset_is_guessed_from_the_architecture_when_nvml_does_not_tell(
     nvml: NvmlBackend, state: State, node: SimulatedNode
 ) -> None:

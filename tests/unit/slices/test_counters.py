@@ -100,6 +100,8 @@ def test_an_instance_of_an_unknown_profile_takes_its_slices_and_nothing_goes_bel
     left = counters.available(gpu, (strange, *[instance(gpu, 0, 0)] * 3))
     assert min(left.values()) == 0
     assert counters.available(gpu, (strange,))["multiprocessors"] == 98
+    told = replace(strange, profile=gpu.profile(9))
+    assert counters.available(gpu, (told,))["multiprocessors"] == 98 - 42
 
 
 def test_a_partition_consumes_what_the_set_has_and_its_slices() -> None:

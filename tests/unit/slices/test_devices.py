@@ -133,13 +133,24 @@ def test_twelve_memory_slices_give_way_to_the_limit_of_entries() -> None:
     assert widest["attributes"]["placementSize"] == {"int": 12}
 
 
-def test_an_instance_of_a_profile_that_the_driver_does_not_list_is_published_without_numbers() -> None:
-    """It exists and can be used; what it has is not known."""
+def test_an_instance_of_a_profile_that_the_gpu_does_not_list_has_the_numbers_that_it_tells_itself() -> None:
+    """As in a vGPU guest, where the host has cut the GPU."""
+    gpu = mig_gpu(A100, mig_enabled=True)
+    listed, found = gpu.profile(19), instance(gpu, 19, 2)
+    assert listed is not None
+    usual = build(replace(gpu, mig_instances=(found,))).devices[0]
+    guest = replace(gpu, mig_profiles=(), mig_instances=(replace(found, profile=replace(listed, starts=())),))
+    (device,) = build(guest).devices
+    assert device["name"] == "gpu-0-mig-1g5gb-19-2"
+    assert device["capacity"] == usual["capacity"]
+
+
+def test_an_instance_of_which_nobody_tells_the_size_is_left_out_with_a_sentence() -> None:
+    """Without capacities it would end the allocation of every claim whose selector looks at one."""
     gpu = mig_gpu(A100, mig_enabled=True)
     built = build(replace(gpu, mig_profiles=(), mig_instances=(instance(gpu, 19, 2),)))
-    (device,) = built.devices
-    assert device["name"] == "gpu-0-mig-1g5gb-19-2"
-    assert set(device["capacity"]) == {"memorySlice2"}
+    assert built.devices == []
+    assert "1g.5gb at memory slice 2 of gpu-0 is not offered: the driver tells neither" in built.left_out[-1].reason
 
 
 def test_a_shared_gpu_says_how_and_is_one_for_many() -> None:
