@@ -233,12 +233,22 @@ def _headline_of(ask: Ask) -> str:
     if not matching:
         return f"none of {_count(ask.devices, 'device')} is what request {ask.request} asks for"
     away = ", ".join(
-        f"{sum(reason.devices for reason in ask.reasons if reason.code == code)} {words}"
+        f"{sum(reason.devices for reason in ask.reasons if reason.code == code)} {words}{_which(ask, code)}"
         for code, words in _SHORT.items()
         if any(reason.code == code for reason in ask.reasons)
     )
     left = f", {ask.fitting} left where {ask.count} are wanted on one node" if ask.fitting or not away else ""
     return f"{_count(matching, 'device')} would suit request {ask.request}: {away}{left}".replace(": ,", ":")
+
+
+def _which(ask: Ask, code: str) -> str:
+    """`` (memory)``: the capacities that are short, where that is why."""
+    start = "not enough "
+    short = [
+        one.message for one in ask.reasons if one.code == code == "capacityShort" and one.message.startswith(start)
+    ]
+    names = dict.fromkeys(message.removeprefix(start).partition(":")[0] for message in short)
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _count(number: int, noun: str) -> str:

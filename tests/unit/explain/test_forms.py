@@ -61,6 +61,7 @@ def test_a_share_that_asks_for_too_much_is_told_what_is_left_and_who_has_the_res
     report = said(
         h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="40Gi", computePercent="5"))])
     )
+    assert "1 without enough capacity (memory)" in report.verdict.sentence
     assert report.requests[0].reasons[-1].message == "not enough memory: 40Gi wanted"
     assert seen(report) == "gpu-0 has 30359Mi of 81559Mi free: default/one (pod p) has 50Gi"
     assert fix(report) == "ask for 30359Mi of memory or less; or end what uses it: default/one (pod p)"
