@@ -21,6 +21,7 @@ from dra_driver.claims.journal_file import REBUILD, OpenJournal
 from dra_driver.claims.proofs import Proof, Proofs, ProvenNote, ProvenPartition
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import DeviceName, GpuUuid
+from dra_driver.model.mig import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _MADE = f"""
 SELECT m.device, m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 """  # noqa: S608 - columns are constants
+_MADE_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
 
 
 class GpuBook(Database):
@@ -81,6 +83,21 @@ class GpuBook(Database):
                     query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
                     gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
                     self._prove_less(connection, [GpuUuid(values.text("gpu_uuid", gpu)) for (gpu,) in gone])
+
+    def made_partitions(self) -> frozenset[PartitionId]:
+        """Partitions that this driver made, or is about to make or destroy, whether a claim has them or nobody.
+
+        For every look at the hardware: one read of an index, whatever number of claims there are.
+        """
+        with self._reading("list partitions that were made") as connection:
+            return frozenset(
+                PartitionId(
+                    GpuUuid(values.text("gpu_uuid", gpu)),
+                    values.whole("profile", profile),
+                    values.whole("start", start),
+                )
+                for gpu, profile, start in connection.execute(_MADE_IDS)
+            )
 
     def strays(self) -> tuple[Stray, ...]:
         """Partitions that this driver made, and whose claim is not in the journal any more."""

@@ -18,7 +18,6 @@ from dra_driver.gpu.backend import Backend
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId
-from dra_driver.model.terms import Use
 
 MIG_MODE = "mig-mode"
 
@@ -26,7 +25,7 @@ MIG_MODE = "mig-mode"
 class Books(Protocol):
     """The part of ``claims.journal.Journal`` that tells what is ours. Raises StorageError."""
 
-    def uses(self) -> Iterable[Use]: ...
+    def made_partitions(self) -> frozenset[PartitionId]: ...
     def gpus_with_note(self, key: str) -> Iterable[GpuUuid]: ...
 
 
@@ -79,7 +78,7 @@ class _Own:
     """One reading of the journal."""
 
     def __init__(self, books: Books) -> None:
-        self.partitions = frozenset(use.partition for use in books.uses() if use.partition is not None and use.made)
+        self.partitions = books.made_partitions()
         self.modes = frozenset(books.gpus_with_note(MIG_MODE))
 
 

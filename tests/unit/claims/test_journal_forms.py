@@ -173,6 +173,24 @@ def test_uses_are_told_in_every_state_but_not_admin_access(journal: Journal) -> 
     assert len(journal.uses()) == 2
 
 
+def test_made_partitions_are_told_from_the_intent_until_they_are_gone(journal: Journal) -> None:
+    """One that is left out would be published as somebody else's; what a claim only uses is somebody else's."""
+    begun(journal, 1, cut(partition(0, live=None)))
+    prepared(journal, 2, cut(partition(1)))
+    prepared(journal, 3, cut(partition(2, made=False)))
+    prepared(journal, 4, held(1))
+    ours = {PartitionId(GPU, 19, start) for start in (0, 1)}
+    assert journal.made_partitions() == ours
+    undoing = journal.start_unprepare(uid(2))
+    assert undoing is not None
+    assert journal.made_partitions() == ours
+    assert journal.forget(uid(2), undoing, partitions_left=True)
+    assert journal.made_partitions() == ours, "a partition of nobody is still ours to remove"
+    (stray,) = journal.strays()
+    journal.forget_stray(stray)
+    assert journal.made_partitions() == {PartitionId(GPU, 19, 0)}
+
+
 def test_uses_of_a_share_tell_its_terms(journal: Journal) -> None:
     """A newer policy waits for these."""
     begun(journal, 1, shared(Strategy.TIME_SLICING))

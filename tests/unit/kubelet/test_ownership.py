@@ -10,27 +10,21 @@ from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance, PartitionId
-from dra_driver.model.terms import Form, Use
 
 UUID = GpuUuid("GPU-0")
 AT_0 = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, size=1)
 AT_4 = replace(AT_0, gi_id=2, start=4)
 
 
-def use(instance: MigInstance, *, made: bool = True) -> Use:
-    partition = PartitionId(UUID, instance.profile_id, instance.start)
-    return Use(gpu_uuid=UUID, form=Form.PARTITION, partition=partition, made=made)
-
-
 class Books:
-    def __init__(self, *uses: Use, modes: tuple[GpuUuid, ...] = ()) -> None:
-        self.entries, self.modes = list(uses), modes
+    def __init__(self, *made: MigInstance, modes: tuple[GpuUuid, ...] = ()) -> None:
+        self.made, self.modes = list(made), modes
         self.error: StorageError | None = None
 
-    def uses(self) -> list[Use]:
+    def made_partitions(self) -> frozenset[PartitionId]:
         if self.error:
             raise self.error
-        return list(self.entries)
+        return frozenset(PartitionId(UUID, one.profile_id, one.start) for one in self.made)
 
     def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
         assert key == "mig-mode"
@@ -63,22 +57,22 @@ def held(hardware: Hardware, books: Books | None) -> list[bool]:
 
 
 def test_only_what_the_journal_made_is_ours() -> None:
-    """An instance that a claim merely uses stays somebody else's, and so does one that nobody noted."""
-    assert held(Hardware(AT_0, AT_4), Books(use(AT_0))) == [True, False]
-    assert held(Hardware(AT_0), Books(use(AT_0, made=False))) == [False]
+    """One that nobody noted is somebody else's."""
+    assert held(Hardware(AT_0, AT_4), Books(AT_0)) == [True, False]
+    assert held(Hardware(AT_0), Books(AT_4)) == [False]
     assert held(Hardware(AT_0), None) == [False]
 
 
 def test_instance_destroyed_during_the_look_is_not_taken_for_a_foreign_one() -> None:
     """It was seen, then destroyed and forgotten: published as foreign, it would be handed out again."""
-    hardware, books = Hardware(AT_0), Books(use(AT_0))
-    hardware.during = books.entries.clear
+    hardware, books = Hardware(AT_0), Books(AT_0)
+    hardware.during = books.made.clear
     assert held(hardware, books) == [True]
 
 
 def test_instance_made_during_the_look_is_not_taken_for_a_foreign_one() -> None:
     hardware, books = Hardware(AT_0), Books()
-    hardware.during = lambda: books.entries.append(use(AT_0))
+    hardware.during = lambda: books.made.append(AT_0)
     assert held(hardware, books) == [True]
 
 
