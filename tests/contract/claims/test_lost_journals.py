@@ -32,7 +32,7 @@ from tests.unit.claims.test_kill_anywhere import Fuse, Killed
 from tests.unit.claims.test_kill_hardware import Fused, mps_config, slice_config
 from tests.unit.claims.test_recover import lose_journal
 
-HISTORIES = 24
+HISTORIES = 40
 STEPS = 60
 BY_MPS, IN_TURNS = 2, 3
 FAULTY = ("create_gpu_instance", "set_mig_mode", "destroy_gpu_instance", "mig_instances", "set_compute_mode")
@@ -83,11 +83,11 @@ class History:
         steps: list[tuple[int, Callable[[], object]]] = [
             (40, self.prepare),
             (25, self.unprepare),
-            (7, self.again),
+            (12, self.again),
             (6, lambda: self.of_the_process(self.run.service.maintain)),
             (4, lambda: self.of_the_process(self.run.service.settle_hardware)),
             (4, self.rebuild),
-            (4, self.lose),
+            (6, self.lose),
             (5, self.outage),
             (3, self.hardware_fails),
             (2, self.sharing_fails),
@@ -134,8 +134,12 @@ class History:
         self.of_the_process(self.run.service.finish_rebuild)
 
     def lose(self) -> None:
+        """Mostly while the API server cannot say whose things are, and at times the kubelet asks before it is asked."""
         lose_journal(self.room)
+        self.room.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
         self.start()
+        if self.dice.random() < 0.5:
+            self.room.api.outage = None
 
     def outage(self) -> None:
         self.room.api.outage = None if self.room.api.outage else ApiUnreachableError("connection refused")
