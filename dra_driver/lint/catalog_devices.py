@@ -7,7 +7,7 @@ Refuses to know expressions.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -89,7 +89,9 @@ def catalog_devices() -> tuple[KnownDevice, ...]:
 def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     gpu = invent(model, 0, "catalog")
     attributes = whole_attributes(gpu)
-    capacity = {} if gpu.memory_bytes is None else {"memory": {"value": str(Quantity.from_bytes(gpu.memory_bytes))}}
+    memory = {} if gpu.memory_bytes is None else {"memory": {"value": str(Quantity.from_bytes(gpu.memory_bytes))}}
+    # Beside partitions only, as slices have it: where MIG mode can be switched while the node runs.
+    capacity = {**(_greatest(model.mig.profiles) if model.mig and gpu.mig_resetless else {}), **memory}
     name = model.product_name
     gigabytes, unsure = _gigabytes(model.key), frozenset({"memory"}) - set(capacity)
     yield _device(name, attributes, capacity, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
@@ -159,6 +161,15 @@ def _capacities(profile: catalog.MigProfile) -> dict[str, Any]:
         "jpegEngines": engines.jpeg,
         "ofaEngines": engines.ofa,
     }
+
+
+def _greatest(profiles: Sequence[catalog.MigProfile]) -> dict[str, dict[str, Any]]:
+    """Of each number but memory the most that any profile has."""
+    found: dict[str, int] = {}
+    for profile in profiles:
+        numbers = {name: value for name, value in _capacities(profile).items() if name != "memory"}
+        found |= {name: max(value, found.get(name, 0)) for name, value in numbers.items() if value is not None}
+    return {name: {"value": str(value)} for name, value in found.items()}
 
 
 def _device(

@@ -21,7 +21,7 @@ from dra_driver.slices.gates import Features
 def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
     """Attribute by attribute; lint cannot import the room that publishes."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
-    published = build_devices(_snapshot(gpu)).devices[0]
+    published = build_devices(_snapshot(gpu), {}, Features(counters=True)).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
     assert _described(found, published) == published["attributes"]
     assert found.wire["capacity"] == published.get("capacity", {})
