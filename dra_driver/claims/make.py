@@ -14,7 +14,7 @@ that appears in its place later would be somebody else's, and must not be taken 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition, State
+from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition, State, gpus_of
 from dra_driver.claims.plan import ClaimPlan
 from dra_driver.claims.settle import settle_for
 from dra_driver.claims.sharing_plan import partition_daemons
@@ -60,10 +60,10 @@ def make(tools: Tools, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> Cla
 
     Raises `HardwareError`, `StorageError`, `RetryableError` when the entry was taken over meanwhile.
     """
-    hardware, work = tools.require_hardware(), _Work(tools, budget)
+    hardware, work, locked = tools.require_hardware(), _Work(tools, budget), gpus_of(todo.held)
     for device in todo.devices:
         if device.held.form is not Form.PARTITION and not device.admin_access:
-            settle_for(tools, todo.ref.uid, device.gpu.uuid, within_s=work.within(CREATE_S))
+            settle_for(tools, todo.ref.uid, device.gpu.uuid, locked, within_s=work.within(CREATE_S))
     todo = _cut(hardware, work, todo, attempt)
     if todo.partition_groups:
         todo = with_daemons(todo)

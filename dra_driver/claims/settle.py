@@ -11,13 +11,13 @@ that an older version of the driver freed, which knows of none of this.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from dra_driver.claims.entry import Holding
 from dra_driver.claims.own import destroy_own
 from dra_driver.claims.tools import HardwareTools, Tools
-from dra_driver.claims.waiting import ClaimBusyError
+from dra_driver.claims.waiting import ClaimBusyError, GpuLockedError
 from dra_driver.errors import DraError
 from dra_driver.mig.manager import MIG_MODE
 from dra_driver.model.ids import ClaimUid, GpuUuid
@@ -33,11 +33,12 @@ STEP_S = 5.0
 LOCK_S = 1.0
 
 
-def settle_for(tools: Tools, uid: ClaimUid, gpu: GpuUuid, *, within_s: float) -> None:
+def settle_for(tools: Tools, uid: ClaimUid, gpu: GpuUuid, locked: Collection[GpuUuid], *, within_s: float) -> None:
     """Have the GPU as claim ``uid``, which begins to have all or a share of it, may expect it.
 
-    The caller holds the GPU's lock, and the claim is noted. Costs nothing where nothing is noted about the GPU. What
-    another claim's share needs stays. Raises `HardwareError`, `StorageError`; repeatable.
+    The caller holds the locks of ``locked``, that GPU's among them, and the claim is noted. Costs nothing where nothing
+    is noted about the GPU. What another claim's share needs stays. Raises `HardwareError`, `StorageError`,
+    `GpuLockedError`, and `ClaimBusyError` while it is not known whose the settings are; repeatable.
     """
     keys = tools.journal.noted_gpus().get(gpu)
     if not keys:
@@ -55,7 +56,7 @@ def settle_for(tools: Tools, uid: ClaimUid, gpu: GpuUuid, *, within_s: float) ->
     if TIME_SLICE in keys:
         hardware.slicer.reset(gpu, within_s=STEP_S)
     if COMPUTE_MODE in keys:
-        _end_daemons_of_nobody(tools, hardware, gpu)
+        _end_daemons_of_nobody(tools, hardware, locked, gpu)
 
 
 def settle_all(tools: Tools, problems: list[str]) -> None:
@@ -72,7 +73,7 @@ def settle_all(tools: Tools, problems: list[str]) -> None:
         _under_lock(tools, problems, (gpu,), partial(_settle, tools, hardware, gpu))
     if tuple(_daemons_of_nobody(tools, hardware)):
         every = [gpu.uuid for gpu in tools.snapshot().gpus]  # a MIG device's daemon does not say which GPU is behind it
-        _under_lock(tools, problems, every, lambda: _end_daemons_of_nobody(tools, hardware))
+        _under_lock(tools, problems, every, lambda: _end_daemons_of_nobody(tools, hardware, every))
 
 
 def remove_strays(tools: Tools, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None) -> None:
@@ -119,7 +120,7 @@ def _settle(tools: Tools, hardware: HardwareTools, gpu: GpuUuid) -> None:
     if TIME_SLICE in keys and not uses_strategy(holdings, Strategy.TIME_SLICING):
         hardware.slicer.reset(gpu, within_s=STEP_S)
     if COMPUTE_MODE in keys and not any(held.device.sharing for held in holdings):
-        _end_daemons_of_nobody(tools, hardware, gpu)
+        _end_daemons_of_nobody(tools, hardware, (gpu,), gpu)
 
 
 def uses_strategy(holdings: tuple[Holding, ...], strategy: Strategy) -> bool:
@@ -143,11 +144,19 @@ def _daemons_of_nobody(tools: Tools, hardware: HardwareTools) -> Iterator[str]:
         yield from (daemon for daemon in listed if daemon not in needed)
 
 
-def _end_daemons_of_nobody(tools: Tools, hardware: HardwareTools, gpu: GpuUuid | None = None) -> None:
+def _end_daemons_of_nobody(
+    tools: Tools, hardware: HardwareTools, locked: Collection[GpuUuid], gpu: GpuUuid | None = None
+) -> None:
     """End daemons that no entry needs, of one GPU or of all, and give that GPU's compute mode back."""
     for daemon_id in _daemons_of_nobody(tools, hardware):
         daemon = hardware.mps.daemon(daemon_id)
-        if gpu is None or daemon is None or gpu in daemon.gpus:
+        if gpu is not None and daemon is not None and gpu not in daemon.gpus:
+            continue
+        # Ending it changes the mode of all its GPUs, and another claim may be about to begin on one of those.
+        others = set(daemon.gpus if daemon else ()).difference(locked)
+        with tools.gpu_locks.hold(others, 0.0) as held:  # never waits: whoever has them may want ours
+            if not held:
+                raise GpuLockedError(f"MPS daemon {daemon_id} of nobody cannot be ended: another call is at its GPUs")
             hardware.mps.release(daemon_id, (), within_s=STEP_S)
     if gpu is not None:
         hardware.mps.release(gpu, (gpu,), within_s=STEP_S)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dra_driver.claims.conflicts import TOTAL_PERCENT
+from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.prepare import LOCK_S
+from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import (
     ClaimError,
@@ -489,3 +491,19 @@ def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
     h100.service.settle_hardware()
     assert h100.room.is_whole_again()
     assert mode(h100) is ComputeMode.DEFAULT
+
+
+def test_a_leftover_daemon_is_not_ended_while_another_call_is_at_one_of_its_gpus(h100: Run) -> None:
+    """Ending it gives the modes of all its GPUs back, and that call may just have set one of them anew."""
+    h100.prepare(claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[config("GpuConfig", mps())]))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))  # as an older version frees it
+    (daemon,) = h100.room.sharing.running
+    with GpuLocks(h100.room.folder / "locks").hold((uuid(h100, 1),), 0.0) as held:
+        assert held
+        h100.service.settle_hardware()
+        assert isinstance(h100.refusal(claim(2, result("gpu-0"))), GpuLockedError)
+        assert list(h100.room.sharing.running) == [daemon]
+        assert mode(h100, 1) is ComputeMode.EXCLUSIVE_PROCESS
+    h100.prepare(ref(2))
+    assert h100.room.sharing.idle
+    assert {mode(h100, minor) for minor in (0, 1)} == {ComputeMode.DEFAULT}
