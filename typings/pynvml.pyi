@@ -3,7 +3,7 @@
 Handles are opaque: ctypes pointers that are unhashable and compare by identity.
 """
 
-# ruff: noqa: N801, N802, N815, N816 - these are NVML's names
+# ruff: noqa: N801, N802, N803, N815, N816 - these are NVML's names
 
 from collections.abc import MutableMapping, Sequence
 from ctypes import CDLL, Array, Structure, _Pointer

@@ -120,39 +120,6 @@ def test_shares_from_before_there_was_a_limit_do_not_count_against_it(room: Room
     assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
 
 
-def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(room: Room) -> None:
-    """Under a policy by which a claim that asks for no compute consumes none."""
-    run = shared(room, default_percent=0)
-    for number in (1, 2):
-        run.prepare(claim(number, share_result(number, "12Gi", 0)))
-        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=12288M" in file(run, number)
-        assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
-
-
-def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_default(room: Room) -> None:
-    """It asked for nothing, so it runs without a daemon and without limits; who asked for a part gets that part."""
-    run = shared(room, default_percent=10)
-    run.prepare(claim(1, share_result(1, "81559Mi", 10)))
-    assert "CUDA_MPS" not in file(run, 1)
-    run.unprepare(ref(1))
-    run.prepare(claim(2, share_result(2, "81559Mi", 25)))
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
-
-
-def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(room: Room) -> None:
-    """Both results have one name in the claim's CDI file, where a name can say one thing only."""
-    room.backend = simulated()
-    run = room.run()
-    watched = result("gpu-0", request="watch", admin_access=True)
-    asked = [config("GpuConfig", mps(defaultActiveThreadPercentage=10), "work")]
-    answer = run.prepare(claim(1, watched, result("gpu-0", request="work"), configs=asked))
-    assert answer[0].cdi_device_ids == answer[1].cdi_device_ids
-    assert file(run, 1).count("CUDA_MPS_PIPE_DIRECTORY") == 1
-    assert run.prepare(ref(1)) == answer
-    assert run.unprepare(ref(1)) is None
-    assert room.is_whole_again()
-
-
 def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
     """As with whole GPUs."""
     run = shared(room)
