@@ -22,17 +22,3 @@ def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_defaul
     run.unprepare(ref(1))
     run.prepare(claim(2, share_result(2, "81559Mi", 25)))
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
-
-
-def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(room: Room) -> None:
-    """Both results have one name in the claim's CDI file, where a name can say one thing only."""
-    room.backend = simulated()
-    run = room.run()
-    watched = result("gpu-0", request="watch", admin_access=True)
-    asked = [config("GpuConfig", mps(defaultActiveThreadPercentage=10), "work")]
-    answer = run.prepare(claim(1, watched, result("gpu-0", request="work"), configs=asked))
-    assert answer[0].cdi_device_ids == answer[1].cdi_device_ids
-    assert file(run, 1).count("CUDA_MPS_PIPE_DIRECTORY") == 1
-    assert run.prepare(ref(1)) == answer
-    assert run.unprepare(ref(1)) is None
-    assert room.is_whole_again()

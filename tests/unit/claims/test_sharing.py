@@ -120,6 +120,20 @@ def test_shares_from_before_there_was_a_limit_do_not_count_against_it(room: Room
     assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
 
 
+def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(room: Room) -> None:
+    """Both results have one name in the claim's CDI file, where a name can say one thing only."""
+    room.backend = simulated()
+    run = room.run()
+    watched = result("gpu-0", request="watch", admin_access=True)
+    asked = [config("GpuConfig", mps(defaultActiveThreadPercentage=10), "work")]
+    answer = run.prepare(claim(1, watched, result("gpu-0", request="work"), configs=asked))
+    assert answer[0].cdi_device_ids == answer[1].cdi_device_ids
+    assert file(run, 1).count("CUDA_MPS_PIPE_DIRECTORY") == 1
+    assert run.prepare(ref(1)) == answer
+    assert run.unprepare(ref(1)) is None
+    assert room.is_whole_again()
+
+
 def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
     """As with whole GPUs."""
     run = shared(room)
