@@ -1,5 +1,6 @@
 """Node process' half and MPS host, as real processes, with the simulated driver's control program."""
 
+import os
 import signal
 import subprocess
 import time
@@ -132,7 +133,7 @@ def test_a_daemon_that_dies_comes_back_with_its_defaults(node: Node) -> None:
     node.start_host()
     node.client.ensure(daemon_of(node), within_s=10.0)
     before = pid_of(node)
-    subprocess.run(["/bin/kill", "-KILL", str(before)], check=True)
+    os.kill(before, signal.SIGKILL)
     until(lambda: (status := node.folders.of("one").read_status()) and status.state == "ready" and status.restarts == 1)
     assert pid_of(node) != before
     assert (node.folders.of("one").log / "control.log").read_text().count("percentage 50\n") == 2
@@ -211,7 +212,7 @@ def test_sigterm_ends_daemons_that_neither_answer_nor_react_too(node: Node) -> N
     host = node.start_host()
     node.client.ensure(daemon_of(node), within_s=10.0)
     node.fault("mps-hang")
-    subprocess.run(["/bin/kill", "-STOP", str(pid_of(node))], check=True)
+    os.kill(pid_of(node), signal.SIGSTOP)
     began = time.monotonic()
     host.send_signal(signal.SIGTERM)
     assert host.wait(timeout=12) == 0
