@@ -16,12 +16,13 @@ from dataclasses import replace
 
 from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition, State, gpus_of
 from dra_driver.claims.plan import ClaimPlan
-from dra_driver.claims.settle import settle_for
+from dra_driver.claims.settle import STEP_S, remove_strays, settle_for
 from dra_driver.claims.sharing_plan import partition_daemons
 from dra_driver.claims.tools import HardwareTools, Tools
 from dra_driver.claims.waiting import Budget
-from dra_driver.errors import DraError, HardwareError, NoRoomError, RetryableError
+from dra_driver.errors import DraError, GpuBusyError, HardwareError, NoRoomError, RetryableError
 from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import MigInstance
 from dra_driver.model.terms import Form, Interval, Strategy
 from dra_driver.sharing.timeslice import TIME_SLICE
 
@@ -113,7 +114,7 @@ def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt
         if part is None:
             continue
         try:
-            made = hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
+            made = _create(hardware, work, part)
         except DraError as error:
             left_over = isinstance(error, HardwareError) and error.left_over
             _disown(work.tools, todo, attempt, to_make[count + 1 if left_over else count :])
@@ -122,6 +123,28 @@ def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt
             hardware.changed()
         todo = todo.with_device(position, partition=replace(part, live=LivePartition.of(made)))
     return todo
+
+
+def _create(hardware: HardwareTools, work: _Work, part: HeldPartition) -> MigInstance:
+    """Make it; where there is no room for it, once more when what nobody has any more is out of the way.
+
+    Whatever overlaps it went before. What does not may still have the engines that it needs, as one ``+me`` has those
+    of another, and the scheduler takes both for free.
+    """
+    try:
+        return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
+    except NoRoomError as error:
+        gpu, journal = part.id.gpu_uuid, work.tools.journal
+        of_nobody = [stray for stray in journal.strays() if stray.partition.id.gpu_uuid == gpu]
+        if error.left_over or not of_nobody or journal.rebuild_pending:
+            raise
+        try:
+            remove_strays(work.tools, gpu, within_s=work.within(STEP_S))
+        except HardwareError as busy:
+            raise GpuBusyError(
+                f"{error}; {of_nobody[0].partition.id} of an ended claim is still there: {busy}"
+            ) from busy
+    return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
 
 
 def _disown(tools: Tools, todo: ClaimPlan, attempt: Attempt, positions: list[int]) -> None:

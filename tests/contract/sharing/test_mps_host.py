@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -243,7 +244,7 @@ def test_a_node_process_that_is_killed_while_it_waits_leaves_what_the_next_one_c
         f".ensure(MpsDaemon(id='one', devices=({node.gpus[0]!r},)), within_s=60.0)"
     )
     repository = Path(__file__).parents[3]
-    with subprocess.Popen([node.hosts[0].args[0], "-c", script], cwd=repository) as asker:
+    with subprocess.Popen([sys.executable, "-c", script], cwd=repository) as asker:
         until(lambda: (status := node.folders.of("one").read_status()) and status.pid)
         asker.kill()
     assert node.client.daemons() == ("one",)

@@ -435,3 +435,28 @@ def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(room: Room) -> N
     assert again.unprepare(ref(1)) is None
     assert len(instances(again)) == 1
     assert again.journal.uses() == ()
+
+
+def test_a_partition_of_nobody_gives_back_engines_that_another_place_needs(h100: Run) -> None:
+    """The scheduler takes them for free: at most one ``+me`` is on a GPU, wherever it lies."""
+    media = f"{SMALL}+me"
+    h100.prepare(claim(1, result(h100.room.part(media, 3))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    h100.prepare(claim(2, result(h100.room.part(media, 5))))
+    assert [one.start for one in instances(h100)] == [5]
+    assert h100.journal.strays() == ()
+
+
+def test_engines_that_a_busy_partition_of_nobody_has_are_blamed_on_it(h100: Run) -> None:
+    """The pod's event says what is in the way, and nothing of the attempt is left."""
+    media = f"{SMALL}+me"
+    h100.prepare(claim(1, result(h100.room.part(media, 3))))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    (stray,) = instances(h100)
+    hardware(h100).set_in_use(h100.room.gpus[0].uuid, stray.gi_id)
+    error = h100.refusal(claim(2, result(h100.room.part(media, 5))))
+    assert isinstance(error, GpuBusyError)
+    assert "of an ended claim is still there" in str(error)
+    assert instances(h100) == (stray,)
+    hardware(h100).set_in_use(h100.room.gpus[0].uuid, stray.gi_id, False)
+    h100.prepare(claim(2, result(h100.room.part(media, 5))))
