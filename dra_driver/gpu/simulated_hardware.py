@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
-EVENT_POLL_S = 0.25  # how soon a change by another process is noticed; looking is one stat()
+EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; looking is one stat()
 METHODS = frozenset(name for half in (Backend, GpuControl) for name in vars(half) if not name.startswith("_"))
 Stamp = tuple[int, int, int]
 T = TypeVar("T")
