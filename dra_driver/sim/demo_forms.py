@@ -4,13 +4,14 @@ Owns the story. What the GPU becomes is decided by what is asked for: the slices
 claims that exclude each other wait for each other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.errors import DraError, RetryableError
+from dra_driver.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
-from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.chapter import WAIT_S, Say, make_pod, play
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.expect import why_unscheduled
 from dra_driver.sim.objects import claim_names, is_ready
@@ -19,45 +20,38 @@ from dra_driver.sim.render import columns, table
 NODES: Final = {"gpu-x": "1xh100-sxm5-80gb"}
 POLICY: Final = Path("examples/shared/mps.yaml")
 NAMESPACE: Final = "demo-forms"
-_WAIT_S: Final = 30.0
 _SHARES: Final = {"share-10": ("10Gi", 20), "share-20": ("20Gi", 30), "share-30": ("30Gi", 40)}
-
-Say = Callable[[str], None]
 
 
 def run(cluster: Cluster, say: Say) -> bool:
     """The chapter, on a cluster of `NODES` under `POLICY`; whether all went as told. Leaves nothing behind."""
     say("--- one GPU, whatever is asked for")
-    problem = ""
-    try:
-        _play(cluster, say)
-    except DraError as error:
-        problem = str(error)
-    try:
-        cluster.store.delete(NAMESPACES, NAMESPACE)
-        cluster.wait(lambda: _left(cluster), _WAIT_S, "the node to be clean after the chapter")
-    except DraError as error:
-        problem = problem or str(error)
-    say(f"    problem  {problem}" if problem else "    They ended; no instance, daemon, file or journal row is left.\n")
+    problem = play(cluster, say, NAMESPACE, lambda: _play(cluster, say))
+    if not problem:
+        say("    They ended; no instance, daemon, file or journal row is left.\n")
     return not problem
 
 
 def _play(cluster: Cluster, say: Say) -> None:
-    cluster.store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
     before = _versions(cluster)
     say(f"    It is published once, in every form:\n\n{_slices(cluster)}\n")
     say(f"    Its devices, counted by kind:\n\n{_published(cluster)}\n")
-    _make(cluster, "whole", _request("gpu.nvidia.com"))
+    make_pod(cluster, NAMESPACE, "whole", _request("gpu.nvidia.com"))
     _await(cluster, ["whole"])
     slices = [f"slice-{number}" for number in range(1, 9)]
     for name in slices:
-        _make(cluster, name, _request("mig.nvidia.com", 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'))
+        make_pod(
+            cluster,
+            NAMESPACE,
+            name,
+            _request("mig.nvidia.com", 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'),
+        )
     _await_pending(cluster, slices)
     say("1. A pod takes it whole; slices have to wait.\n" + _account(cluster))
     _end(cluster, ["whole"])
-    cluster.wait(lambda: _count_ready(cluster, slices, 7), _WAIT_S, "seven of eight slices to run")
+    cluster.wait(lambda: _count_ready(cluster, slices, 7), WAIT_S, "seven of eight slices to run")
     (late,) = (name for name in slices if not is_ready(_pod(cluster, name)))
-    _make(cluster, "whole-again", _request("gpu.nvidia.com"))
+    make_pod(cluster, NAMESPACE, "whole-again", _request("gpu.nvidia.com"))
     _await_pending(cluster, [late, "whole-again"])
     say("2. It ended, and the driver cut the GPU into seven. The eighth waits, and so does the next whole GPU.")
     say(_account(cluster))
@@ -67,7 +61,12 @@ def _play(cluster: Cluster, say: Say) -> None:
     say("3. The last slice ended, and the driver joined the GPU again.\n" + _account(cluster))
     _end(cluster, ["whole-again"])
     for name, (memory, percent) in _SHARES.items():
-        _make(cluster, name, _request("gpu.nvidia.com", capacity={"memory": memory, "computePercent": str(percent)}))
+        make_pod(
+            cluster,
+            NAMESPACE,
+            name,
+            _request("gpu.nvidia.com", capacity={"memory": memory, "computePercent": str(percent)}),
+        )
     _await(cluster, list(_SHARES))
     say("4. Three pods ask for some of its memory and compute; an MPS daemon runs, with a limit for each.")
     say(_account(cluster))
@@ -83,20 +82,7 @@ def _request(device_class: str, selector: str = "", capacity: dict[str, str] | N
         exactly["selectors"] = [{"cel": {"expression": selector}}]
     if capacity:
         exactly["capacity"] = {"requests": capacity}
-    return {"name": "gpu", "exactly": exactly}
-
-
-def _make(cluster: Cluster, name: str, request: dict[str, Any]) -> None:
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name},
-        "spec": {"spec": {"devices": {"requests": [request]}}},
-    }
-    container = {"name": "main", "image": "ubuntu:24.04", "resources": {"claims": [{"name": "gpu"}]}}
-    spec = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}]}
-    cluster.client.create(template, NAMESPACE)
-    cluster.client.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, NAMESPACE)
+    return exactly
 
 
 def _end(cluster: Cluster, names: Sequence[str]) -> None:
@@ -105,7 +91,7 @@ def _end(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def _await(cluster: Cluster, names: Sequence[str]) -> None:
-    cluster.wait(lambda: _count_ready(cluster, names, len(names)), _WAIT_S, f"{', '.join(names)} to run")
+    cluster.wait(lambda: _count_ready(cluster, names, len(names)), WAIT_S, f"{', '.join(names)} to run")
 
 
 def _await_pending(cluster: Cluster, names: Sequence[str]) -> None:
@@ -114,7 +100,7 @@ def _await_pending(cluster: Cluster, names: Sequence[str]) -> None:
             (f"{name} is not turned down yet" for name in names if not why_unscheduled(_pod(cluster, name))), None
         )
 
-    cluster.wait(unsaid, _WAIT_S, "the scheduler to turn down what does not fit")
+    cluster.wait(unsaid, WAIT_S, "the scheduler to turn down what does not fit")
 
 
 def _count_ready(cluster: Cluster, names: Sequence[str], wanted: int) -> str | None:
@@ -178,10 +164,3 @@ def _granted(cluster: Cluster, pod: Obj) -> list[str]:
             share = f" ({consumed})" if consumed else ""
             found.append(f"{result['device']}{share}")
     return found
-
-
-def _left(cluster: Cluster) -> str | None:
-    left = cluster.leftovers()
-    if cluster.store.find(NAMESPACES, NAMESPACE) is not None:
-        left.append(f"namespace {NAMESPACE}")
-    return ", ".join(left) or None

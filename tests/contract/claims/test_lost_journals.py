@@ -26,14 +26,14 @@ from dra_driver.model.claim import AllocatedClaim, AllocatedDevice
 from dra_driver.model.mig import parse_partition_name
 from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, result, share_result
+from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.claims.conftest import Room, Run, simulated
-from tests.unit.claims.test_kill_anywhere import Fuse, Killed
-from tests.unit.claims.test_kill_hardware import Fused, mps_config, slice_config
+from tests.unit.claims.test_kill_hardware import STEPS, mps_config, slice_config
 from tests.unit.claims.test_recover import lose_journal
 
 HISTORIES = 40
-STEPS = 60
+MOVES = 60
 BY_MPS, IN_TURNS = 2, 3
 FAULTY = ("create_gpu_instance", "set_mig_mode", "destroy_gpu_instance", "mig_instances", "set_compute_mode")
 
@@ -45,7 +45,7 @@ class History:
         self.dice = random.Random(seed)  # noqa: S311 - a history, not a secret
         self.fuse = Fuse()
         self.backend = simulated("4xh100-sxm5-80gb")
-        self.room = Room(folder, backend=self.backend, wrap=lambda each: Fused(each, self.fuse))
+        self.room = Room(folder, backend=self.backend, wrap=lambda each: Fused(each, self.fuse, STEPS))
         slices = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG)
         by_mps = SharingTerms(strategy=Strategy.MPS)
         self.gpus = [gpu.uuid for gpu in self.room.gpus]
@@ -234,7 +234,7 @@ def test_what_was_answered_holds_and_nothing_is_left(seed: int) -> None:
     with TemporaryDirectory(dir=memory_folder()) as folder:
         history = History(Path(folder), seed)
         try:
-            for _ in range(STEPS):
+            for _ in range(MOVES):
                 history.step()
                 history.check()
             history.end()

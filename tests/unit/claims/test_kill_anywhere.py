@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from dra_driver.errors import ApiUnreachableError, DeviceInUseError, DraError, S
 from dra_driver.model.claim import AllocatedClaim, PreparedDevice
 from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import claim, machine, ref, result, uid
+from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.claims.conftest import Room, Run
 
@@ -28,46 +28,6 @@ FILE_STEPS = ["write_claim", "remove_claim", "remove_orphans"]
 STEPS = frozenset([*JOURNAL_STEPS, *FILE_STEPS])
 CLAIMS = st.integers(1, 6)
 GPUS = 3
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Fuse:
-    """Burns down with every persisted step; ``None`` never."""
-
-    def __init__(self) -> None:
-        self.left: int | None = None
-
-    def step(self) -> None:
-        if self.left is None:
-            return
-        if self.left == 0:
-            self.left = None
-            raise Killed
-        self.left -= 1
-
-
-class Fused:
-    """Passes everything on to ``target``; each persisted step may be the last, before or after its effect."""
-
-    def __init__(self, target: Any, fuse: Fuse) -> None:
-        self._target = target
-        self._fuse = fuse
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        if name not in STEPS:
-            return found
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._fuse.step()
-            answer = found(*args, **kwargs)
-            self._fuse.step()
-            return answer
-
-        return call
 
 
 class NodeHistory(RuleBasedStateMachine):
@@ -245,7 +205,9 @@ class NodeHistory(RuleBasedStateMachine):
         """Another run over the same files; the one before is dead and its connection just dropped."""
         self.runs += 1
         run = self.room.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
-        fused = replace(run.tools, journal=Fused(run.journal, self.fuse), writer=Fused(self.room.writer, self.fuse))
+        fused = replace(
+            run.tools, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.room.writer, self.fuse, STEPS)
+        )
         return Run(room=self.room, journal=run.journal, tools=fused, owners=run.owners)
 
 

@@ -7,7 +7,6 @@ opens the same journal and finds the same hardware, as after ``kill -9``.
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
@@ -17,9 +16,9 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.claim import AllocatedClaim, OpaqueConfig
 from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.claims.conftest import Room, Run, simulated
-from tests.unit.claims.test_kill_anywhere import Fuse, Killed
 from tests.unit.claims.test_recover import lose_journal
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
@@ -35,27 +34,6 @@ GPU = {
 }
 SHARING = {"set", "reset", "ensure", "release"}
 STEPS = frozenset(JOURNAL | HOUSE | FILES | GPU | SHARING)
-
-
-class Fused:
-    """Passes everything on to ``target``; each step may be the last, before or after its effect."""
-
-    def __init__(self, target: Any, fuse: Fuse) -> None:
-        self._target = target
-        self._fuse = fuse
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        if name not in STEPS:
-            return found
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._fuse.step()
-            answer = found(*args, **kwargs)
-            self._fuse.step()
-            return answer
-
-        return call
 
 
 def mps_config(kind: str) -> OpaqueConfig:
@@ -75,7 +53,7 @@ class Node:
     def __init__(self, folder: Path, shared: SharingTerms | None = None) -> None:
         folder.mkdir()
         self.fuse = Fuse()
-        self.room = Room(folder, backend=simulated(), wrap=lambda each: Fused(each, self.fuse))
+        self.room = Room(folder, backend=simulated(), wrap=lambda each: Fused(each, self.fuse, STEPS))
         self.runs = 0
         if shared is not None:
             self.room.terms = {self.room.gpus[0].uuid: GpuTerms(sharing=shared)}
