@@ -23,6 +23,7 @@ from typing import Any
 from dra_driver.claims import journal_values as values
 from dra_driver.claims.entry import HeldPartition, LivePartition, Stray
 from dra_driver.errors import StorageError
+from dra_driver.files import UNFINISHED, replace_file
 from dra_driver.model.ids import DeviceName, GpuUuid, MigUuid
 from dra_driver.model.mig import PartitionId
 
@@ -32,7 +33,6 @@ MAX_FILE = 256 * 1024
 """A GPU has at most eight partitions and three notes: some 4 KiB."""
 _NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
 _SUFFIX = ".json"
-_UNFINISHED = ".tmp"
 _MISTAKES = (ValueError, KeyError, TypeError, AttributeError, RecursionError, sqlite3.DatabaseError)
 
 
@@ -100,7 +100,7 @@ class Proofs:
         """Remove the files of other GPUs, and what a process left that died while writing."""
         kept = {self._path(gpu) for gpu in gpus}
         with suppress(OSError):  # a file too many proves what is not there; it is tried again
-            for path in [*self._files(_SUFFIX), *self._files(_UNFINISHED)]:
+            for path in [*self._files(_SUFFIX), *self._files(UNFINISHED)]:
                 if path not in kept:
                     path.unlink(missing_ok=True)
 
@@ -112,16 +112,7 @@ class Proofs:
 
     def _replace(self, path: Path, data: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}{_UNFINISHED}")
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-                file.write(data)
-            temporary.replace(path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        replace_file(path, data)
 
 
 def _read(path: Path) -> bytes | None:

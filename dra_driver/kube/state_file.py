@@ -7,7 +7,6 @@ Owns reading, writing and the limits of size and depth. A file is hostile until 
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import yaml
 
 from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.files import replace_file
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
 from dra_driver.kube.state_shapes import misfit
@@ -52,15 +52,9 @@ def load(path: Path | str) -> ClusterState:
 def dump(state: ClusterState, path: Path | str) -> None:
     """Writes the state; YAML when the name ends so, else JSON. The file appears whole or not at all. StorageError."""
     file = Path(path)
+    text = text_of(state, as_yaml=file.suffix in (".yaml", ".yml"))
     try:
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-        try:
-            with open(handle, "w", encoding="utf-8") as out:  # noqa: PTH123  a descriptor, not a path
-                out.write(text_of(state, as_yaml=file.suffix in (".yaml", ".yml")))
-            Path(temporary).replace(file)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(file, text.encode())
     except OSError as error:
         raise StorageError(f"cannot write {file}: {os.strerror(error.errno or 0)}") from error
 

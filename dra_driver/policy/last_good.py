@@ -4,13 +4,12 @@ Owns that file (JSON, 0600). A set replaces the one before in one step; if the p
 and a temporary file is left, which the next writing removes. Refuses to know when a set is good (``source.py``).
 """
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.files import replace_file
 from dra_driver.policy.policy_set import PolicySet, decode_set
 
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -20,21 +19,8 @@ _FORMAT: Final = 1
 def save(path: Path, found: PolicySet) -> None:
     """Durable on return. Raises StorageError."""
     data = json.dumps({"format": _FORMAT, "policies": found.written}, separators=(",", ":")).encode()
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(path, data, durable=True)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 

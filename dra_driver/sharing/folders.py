@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dra_driver.errors import StorageError
+from dra_driver.files import replace_file
 from dra_driver.sharing.daemon import MpsDaemon, check_id
 from dra_driver.sharing.trees import REMOVE_S, remove_tree
 
@@ -237,14 +238,5 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, wire: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     with storage(f"write {path}"):
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-            with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-                file.write(json.dumps(wire, sort_keys=True).encode() + b"\n")
-            temporary.replace(path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        replace_file(path, json.dumps(wire, sort_keys=True).encode() + b"\n")
