@@ -21,10 +21,10 @@ from dra_driver.claims.sharing_plan import partition_daemons
 from dra_driver.claims.tools import HardwareTools, Tools
 from dra_driver.claims.waiting import Budget
 from dra_driver.errors import DraError, GpuBusyError, HardwareError, NoRoomError, RetryableError
+from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance
 from dra_driver.model.terms import Form, Interval, Strategy
-from dra_driver.sharing.timeslice import TIME_SLICE
 
 CREATE_S = 5.0
 """For how long a busy GPU is tried within one attempt; the call itself tries again while it has time (`waiting`)."""

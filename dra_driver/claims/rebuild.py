@@ -23,11 +23,11 @@ from dra_driver.claims.settle import LOCK_S, settle_all
 from dra_driver.claims.tools import ClaimLister, Tools
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.errors import DeviceInUseError, DeviceLostError, DraError
+from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Interval, SharingTerms, Strategy, Terms, terms_of
-from dra_driver.sharing.timeslice import TIME_SLICE
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,9 @@ from dra_driver.claims.own import destroy_own
 from dra_driver.claims.tools import HardwareTools, Tools
 from dra_driver.claims.waiting import ClaimBusyError, GpuLockedError
 from dra_driver.errors import DraError
-from dra_driver.mig.manager import MIG_MODE
+from dra_driver.gpu.notes import COMPUTE_MODE, MIG_MODE, TIME_SLICE
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Strategy
-from dra_driver.sharing.compute_mode import COMPUTE_MODE
-from dra_driver.sharing.timeslice import TIME_SLICE
 
 log = logging.getLogger(__name__)
 

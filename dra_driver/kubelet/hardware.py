@@ -13,7 +13,8 @@ from dra_driver.claims.tools import HardwareTools
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.backend import GpuBackend
-from dra_driver.mig.manager import GpuNotes, MigManager
+from dra_driver.gpu.notes import GpuNotes
+from dra_driver.mig.manager import MigManager
 from dra_driver.model.gpu import Snapshot
 from dra_driver.sharing.mps import MpsClient
 from dra_driver.sharing.smi import Smi

@@ -15,11 +15,10 @@ from typing import Protocol
 
 from dra_driver.errors import DriverUnavailableError, StorageError
 from dra_driver.gpu.backend import Backend
+from dra_driver.gpu.notes import MIG_MODE
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId
-
-MIG_MODE = "mig-mode"
 
 
 class Books(Protocol):

@@ -14,7 +14,7 @@ come again for the same place, so nothing read from the GPU proves whose an inst
 import logging
 import time
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from dra_driver.errors import (
     DeviceLostError,
@@ -26,6 +26,7 @@ from dra_driver.errors import (
     ResetRequiredError,
 )
 from dra_driver.gpu.backend import GpuControl
+from dra_driver.gpu.notes import MIG_MODE, GpuNotes
 from dra_driver.mig import words
 from dra_driver.mig.patience import Clock, Patience, Sleep
 from dra_driver.model.ids import GpuUuid
@@ -33,31 +34,10 @@ from dra_driver.model.mig import MigInstance, PartitionId
 
 log = logging.getLogger(__name__)
 
-MIG_MODE: Final = "mig-mode"
 ON_BY_US: Final = "on"
 
 UNDO_S: Final = 2.0
 """How long taking back half-made work may wait for a busy GPU beyond the caller's own limit."""
-
-
-class GpuNotes(Protocol):
-    """Durable notes about what this driver changed on a GPU. Raises StorageError."""
-
-    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
-        """The note's value, None without one."""
-        ...
-
-    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
-        """Write it; durable on return."""
-        ...
-
-    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
-        """Remove it, if it is there; durable on return."""
-        ...
-
-    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
-        """GPUs that have such a note."""
-        ...
 
 
 class MigManager:

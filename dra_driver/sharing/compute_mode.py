@@ -5,28 +5,9 @@ written durably first; a note that is there is never overwritten, because what i
 Compute modes are NVML's (nvmlDeviceSetComputeMode); they do not outlive a reboot.
 """
 
-from typing import Final, Protocol
-
 from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.gpu.notes import COMPUTE_MODE, GpuNotes
 from dra_driver.model.ids import GpuUuid
-
-COMPUTE_MODE: Final = "compute-mode"
-
-
-class GpuNotes(Protocol):
-    """Durable notes about what this driver changed on a GPU. Raises StorageError."""
-
-    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
-        """The note's value, None without one."""
-        ...
-
-    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
-        """Write it; durable on return."""
-        ...
-
-    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
-        """Remove it, if it is there; durable on return."""
-        ...
 
 
 def borrow(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:

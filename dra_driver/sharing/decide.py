@@ -1,4 +1,4 @@
-"""What limits a claim's words mean for an MPS daemon or for one of its clients.
+"""What limits a claim's words mean for an MPS daemon.
 
 Owns the arithmetic and the meaning of per-device keys. Refuses to change anything: all functions are pure. Rules are
 those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1`` ``sharing.go``): memory is told in whole MiB, rounded
@@ -7,12 +7,11 @@ lets the order of a Go map decide between two limits of one device, they are ref
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.config.device_config import MpsLimits
-from dra_driver.errors import ClaimError, InvalidParametersError
+from dra_driver.errors import InvalidParametersError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.quantity import NANO, Quantity
 from dra_driver.sharing.daemon import MAX_LIMIT_MIB, MpsDaemon
@@ -20,14 +19,6 @@ from dra_driver.sharing.daemon import MAX_LIMIT_MIB, MpsDaemon
 _MIB: Final = 2**20
 _FIELD: Final = "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit"
 _MAX_NAMED: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareLimits:
-    """What one share's client gets as environment; None sets no limit. ``percentage`` is 1 to 100."""
-
-    memory_mib: int | None
-    percentage: int | None
 
 
 def shared_gpu_daemon(gpu: GpuUuid) -> MpsDaemon:
@@ -88,45 +79,6 @@ def whole_mib(text: str, field: str) -> int:
     if not 1 <= mib <= MAX_LIMIT_MIB:
         raise InvalidParametersError(f"{field}: expected 1Mi to {MAX_LIMIT_MIB // 2**20}Ti, got {text!r}")
     return mib
-
-
-def share_limits(consumed: Mapping[str, str]) -> ShareLimits:
-    """The limits of a share that consumed these capacities (``memory``, ``computePercent``, as quantities).
-
-    All of the multiprocessors is no limit. Raises ClaimError when the allocation holds what cannot have been published.
-    """
-    return ShareLimits(memory_mib=_consumed_memory(consumed), percentage=_consumed_percentage(consumed))
-
-
-def _consumed_memory(consumed: Mapping[str, str]) -> int | None:
-    if "memory" not in consumed:
-        return None
-    mib = _consumed(consumed, "memory").nano // (_MIB * NANO)
-    if not 1 <= mib <= MAX_LIMIT_MIB:
-        raise ClaimError(
-            f"the allocation consumes memory {consumed['memory']!r} of a shared GPU, expected at least 1Mi: delete the"
-            " claim and make it again"
-        )
-    return mib
-
-
-def _consumed_percentage(consumed: Mapping[str, str]) -> int | None:
-    if "computePercent" not in consumed:
-        return None
-    percentage = _consumed(consumed, "computePercent")
-    if not percentage.is_integer() or not 1 <= percentage.as_int() <= 100:
-        raise ClaimError(
-            f"the allocation consumes computePercent {consumed['computePercent']!r} of a shared GPU, expected a whole"
-            " number from 1 to 100: delete the claim and make it again"
-        )
-    return percentage.as_int() if percentage.as_int() < 100 else None
-
-
-def _consumed(consumed: Mapping[str, str], name: str) -> Quantity:
-    try:
-        return Quantity.parse(consumed[name])
-    except ValueError as error:
-        raise ClaimError(f"the allocation's consumed capacity {name}: {error}") from error
 
 
 def _device(key: str, devices: Sequence[str]) -> str:

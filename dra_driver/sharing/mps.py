@@ -16,9 +16,9 @@ from typing import Final
 
 from dra_driver.errors import DraError, MpsUnavailableError, StorageError
 from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.gpu.notes import GpuNotes
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import compute_mode
-from dra_driver.sharing.compute_mode import GpuNotes
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.folders import MAX_DAEMONS, DaemonFolder, MpsFolders, Status
 from dra_driver.sharing.process import Clock, Sleep

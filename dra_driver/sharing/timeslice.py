@@ -16,15 +16,14 @@ from typing import Final
 
 from dra_driver.errors import CommandError, DraError
 from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.gpu.notes import TIME_SLICE, GpuNotes
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Interval
 from dra_driver.sharing import compute_mode
-from dra_driver.sharing.compute_mode import GpuNotes
 from dra_driver.sharing.smi import Smi
 
 log = logging.getLogger(__name__)
 
-TIME_SLICE: Final = "time-slice"
 UNDO_S: Final = 5.0
 """How long taking back what a failed call did may take beyond the caller's own limit."""
 _UNSUPPORTED: Final = re.compile(r"not\s+(?:be\s+)?supported|unsupported", re.IGNORECASE)

@@ -21,7 +21,7 @@ from dra_driver.errors import (
     MpsUnavailableError,
 )
 from dra_driver.gpu.backend import ComputeMode, GpuControl
-from dra_driver.mig.manager import GpuNotes
+from dra_driver.gpu.notes import TIME_SLICE, GpuNotes
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
@@ -30,7 +30,6 @@ from dra_driver.model.terms import Interval
 from dra_driver.sharing import compute_mode
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.mps import MpsDirectories
-from dra_driver.sharing.timeslice import TIME_SLICE
 
 DRIVER = "gpu.nvidia.com"
 POOL = PoolName(f"node-a/{DRIVER}")

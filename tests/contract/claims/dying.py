@@ -14,7 +14,8 @@ from typing import Any
 
 from dra_driver.claims.tools import HardwareTools
 from dra_driver.errors import DraError
-from dra_driver.mig.manager import GpuNotes, MigManager
+from dra_driver.gpu.notes import GpuNotes
+from dra_driver.mig.manager import MigManager
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.sharing.mps import MpsClient
 from tests.contract.claims.mixed import Node, mps_config

@@ -20,9 +20,10 @@ from dra_driver.claims.assembly import Claims, open_claims
 from dra_driver.claims.tools import HardwareTools
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import DraError, NoRoomError
+from dra_driver.gpu.notes import GpuNotes
 from dra_driver.gpu.simulated import SimulatedBackend
 from dra_driver.kubelet.ownership import OwnedBackend
-from dra_driver.mig.manager import GpuNotes, MigManager
+from dra_driver.mig.manager import MigManager
 from dra_driver.model.claim import AllocatedDevice, OpaqueConfig
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigProfile

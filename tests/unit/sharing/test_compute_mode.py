@@ -3,8 +3,9 @@
 import pytest
 
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
-from dra_driver.sharing.compute_mode import COMPUTE_MODE, borrow, give_back
+from dra_driver.sharing.compute_mode import borrow, give_back
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.sharing import FakeControl
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.config.device_config import MpsLimits
-from dra_driver.errors import ClaimError, InvalidParametersError
+from dra_driver.errors import InvalidParametersError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.sharing import decide
 
@@ -96,31 +96,3 @@ def test_a_shared_gpu_has_one_daemon_without_limits_of_its_own() -> None:
     daemon = decide.shared_gpu_daemon(G1)
     assert (daemon.id, daemon.devices, daemon.gpus) == (G1, (G1,), (G1,))
     assert (daemon.default_percentage, dict(daemon.memory_limits)) == (None, {})
-
-
-def test_a_share_is_limited_to_what_it_consumed() -> None:
-    assert decide.share_limits({"memory": "10Gi", "computePercent": "25"}) == decide.ShareLimits(
-        memory_mib=10240, percentage=25
-    )
-    assert decide.share_limits({"memory": "85094039552", "computePercent": "100", "shares": "1"}) == decide.ShareLimits(
-        memory_mib=81152, percentage=None
-    )
-    assert decide.share_limits({}) == decide.ShareLimits(memory_mib=None, percentage=None)
-
-
-@pytest.mark.parametrize(
-    "consumed",
-    [
-        {"memory": "0"},
-        {"memory": "x"},
-        {"memory": "-1Gi"},
-        {"memory": "1e30"},
-        {"computePercent": "0"},
-        {"computePercent": "101"},
-        {"computePercent": "500m"},
-        {"computePercent": "-5"},
-    ],
-)
-def test_an_allocation_that_was_never_published_is_refused(consumed: dict[str, str]) -> None:
-    with pytest.raises(ClaimError, match=next(iter(consumed))):
-        decide.share_limits(consumed)

@@ -6,9 +6,9 @@ import pytest
 
 from dra_driver.errors import DeviceLostError, MpsUnavailableError, StorageError
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import mps
-from dra_driver.sharing.compute_mode import COMPUTE_MODE
 from dra_driver.sharing.folders import MAX_DAEMONS, Status
 from dra_driver.sharing.mps import MpsClient, MpsDaemon
 from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes

@@ -4,10 +4,10 @@ import pytest
 
 from dra_driver.errors import CommandError, DeviceLostError, StorageError
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.notes import COMPUTE_MODE, TIME_SLICE
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Interval
-from dra_driver.sharing.compute_mode import COMPUTE_MODE
-from dra_driver.sharing.timeslice import TIME_SLICE, TimeSlicer
+from dra_driver.sharing.timeslice import TimeSlicer
 from tests.fakes.sharing import Died, FakeControl, Mortality, MortalNotes
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
