@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.allocation.attempt import Attempt
-from dra_driver.allocation.behaviour import V1_36, Behaviour, Features, Rules
 from dra_driver.allocation.events import PoolLeftOut, Recorder
-from dra_driver.allocation.likeness import Solution, Solutions
 from dra_driver.allocation.limits import Budget, Limits
 from dra_driver.allocation.malformed import guarded
+from dra_driver.allocation.node_equivalence import Solution, Solutions
 from dra_driver.allocation.pools import Catalog, Reach
 from dra_driver.allocation.requests import ClaimPlan, Reader
 from dra_driver.allocation.result import allocation_result
+from dra_driver.allocation.scheduler_quirks import V1_36, Behaviour, Features, Rules
 from dra_driver.allocation.search import Search
 from dra_driver.allocation.selectors import Selection, Selector
 from dra_driver.allocation.taken import pool_uses

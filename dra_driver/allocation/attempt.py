@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.allocation.amounts import Amount
-from dra_driver.allocation.behaviour import Behaviour, Rules
+from dra_driver.allocation.candidates import Lane
 from dra_driver.allocation.capacity import Consumed, consumption, shortage
 from dra_driver.allocation.constraints import Constraint, DistinctAttribute, DistinctOfAll, MatchAttribute
 from dra_driver.allocation.counters import Charge, Ledger
 from dra_driver.allocation.devices import Device
 from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Recorder, Rejection
-from dra_driver.allocation.lanes import Lane
 from dra_driver.allocation.limits import Budget
 from dra_driver.allocation.nodes import reaches
 from dra_driver.allocation.pools import Pool, Reach
 from dra_driver.allocation.requests import MAX_DEVICES, Alternative, ClaimPlan, ConstraintSpec, too_many
+from dra_driver.allocation.scheduler_quirks import Behaviour, Rules
 from dra_driver.allocation.selectors import SELECTED
 from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from dra_driver.allocation.behaviour import Rules
 from dra_driver.allocation.counters import Supply, read_supply
 from dra_driver.allocation.devices import Device, Slice
 from dra_driver.allocation.nodes import reaches
+from dra_driver.allocation.scheduler_quirks import Rules
 from dra_driver.allocation.taken import NOTHING, PoolKey, PoolUse
 
 Wire = Mapping[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.behaviour import Features
+from dra_driver.allocation.scheduler_quirks import Features
 from dra_driver.allocation.selectors import Selection, Selector, parse_selectors
 from dra_driver.errors import AllocationError
 

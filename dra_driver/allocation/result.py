@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.allocation.attempt import Pick
-from dra_driver.allocation.behaviour import Behaviour, Features, Rules
 from dra_driver.allocation.requests import Alternative, ClaimPlan
+from dra_driver.allocation.scheduler_quirks import Behaviour, Features, Rules
 from dra_driver.errors import AllocationError
 
 Wire = Mapping[str, Any]

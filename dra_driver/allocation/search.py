@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dra_driver.allocation.attempt import Attempt, Pick
-from dra_driver.allocation.lanes import Lane
+from dra_driver.allocation.candidates import Lane
 from dra_driver.allocation.requests import MAX_DEVICES, Alternative, Request
 from dra_driver.errors import AllocationError
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dra_driver.allocation.devices import Device
 from dra_driver.cel import DeviceView, Program, compile_selector
-from dra_driver.cel.reads import reads
+from dra_driver.cel.attribute_refs import reads
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.semver import Semver
 

@@ -16,9 +16,9 @@ from dra_driver.allocation.limits import Limits
 from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.taken import NOTHING, PoolKey, pool_uses
+from dra_driver.capacity.aggregate import Tally
+from dra_driver.capacity.fit_count import Options, Trial
 from dra_driver.capacity.report import CapacityReport, NodeCapacity
-from dra_driver.capacity.tally import Tally
-from dra_driver.capacity.trial import Options, Trial
 from dra_driver.capacity.units import Unit, units_of, units_of_devices
 from dra_driver.errors import DraError
 from dra_driver.kube.state import ClusterState

@@ -8,8 +8,8 @@ unknown domain gives an empty map and no error, while a missing name in a domain
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.cel.bound import ORDINARY
-from dra_driver.cel.lib_kube import of_capacity
+from dra_driver.cel.cost_bound import ORDINARY
+from dra_driver.cel.libraries.kube import of_capacity
 from dra_driver.cel.values import CelMap, DomainMap, StringMap, well_formed
 from dra_driver.semver import Semver
 

@@ -8,8 +8,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from dra_driver.cel import lib_convert, lib_format, lib_formats, lib_kube, lib_lists, lib_net, lib_strings, lib_url
 from dra_driver.cel import operators as ops
+from dra_driver.cel.libraries import convert as lib_convert
+from dra_driver.cel.libraries import format as lib_format
+from dra_driver.cel.libraries import formats as lib_formats
+from dra_driver.cel.libraries import kube as lib_kube
+from dra_driver.cel.libraries import lists as lib_lists
+from dra_driver.cel.libraries import net as lib_net
+from dra_driver.cel.libraries import strings as lib_strings
+from dra_driver.cel.libraries import url as lib_url
 from dra_driver.cel.signatures import Overload
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import no_overload, type_name

@@ -9,17 +9,17 @@ from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.cel import types as t
-from dra_driver.cel.bound import bound
 from dra_driver.cel.check import Checker
 from dra_driver.cel.cost import LIMIT
+from dra_driver.cel.cost_bound import bound
 from dra_driver.cel.device import DeviceView
-from dra_driver.cel.fast import Context, unmetered
-from dra_driver.cel.lib_kube import forget_promotions
-from dra_driver.cel.meter import Meter, metered
+from dra_driver.cel.eval_common import UNSET, Step
+from dra_driver.cel.eval_fast import Context, unmetered
+from dra_driver.cel.eval_metered import Meter, metered
+from dra_driver.cel.ir import FIRST_SLOT, Plan, Planner
+from dra_driver.cel.libraries.kube import forget_promotions
 from dra_driver.cel.parser import parse
-from dra_driver.cel.plan import FIRST_SLOT, Plan, Planner
 from dra_driver.cel.source import Source
-from dra_driver.cel.steps import UNSET, Step
 from dra_driver.cel.validate import validate
 from dra_driver.cel.values import AbortedError, EvalError, reset_work, type_name, well_formed
 from dra_driver.errors import CelEvaluationError, CelSyntaxError

@@ -7,9 +7,9 @@ literals and format strings), as Kubernetes configures them.
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.cel.lib_convert import to_duration, to_timestamp
-from dra_driver.cel.lib_format import parse_format
-from dra_driver.cel.lib_strings import pattern
+from dra_driver.cel.libraries.convert import to_duration, to_timestamp
+from dra_driver.cel.libraries.format import parse_format
+from dra_driver.cel.libraries.strings import pattern
 from dra_driver.cel.source import Source
 from dra_driver.cel.syntax import Call, ListLiteral, Literal, MapLiteral, Node, children
 from dra_driver.cel.types import Type

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from dra_driver.cdi.names import CdiNames
 from dra_driver.claims.boot import read_boot_id
+from dra_driver.claims.dependencies import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, HardwareTools, Tools
 from dra_driver.claims.gpu_locks import GpuLocks
-from dra_driver.claims.journal import Journal
-from dra_driver.claims.owners import Owners
-from dra_driver.claims.service import ClaimService
-from dra_driver.claims.tools import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, HardwareTools, Tools
+from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.processes import Owners
 from dra_driver.claims.waiting import Patience
+from dra_driver.claims.workflow.service import ClaimService
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
 from dra_driver.model.terms import Terms

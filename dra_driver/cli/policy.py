@@ -70,7 +70,7 @@ def _files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
 
 def _try(policies: Any, spec: str, node_name: str) -> int:
     from dra_driver.cli.table import render
-    from dra_driver.gpu.simulated import SimulatedBackend
+    from dra_driver.gpu.simulated.backend import SimulatedBackend
     from dra_driver.model.terms import terms_of
     from dra_driver.policy.resolve import survey
 

@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _up(args: argparse.Namespace) -> int:
     from dra_driver.errors import ConfigurationError
-    from dra_driver.sim import demo
     from dra_driver.sim.cluster import Cluster
-    from dra_driver.sim.needs import parse_nodes
+    from dra_driver.sim.demo import demo
+    from dra_driver.sim.demo.requirements import parse_nodes
 
     # An Event's lock is not reentrant: a handler that runs inside this thread's wait() would never get it.
     stop: SimpleQueue[int] = SimpleQueue()
@@ -92,8 +92,8 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from dra_driver.sim import demo
-    from dra_driver.sim.needs import parse_nodes
+    from dra_driver.sim.demo import demo
+    from dra_driver.sim.demo.requirements import parse_nodes
 
     # As an exception, so that the cluster's processes are ended: they would outlive this one.
     signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))

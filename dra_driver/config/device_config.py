@@ -1,7 +1,7 @@
 """What a claim's or class's opaque parameters ask for, as plain values.
 
 Owns the values that `parameters.decode` makes. Refuses to know how they were written down (``parameters.py``), which
-device they apply to (``claims.configs``) and how anything of them is applied (``sharing/``).
+device they apply to (``claims.planning.configs``) and how anything of them is applied (``sharing/``).
 """
 
 from collections.abc import Mapping

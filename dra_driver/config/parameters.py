@@ -2,7 +2,7 @@
 
 Owns strict decoding: JSON of any shape in, plain values (``device_config.py``) or one sentence out. Refuses to know the
 fields (the models in ``config/schemas/device_config.py``, from which the schema used here is generated), which device a
-config applies to (``claims.configs``) and how anything of it is applied.
+config applies to (``claims.planning.configs``) and how anything of it is applied.
 
 Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``), so that claims written
 for it decode here. Differences: what NVIDIA's driver finds only while preparing (an MPS section under TimeSlicing, a

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.explain.asks import AskSpec
 from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.evaluation import MAX_DETAILED, NodeResult, Observed, Weighing
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.nearest import Candidate, Place, nearest_miss
 from dra_driver.explain.objects import listed
+from dra_driver.explain.phrases import Finding
 from dra_driver.explain.reasons import Funnel, finding_of
 from dra_driver.explain.report import Ask, DeviceLine, Miss, NodeDetail, NodeReason
-from dra_driver.explain.weighing import MAX_DETAILED, NodeResult, Observed, Weighing
-from dra_driver.explain.words import Finding
+from dra_driver.explain.requests import AskSpec
 
 AsksOn = Callable[[NodeResult], list[AskSpec]]
 

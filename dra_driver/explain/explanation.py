@@ -12,21 +12,21 @@ from typing import Final
 from dra_driver.allocation import Allocator, Behaviour
 from dra_driver.allocation.pod_fit import Room, rooms, unweighed
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
-from dra_driver.explain import outside
-from dra_driver.explain.asks import AskSpec, asks_of, by_name
+from dra_driver.explain import non_allocation_causes as outside
 from dra_driver.explain.causes import Cause, Code
 from dra_driver.explain.defaults import claim_completed, completed
 from dra_driver.explain.details import Details, look_closely, node_detail
+from dra_driver.explain.evaluation import NodeResult, Weighing
 from dra_driver.explain.extended import claim_for
 from dra_driver.explain.faults import fault_in_the_way
 from dra_driver.explain.gates import dropped_fields
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import Wire, allocation_of, is_reserved_for, label_of, name_of, spec_of, users_of
+from dra_driver.explain.past_scheduling import settled
 from dra_driver.explain.report import Answer, NodeDetail, Report, Verdict
+from dra_driver.explain.requests import AskSpec, asks_of, by_name
 from dra_driver.explain.scheduler import Scheduler
-from dra_driver.explain.settled import settled
 from dra_driver.explain.subject import Subject, Wanted, subject_of
-from dra_driver.explain.weighing import NodeResult, Weighing
 from dra_driver.kube.state import ClusterState, with_objects
 
 _MOST_NODES: Final = 10

@@ -1,7 +1,7 @@
 """Whether only a fault of the scheduler's version keeps the subject away: the same question under other rules.
 
-Owns the names of the faults for people. What a fault does is ``allocation.behaviour``'s business; here they are left
-out, all and then one at a time, and the answers compared. Bounded: `MOST_NODES` nodes.
+Owns the names of the faults for people. What a fault does is ``allocation.scheduler_quirks``'s business; here they
+are left out, all and then one at a time, and the answers compared. Bounded: `MOST_NODES` nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Final
 from dra_driver.allocation import V1_37, Behaviour
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.evaluation import NodeResult
 from dra_driver.explain.objects import Wire
-from dra_driver.explain.weighing import NodeResult
 
 MOST_NODES: Final = 20
 

@@ -12,12 +12,12 @@ from dra_driver.allocation.devices import Device
 from dra_driver.allocation.events import Cause, ConstraintBroken, CounterShort, GateOff, NotOnNode
 from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
-from dra_driver.explain.asks import AskSpec
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import listed
+from dra_driver.explain.phrases import Finding, in_use_words
 from dra_driver.explain.reasons import finding_of, selector_findings
 from dra_driver.explain.report import Miss
-from dra_driver.explain.words import Finding, in_use_words
+from dra_driver.explain.requests import AskSpec
 
 MAX_CANDIDATES: Final = 5_000
 

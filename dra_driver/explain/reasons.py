@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from dra_driver.allocation.devices import Device
 from dra_driver.allocation.events import Cause, InUse, NotSelected
-from dra_driver.explain.asks import AskSpec
-from dra_driver.explain.blame import failing, holds, signature
+from dra_driver.explain.failed_clauses import failing, holds, signature
 from dra_driver.explain.holders import Holders
+from dra_driver.explain.phrases import Finding, words_for
 from dra_driver.explain.report import Reason
-from dra_driver.explain.words import Finding, words_for
+from dra_driver.explain.requests import AskSpec
 
 Wire = Mapping[str, Any]
 

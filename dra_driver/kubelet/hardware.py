@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.cdi.root import DriverRoot
-from dra_driver.claims.tools import HardwareTools
+from dra_driver.claims.dependencies import HardwareTools
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.backend import GpuBackend
@@ -54,7 +54,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
     """
     if settings.simulate is not None:
         return _simulated(settings.simulate, settings.node_name, plugin_dir)
-    from dra_driver.gpu.nvml import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
+    from dra_driver.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
     return Hardware(
         backend=NvmlBackend(driver_root=settings.driver_root),
@@ -73,8 +73,8 @@ def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:
 
     Their state is kept beside it: like that of real GPUs it outlives the process.
     """
-    from dra_driver.gpu import simulated_root  # noqa: PLC0415
-    from dra_driver.gpu.simulated import SimulatedBackend  # noqa: PLC0415
+    from dra_driver.gpu.simulated import root as simulated_root  # noqa: PLC0415
+    from dra_driver.gpu.simulated.backend import SimulatedBackend  # noqa: PLC0415
 
     folder = plugin_dir / SIMULATED_ROOT
 

@@ -22,7 +22,7 @@ from dra_driver.model.mig import PartitionId
 
 
 class Books(Protocol):
-    """The part of ``claims.journal.Journal`` that tells what is ours. Raises StorageError."""
+    """The part of ``claims.journal.journal.Journal`` that tells what is ours. Raises StorageError."""
 
     def made_partitions(self) -> frozenset[PartitionId]: ...
     def gpus_with_note(self, key: str) -> Iterable[GpuUuid]: ...

@@ -43,16 +43,16 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
-from dra_driver.kubelet.claim_work import MAINTAIN_EVERY_S, ClaimWork
-from dra_driver.kubelet.disk import Disk, Folder
+from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimWork
 from dra_driver.kubelet.endpoints import Endpoints
-from dra_driver.kubelet.follower import Follower
 from dra_driver.kubelet.health_stream import HealthStreams
+from dra_driver.kubelet.inventory_publisher import Follower
 from dra_driver.kubelet.maintenance import Chore, Maintenance
 from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
-from dra_driver.kubelet.terms_book import TermsBook
+from dra_driver.kubelet.storage_health import Disk, Folder
+from dra_driver.kubelet.terms_resolver import TermsBook
 from dra_driver.model.terms import Form
 from dra_driver.policy.source import PolicySource
 from dra_driver.slices.publisher import Publisher

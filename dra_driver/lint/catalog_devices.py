@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dra_driver.cel import DeviceView
 from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated_spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.model.gpu import Gpu
 from dra_driver.quantity import Quantity
 from dra_driver.semver import from_loose

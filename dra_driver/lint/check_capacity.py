@@ -2,7 +2,7 @@
 
 Owns DRA041 to DRA044. A request is tried on known devices by the scheduler's own check (``allocation.capacity``): of a
 shared device it is what the claim takes, of any other a lower bound for what the device has (KEP-5075). What is
-refused of shares and of parameters beside them is this driver's rule (``claims.sharing_plan``).
+refused of shares and of parameters beside them is this driver's rule (``claims.planning.sharing_plan``).
 """
 
 from collections.abc import Mapping, Sequence

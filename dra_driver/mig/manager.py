@@ -27,8 +27,8 @@ from dra_driver.errors import (
 )
 from dra_driver.gpu.backend import GpuControl
 from dra_driver.gpu.notes import MIG_MODE, GpuNotes
-from dra_driver.mig import words
-from dra_driver.mig.patience import Clock, Patience, Sleep
+from dra_driver.mig import messages as words
+from dra_driver.mig.busy_retry import Clock, Patience, Sleep
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance, PartitionId
 

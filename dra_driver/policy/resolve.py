@@ -16,7 +16,7 @@ from dra_driver.config.policy import Availability, GpuPolicy, Selection
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
-from dra_driver.policy.settle import settle
+from dra_driver.policy.in_use import settle
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)

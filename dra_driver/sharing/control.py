@@ -19,7 +19,7 @@ from typing import Final, Literal
 from dra_driver.errors import CommandError
 from dra_driver.sharing import namespace, process, programs
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import DaemonFolder
+from dra_driver.sharing.mps_files import DaemonFolder
 from dra_driver.sharing.process import Clock, Ended, Running
 
 NAME: Final = "nvidia-cuda-mps-control"

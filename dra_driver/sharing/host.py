@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.sharing import control, leftovers, logfiles
+from dra_driver.sharing import control, logfiles
+from dra_driver.sharing import orphan_processes as leftovers
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
-from dra_driver.sharing.folders import MAX_DAEMONS, MpsFolders, make_own, storage
+from dra_driver.sharing.mps_files import MAX_DAEMONS, MpsFolders, make_own, storage
 from dra_driver.sharing.process import Clock, Sleep
+from dra_driver.sharing.safe_rmtree import remove_tree
 from dra_driver.sharing.supervise import Supervised
-from dra_driver.sharing.trees import remove_tree
 
 log = logging.getLogger(__name__)
 

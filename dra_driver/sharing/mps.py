@@ -20,7 +20,7 @@ from dra_driver.gpu.notes import GpuNotes
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import compute_mode
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import MAX_DAEMONS, DaemonFolder, MpsFolders, Status
+from dra_driver.sharing.mps_files import MAX_DAEMONS, DaemonFolder, MpsFolders, Status
 from dra_driver.sharing.process import Clock, Sleep
 
 __all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import CommandError, StorageError
-from dra_driver.sharing import control, leftovers, logfiles
+from dra_driver.sharing import control, logfiles
+from dra_driver.sharing import orphan_processes as leftovers
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.folders import DaemonFolder, State, Status, make_own
+from dra_driver.sharing.mps_files import DaemonFolder, State, Status, make_own
 from dra_driver.sharing.process import Clock, Running, shown
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from dra_driver.errors import NotFoundError
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import Kind
-from dra_driver.sim.manifests import kind_of
+from dra_driver.sim.demo.manifests import kind_of
 from dra_driver.sim.store import DeleteOptions, Store
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
-from dra_driver.sim.apiserver.patching import Patch, apply_patch
+from dra_driver.sim.apiserver.patch.patching import Patch, apply_patch
 from dra_driver.sim.apiserver.pod_logs import PodLogs
 from dra_driver.sim.apiserver.problems import not_found
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal

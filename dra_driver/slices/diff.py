@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
-from dra_driver.slices import found
+from dra_driver.slices import untrusted_slice as found
 from dra_driver.slices.compare import digest, same
 from dra_driver.slices.layout import DesiredSlice, generate_name, index_of
 

@@ -29,7 +29,7 @@ from dra_driver.model.terms import Terms
 from dra_driver.slices import problems
 from dra_driver.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.slices.build import NO_TERMS, pool_name
-from dra_driver.slices.content import Content
+from dra_driver.slices.desired_state import Content
 from dra_driver.slices.features import FeatureWatch
 from dra_driver.slices.gates import NO_FEATURES, Features
 from dra_driver.slices.layout import DesiredSlice

@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.mig import MigProfile, partition_name
 

@@ -19,7 +19,7 @@ import pytest
 
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import GONE_S, RealCluster, wait
 from tests.e2e.host import Host
 from tests.e2e.node import Folders, driver_runs_here, folders, local_node

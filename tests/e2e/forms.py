@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from dra_driver.kube.rest import RestClient
-from dra_driver.sim import seen
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
-from dra_driver.sim.expect import why_unscheduled
+from dra_driver.sim.demo import observed as seen
+from dra_driver.sim.demo.expectations import why_unscheduled
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.policy.folder import read_folder
 from dra_driver.policy.policy_set import read_set
 from dra_driver.policy.resolve import resolve
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo.requirements import Needs
 from dra_driver.slices import features
 from dra_driver.slices.api import RestSlicesApi
 from dra_driver.slices.build import build_devices

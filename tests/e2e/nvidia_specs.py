@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.gpu.backend import ComputeMode
-from dra_driver.sim import seen
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo import observed as seen
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import RealCluster
 from tests.e2e.hardware import Hardware
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dra_driver.sim import expect
-from dra_driver.sim import seen as sight
-from dra_driver.sim.manifests import load
+from dra_driver.sim.demo import expectations as expect
+from dra_driver.sim.demo import observed as sight
+from dra_driver.sim.demo.manifests import load
 from tests.e2e.cluster import REACH_S, SETTLE_S, RealCluster, wait
 from tests.e2e.hardware import Hardware
 

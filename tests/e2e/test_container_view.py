@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.simulated_caps import instance_minor
-from dra_driver.sim.needs import Needs
+from dra_driver.gpu.simulated.caps import instance_minor
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import RealCluster
 from tests.e2e.forms import LIST, Forms, share, slice_of
 from tests.e2e.host import Host

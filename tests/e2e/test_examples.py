@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim import expect
-from dra_driver.sim import needs as needed
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo import expectations as expect
+from dra_driver.sim.demo import requirements as needed
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import ROOT, RealCluster
 from tests.e2e.host import Host
 from tests.e2e.scenario import check_partitions, reached

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import entries
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
 from tests.e2e.host import Host

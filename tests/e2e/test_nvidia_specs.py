@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim import expect
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo import expectations as expect
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import RealCluster
 from tests.e2e.host import Host
 from tests.e2e.nvidia_specs import SPECS, View

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.mig import MigInstance
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
-from dra_driver.sim.needs import Needs
+from dra_driver.sim.demo.requirements import Needs
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import Forms, slice_of
 from tests.e2e.host import Host

@@ -1,5 +1,6 @@
 """Stand-ins for what the claims room is handed: the API server, CDI files in memory, a clock that never waits, and what
-sharing sets on GPUs. Partitions are not faked: `gpu.simulated.SimulatedBackend` below a real `MigManager` is at hand.
+sharing sets on GPUs. Partitions are not faked: `gpu.simulated.backend.SimulatedBackend` below a real `MigManager` is
+at hand.
 """
 
 import json

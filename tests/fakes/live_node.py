@@ -21,13 +21,13 @@ from typing import Any
 import grpc
 
 from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_root import TIMESLICE
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NAMESPACES, NODES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.manifests import load
-from dra_driver.sim.node import NodeFolders
-from dra_driver.sim.node_process import SIMULATED_ROOT, MpsHostProcess, NodeProcess
+from dra_driver.sim.demo.manifests import load
+from dra_driver.sim.node.node import NodeFolders
+from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostProcess, NodeProcess
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.memory import memory_folder
 

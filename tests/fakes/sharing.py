@@ -1,7 +1,7 @@
 """Fakes for ``sharing``: a GPU's compute mode, a clock that moves by sleeping, an MPS host that is one function.
 
-The host is the protocol of ``sharing.folders`` without processes: it holds the real lock and answers desired files with
-status files, as the real one does, each time somebody sleeps.
+The host is the protocol of ``sharing.mps_files`` without processes: it holds the real lock and answers desired files
+with status files, as the real one does, each time somebody sleeps.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from pathlib import Path
 from dra_driver.errors import HardwareError
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.ids import GpuUuid
-from dra_driver.sharing.folders import MpsFolders, Status
+from dra_driver.sharing.mps_files import MpsFolders, Status
 from tests.fakes.gpu_notes import FakeGpuNotes
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.library import find_library
-from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.gpu.nvml.backend import NvmlBackend
 from tests.hardware import probes
 
 ROOTS = ("/", "/usr/local/nvidia", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia")

@@ -19,7 +19,7 @@ import pytest
 
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.catalog import GpuModel, models
-from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.model.gpu import Gpu, Snapshot
 from tests.hardware import probes
 

@@ -9,11 +9,12 @@ import pytest
 
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.sim import demo, needs
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.scenario import Scenario
-from dra_driver.sim.stage import Stage
+from dra_driver.sim.demo import demo
+from dra_driver.sim.demo import requirements as needs
+from dra_driver.sim.demo.cluster_pool import Stage
+from dra_driver.sim.demo.scenario import Scenario
 from tests.scenario.conftest import NODES, ROOT
 
 # Examples that need the same cluster follow each other, so that each is started once.

@@ -11,10 +11,11 @@ from dra_driver.explain.text import render
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import ClusterState, read_cluster, with_objects
-from dra_driver.sim import demo, demo_forms
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NODES, PODS
 from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.demo import demo
+from dra_driver.sim.demo import forms as demo_forms
 from tests.scenario.conftest import ROOT, TIMEOUT_S
 
 A, C = 'device.attributes["gpu.nvidia.com"]', 'device.capacity["gpu.nvidia.com"]'

@@ -15,7 +15,7 @@ import pytest
 from dra_driver.allocation import V1_36, V1_37
 from dra_driver.allocation.counters import Account, read_supply
 from dra_driver.errors import NoRoomError
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.manager import MigManager
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid

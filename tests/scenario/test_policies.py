@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim import demo
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
 from tests.scenario.conftest import ROOT, TIMEOUT_S
 

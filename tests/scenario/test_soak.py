@@ -20,9 +20,9 @@ import grpc
 import pytest
 
 from dra_driver.errors import DeviceLostError, DriverUnavailableError, GpuBusyError, NoRoomError
-from dra_driver.gpu.simulated_root import FAULTS as FAULT_FILES
+from dra_driver.gpu.simulated.root import FAULTS as FAULT_FILES
 from dra_driver.model.mig import parse_partition_name
-from dra_driver.sim.node_process import SIMULATED_ROOT
+from dra_driver.sim.node.node_process import SIMULATED_ROOT
 from tests.fakes.live_claims import Obj, Scheduler
 from tests.fakes.live_node import LiveNode, until
 from tests.fakes.mixed_claims import POLICIES, impossible, wish

@@ -7,8 +7,8 @@ registry strategies.
 
 from dra_driver.sim.apiserver.kind import Kind, Printer
 from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdomain, path_segment
-from dra_driver.sim.apiserver.print_common import NAME_AND_AGE
-from dra_driver.sim.apiserver.print_objects import (
+from dra_driver.sim.apiserver.printers.common import NAME_AND_AGE
+from dra_driver.sim.apiserver.printers.objects import (
     BINDINGS_PRINTER,
     CLAIMS_PRINTER,
     CONFIG_MAPS_PRINTER,
@@ -22,18 +22,18 @@ from dra_driver.sim.apiserver.print_objects import (
     SERVICES_PRINTER,
     SLICES_PRINTER,
 )
-from dra_driver.sim.apiserver.print_pods import PODS_PRINTER
-from dra_driver.sim.apiserver.print_workloads import (
+from dra_driver.sim.apiserver.printers.pods import PODS_PRINTER
+from dra_driver.sim.apiserver.printers.workloads import (
     DAEMON_SETS_PRINTER,
     DEPLOYMENTS_PRINTER,
     JOBS_PRINTER,
     REPLICA_SETS_PRINTER,
 )
-from dra_driver.sim.apiserver.rules_claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
-from dra_driver.sim.apiserver.rules_core import EVENT_RULES, NAMESPACE_RULES, SECRET_RULES, SERVICE_RULES
-from dra_driver.sim.apiserver.rules_pods import POD_RULES
-from dra_driver.sim.apiserver.rules_slices import SLICE_RULES
-from dra_driver.sim.apiserver.rules_workloads import (
+from dra_driver.sim.apiserver.rules.claims import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
+from dra_driver.sim.apiserver.rules.core import EVENT_RULES, NAMESPACE_RULES, SECRET_RULES, SERVICE_RULES
+from dra_driver.sim.apiserver.rules.pods import POD_RULES
+from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
+from dra_driver.sim.apiserver.rules.workloads import (
     DAEMON_SET_RULES,
     DEPLOYMENT_RULES,
     JOB_RULES,

@@ -12,7 +12,7 @@ from functools import cache
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
-from dra_driver.sim.apiserver.patching import PATCH_TYPES
+from dra_driver.sim.apiserver.patch.patching import PATCH_TYPES
 from dra_driver.sim.apiserver.schema import FieldType, fields_of, type_of
 
 _SCALARS: dict[str, Obj] = {

@@ -9,7 +9,7 @@ from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import Target
 from dra_driver.sim.apiserver.pod_logs import Line
-from dra_driver.sim.apiserver.print_common import selector_text
+from dra_driver.sim.apiserver.printers.common import selector_text
 from dra_driver.sim.apiserver.problems import bad_request
 from dra_driver.sim.store import Store
 

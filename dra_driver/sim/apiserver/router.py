@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dra_driver.sim.apiserver import openapi, podsubs
 from dra_driver.sim.apiserver.discovery import discovery
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
-from dra_driver.sim.apiserver.mergepatch import merge
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.patching import JSON_PATCH
+from dra_driver.sim.apiserver.patch.mergepatch import merge
+from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
 from dra_driver.sim.apiserver.paths import Target, is_known_group, target_of
 from dra_driver.sim.apiserver.podsubs import LogPlan
 from dra_driver.sim.apiserver.problems import bad_request, plain

@@ -19,8 +19,8 @@ from pathlib import Path
 import uvicorn
 
 from dra_driver.errors import RetryableError
+from dra_driver.sim.apiserver.asgi_app import Door
 from dra_driver.sim.apiserver.certificate import Certificate, self_signed
-from dra_driver.sim.apiserver.door import Door
 from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
 from dra_driver.sim.store import Store
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kind import Column, Kind, Printer
-from dra_driver.sim.apiserver.print_common import DEFAULT_PRINTER
+from dra_driver.sim.apiserver.printers.common import DEFAULT_PRINTER
 
 _POD_CONDITIONS = {
     "Succeeded": [

@@ -12,7 +12,7 @@ from dra_driver.sim.apiserver.event_view import read_as_old
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
 from dra_driver.sim.apiserver.kind import Kind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
-from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
+from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.paths import Target
 from dra_driver.sim.apiserver.problems import Problem, bad_request, expired, plain, unsupported
 from dra_driver.sim.apiserver.removal import DeleteOptions

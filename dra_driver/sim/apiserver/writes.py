@@ -23,7 +23,7 @@ from dra_driver.sim.apiserver.problems import (
     plain,
 )
 from dra_driver.sim.apiserver.removal import Removal
-from dra_driver.sim.apiserver.rules_meta import meta_problems, meta_update_problems
+from dra_driver.sim.apiserver.rules.meta import meta_problems, meta_update_problems
 from dra_driver.sim.apiserver.schema import decode
 from dra_driver.sim.apiserver.state import Key, Record, State, object_key
 

@@ -15,10 +15,10 @@ from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.errors import DeviceLostError
-from dra_driver.gpu import simulated_root
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated import root as simulated_root
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.gpu import Snapshot
-from dra_driver.sim.container import ContainerView
+from dra_driver.sim.node.container import ContainerView
 
 NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dra_driver.claims.tools import HardwareTools
+from dra_driver.claims.dependencies import HardwareTools
 from dra_driver.errors import DraError
 from dra_driver.gpu.notes import GpuNotes
 from dra_driver.mig.manager import MigManager

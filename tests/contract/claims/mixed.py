@@ -17,11 +17,11 @@ from typing import Any
 
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.assembly import Claims, open_claims
-from dra_driver.claims.tools import HardwareTools
+from dra_driver.claims.dependencies import HardwareTools
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import DraError, NoRoomError
 from dra_driver.gpu.notes import GpuNotes
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.mig.manager import MigManager
 from dra_driver.model.claim import AllocatedDevice, OpaqueConfig

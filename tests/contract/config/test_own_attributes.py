@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dra_driver.config.rules import OWN_ATTRIBUTES
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
 from dra_driver.slices.features import Features

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode, parse_groups
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State, write_sysfs
 

@@ -1,7 +1,7 @@
 """Whoever else acts on a node's GPUs, the same for NVML on our C library and for the simulation."""
 
 from dra_driver.gpu.backend import GpuBackend
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from tests.fakes.nvml.state import State
 
 

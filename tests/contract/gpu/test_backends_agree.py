@@ -7,9 +7,9 @@ import pytest
 
 from dra_driver.gpu.backend import Backend
 from dra_driver.gpu.catalog import models
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode, parse_document
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_document
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml.state import State, write_sysfs
 

@@ -4,7 +4,7 @@ import json
 
 import pynvml
 
-from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.gpu.nvml.backend import NvmlBackend
 from tests.hardware import probes
 
 

@@ -13,9 +13,9 @@ from dra_driver.errors import (
     ResetRequiredError,
 )
 from dra_driver.gpu.backend import ComputeMode, GpuBackend
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode, parse_groups
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance

@@ -14,8 +14,8 @@ import pytest
 
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.library import find_library
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml import library
 from tests.fakes.nvml import state as codes
@@ -23,7 +23,7 @@ from tests.fakes.nvml.state import State
 
 OTHER_PROCESS = """
 import sys
-from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.gpu.nvml.backend import NvmlBackend
 backend = NvmlBackend(sys.argv[1], sys.argv[2])
 print(backend.snapshot())
 """
@@ -204,7 +204,7 @@ def test_the_dynamic_linker_is_asked_when_our_own_root_has_the_library_elsewhere
     """NixOS and containers with LD_LIBRARY_PATH keep it outside the usual folders; another root is not ours to ask."""
     script = """
 import sys
-from dra_driver.gpu.nvml import NvmlBackend
+from dra_driver.gpu.nvml.backend import NvmlBackend
 print(len(NvmlBackend(driver_root="/").snapshot().gpus))
 """
     if find_library("/") is not None:
@@ -273,9 +273,9 @@ def test_looking_at_the_simulated_node_does_not_load_nvml() -> None:
     """And a node with real GPUs does not load YAML: each is memory that the node process has not got."""
     script = """
 import json, sys
-import dra_driver.gpu.inventory, dra_driver.gpu.simulated
+import dra_driver.gpu.inventory, dra_driver.gpu.simulated.backend
 loaded = {"pynvml": "pynvml" in sys.modules, "yaml": "yaml" in sys.modules}
-import dra_driver.gpu.nvml
+import dra_driver.gpu.nvml.backend
 print(json.dumps(loaded | {"yaml_with_nvml": "yaml" in sys.modules}))
 """
     assert json.loads(python(script)) == {"pynvml": False, "yaml": False, "yaml_with_nvml": False}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from dra_driver.errors import DriverUnavailableError
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode, parse_groups
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
 from dra_driver.model.ids import GpuUuid
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State

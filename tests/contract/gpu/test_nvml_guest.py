@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.errors import MigUnsupportedError
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from tests.fakes.nvml import state as codes

@@ -18,8 +18,8 @@ from dra_driver.errors import (
 )
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.catalog import models
-from dra_driver.gpu.nvml import NvmlBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode, parse_document
+from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_document
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from tests.fakes.nvml import state as codes

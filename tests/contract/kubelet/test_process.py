@@ -430,7 +430,7 @@ def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[
     )
     assert done.returncode == 0, done.stderr
     loaded: set[Any] = set(done.stdout.split())
-    assert "dra_driver.claims.service" in loaded, "the check must look at a process that has worked"
+    assert "dra_driver.claims.workflow.service" in loaded, "the check must look at a process that has worked"
     wrong = [f"dra_driver.{room}" for room in FORBIDDEN_ROOMS if f"dra_driver.{room}" in loaded]
     wrong += [package for package in FORBIDDEN_PACKAGES if package in loaded]
     assert wrong == []

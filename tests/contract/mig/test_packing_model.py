@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.order import placement_order
 from dra_driver.slices.build import Built
 from tests.bench.packing import Board, Node, Request, name_order, sequence

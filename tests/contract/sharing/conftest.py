@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu import simulated_root
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.sharing.folders import MpsFolders
+from dra_driver.gpu.simulated import root as simulated_root
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sharing.mps import MpsClient
+from dra_driver.sharing.mps_files import MpsFolders
 from tests.fakes.gpu_notes import FakeGpuNotes
 
 DRIVER = "gpu.nvidia.com"

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from dra_driver.errors import CommandError
-from dra_driver.gpu import simulated_root
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import root as simulated_root
 from dra_driver.model.terms import Interval
 from dra_driver.sharing.smi import Smi
 from dra_driver.sharing.timeslice import TimeSlicer

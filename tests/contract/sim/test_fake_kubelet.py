@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import ClaimError, RetryableError
-from dra_driver.sim.kubelet import FakeKubelet
-from dra_driver.sim.kubelet_state import NodeClaim
+from dra_driver.sim.node.kubelet import FakeKubelet
+from dra_driver.sim.node.kubelet_state import NodeClaim
 from tests.contract.kubelet.conftest import DRIVER, Plugin, folder, plugin
 
 __all__ = ["folder", "plugin"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim import needs
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import CLASSES, checkout
-from dra_driver.sim.scenario import Outcome, Scenario
-from dra_driver.sim.stage import Stage
+from dra_driver.sim.demo import requirements as needs
+from dra_driver.sim.demo.cluster_pool import Stage
+from dra_driver.sim.demo.demo import CLASSES, checkout
+from dra_driver.sim.demo.scenario import Outcome, Scenario
 
 HEADER = "# cluster: gpu-a=1xh100-sxm5-80gb\n"
 POLICY = """\

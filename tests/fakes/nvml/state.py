@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dra_driver.gpu.simulated_spec import SimulatedGpu, SimulatedNode
+from dra_driver.gpu.simulated.spec import SimulatedGpu, SimulatedNode
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.mig import ComputeInstance, MigInstance
 from tests.fakes.nvml import state_mig

@@ -9,7 +9,7 @@ import functools
 import uuid
 
 from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated_mig import mig_uuid
+from dra_driver.gpu.simulated.mig import mig_uuid
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, MigProfile
 

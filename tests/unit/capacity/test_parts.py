@@ -6,8 +6,8 @@ import pytest
 
 from dra_driver.allocation import V1_37, Allocator, Features
 from dra_driver.capacity import Options, survey
+from dra_driver.capacity.fit_count import MOST_FITS
 from dra_driver.capacity.report import Gpus
-from dra_driver.capacity.trial import MOST_FITS
 from dra_driver.kube.state import ClusterState
 from dra_driver.model.terms import SharingTerms, Strategy
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, resource_slice

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.cel import DeviceView, compile_selector
-from dra_driver.cel.bound import bound
+from dra_driver.cel.cost_bound import bound
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 DEVICE = DeviceView(

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from dra_driver.claims.dependencies import Event, HardwareTools, Tools
 from dra_driver.claims.gpu_locks import GpuLocks
-from dra_driver.claims.journal import Journal
-from dra_driver.claims.service import ClaimService
-from dra_driver.claims.tools import Event, HardwareTools, Tools
+from dra_driver.claims.journal.journal import Journal
 from dra_driver.claims.waiting import Patience
+from dra_driver.claims.workflow.service import ClaimService
 from dra_driver.errors import DraError
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.mig.manager import MigManager
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dra_driver.claims.configs import config_for, decode_all
+from dra_driver.claims.planning.configs import config_for, decode_all
 from dra_driver.config.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import InvalidParametersError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.claims.entry import Attempt, Blocked, HeldDevice, HeldShare, HeldSharing, OwnerId, State
-from dra_driver.claims.journal import Counts, Journal
+from dra_driver.claims.journal.journal import Counts, Journal
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import DeviceName
 from dra_driver.model.terms import Strategy

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.claims.entry import Attempt, OwnerId
-from dra_driver.claims.journal import Journal
-from dra_driver.claims.journal_schema import SCHEMA_VERSION
+from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.journal.schema import SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, DraError, StorageError
 from tests.fakes.claims import ref, uid
 from tests.fakes.memory import memory_folder

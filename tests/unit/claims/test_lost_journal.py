@@ -10,7 +10,7 @@ import pytest
 from dra_driver.claims.waiting import ClaimBusyError
 from dra_driver.errors import ApiUnreachableError, DeviceLostError, DraError, StorageError
 from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, ref, result, share_result, uid

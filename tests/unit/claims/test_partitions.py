@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.claims.entry import State
-from dra_driver.claims.undo import MOST_S
+from dra_driver.claims.workflow.teardown import MOST_S
 from dra_driver.errors import (
     ClaimError,
     DeviceInUseError,
@@ -17,7 +17,7 @@ from dra_driver.errors import (
     StorageError,
     UnknownDeviceError,
 )
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.mig import MigInstance
 from dra_driver.model.terms import Form
 from tests.fakes.claims import claim, ref, result, uid

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.claims.entry import Attempt, Entry, OwnerId, State
-from dra_driver.claims.plan import ClaimPlan, plan, restore
+from dra_driver.claims.planning.plan import ClaimPlan, plan, restore
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError
 from dra_driver.model.claim import AllocatedClaim, OpaqueConfig, PreparedDevice

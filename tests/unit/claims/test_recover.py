@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.claims.entry import State
-from dra_driver.claims.recover import MOST_S, recover
+from dra_driver.claims.workflow.recover import MOST_S, recover
 from dra_driver.errors import ApiUnreachableError, DriverUnavailableError, StorageError
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.gpu import Snapshot

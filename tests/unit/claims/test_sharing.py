@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dra_driver.claims.conflicts import TOTAL_PERCENT
 from dra_driver.claims.gpu_locks import GpuLocks
-from dra_driver.claims.prepare import LOCK_S
+from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.claims.waiting import GpuLockedError
+from dra_driver.claims.workflow.prepare import LOCK_S
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import (
     ClaimError,

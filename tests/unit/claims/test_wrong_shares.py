@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.claims.conflicts import TOTAL_PERCENT
+from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.errors import ClaimError
 from dra_driver.model.terms import Strategy
 from tests.fakes.claims import claim, share_result

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.inventory import THREAD_NAME, Inventory
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.gpu import Snapshot
 
 WAIT_S = 10.0

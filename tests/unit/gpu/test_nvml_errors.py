@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from dra_driver.errors import DeviceLostError, DraError, DriverUnavailableError
-from dra_driver.gpu import nvml_errors as nvml
+from dra_driver.gpu.nvml import errors as nvml
 
 
 def failing(error: Exception) -> Callable[[], int]:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import ConfigurationError, DriverUnavailableError
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_spec import parse_groups
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.spec import parse_groups
 
 
 def test_a_spec_becomes_an_inventory() -> None:

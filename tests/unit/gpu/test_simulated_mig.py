@@ -17,8 +17,8 @@ from dra_driver.errors import (
 )
 from dra_driver.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.gpu.catalog import models
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_spec import parse_document
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.spec import parse_document
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance, MigProfile

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu import simulated_root
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated import root as simulated_root
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 LIMIT_S = 20

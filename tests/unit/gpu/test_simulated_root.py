@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.gpu import simulated_root
 from dra_driver.gpu.library import find_library
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_root import LIBRARIES, smi_script
-from dra_driver.gpu.simulated_spec import parse_document, parse_groups
+from dra_driver.gpu.simulated import root as simulated_root
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.root import LIBRARIES, smi_script
+from dra_driver.gpu.simulated.spec import parse_document, parse_groups
 from dra_driver.model.gpu import Gpu, Snapshot
 
 DOCUMENT = """

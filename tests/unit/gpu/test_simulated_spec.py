@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.gpu.catalog import models
-from dra_driver.gpu.simulated_spec import MAX_GPUS, parse_document, parse_groups
+from dra_driver.gpu.simulated.spec import MAX_GPUS, parse_document, parse_groups
 
 
 def test_the_short_form_counts_through_the_groups() -> None:

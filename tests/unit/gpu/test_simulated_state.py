@@ -17,9 +17,9 @@ from dra_driver.errors import (
     NoRoomError,
     StorageError,
 )
-from dra_driver.gpu.simulated import SimulatedBackend
-from dra_driver.gpu.simulated_spec import SimulatedNode, parse_groups
-from dra_driver.gpu.simulated_state import StateStore
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.gpu.simulated.state import StateStore
 from dra_driver.model.gpu import Snapshot
 
 SPEC = "2xh100-sxm5-80gb+mig"

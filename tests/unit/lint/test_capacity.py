@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated_spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.lint.known import Known, catalog_only, devices_of
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.cel import compile_selector
 from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated_spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.types import Device
 from dra_driver.lint.catalog_devices import OPTIONAL, VARYING, KnownDevice, catalog_devices
 from dra_driver.lint.scope import WELL_KNOWN

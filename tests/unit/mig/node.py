@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_driver.gpu.notes import MIG_MODE
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.manager import MigManager
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance, PartitionId

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.order import placement_order
 from dra_driver.model.mig import MigProfile
 

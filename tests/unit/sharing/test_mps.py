@@ -9,8 +9,8 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import mps
-from dra_driver.sharing.folders import MAX_DAEMONS, Status
 from dra_driver.sharing.mps import MpsClient, MpsDaemon
+from dra_driver.sharing.mps_files import MAX_DAEMONS, Status
 from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes
 
 G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number in (1, 2))

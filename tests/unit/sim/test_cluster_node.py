@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.simulated import SimulatedBackend
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import incomplete
-from dra_driver.sim.cluster_node import DRIVER, ClusterNode
-from dra_driver.sim.node import NodeFolders
-from dra_driver.sim.node_process import ChildProcess
+from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
+from dra_driver.sim.node.node import NodeFolders
+from dra_driver.sim.node.node_process import ChildProcess
 from dra_driver.sim.store import Store
 
 

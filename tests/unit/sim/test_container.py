@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dra_driver.errors import RetryableError
-from dra_driver.sim.cdi_files import inject
-from dra_driver.sim.container import ContainerView, cdi_names, extended_cdi_names
-from dra_driver.sim.kubelet_state import Device
+from dra_driver.sim.node.cdi_files import inject
+from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
+from dra_driver.sim.node.kubelet_state import Device
 
 KIND = "k8s.gpu.example.com/claim"
 

@@ -3,12 +3,12 @@
 import pytest
 
 from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError
-from dra_driver.sim.apiserver.jsonpatch import apply_json_patch
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS, RESOURCE_CLAIMS
-from dra_driver.sim.apiserver.mergepatch import merge
-from dra_driver.sim.apiserver.patching import APPLY_PATCH, Patch
+from dra_driver.sim.apiserver.patch.jsonpatch import apply_json_patch
+from dra_driver.sim.apiserver.patch.mergepatch import merge
+from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, Patch
+from dra_driver.sim.apiserver.patch.strategicpatch import strategic_merge
 from dra_driver.sim.apiserver.schema import type_of
-from dra_driver.sim.apiserver.strategicpatch import strategic_merge
 from dra_driver.sim.store import Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dra_driver.gpu import catalog
-from dra_driver.gpu.simulated_spec import invent
+from dra_driver.gpu.simulated.spec import invent
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid, MigUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance

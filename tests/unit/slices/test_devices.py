@@ -11,7 +11,7 @@ from dra_driver.gpu import catalog
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy, Taint
 from dra_driver.sim.apiserver.kind import Review
-from dra_driver.sim.apiserver.rules_slices import SLICE_RULES
+from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.slices.build import Built, build_devices
 from dra_driver.slices.diff import PoolIdentity, plan
 from dra_driver.slices.gates import Features

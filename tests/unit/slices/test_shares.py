@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.model.terms import SharingTerms, Strategy
-from dra_driver.sim.apiserver.rules_devices import device_problems
+from dra_driver.sim.apiserver.rules.devices import device_problems
 from dra_driver.slices import shares
 
 

@@ -1,0 +1,196 @@
+"""Makes GPUs into what a claim was promised: partitions cut, time slices set, MPS daemons running.
+
+Owns the order of the steps and what is noted between them. Refuses to know how each is done (``mig/``, ``sharing/``),
+and CDI. The caller holds the locks of the claim's GPUs from `look` until the claim is noted as prepared.
+
+    1. `look`: is an instance at the place already? Then it is somebody else's and is used, not made
+    2. the caller notes the intent, durably
+    3. `make`: whole GPUs joined, partitions cut; noted: what they are called; time slices; MPS daemons
+
+A failure leaves whatever was done so far to the caller's `undo`. What was not made is noted as such first: an instance
+that appears in its place later would be somebody else's, and must not be taken for ours.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dra_driver.claims.dependencies import HardwareTools, Tools
+from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition, State, gpus_of
+from dra_driver.claims.hardware.orphans import STEP_S, remove_strays, settle_for
+from dra_driver.claims.planning.plan import ClaimPlan
+from dra_driver.claims.planning.sharing_plan import partition_daemons
+from dra_driver.claims.waiting import Budget
+from dra_driver.errors import DraError, GpuBusyError, HardwareError, NoRoomError, RetryableError
+from dra_driver.gpu.notes import TIME_SLICE
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import MigInstance
+from dra_driver.model.terms import Form, Interval, Strategy
+
+CREATE_S = 5.0
+"""For how long a busy GPU is tried within one attempt; the call itself tries again while it has time (`waiting`)."""
+DAEMON_S = 25.0
+"""For how long an MPS daemon may take to be ready. Starting one takes about a second, on a busy node several."""
+UNDO_RESERVE_S = 5.0
+"""Of a call's time, what is kept for taking back what was done."""
+
+
+def look(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
+    """The plan with, for each partition, whether it is there already. Changes nothing.
+
+    Raises `NoRoomError` for an instance of somebody else's that no program can use. An instance that is ours is in the
+    journal, so the claim will be blocked by whoever has it, whatever is found here.
+    """
+    for position, device in enumerate(todo.devices):
+        part = device.partition
+        if part is None or device.admin_access:
+            continue
+        there = tools.require_hardware().mig.find(part.id)
+        live = LivePartition.of(there) if there else None
+        if there is not None and live is None and not _is_ours(tools, part):
+            raise NoRoomError(
+                f"{device.device} of claim {todo.ref} cannot be made: GPU instance {there.gi_id} is in its place, half "
+                "made or cut into smaller compute instances by somebody else; remove it (nvidia-smi mig -dci, -dgi) or "
+                "delete the pod"
+            )
+        todo = todo.with_device(position, partition=replace(part, made=live is None, live=live))
+    return todo
+
+
+def make(tools: Tools, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
+    """Carry out the plan, which `look` has been at and which is noted under ``attempt``. Returns it with all ids.
+
+    Raises `HardwareError`, `StorageError`, `RetryableError` when the entry was taken over meanwhile.
+    """
+    hardware, work, locked = tools.require_hardware(), _Work(tools, budget), gpus_of(todo.held)
+    for device in todo.devices:
+        if device.held.form is not Form.PARTITION and not device.admin_access:
+            settle_for(tools, todo.ref.uid, device.gpu.uuid, locked, within_s=work.within(CREATE_S))
+    todo = _cut(hardware, work, todo, attempt)
+    if todo.partition_groups:
+        todo = with_daemons(todo)
+        if not tools.journal.amend(todo.ref.uid, attempt, todo.held):
+            raise taken_over(todo)
+    _share(hardware, work, todo)
+    return todo
+
+
+def with_daemons(todo: ClaimPlan) -> ClaimPlan:
+    """The plan with the daemons of its partitions, which are all there. Raises `InvalidParametersError`."""
+    for group in todo.partition_groups:
+        parts = [todo.devices[position].partition for position in group.positions]
+        uuids = [part.live.uuid for part in parts if part is not None and part.live is not None]
+        for position, daemon in partition_daemons(todo.ref.uid, group, uuids):
+            sharing = todo.devices[position].sharing
+            if sharing is not None:
+                todo = todo.with_device(position, sharing=replace(sharing, daemon=daemon))
+    return todo
+
+
+def taken_over(todo: ClaimPlan) -> RetryableError:
+    """Another run of the driver was told to unprepare the claim."""
+    return RetryableError(
+        f"claim {todo.ref} was unprepared by another run of the driver while it was being prepared; "
+        "the kubelet tries again if the pod still needs it"
+    )
+
+
+class _Work:
+    """How much of the call's time each step may take."""
+
+    def __init__(self, tools: Tools, budget: Budget) -> None:
+        self.tools = tools
+        self._budget = budget
+
+    def within(self, most_s: float) -> float:
+        left_s = self._budget.deadline - UNDO_RESERVE_S - self.tools.bell.now()
+        return max(0.0, min(most_s, left_s))
+
+
+def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt) -> ClaimPlan:
+    """Make the partitions that are not there, in the order of the allocation."""
+    to_make = [at for at, part in _partitions(todo) if part.made]
+    for count, position in enumerate(to_make):
+        part = todo.devices[position].partition
+        if part is None:
+            continue
+        try:
+            made = _create(hardware, work, part)
+        except DraError as error:
+            left_over = isinstance(error, HardwareError) and error.left_over
+            _disown(work.tools, todo, attempt, to_make[count + 1 if left_over else count :])
+            raise
+        finally:
+            hardware.changed()
+        todo = todo.with_device(position, partition=replace(part, live=LivePartition.of(made)))
+    return todo
+
+
+def _create(hardware: HardwareTools, work: _Work, part: HeldPartition) -> MigInstance:
+    """Make it; where there is no room for it, once more when what nobody has any more is out of the way.
+
+    Whatever overlaps it went before. What does not may still have the engines that it needs, as one ``+me`` has those
+    of another, and the scheduler takes both for free.
+    """
+    try:
+        return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
+    except NoRoomError as error:
+        gpu, journal = part.id.gpu_uuid, work.tools.journal
+        of_nobody = [stray for stray in journal.strays() if stray.partition.id.gpu_uuid == gpu]
+        if error.left_over or not of_nobody or journal.rebuild_pending:
+            raise
+        try:
+            remove_strays(work.tools, gpu, within_s=work.within(STEP_S))
+        except HardwareError as busy:
+            raise GpuBusyError(
+                f"{error}; {of_nobody[0].partition.id} of an ended claim is still there: {busy}"
+            ) from busy
+    return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
+
+
+def _disown(tools: Tools, todo: ClaimPlan, attempt: Attempt, positions: list[int]) -> None:
+    """Note that these partitions were not made after all. When that fails they stay noted as ours, and are looked for.
+
+    The entry then says more than is true, which only matters to an instance that somebody else makes in that place
+    before it is undone.
+    """
+    for position in positions:
+        part = todo.devices[position].partition
+        if part is not None:
+            todo = todo.with_device(position, partition=replace(part, made=False))
+    try:
+        tools.journal.amend(todo.ref.uid, attempt, todo.held)
+    except DraError:
+        return  # the first error is the one to report
+
+
+def _share(hardware: HardwareTools, work: _Work, todo: ClaimPlan) -> None:
+    for device in todo.devices:
+        sharing = device.sharing
+        if sharing is None or sharing.strategy is not Strategy.TIME_SLICING:
+            continue
+        if not _is_sliced(work.tools, todo, device.gpu.uuid, sharing.interval):
+            hardware.slicer.set(device.gpu.uuid, sharing.interval, within_s=work.within(CREATE_S))
+    daemons = [d.sharing.daemon for d in todo.devices if d.sharing is not None and d.sharing.daemon is not None]
+    for daemon in {daemon.id: daemon for daemon in daemons}.values():
+        hardware.mps.ensure(daemon, within_s=work.within(DAEMON_S))
+
+
+def _is_sliced(tools: Tools, todo: ClaimPlan, gpu: GpuUuid, interval: Interval) -> bool:
+    """Whether another claim's share has the interval already. The command takes up to a second on hardware."""
+    if tools.journal.gpu_note(gpu, TIME_SLICE) != interval:
+        return False
+    others = (tools.journal.entry(held.uid) for held in tools.journal.holdings(gpu) if held.uid != todo.ref.uid)
+    return any(other is not None and other.state is State.PREPARED for other in others)
+
+
+def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, HeldPartition]]:
+    for position, device in enumerate(todo.devices):
+        if device.partition is not None and not device.admin_access:
+            yield position, device.partition
+
+
+def _is_ours(tools: Tools, part: HeldPartition) -> bool:
+    """Whether some claim, or none any more, had the partition made: then that is what is in the way."""
+    holdings = tools.journal.holdings(part.id.gpu_uuid)
+    held = [held.device.partition for held in holdings] + [stray.partition for stray in tools.journal.strays()]
+    return any(each is not None and each.made and each.id == part.id for each in held)

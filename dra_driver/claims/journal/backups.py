@@ -1,0 +1,190 @@
+"""What this driver changed on GPUs, a second time: one small file per GPU that outlives a lost or damaged journal.
+
+Owns ``<plugin directory>/made/<gpu uuid>.json`` (0600): the partitions that were made, with their claims, and the notes
+about the GPU. Hardware tells nobody who made an instance or switched a mode, so without this a journal that is lost
+takes with it the right to undo anything. Refuses to know when it is written (`journal_notes`) and what is done with
+what is read (`rebuild`).
+
+Written in one step and not synced: after a power cut there are no instances any more that it could tell of, and the
+boot's id says so (the MIG User Guide: instances are not kept over a reboot). See docs/decisions/0014.
+"""
+
+import json
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dra_driver.claims.entry import HeldPartition, LivePartition, Stray
+from dra_driver.claims.journal import values
+from dra_driver.errors import StorageError
+from dra_driver.files import UNFINISHED, replace_file
+from dra_driver.model.ids import DeviceName, GpuUuid, MigUuid
+from dra_driver.model.mig import PartitionId
+
+log = logging.getLogger(__name__)
+
+MAX_FILE = 256 * 1024
+"""A GPU has at most eight partitions and three notes: some 4 KiB."""
+_NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
+_SUFFIX = ".json"
+_MISTAKES = (ValueError, KeyError, TypeError, AttributeError, RecursionError, sqlite3.DatabaseError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenNote:
+    """One note about a GPU as it is in the journal."""
+
+    key: str
+    value: str
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenPartition:
+    """A partition that was made, or is about to be, for the claim's result at ``position``."""
+
+    stray: Stray
+    device: DeviceName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """All that is proven about one GPU. ``boot_id`` is that of the boot in which it was written."""
+
+    gpu: GpuUuid
+    boot_id: str
+    notes: tuple[ProvenNote, ...] = ()
+    partitions: tuple[ProvenPartition, ...] = ()
+
+
+class Proofs:
+    """The files below one folder, which is made when first needed (0700). Callers write one GPU's at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, proof: Proof) -> None:
+        """Have the GPU's file say ``proof``; one that says nothing is removed. Raises `StorageError`."""
+        path = self._path(proof.gpu)
+        try:
+            if not proof.notes and not proof.partitions:
+                path.unlink(missing_ok=True)
+                return
+            data = json.dumps(_to_wire(proof), indent=1).encode() + b"\n"
+            if _read(path) != data:
+                self._replace(path, data)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {path}: {(error.strerror or str(error)).lower()}; "
+                "check the plugin directory's path, permissions and free space"
+            ) from error
+
+    def read(self) -> Iterator[Proof]:
+        """What every file says. One that cannot be read proves nothing, and is told in the log."""
+        for path in self._files(_SUFFIX):
+            try:
+                data = _read(path)
+                if data is not None:
+                    yield _from_wire(json.loads(data))
+            except (*_MISTAKES, OSError) as error:
+                facts = {"path": str(path), "reason": f"{type(error).__name__}: {error}"}
+                log.warning("what was made of a GPU is not proven: the file cannot be read", extra=facts)
+
+    def keep_only(self, gpus: Iterable[GpuUuid]) -> None:
+        """Remove the files of other GPUs, and what a process left that died while writing."""
+        kept = {self._path(gpu) for gpu in gpus}
+        with suppress(OSError):  # a file too many proves what is not there; it is tried again
+            for path in [*self._files(_SUFFIX), *self._files(UNFINISHED)]:
+                if path not in kept:
+                    path.unlink(missing_ok=True)
+
+    def _files(self, suffix: str) -> list[Path]:
+        return sorted(self._folder.glob(f"*{suffix}"))
+
+    def _path(self, gpu: GpuUuid) -> Path:
+        return self._folder / f"{_NOT_IN_NAMES.sub('_', gpu)[:100]}{_SUFFIX}"
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, data)
+
+
+def _read(path: Path) -> bytes | None:
+    """A small plain file; None when there is none. Neither follows a link nor waits for a writer of a FIFO."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+        return file.read(MAX_FILE)
+
+
+def _to_wire(proof: Proof) -> dict[str, Any]:
+    return {
+        "gpu": proof.gpu,
+        "boot": proof.boot_id,
+        "notes": [{"key": note.key, "value": note.value, "boot": note.boot_id} for note in proof.notes],
+        "partitions": [_partition_to_wire(each) for each in proof.partitions],
+    }
+
+
+def _partition_to_wire(proven: ProvenPartition) -> dict[str, Any]:
+    stray, held = proven.stray, proven.stray.partition
+    wire: dict[str, Any] = {
+        "claim": stray.uid,
+        "position": stray.position,
+        "device": proven.device,
+        "profile": held.id.profile_id,
+        "profileName": held.profile_name,
+        "start": held.id.start,
+        "size": held.size,
+    }
+    if held.live is not None:
+        wire["live"] = {"gi": held.live.gi_id, "ci": held.live.ci_id, "uuid": held.live.uuid}
+    return wire
+
+
+def _from_wire(wire: Any) -> Proof:
+    """Raises one of `_MISTAKES` for what `_to_wire` never writes."""
+    gpu = GpuUuid(_text(wire["gpu"]))
+    notes = (
+        ProvenNote(key=_text(each["key"]), value=_text(each["value"]), boot_id=_text(each["boot"]))
+        for each in wire["notes"]
+    )
+    partitions = tuple(_partition_from_wire(gpu, each) for each in wire["partitions"])
+    return Proof(gpu=gpu, boot_id=_text(wire["boot"]), notes=tuple(notes), partitions=partitions)
+
+
+def _partition_from_wire(gpu: GpuUuid, wire: Any) -> ProvenPartition:
+    live = wire.get("live")
+    held = HeldPartition(
+        id=PartitionId(gpu, _whole(wire["profile"]), _whole(wire["start"])),
+        profile_name=_text(wire["profileName"]),
+        size=_whole(wire["size"], least=1),
+        made=True,
+        live=None if live is None else _live_from_wire(live),
+    )
+    stray = Stray(uid=values.uid(wire["claim"]), position=_whole(wire["position"]), partition=held)
+    return ProvenPartition(stray=stray, device=DeviceName(_text(wire["device"])))
+
+
+def _live_from_wire(wire: Any) -> LivePartition:
+    return LivePartition(gi_id=_whole(wire["gi"]), ci_id=_whole(wire["ci"]), uuid=MigUuid(_text(wire["uuid"])))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 512:
+        raise ValueError(f"expected a text, found {repr(value)[:80]}")
+    return value
+
+
+def _whole(value: object, *, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise ValueError(f"expected a whole number, found {repr(value)[:80]}")
+    return value

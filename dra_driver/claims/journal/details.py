@@ -1,0 +1,119 @@
+"""What the journal keeps of a device beside its name: its partition, how it is shared.
+
+Owns the columns of the tables ``mig`` and ``sharing``, to and from values. Refuses to know claims and when rows are
+read. Values are looked at as in `journal_rows`: what cannot be one of ours is damage.
+
+They are tables of their own, because a process of an older version may write into the same file during an update, and
+puts values into the columns of ``claim`` and ``device`` by position. A row of ``mig`` is not removed with its claim by
+the database itself: that version frees claims without knowing of partitions, and what it leaves is the only proof
+that a partition on the hardware is ours. A row of ``sharing`` goes with its device.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from dra_driver.claims.entry import HeldDevice, HeldPartition, HeldShare, HeldSharing, LivePartition
+from dra_driver.claims.journal import values
+from dra_driver.claims.journal.values import Row
+from dra_driver.model.ids import ClaimUid, GpuUuid, MigUuid
+from dra_driver.model.mig import PartitionId
+from dra_driver.model.terms import Interval, Strategy
+from dra_driver.sharing.daemon import MpsDaemon
+
+MIG_COLUMNS = "m.gpu_uuid, m.profile, m.profile_name, m.start, m.size, m.made, m.gi, m.ci, m.mig_uuid"
+SHARING_COLUMNS = (
+    "s.strategy, s.interval, s.share, s.memory, s.percent, s.shares, s.total_memory, s.max_shares, s.daemon"
+)
+JOINS = """
+LEFT JOIN mig AS m ON m.uid = d.uid AND m.position = d.position AND m.device = d.device AND m.gpu_uuid = d.gpu_uuid
+LEFT JOIN sharing AS s ON s.uid = d.uid AND s.position = d.position
+"""
+INSERT_MIG = "INSERT INTO mig VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_SHARING = "INSERT INTO sharing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+_STRATEGIES = frozenset(Strategy)
+_INTERVALS = frozenset(Interval)
+_MAX_PERCENT = 100
+
+
+def mig_rows(uid: ClaimUid, devices: Sequence[HeldDevice]) -> Iterator[Row]:
+    """Rows for `INSERT_MIG`."""
+    for position, device in enumerate(devices):
+        held = device.partition
+        if held is not None:
+            live = (held.live.gi_id, held.live.ci_id, held.live.uuid) if held.live else (None, None, None)
+            place = (held.id.gpu_uuid, held.id.profile_id, held.profile_name, held.id.start, held.size)
+            yield (uid, position, device.device, *place, int(held.made), *live)
+
+
+def sharing_rows(uid: ClaimUid, devices: Sequence[HeldDevice]) -> Iterator[Row]:
+    """Rows for `INSERT_SHARING`."""
+    for position, device in enumerate(devices):
+        held = device.sharing
+        if held is not None:
+            share = held.share
+            consumed: Row = (0, None, None, None, None, None)
+            if share is not None:
+                consumed = (1, share.memory, share.percent, share.count, share.total_memory, share.max_shares)
+            daemon = json.dumps(held.daemon.to_wire(), separators=(",", ":")) if held.daemon else None
+            yield (uid, position, str(held.strategy), str(held.interval), *consumed, daemon)
+
+
+def partition(row: Row) -> HeldPartition | None:
+    """The `MIG_COLUMNS` of a row; None where there is no such row. Raises damage."""
+    gpu_uuid, profile, name, start, size, made, gi, ci, mig_uuid = row
+    if profile is None:
+        return None
+    live = None
+    if mig_uuid is not None:
+        live = LivePartition(
+            gi_id=values.whole("gi", gi),
+            ci_id=values.whole("ci", ci),
+            uuid=MigUuid(values.text("mig_uuid", mig_uuid)),
+        )
+    return HeldPartition(
+        id=PartitionId(
+            GpuUuid(values.text("gpu_uuid", gpu_uuid)), values.whole("profile", profile), values.whole("start", start)
+        ),
+        profile_name=values.text("profile_name", name),
+        size=values.whole("size", size, least=1),
+        made=values.flag("made", made),
+        live=live,
+    )
+
+
+def sharing(row: Row) -> HeldSharing | None:
+    """The `SHARING_COLUMNS` of a row; None where there is no such row. Raises damage."""
+    strategy, interval, share, memory, percent, shares, total, most, daemon = row
+    if strategy is None:
+        return None
+    if strategy not in _STRATEGIES:
+        values.refuse("strategy", strategy)
+    if interval not in _INTERVALS:
+        values.refuse("interval", interval)
+    held = None
+    if values.flag("share", share):
+        held = HeldShare(
+            memory=_optional("memory", memory),
+            percent=values.whole("percent", percent, least=0, most=_MAX_PERCENT),
+            count=values.whole("shares", shares),
+            total_memory=_optional("total_memory", total),
+            max_shares=_optional("max_shares", most),
+        )
+    return HeldSharing(
+        strategy=Strategy(values.text("strategy", strategy)),
+        interval=Interval(values.text("interval", interval)),
+        share=held,
+        daemon=None if daemon is None else _daemon(values.text("daemon", daemon)),
+    )
+
+
+def _optional(column: str, value: object) -> int | None:
+    return None if value is None else values.whole(column, value)
+
+
+def _daemon(text: str) -> MpsDaemon:
+    try:
+        return MpsDaemon.from_wire(json.loads(text))
+    except (ValueError, RecursionError):
+        values.refuse("daemon", text)

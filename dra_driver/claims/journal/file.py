@@ -1,0 +1,275 @@
+"""The journal's file: made, opened, checked, and moved aside when it is damaged.
+
+Owns the file's mode (0600) and SQLite's settings. Refuses to know what the rows mean.
+
+A damaged journal never keeps a node from working: it is renamed (the newest few are kept for whoever wants to look)
+and a new one starts with the note that it has to be rebuilt. A new file always carries that note, also when somebody
+deleted the old one: what other claims hold is then unknown until `recover` has asked.
+
+Only the opening is guarded by a lock file, so that of two processes which find the same damage one moves it aside.
+After that SQLite's own locks do; write-ahead logging works for processes in different containers that share the
+directory, because they share the host's kernel and page cache.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.claims.journal import rows, values
+from dra_driver.claims.journal.schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
+from dra_driver.errors import ConfigurationError, StorageError
+
+log = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 10.0
+OPEN_TIMEOUT_S = 15.0
+REBUILD = "rebuild-pending"
+_KEPT_DAMAGED = 3
+# Versions count up from 1. One beyond this is no newer driver's, which would have to be installed again, but damage.
+_HIGHEST_PLAUSIBLE_VERSION = 100
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading or writing may raise. Python's module decodes SQLite's texts and its error messages, which quote what is
+in the file; when that is damaged, decoding is what fails."""
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "the file system is full: free space there",
+    sqlite3.SQLITE_READONLY: "it is read-only: mount the plugin directory writable into the node process",
+    sqlite3.SQLITE_BUSY: f"another process has kept it locked for more than {BUSY_TIMEOUT_S:g} s",
+    sqlite3.SQLITE_IOERR: "the disk refuses (full or failing): look at df and the kernel's log",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, below a directory that may be written",
+    sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
+    sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
+    **dict.fromkeys(
+        (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT),
+        "it is damaged: restart the node process, which rebuilds it",
+    ),
+}
+# A constraint can only be violated when an index says otherwise than its table: whoever inserts has looked before, in
+# the same transaction.
+_DAMAGE = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenJournal:
+    """A connection ready for use, and where a damaged predecessor was moved (None when there was none)."""
+
+    connection: sqlite3.Connection
+    set_aside: Path | None
+    files: "OpenFiles"
+
+
+class OpenFiles:
+    """Which files the connection has open: the journal's own and SQLite's beside it. Immutable and thread-safe.
+
+    SQLite goes on working in files that were removed or moved away, and nobody else ever sees what it writes there. Its
+    files stay the same ones for as long as any process has the database open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        beside = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm"))
+        self._known = {each: found for each in beside if (found := _identity(each))}
+
+    def displaced(self) -> Path | None:
+        """The first that is not in its place any more; None when all are, or when that cannot be told."""
+        try:
+            return next((path for path, known in self._known.items() if _identity(path) != known), None)
+        except OSError:
+            return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
+    """Open the journal at ``path``, making it and its directory (0700) when missing.
+
+    Raises `StorageError` when the file system refuses and `ConfigurationError` when a newer version of the driver wrote
+    the file. When the process dies inside, the next start finds a complete file or none.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opening(path):
+            return _open_or_replace(path, now)
+    except OSError as error:
+        raise StorageError(
+            f"cannot open the journal {path}: {(error.strerror or str(error)).lower()}; "
+            "check the plugin directory's path, permissions and free space"
+        ) from error
+
+
+def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
+    """One of `FAILURES` as a sentence, for a pod's events or for the end of a start."""
+    advice = _ADVICE.get(primary_code(error), str(error))
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
+
+
+def primary_code(error: Exception) -> int:
+    """SQLite's primary result code, -1 when Python's module itself raised."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
+    code = getattr(error, "sqlite_errorcode", None)
+    return -1 if code is None else int(code) & 0xFF
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether the file's content is at fault and not the moment."""
+    return primary_code(error) in _DAMAGE
+
+
+@contextlib.contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        while not _try_lock(fd):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"cannot open the journal {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s; "
+                    "end it (look for a second node process) and start again"
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
+    try:
+        return _opened(path, set_aside=None)
+    except FAILURES as error:
+        if not is_damage(error) and not _claims_to_be_read_only(path, error):
+            raise storage_error(path, "read what is noted", error) from error
+        reason = str(error)
+    aside = _set_aside(path, now())
+    log.error(
+        "the journal is damaged and is rebuilt",
+        extra={"path": str(path), "kept_as": str(aside), "reason": reason},
+    )
+    try:
+        return _opened(path, set_aside=aside)
+    except FAILURES as error:
+        raise storage_error(path, "start anew", error) from error
+
+
+def _opened(path: Path, set_aside: Path | None) -> OpenJournal:
+    connection = _open(path)
+    return OpenJournal(connection=connection, set_aside=set_aside, files=OpenFiles(path))
+
+
+def _claims_to_be_read_only(path: Path, error: Exception) -> bool:
+    # One byte of the header says whether SQLite may write. The kernel says so for file systems, modes and attributes.
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return writable and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    _create_private(path)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        _configure(connection, path)
+        _check_schema(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create_private(path: Path) -> None:
+    # Never opens a file that is there: closing any descriptor of a file drops all POSIX locks which this process has on
+    # it, SQLite's included. The files beside it (-wal, -shm) get its mode from SQLite.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    path.chmod(0o600)
+
+
+def _configure(connection: sqlite3.Connection, path: Path) -> None:
+    # As the module would, but with an error that says what it is: its own is an OperationalError without any code.
+    connection.text_factory = bytes.decode
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        # A file system without shared memory maps. Slower, and just as safe.
+        log.warning("the journal works without write-ahead logging here", extra={"path": str(path), "mode": mode})
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    # A claim touches some five pages twice, so 1000 pages are a hundred claims between checkpoints in a call; most
+    # checkpoints happen in `Journal.tidy` and cost no call anything. The log stays below some 4 MiB.
+    connection.execute("PRAGMA wal_autocheckpoint = 1000")
+    connection.execute("PRAGMA journal_size_limit = 4194304")
+    connection.execute("PRAGMA cache_size = -512")  # KiB; the whole journal of a node fits
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
+        raise values.damage(f"the schema's version is {version}")
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}); install that version again, or drain the node and delete the file"
+        )
+    if version == 0:
+        connection.executescript(SCHEMA)  # fails on a file with foreign tables, which is then moved aside
+    if not _is_complete(connection):
+        connection.executescript(ADDED)
+    _check_content(connection)
+
+
+def _is_complete(connection: sqlite3.Connection) -> bool:
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    return names.issuperset(ADDED_NAMES)
+
+
+def _check_content(connection: sqlite3.Connection) -> None:
+    """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
+    problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
+    if problems != [("ok",)]:
+        raise values.damage(str(problems[0][0]))
+    # A device without its claim would be held for ever by nobody.
+    if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+        raise values.damage("a device belongs to no claim")
+    for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
+        pass
+    for _ in rows.strays(connection.execute(rows.SELECT_STRAYS)):
+        pass
+    for note in connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note"):
+        for column in note:
+            values.text("of a GPU's note", column)
+    if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
+        raise values.damage("there is a note that this driver never wrote")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a file that can only be read is no journal
+    connection.execute("ROLLBACK")
+
+
+def _set_aside(path: Path, now_s: float) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
+    for suffix in ("-wal", "-shm", ""):  # the file itself last: until then the next start finds the damage again
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
+    kept = sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
+    for old in kept[:-_KEPT_DAMAGED]:
+        for suffix in ("", "-wal", "-shm"):
+            old.with_name(old.name + suffix).unlink(missing_ok=True)
+    return target

@@ -1,0 +1,197 @@
+"""What the journal knows about GPUs, beside the claims that have them.
+
+Owns notes about what this driver changed on a GPU (``mig.manager.GpuNotes``), partitions that no claim has any more,
+and the copy of both that outlives the journal (`proofs`). Refuses to know what a note means.
+
+The copy is written inside the transaction, before it is committed: never is hardware changed on a promise that only the
+journal knows, and SQLite's lock keeps two processes from writing at once.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from dra_driver.claims.entry import OwnerId, Stray
+from dra_driver.claims.journal import details, rows, values
+from dra_driver.claims.journal.backups import Proof, Proofs, ProvenNote, ProvenPartition
+from dra_driver.claims.journal.database import Database
+from dra_driver.claims.journal.file import REBUILD, OpenJournal
+from dra_driver.errors import StorageError
+from dra_driver.model.ids import DeviceName, GpuUuid
+from dra_driver.model.mig import PartitionId
+
+log = logging.getLogger(__name__)
+
+PROOFS = "made"
+"""The folder beside the journal."""
+_MADE = f"""
+SELECT m.device, m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
+WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
+"""  # noqa: S608 - columns are constants
+_MADE_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
+
+
+class GpuBook(Database):
+    """The part of the journal that is about GPUs. Thread-safe; errors and waits as `Database`."""
+
+    def __init__(
+        self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
+    ) -> None:
+        super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
+        self._proofs = Proofs(path.parent / PROOFS)
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
+        """The note's value, None without one."""
+        with self._reading("read a GPU's note") as connection:
+            query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
+            row = connection.execute(query, (gpu, key)).fetchone()
+            return None if row is None else values.text("value", row[0])
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        """Write it; durable on return."""
+        with self._writing("note a change of a GPU", durable=True) as connection:
+            connection.execute("INSERT OR REPLACE INTO gpu_note VALUES (?, ?, ?, ?)", (gpu, key, value, self.boot_id))
+            self._prove(connection, (gpu,))
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        """Remove it, if it is there; durable on return."""
+        with self._writing("clear a GPU's note", durable=True) as connection:
+            connection.execute("DELETE FROM gpu_note WHERE gpu_uuid = ? AND key = ?", (gpu, key))
+            self._prove_less(connection, (gpu,))
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        """GPUs that have such a note, sorted."""
+        return tuple(sorted(gpu for gpu, keys in self.noted_gpus().items() if key in keys))
+
+    def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]:
+        """Keys of the notes of every GPU that has one. Mostly there are none, and never more than a few per GPU."""
+        found: dict[GpuUuid, frozenset[str]] = {}
+        with self._reading("read the notes of GPUs") as connection:
+            for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
+                uuid = GpuUuid(values.text("gpu_uuid", gpu))
+                found[uuid] = found.get(uuid, frozenset()) | {values.text("key", key)}
+        return found
+
+    def drop_older_notes(self, keys: Sequence[str]) -> None:
+        """Remove notes of earlier boots about what no GPU keeps over one; nothing when this boot's id is unknown."""
+        if self.boot_id:
+            with self._writing("drop notes of an earlier boot", durable=True) as connection:
+                for key in keys:
+                    query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
+                    gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
+                    self._prove_less(connection, [GpuUuid(values.text("gpu_uuid", gpu)) for (gpu,) in gone])
+
+    def made_partitions(self) -> frozenset[PartitionId]:
+        """Partitions that this driver made, or is about to make or destroy, whether a claim has them or nobody.
+
+        For every look at the hardware: one read of an index, whatever number of claims there are.
+        """
+        with self._reading("list partitions that were made") as connection:
+            return frozenset(
+                PartitionId(
+                    GpuUuid(values.text("gpu_uuid", gpu)),
+                    values.whole("profile", profile),
+                    values.whole("start", start),
+                )
+                for gpu, profile, start in connection.execute(_MADE_IDS)
+            )
+
+    def strays(self) -> tuple[Stray, ...]:
+        """Partitions that this driver made, and whose claim is not in the journal any more."""
+        with self._reading("list partitions of nobody") as connection:
+            return tuple(rows.strays(connection.execute(rows.SELECT_STRAYS)))
+
+    def forget_stray(self, stray: Stray) -> None:
+        """The partition is gone; durable. Does nothing when a claim has it (again)."""
+        with self._writing("forget a partition", durable=True) as connection:
+            if stray in tuple(rows.strays(connection.execute(rows.SELECT_STRAYS))):
+                connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (stray.uid, stray.position))
+                self._prove_less(connection, (stray.partition.id.gpu_uuid,))
+
+    @property
+    def rebuild_pending(self) -> bool:
+        """Whether the file is new and nobody has found out yet what was prepared before."""
+        with self._reading("read a note") as connection:
+            return _is_pending(connection)
+
+    def note_rebuilt(self) -> None:
+        """The journal is complete."""
+        with self._writing("write a note", durable=True) as connection:
+            connection.execute("DELETE FROM note WHERE key = ?", (REBUILD,))
+
+    def take_over_proofs(self) -> None:
+        """Take into a journal that is to be rebuilt what the one before it left on file; else do nothing.
+
+        Partitions are `strays` until their claims are adopted. Those of an earlier boot are not there any more, and
+        what is in their place would be somebody else's. May be repeated: what the journal has already stays.
+        """
+        if not self.rebuild_pending:
+            return
+        with self._writing("take over what is proven", durable=True) as connection:
+            if _is_pending(connection):  # still; another process may have been first
+                for proof in self._proofs.read():
+                    connection.executemany(_KEEP_NOTE, [(proof.gpu, n.key, n.value, n.boot_id) for n in proof.notes])
+                    if not self.boot_id or proof.boot_id in ("", self.boot_id):
+                        connection.executemany(_KEEP_PARTITION, map(_mig_row, proof.partitions))
+
+    def prove(self) -> None:
+        """Have the files say what the journal says, whatever a crash or another version left there.
+
+        Raises `StorageError`. Does nothing while a rebuild is pending: then the files may know more.
+        """
+        with self._writing("prove what was made", durable=False) as connection:
+            if _is_pending(connection):
+                return
+            query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
+            gpus = [GpuUuid(values.text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
+            self._prove(connection, gpus)
+            self._proofs.keep_only(gpus)
+
+    def _prove(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
+        """Copy what is known about the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed."""
+        for gpu in sorted(set(gpus)):
+            self._proofs.write(self._proof(connection, gpu))
+
+    def _prove_less(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
+        """The same after something was taken back: that succeeds without the copy, which `prove` puts right."""
+        try:
+            self._prove(connection, gpus)
+        except StorageError as error:
+            log.warning("what is left of a GPU's changes is not on file yet", extra={"reason": str(error)})
+
+    def _proof(self, connection: sqlite3.Connection, gpu: GpuUuid) -> Proof:
+        notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))
+        made = connection.execute(_MADE, (gpu,)).fetchall()
+        strays = rows.strays(row[1:] for row in made)
+        return Proof(
+            gpu=gpu,
+            boot_id=self.boot_id,
+            notes=tuple(
+                ProvenNote(
+                    key=values.text("key", key),
+                    value=values.text("value", value),
+                    boot_id=values.text("boot_id", boot),
+                )
+                for key, value, boot in notes.fetchall()
+            ),
+            partitions=tuple(
+                ProvenPartition(stray=stray, device=DeviceName(values.text("device", row[0])))
+                for row, stray in zip(made, strays, strict=True)
+            ),
+        )
+
+
+_KEEP_NOTE = "INSERT OR IGNORE INTO gpu_note VALUES (?, ?, ?, ?)"
+_KEEP_PARTITION = details.INSERT_MIG.replace("INSERT", "INSERT OR IGNORE", 1)
+
+
+def _is_pending(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
+
+
+def _mig_row(proven: ProvenPartition) -> values.Row:
+    held, live = proven.stray.partition, proven.stray.partition.live
+    ids = (live.gi_id, live.ci_id, live.uuid) if live else (None, None, None)
+    place = (held.id.gpu_uuid, held.id.profile_id, held.profile_name, held.id.start, held.size)
+    return (proven.stray.uid, proven.stray.position, proven.device, *place, 1, *ids)

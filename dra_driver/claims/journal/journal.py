@@ -1,0 +1,275 @@
+"""The journal: which claims this node has prepared or is at, durable and shared by overlapping node processes.
+
+Owns every read and write of the entries and the rule that no device is held twice. Refuses to know CDI, hardware, the
+API server and when to do what: `prepare`, `unprepare` and `recover` do.
+
+Durability: what was answered to the kubelet (``finish``, ``forget``) is synced to disk before the call returns, one
+sync per claim. ``begin`` and ``start_unprepare`` are not synced unless asked: they survive the death of the process,
+which is what they are for, and the sync of the step after them covers them. Where a step in between changes hardware
+in a way that outlives a power cut, ``durable=True`` pays for a second sync.
+"""
+
+import itertools
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, Holding, OwnerId, State, Stray
+from dra_driver.claims.journal import details, rows
+from dra_driver.claims.journal.file import OpenJournal
+from dra_driver.claims.journal.gpu_notes import GpuBook
+from dra_driver.claims.journal.values import damage, text
+from dra_driver.claims.journal.values import uid as uid_of
+from dra_driver.claims.planning.conflicts import conflicts, in_the_way
+from dra_driver.errors import StorageError
+from dra_driver.model.claim import ClaimRef
+from dra_driver.model.ids import ClaimUid, GpuUuid
+from dra_driver.model.terms import Form, Use
+
+# Looked up through two partial indexes, which hold no device given with admin access: a node full of monitoring claims
+# makes no prepare slower. By its name, too: a GPU that was replaced has another UUID, and its claims may not be over.
+# (SQLite uses one index for each half, and none for an OR of them.)
+_RIVALS = f"""{rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
+{rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
+_STRAYS = f"{rows.SELECT_STRAYS} AND m.gpu_uuid = ?1 UNION {rows.SELECT_STRAYS} AND m.uid = ?2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How much is in the journal."""
+
+    claims: int
+    devices: int
+
+
+class Journal(GpuBook):
+    """One open journal; how it is opened and closed, errors and waits, see `journal_database.Database`."""
+
+    def __init__(
+        self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
+    ) -> None:
+        super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
+        self._attempts = itertools.count(1)
+        self.take_over_proofs()
+
+    def entry(self, uid: ClaimUid) -> Entry | None:
+        """The claim's entry, None when there is none."""
+        with self._reading("look up a claim") as connection:
+            return next(
+                rows.entries(connection.execute(f"{rows.SELECT} WHERE c.uid = ? {rows.BY_POSITION}", (uid,))), None
+            )
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, by UID. For start, collection and people, not for calls: it grows with the number of claims."""
+        with self._reading("list claims") as connection:
+            return tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)))
+
+    def uids(self) -> frozenset[ClaimUid]:
+        """UIDs of all entries."""
+        with self._reading("list claims") as connection:
+            return frozenset(uid_of(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
+
+    def counts(self) -> Counts:
+        """How many claims and devices are in the journal, for metrics."""
+        with self._reading("count claims") as connection:
+            query = "SELECT (SELECT count(*) FROM claim), (SELECT count(*) FROM device)"
+            claims, devices = connection.execute(query).fetchone()
+            return Counts(claims=claims, devices=devices)
+
+    def holdings(self, gpu: GpuUuid | None = None) -> tuple[Holding, ...]:
+        """What claims in any state have, admin access apart: of one GPU, or of all."""
+        with self._reading("list devices") as connection:
+            if gpu is None:
+                return tuple(rows.holdings(connection.execute(rows.SELECT_HOLDINGS)))
+            return tuple(rows.holdings(connection.execute(f"{rows.SELECT_HOLDINGS} AND d.gpu_uuid = ?", (gpu,))))
+
+    def uses(self) -> tuple[Use, ...]:
+        """What every GPU in use is used as, partitions of nobody included: those are ours to remove, too."""
+        with self._reading("list uses"):
+            # In this order: a partition that loses its claim in between is seen twice rather than not at all.
+            held = tuple(holding.device.use for holding in self.holdings())
+            of_nobody = (stray.partition.id for stray in self.strays())
+            return held + tuple(
+                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, made=True) for p in of_nobody
+            )
+
+    def begin(self, ref: ClaimRef, devices: Sequence[HeldDevice], *, durable: bool = False) -> Attempt | Blocked:
+        """Note the intent to prepare ``ref`` and take its devices, or tell who is in the way.
+
+        The check and the note are one transaction: of two processes that begin at once one is blocked. That only holds
+        where both have the same file, so nothing begins in one that is not in its place any more; what was begun before
+        can be finished and undone.
+        """
+        if problem := self.problem:
+            raise StorageError(f"claim {ref} cannot be noted: {problem}")
+        with self._writing("begin a claim", durable=durable) as connection:
+            blocked = self._blocked(connection, ref, devices)
+            return blocked or self._insert(connection, ref, devices, State.PREPARING)
+
+    def amend(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[HeldDevice]) -> bool:
+        """Replace what is noted about the devices of a claim that is being prepared; not synced.
+
+        ``devices`` are those of ``begin`` with other details. False when the entry is not this attempt's any more.
+        """
+        with self._writing("note what was done for a claim", durable=False) as connection:
+            ours = connection.execute(
+                "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'preparing'",
+                (uid, attempt.owner, attempt.number),
+            ).fetchone()
+            if ours is not None:
+                self._replace_details(connection, uid, devices)
+            return ours is not None
+
+    def finish(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[HeldDevice] = ()) -> bool:
+        """Note that the claim is prepared; durable on return. False when the entry is not this attempt's any more.
+
+        ``devices``, when given, are those of ``begin`` with what became known since.
+        """
+        with self._writing("finish a claim", durable=True) as connection:
+            changed = self._change(
+                connection,
+                "UPDATE claim SET state = 'prepared', changed_at = ? "
+                "WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'preparing'",
+                (self._now(), uid, attempt.owner, attempt.number),
+            )
+            if changed and devices:
+                self._replace_details(connection, uid, devices)
+            return changed
+
+    def start_unprepare(self, uid: ClaimUid, *, only: Attempt | None = None, durable: bool = False) -> Attempt | None:
+        """Note that the claim is being undone, taking the entry over from whoever had it.
+
+        None without an entry, and with ``only`` when the entry is another attempt's by now.
+        """
+        with self._writing("begin to unprepare a claim", durable=durable) as connection:
+            attempt = self._next_attempt()
+            changed = self._change(
+                connection,
+                "UPDATE claim SET state = 'unpreparing', owner = ?, attempt = ?, changed_at = ? "
+                "WHERE uid = ? AND (? IS NULL OR (owner = ? AND attempt = ?))",
+                (attempt.owner, attempt.number, self._now(), uid)
+                + ((only.owner, only.owner, only.number) if only else (None, None, None)),
+            )
+            return attempt if changed else None
+
+    def forget(self, uid: ClaimUid, attempt: Attempt, *, partitions_left: bool = False) -> bool:
+        """Remove the entry and free its devices; durable. False when the entry is not this attempt's any more.
+
+        Partitions that were made for it have to be gone: nothing tells afterwards that they were ours. With
+        ``partitions_left`` they may still be there, and are among the `strays` from now on.
+        """
+        with self._writing("forget a claim", durable=True) as connection:
+            changed = self._change(
+                connection,
+                "DELETE FROM claim WHERE uid = ? AND owner = ? AND attempt = ?",
+                (uid, attempt.owner, attempt.number),
+            )
+            if changed:
+                query = "DELETE FROM mig WHERE uid = ? AND made <= ? RETURNING gpu_uuid"
+                gone = connection.execute(query, (uid, int(not partitions_left))).fetchall()
+                self._prove_less(connection, [GpuUuid(text("gpu_uuid", gpu)) for (gpu,) in gone])
+            return changed
+
+    def adopt(self, ref: ClaimRef, devices: Sequence[HeldDevice]) -> Blocked | None:
+        """Note a claim as prepared that another journal had noted; Blocked when this one says otherwise.
+
+        Partitions of nobody that were made for this very claim are its own again, and in nobody's way.
+        """
+        with self._writing("adopt a claim", durable=True) as connection:
+            blocked = self._blocked(connection, ref, devices, adopting=True)
+            if blocked is None:
+                self._insert(connection, ref, devices, State.PREPARED)
+            return blocked
+
+    def drop_older_boots(self) -> tuple[ClaimUid, ...]:
+        """Remove entries of earlier boots that hold files alone, and return their UIDs.
+
+        Those that changed hardware stay, for whoever looks at the hardware. None when this boot's id is unknown.
+        """
+        if not self.boot_id:
+            return ()
+        with self._writing("drop claims of an earlier boot", durable=True) as connection:
+            # What a claim only used, and an older version of the driver freed without knowing of it.
+            connection.execute("DELETE FROM mig WHERE made = 0 AND uid NOT IN (SELECT uid FROM claim)")
+            older = connection.execute(
+                "DELETE FROM claim WHERE boot_id NOT IN ('', ?) "
+                "AND uid NOT IN (SELECT uid FROM mig UNION SELECT uid FROM sharing) RETURNING uid",
+                (self.boot_id,),
+            ).fetchall()
+            return tuple(sorted(uid_of(uid) for (uid,) in older))
+
+    def _blocked(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], *, adopting: bool = False
+    ) -> Blocked | None:
+        own = self.entry(ref.uid)
+        if own is not None:
+            return Blocked(by=(own,))
+        strays = self._strays_in_the_way(connection, ref, devices)
+        if adopting:
+            made = {device.partition.id for device in devices if device.partition is not None and device.partition.made}
+            strays = tuple(each for each in strays if each.uid != ref.uid or each.partition.id not in made)
+        found = tuple(conflicts(devices, self._rivals(connection, ref, devices)))
+        if not found and not strays:
+            return None
+        holders = dict.fromkeys(uid for conflict in found for uid in conflict.holders)
+        return Blocked(
+            by=tuple(self._holder(uid) for uid in holders),
+            strays=strays,
+            conflict=found[0] if found else None,
+        )
+
+    def _holder(self, uid: ClaimUid) -> Entry:
+        found = self.entry(uid)
+        if found is None:
+            raise damage("a device belongs to no claim")
+        return found
+
+    def _rivals(self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]) -> list[Holding]:
+        """What other claims have of the GPUs, or under the names, that are wanted."""
+        wanted = dict.fromkeys((d.gpu_uuid, d.pool, d.device) for d in devices if not d.admin_access)
+        found = (held for each in wanted for held in rows.holdings(connection.execute(_RIVALS, (ref.uid, *each))))
+        return list({(held.uid, held.device.device, held.device.share_id): held for held in found}.values())
+
+    def _strays_in_the_way(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]
+    ) -> tuple[Stray, ...]:
+        wanted = dict.fromkeys(d.gpu_uuid for d in devices if not d.admin_access)
+        found = (stray for gpu in wanted for stray in rows.strays(connection.execute(_STRAYS, (gpu, ref.uid))))
+        return tuple(
+            stray for stray in dict.fromkeys(found) if stray.uid == ref.uid or in_the_way(devices, stray.partition)
+        )
+
+    def _insert(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], state: State
+    ) -> Attempt:
+        attempt = self._next_attempt()
+        connection.execute(
+            "INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (ref.uid, ref.namespace, ref.name, state, attempt.owner, attempt.number, self.boot_id, self._now()),
+        )
+        connection.executemany(
+            "INSERT INTO device VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (ref.uid, i, d.request, d.pool, d.device, d.share_id or "", int(d.admin_access), d.gpu_uuid)
+                for i, d in enumerate(devices)
+            ],
+        )
+        self._replace_details(connection, ref.uid, devices)
+        return attempt
+
+    def _replace_details(self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[HeldDevice]) -> None:
+        """Rows of ``mig`` and ``sharing``. What a claim of this UID only used before is nobody's business any more."""
+        if any(device.partition or device.sharing for device in devices):
+            connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))
+            connection.execute("DELETE FROM sharing WHERE uid = ?", (uid,))
+            connection.executemany(details.INSERT_MIG, details.mig_rows(uid, devices))
+            connection.executemany(details.INSERT_SHARING, details.sharing_rows(uid, devices))
+            self._prove(connection, [device.gpu_uuid for device in devices if device.partition is not None])
+
+    def _next_attempt(self) -> Attempt:
+        return Attempt(owner=self.owner, number=next(self._attempts))
+
+    @staticmethod
+    def _change(connection: sqlite3.Connection, statement: str, values: tuple[object, ...]) -> bool:
+        return connection.execute(statement, values).rowcount == 1

@@ -1,0 +1,201 @@
+"""What will be done for a claim, as data.
+
+Pure: an allocation, a snapshot and terms in, a plan or an error out. Owns the checks that an allocation fits this node
+and this version of the driver, and the CDI names under which its devices are handed out. Refuses to know other claims
+(whether a device is free is the journal's business), the API server and files.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dra_driver.cdi.names import CdiNames
+from dra_driver.claims.entry import Entry, HeldDevice, HeldPartition, HeldSharing
+from dra_driver.claims.planning.configs import decode_all
+from dra_driver.claims.planning.conflicts import contradiction
+from dra_driver.claims.planning.devices import identify, same_gpu
+from dra_driver.claims.planning.shares import share_of
+from dra_driver.claims.planning.sharing_plan import Granted, PartitionGroup, sharing_plan
+from dra_driver.errors import ClaimError, UnknownDeviceError
+from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.ids import DeviceName, PoolName
+from dra_driver.model.terms import Terms, terms_of
+
+MAX_DEVICES = 32
+"""Results of one claim (resource/v1 ``AllocationResultsMaxSize``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    """One result of the allocation: the GPU behind it, what is made of it, and the names it is handed out under.
+
+    ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document; two results of one
+    claim share it when both mean the same device (admin access beside a normal request).
+    """
+
+    request: str
+    pool: PoolName
+    device: DeviceName
+    share_id: str | None
+    admin_access: bool
+    gpu: Gpu
+    cdi_device: str
+    cdi_ids: tuple[str, ...]
+    partition: HeldPartition | None = None
+    sharing: HeldSharing | None = None
+
+    @property
+    def prepared(self) -> PreparedDevice:
+        """What the kubelet is answered."""
+        return PreparedDevice(
+            request_names=(self.request,),
+            pool=self.pool,
+            device=self.device,
+            cdi_device_ids=self.cdi_ids,
+            share_id=self.share_id,
+        )
+
+    @property
+    def held(self) -> HeldDevice:
+        """What the journal keeps."""
+        return HeldDevice(
+            request=self.request,
+            pool=self.pool,
+            device=self.device,
+            share_id=self.share_id,
+            admin_access=self.admin_access,
+            gpu_uuid=self.gpu.uuid,
+            partition=self.partition,
+            sharing=self.sharing,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimPlan:
+    """Everything that will be handed out for one claim, in the order of the allocation.
+
+    ``partition_groups`` are partitions whose MPS daemons can be told only when the partitions are there.
+    """
+
+    ref: ClaimRef
+    devices: tuple[PlannedDevice, ...]
+    partition_groups: tuple[PartitionGroup, ...] = field(default=(), compare=False)
+
+    @property
+    def prepared(self) -> tuple[PreparedDevice, ...]:
+        """The answer to the kubelet: one entry per result, because the kubelet keys health and pod resources on it."""
+        return tuple(device.prepared for device in self.devices)
+
+    @property
+    def held(self) -> tuple[HeldDevice, ...]:
+        """What the journal keeps of the claim."""
+        return tuple(device.held for device in self.devices)
+
+    @property
+    def changes_hardware(self) -> bool:
+        """Whether more than files is made for it."""
+        return any(device.changes_hardware for device in self.held)
+
+    def with_device(self, position: int, **changes: object) -> "ClaimPlan":
+        """The plan with one device in which something became known."""
+        changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
+        return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
+
+
+def plan(
+    claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName, terms: Terms | None = None
+) -> ClaimPlan:
+    """What to do for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default ones.
+
+    Raises `UnknownDeviceError` (another pool, a device that is not here or cannot be cut), `ClaimError` (no or too many
+    results, a device twice or in two forms, a kind of device or a mode of GPU that is not handed out, a share of what
+    is not shared) or `InvalidParametersError` (a config that is wrong, does not fit, or contradicts the policy).
+    """
+    _check_results(claim, pool)
+    configs = decode_all(claim.ref, claim.configs)
+    granted = [_granted(claim.ref, result, snapshot, terms or {}) for result in claim.results]
+    sharing = sharing_plan(claim.ref, granted, configs)
+    devices = [
+        _device(claim.ref, _held(each, shared), each.gpu, names)
+        for each, shared in zip(granted, sharing.devices, strict=True)
+    ]
+    found = ClaimPlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
+    if wrong := contradiction(found.held):
+        raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
+    return found
+
+
+def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> ClaimPlan:
+    """The plan that was carried out for a claim in the journal, checked against the hardware of the snapshot.
+
+    Equal to what `plan` made of the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone or another
+    one has its name: what the running containers were given is the old one. Whether the claim's own partitions are
+    still there is for `repeat.confirm`: a snapshot may be older than they are.
+    """
+    devices = (_device(entry.ref, held, same_gpu(entry.ref, held, snapshot), names) for held in entry.devices)
+    return ClaimPlan(ref=entry.ref, devices=tuple(devices))
+
+
+def _check_results(claim: AllocatedClaim, pool: PoolName) -> None:
+    if not 0 < len(claim.results) <= MAX_DEVICES:
+        raise ClaimError(
+            f"claim {claim.ref} has {len(claim.results)} devices of this driver, expected 1 to {MAX_DEVICES}"
+        )
+    seen: set[tuple[str, str | None]] = set()
+    for result in claim.results:
+        if result.pool != pool:
+            raise UnknownDeviceError(
+                f"device {result.device} of claim {claim.ref} is allocated from pool {result.pool}, but this node's "
+                f"pool is {pool}: the claim belongs to another node, or the driver was renamed since; delete the pod"
+            )
+        key = (result.device, result.share_id)
+        if not result.admin_access and key in seen:
+            raise ClaimError(
+                f"claim {claim.ref} lists device {result.device} twice without admin access; "
+                "a device can be allocated once only, so the allocation is broken: delete the claim"
+            )
+        if not result.admin_access:
+            seen.add(key)
+
+
+def _granted(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, terms: Terms) -> Granted:
+    gpu, partition = identify(ref, result, snapshot)
+    of_gpu = terms_of(terms, gpu.uuid)
+    share = None
+    if result.share_id is not None and partition is None and not result.admin_access:
+        share = share_of(ref, result, gpu, of_gpu)
+    return Granted(result=result, gpu=gpu, partition=partition, share=share, terms=of_gpu.sharing if share else None)
+
+
+def _held(each: Granted, sharing: HeldSharing | None) -> HeldDevice:
+    return HeldDevice(
+        request=each.result.base_request,
+        pool=each.result.pool,
+        device=each.result.device,
+        share_id=each.result.share_id,
+        admin_access=each.result.admin_access,
+        gpu_uuid=each.gpu.uuid,
+        partition=each.partition,
+        sharing=sharing,
+    )
+
+
+def _device(ref: ClaimRef, held: HeldDevice, gpu: Gpu, names: CdiNames) -> PlannedDevice:
+    cdi_device = names.claim_device(ref.uid, held.device, held.share_id)
+    return PlannedDevice(
+        request=held.request,
+        pool=held.pool,
+        device=held.device,
+        share_id=held.share_id,
+        admin_access=held.admin_access,
+        gpu=gpu,
+        cdi_device=cdi_device,
+        cdi_ids=(names.common_id, names.claim_id(ref.uid, held.device, held.share_id)),
+        partition=held.partition,
+        sharing=held.sharing,
+    )
+
+
+def names_of(devices: Sequence[PlannedDevice]) -> list[str]:
+    """Device names, for logs."""
+    return [device.device for device in devices]

@@ -1,0 +1,86 @@
+"""What to say, and what can be done, when a claim's devices are in other hands.
+
+Owns the way from a blocked begin to a device that is free, or to the sentence that names who has it. Refuses to wait.
+"""
+
+import logging
+
+from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.entry import Blocked, Entry
+from dra_driver.claims.hardware.orphans import not_known_yet, remove_strays
+from dra_driver.claims.planning.plan import ClaimPlan
+from dra_driver.claims.waiting import ClaimBusyError
+from dra_driver.claims.workflow.teardown import is_left_over, undo
+from dra_driver.errors import DeviceInUseError, GpuBusyError
+
+log = logging.getLogger(__name__)
+
+STEP_S = 5.0
+"""For how long one leftover is waited for, and before that for its GPUs; the call tries again while it may."""
+
+
+def make_way(tools: Tools, todo: ClaimPlan, blocked: Blocked, *, within_s: float) -> None:
+    """Undo what dead runs left of the blockers; return when that may have helped.
+
+    The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
+    know whose a partition is, `DeviceInUseError` naming the claim that has a device when none of the blockers is a
+    leftover, and what undoing one raises.
+    """
+    if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
+        raise busy(blocked.by[0])
+    if blocked.strays and tools.journal.rebuild_pending:
+        raise not_known_yet(f"whose {blocked.strays[0].partition.id} is, which is in the way of claim {todo.ref},")
+    within_s = min(within_s, STEP_S)
+    for gpu in sorted({stray.partition.id.gpu_uuid for stray in blocked.strays}):
+        with tools.gpu_locks.hold((gpu,), within_s) as held:
+            if not held:
+                raise ClaimBusyError(f"{gpu}, which claim {todo.ref} needs, is being changed; the kubelet tries again")
+            remove_strays(tools, gpu, within_s=within_s)
+    if blocked.by and not [entry for entry in blocked.by if _clear(tools, entry, within_s)]:
+        raise in_use(todo, blocked)
+
+
+def busy(entry: Entry) -> ClaimBusyError:
+    """Somebody else is at work on the claim."""
+    return ClaimBusyError(f"claim {entry.ref} is {entry.state} in another run of the driver; the kubelet tries again")
+
+
+def in_use(todo: ClaimPlan, blocked: Blocked) -> DeviceInUseError:
+    """The sentence about the first device that cannot be had."""
+    conflict, holder = blocked.conflict, blocked.by[0]
+    if conflict is None:
+        return DeviceInUseError(
+            f"a device of claim {todo.ref} was taken by claim {holder.ref}; the kubelet tries again"
+        )
+    wanted, other = conflict.wanted.device, conflict.other
+    if other is None:
+        claims = f"claim {holder.ref}" + (f" and {len(blocked.by) - 1} more" if len(blocked.by) > 1 else "")
+        return DeviceInUseError(
+            f"the share of {wanted} for claim {todo.ref} {conflict.shortage}, beside the shares of {claims}; "
+            "it fits when the kubelet has unprepared some of them, which it does after their pods have ended"
+        )
+    how = "" if other.device == wanted else f", which has no room for it beside {other.device}:"
+    what = "is already" if not how else "that one is"
+    return DeviceInUseError(
+        f"device {wanted} of claim {todo.ref}{how} {what} {holder.state} for claim {holder.ref}; "
+        "it is free when the kubelet has unprepared that claim, which it does after its pod has ended"
+    )
+
+
+def _clear(tools: Tools, blocker: Entry, within_s: float) -> bool:
+    """Undo another claim's entry if it is a leftover; False when somebody has it."""
+    if not is_left_over(tools, blocker):
+        return False
+    with tools.locks.hold(blocker.ref.uid, 0.0) as held:  # never waits: two claims could wait for each other
+        now = tools.journal.entry(blocker.ref.uid) if held else blocker
+        if now is None:
+            return True
+        if not held or not is_left_over(tools, now):
+            return False
+        try:
+            undo(tools, now.ref.uid, only=now.attempt, within_s=within_s)
+        except GpuBusyError as error:
+            raise GpuBusyError(f"what claim {now.ref} had cannot be freed yet: {error}") from error
+    tools.count("undone")
+    log.warning("what an earlier run left half done is undone", extra={"claim": str(blocker.ref)})
+    return True

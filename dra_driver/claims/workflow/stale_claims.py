@@ -1,0 +1,113 @@
+"""Frees what the kubelet forgot: prepared claims that the API server says are over.
+
+Owns the decision that an entry is stale. The kubelet unprepares on its own and tries until it succeeds; only when it
+lost its own record (a wiped node directory, a pod deleted by force while the driver was away) does an entry stay, and
+with it a device that no pod can get any more.
+
+An entry goes only when the API server positively said, at two looks at least `GRACE_S` apart, that the claim is gone,
+replaced, not allocated, or allocated without the devices that the entry holds. An error says nothing. The grace is for
+containers that still run after their pod was deleted by force: the API server knows nothing of those.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.entry import Attempt, Entry, State
+from dra_driver.claims.waiting import GpuLockedError
+from dra_driver.claims.workflow.teardown import undo
+from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
+from dra_driver.model.ids import ClaimUid
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What one look did: claims freed, claims that look over but have grace left, claims nobody could say about."""
+
+    freed: tuple[ClaimUid, ...]
+    suspected: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suspicion:
+    """Which attempt looked over, and since when on the bell's clock."""
+
+    attempt: Attempt
+    since: float
+
+
+class Collector:
+    """Remembers since when which claim looks over. For one thread; claims may come and go meanwhile.
+
+    The memory is this run's: after a restart the grace begins anew.
+    """
+
+    def __init__(self, tools: Tools, *, grace_s: float = GRACE_S) -> None:
+        self._tools = tools
+        self._grace_s = grace_s
+        self._suspected: dict[ClaimUid, _Suspicion] = {}
+
+    def collect(self, stopping: Callable[[], bool] = lambda: False) -> Collected:
+        """Look at every prepared claim once: one API read each. ``stopping`` is asked before each.
+
+        Raises `StorageError` when the journal cannot be read or written; what was freed until then stays freed.
+        """
+        entries = [entry for entry in self._tools.journal.entries() if entry.state is State.PREPARED]
+        self._suspected = {entry.ref.uid: s for entry in entries if (s := self._suspected.get(entry.ref.uid))}
+        freed: list[ClaimUid] = []
+        unknown = 0
+        for entry in entries:
+            if stopping():
+                break
+            try:
+                reason = self._why_over(entry)
+            except DraError as error:
+                unknown += 1
+                log.debug("a prepared claim cannot be looked at", extra={"claim": str(entry.ref), "reason": str(error)})
+                continue
+            if self._is_due(entry, reason) and self._free(entry, reason or ""):
+                freed.append(entry.ref.uid)
+        return Collected(freed=tuple(freed), suspected=len(self._suspected), unknown=unknown)
+
+    def _why_over(self, entry: Entry) -> str | None:
+        """Why the claim is over, None when it is not. Raises whatever leaves that open."""
+        try:
+            claim = self._tools.reader.read(entry.ref)
+        except (ClaimReplacedError, ClaimNotAllocatedError) as error:
+            return str(error)
+        allocated = {(result.pool, result.device, result.share_id) for result in claim.results}
+        held = {(device.pool, device.device, device.share_id) for device in entry.devices}
+        return None if held <= allocated else f"claim {entry.ref} is allocated to other devices now"
+
+    def _is_due(self, entry: Entry, reason: str | None) -> bool:
+        if reason is None:
+            self._suspected.pop(entry.ref.uid, None)
+            return False
+        now = self._tools.bell.now()
+        known = self._suspected.get(entry.ref.uid)
+        if known is None or known.attempt != entry.attempt:
+            self._suspected[entry.ref.uid] = _Suspicion(attempt=entry.attempt, since=now)
+            return False
+        return now - known.since >= self._grace_s
+
+    def _free(self, entry: Entry, reason: str) -> bool:
+        with self._tools.locks.hold(entry.ref.uid, 0.0) as held:
+            if not held:
+                return False  # a call is at work on it, so the kubelet has not forgotten it
+            try:
+                if not undo(self._tools, entry.ref.uid, only=entry.attempt):
+                    return False
+            except (HardwareError, GpuLockedError) as error:
+                # It is noted as being undone now, which `recover` carries on with.
+                log.warning("a claim that the kubelet forgot is not freed yet", extra={"reason": str(error)})
+                return False
+        del self._suspected[entry.ref.uid]
+        self._tools.count("collected")
+        log.warning("a claim that the kubelet forgot is freed", extra={"claim": str(entry.ref), "reason": reason})
+        return True

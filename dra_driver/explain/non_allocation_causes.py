@@ -1,0 +1,223 @@
+"""Causes outside of allocation: in the pod's state, its claims, classes, volumes, the driver on the node.
+
+Owns what can be known without weighing a single device, and what the control plane said itself (conditions and events).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.objects import (
+    Wire,
+    allocation_of,
+    condition_of,
+    is_reserved_for,
+    label_of,
+    listed,
+    name_of,
+    namespace_of,
+    results_of,
+    spec_of,
+    status_of,
+    uid_of,
+)
+from dra_driver.explain.requests import AskSpec
+from dra_driver.explain.subject import Subject
+from dra_driver.kube.state import ClusterState
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+_PREPARE_REASONS: Final = ("FailedPrepareDynamicResources", "FailedToPrepareDynamicResources")
+_MOST_TEXT: Final = 600
+
+
+def scheduler_message(pod: Wire) -> str:
+    """Why the scheduler says that the pod is not scheduled, "" when it does not say so."""
+    condition = condition_of(pod, "PodScheduled")
+    return str(condition.get("message") or "")[:_MOST_TEXT] if condition.get("status") == "False" else ""
+
+
+def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
+    """What could not be read, without volumes when the pod has none."""
+    volumes = any(item.get("persistentVolumeClaim") for item in spec_of(pod or {}).get("volumes") or ())
+    return [gap for gap in state.gaps if volumes or not gap.startswith(("persistentvolumeclaims:", "storageclasses:"))]
+
+
+def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
+    """What keeps the scheduler from looking at the pod at all."""
+    gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]
+    if gates:
+        yield Cause(
+            code=Code.SCHEDULING_GATES,
+            message=f"the pod has scheduling gates, and nobody has lifted them: {listed(gates)}",
+            fix="the controller that set them has to remove them from spec.schedulingGates",
+        )
+    scheduler = spec_of(pod).get("schedulerName") or DEFAULT_SCHEDULER
+    if scheduler != DEFAULT_SCHEDULER:
+        yield Cause(
+            code=Code.OTHER_SCHEDULER,
+            message=f"the pod waits for the scheduler {scheduler}; what is said here holds for {DEFAULT_SCHEDULER}",
+            blocks=False,
+        )
+    yield from _volumes(state, pod)
+
+
+def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
+    known = {name_of(item): item for item in state.pvcs if namespace_of(item) == namespace_of(pod)}
+    unreadable = any(gap.startswith("persistentvolumeclaims:") for gap in state.gaps)
+    for volume in spec_of(pod).get("volumes") or ():
+        name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        if not name or (unreadable and name not in known):
+            continue
+        found = known.get(name)
+        if found is None:
+            yield Cause(
+                code=Code.VOLUME_WAITING,
+                message=f"not a device matter: PersistentVolumeClaim {name} does not exist",
+                fix=f"create PersistentVolumeClaim {name}",
+                object=f"pvc/{name}",
+            )
+        elif status_of(found).get("phase") != "Bound":
+            waits = _waits_for_consumer(state, found)
+            phase = status_of(found).get("phase") or "Pending"
+            why = "its storage class binds it once the pod has a node" if waits else "it has to be bound before"
+            yield Cause(
+                code=Code.VOLUME_WAITING,
+                message=f"not a device matter: PersistentVolumeClaim {name} is {phase}; {why}",
+                fix="" if waits else f"see kubectl describe pvc {name}",
+                object=f"pvc/{name}",
+                blocks=not waits,
+            )
+
+
+def _waits_for_consumer(state: ClusterState, claim: Wire) -> bool:
+    """Whether the volume waits for the pod, and not the pod for the volume (the binder's IsDelayBindingMode)."""
+    name = spec_of(claim).get("storageClassName")
+    found = next((item for item in state.storage_classes if name_of(item) == name), None)
+    return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
+
+
+def missing_classes(state: ClusterState, asks: Sequence[AskSpec]) -> Iterator[Cause]:
+    """DeviceClasses that requests name and nobody has made."""
+    unreadable = next((gap for gap in state.gaps if gap.startswith("deviceclasses:")), "")
+    missing = dict.fromkeys(ask.class_name for ask in asks if ask.device_class is None and ask.class_name)
+    for name in missing:
+        there = listed(sorted(name_of(item) for item in state.classes), 5)
+        yield Cause(
+            code=Code.CLASS_MISSING,
+            message=f"DeviceClass {name} does not exist" + (f" ({unreadable})" if unreadable else ""),
+            fix=f"create it or name another one; there {'are ' + there if there else 'is none at all'}",
+            object=f"class/{name}",
+        )
+
+
+def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
+    """Extended resources that neither a node offers nor a class stands for."""
+    for need in subject.needs:
+        offered = any((status_of(node).get("allocatable") or {}).get(need.resource) for node in state.nodes)
+        if need.class_name is None and not offered:
+            yield Cause(
+                code=Code.RESOURCE_UNKNOWN,
+                message=f"no node offers the resource {need.resource}, and no DeviceClass stands for it "
+                f"(spec.extendedResourceName)",
+                fix=f"create a DeviceClass with extendedResourceName: {need.resource}, or use a resource claim",
+                object=f"resource/{need.resource}",
+            )
+
+
+def silent_drivers(state: ClusterState, asks: Sequence[AskSpec]) -> Iterator[Cause]:
+    """Drivers that requests name and that have published nothing anywhere; nothing published at all."""
+    if not asks:
+        return
+    if not state.slices:
+        unreadable = next((gap for gap in state.gaps if gap.startswith("resourceslices:")), "")
+        yield Cause(
+            code=Code.NO_SLICES,
+            message=unreadable or "no driver has published any devices: there is no ResourceSlice in the cluster",
+            fix="see whether the driver's pods run on the nodes with devices, and their logs",
+        )
+        return
+    there = {str(spec_of(item).get("driver")) for item in state.slices}
+    for driver in sorted({name for ask in asks for name in ask.drivers if len(ask.drivers) == 1}):
+        if driver not in there:
+            yield Cause(
+                code=Code.DRIVER_SILENT,
+                message=f"the driver {driver} has published no devices; there are devices of {listed(sorted(there))}",
+                fix=f"see whether the pods of {driver} run, or name the right driver in the selector",
+                object=f"driver/{driver}",
+            )
+
+
+def on_its_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
+    """Why a pod that has a node does not start, as far as devices are concerned."""
+    pod = subject.pod or {}
+    node = str(spec_of(pod).get("nodeName") or "")
+    for wanted in subject.wanted:
+        if wanted.problem is not None:
+            yield wanted.problem
+        elif wanted.claim is not None and wanted.exists:
+            yield from _of_placed_claim(state, pod, node, wanted.claim)
+    event = latest_event(state, pod, _PREPARE_REASONS)
+    if event is not None:
+        yield Cause(
+            code=Code.PREPARE_FAILING,
+            message=f"preparing the devices on {node} fails: {str(event.get('message') or '')[:_MOST_TEXT]}",
+            fix="the kubelet tries again after 60 to 90 s; see the log of the driver's pod on that node",
+            object=f"node/{node}",
+        )
+
+
+def _of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> Iterator[Cause]:
+    where = f"claim/{name_of(claim)}"
+    if allocation_of(claim) is None:
+        yield Cause(
+            code=Code.CLAIM_NOT_ALLOCATED,
+            message=f"the pod is on {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was set "
+            "by somebody else than the scheduler",
+            fix="take spec.nodeName out of the pod; name the node in spec.nodeSelector instead",
+            object=where,
+        )
+        return
+    if not is_reserved_for(claim, pod):
+        users = listed([str(user.get("name")) for user in status_of(claim).get("reservedFor") or ()])
+        yield Cause(
+            code=Code.CLAIM_NOT_RESERVED,
+            message=f"claim {label_of(claim)} is not reserved for the pod" + (f", but for {users}" if users else ""),
+            fix="take spec.nodeName out of the pod, so that the scheduler reserves the claim for it",
+            object=where,
+        )
+    there = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
+    for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - there):
+        yield Cause(
+            code=Code.DRIVER_NOT_ON_NODE,
+            message=f"the driver {driver} publishes nothing on {node}, so the kubelet most likely has lost it",
+            fix=f"see whether the pod of {driver} on {node} runs",
+            object=f"node/{node}",
+            # Devices may also be published for many nodes by a controller.
+            blocks=False,
+        )
+
+
+def _is_on(item: Wire, node: str) -> bool:
+    spec = spec_of(item)
+    if spec.get("nodeName"):
+        return bool(spec["nodeName"] == node)
+    return bool(spec.get("devices"))
+
+
+def latest_event(state: ClusterState, about: Wire, reasons: Sequence[str]) -> Wire | None:
+    """The newest event of these reasons about the object; by UID where it has one."""
+    uid = uid_of(about)
+    found = [
+        event
+        for event in state.events
+        if event.get("reason") in reasons
+        and (event.get("involvedObject") or {}).get("name") == name_of(about)
+        and (event.get("involvedObject") or {}).get("namespace", "default") == namespace_of(about)
+        and (not uid or (event.get("involvedObject") or {}).get("uid") in (None, uid))
+    ]
+    return max(found, key=_moment, default=None)
+
+
+def _moment(event: Wire) -> str:
+    """RFC 3339 in UTC compares as text."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")

@@ -1,0 +1,79 @@
+"""Subjects that are past scheduling: running, finished, being deleted, on a node, or a claim with its devices.
+
+Owns the reports about them.
+"""
+
+from dra_driver.explain import non_allocation_causes as outside
+from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.objects import (
+    Wire,
+    allocation_of,
+    is_deleted,
+    is_finished,
+    listed,
+    name_of,
+    results_of,
+    spec_of,
+    status_of,
+    users_of,
+)
+from dra_driver.explain.report import Answer, Report, Verdict
+from dra_driver.explain.subject import Subject
+from dra_driver.kube.state import ClusterState
+
+
+def settled(state: ClusterState, subject: Subject) -> Report | None:
+    """The report, or None when the subject waits for the scheduler."""
+    if subject.pod is None:
+        claim = subject.wanted[0].claim or {}
+        return _allocated(state, subject, claim) if allocation_of(claim) is not None else None
+    pod = subject.pod
+    node = str(spec_of(pod).get("nodeName") or "")
+    phase = str(status_of(pod).get("phase") or "Pending")
+    if is_finished(pod):
+        return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
+    if is_deleted(pod):
+        cause = Cause(code=Code.BEING_DELETED, message="the pod is being deleted and is not scheduled any more")
+        return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", (cause,))
+    if not node:
+        return None
+    if phase == "Running":
+        return _report(state, subject, Answer.RUNNING, f"runs on {node}")
+    causes = tuple(outside.on_its_node(state, subject))
+    why = next((cause.message for cause in causes), "")
+    sentence = f"is on {node} and has not started" + (
+        f": {why}" if why else "; its devices are in order as far as known"
+    )
+    return _report(state, subject, Answer.PLACED, sentence, causes)
+
+
+def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Report:
+    devices = [f"{result['device']} of {result['pool']}" for result in results_of(claim)]
+    users = [str(user.get("name")) for user in users_of(claim)]
+    held = f"holds {listed(devices, 8)}" if devices else "is allocated without devices"
+    sentence = f"{held}; " + (f"reserved for {listed(users, 8)}" if users else "reserved for no pod")
+    notes = () if users else ("the devices are taken back when the scheduler needs the claim elsewhere",)
+    return _report(state, subject, Answer.ALLOCATED, sentence, notes=notes)
+
+
+def _report(
+    state: ClusterState,
+    subject: Subject,
+    answer: Answer,
+    sentence: str,
+    causes: tuple[Cause, ...] = (),
+    *,
+    notes: tuple[str, ...] = (),
+) -> Report:
+    node = str(spec_of(subject.pod or {}).get("nodeName") or "")
+    there = any(name_of(item) == node for item in state.nodes)
+    return Report(
+        subject=str(subject),
+        kind=subject.kind,
+        namespace=subject.namespace,
+        name=subject.name,
+        verdict=Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes)),
+        causes=causes,
+        fitting_nodes=(node,) if there else (),
+        notes=(*outside.gaps_that_matter(state, subject.pod), *notes),
+    )

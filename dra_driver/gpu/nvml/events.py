@@ -1,0 +1,169 @@
+"""Waiting for the GPUs' own word that MIG instances changed, whoever changed them.
+
+Owns one NVML event set with nvmlEventMigConfigChange (0x100, nvml.h) of every GPU with MIG. Refuses to know what
+changed: a new look tells. A wait in NVML cannot be cancelled, so it is cut into short ones; between two of them the
+set can be made anew, or be let go of, because an open event set counts as a client that keeps a GPU from changing its
+MIG mode. Events of the time without a set are lost (NVML does not repeat them), which polling makes up for.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pynvml
+
+from dra_driver.errors import DeviceLostError
+from dra_driver.gpu.nvml.errors import DRIVER_TROUBLE, describe, driver_call, optional, unavailable
+from dra_driver.gpu.nvml.session import Session, SessionEndedError
+
+log = logging.getLogger(__name__)
+
+SLICE_S = 0.25  # one wait in NVML: how long a change of MIG mode may have to wait for us
+AFTER_ERROR_S = 1.0  # no faster than this when waiting itself fails, else it would spin
+
+
+class MigEvents:
+    """Thread-safe; one thread waits at a time."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()  # guards the set; held during one slice of waiting; taken before the session
+        self._set: pynvml.c_nvmlEventSet_t | None = None
+        self._generation = 0  # the session that the set belongs to
+        self._gate = threading.Lock()  # guards the number below
+        self._paused = 0
+        self._go = threading.Event()  # nobody has paused the waiting
+        self._go.set()
+        self._stale = threading.Event()  # the set misses GPUs, or has ones that were bound anew
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether something happened. Waits at most ``timeout_s`` and a slice; sleeps when no GPU offers events.
+
+        False, too, when the session ends meanwhile. Raises DriverUnavailableError.
+        """
+        deadline = time.monotonic() + timeout_s
+        generation: int | None = None  # the first slice may begin a session, a later one must not revive a closed one
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not self._go.wait(left_s):
+                return False
+            try:
+                generation, answer = self._wait_slice(generation, min(left_s, SLICE_S))
+            except SessionEndedError:
+                return False
+            if answer is not None:
+                return answer
+        return False
+
+    def renew(self) -> None:
+        """Register anew before the next slice: other GPUs are there, or a MIG mode was changed."""
+        self._stale.set()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is registered inside. Must be entered outside of a use of the session."""
+        with self._gate:
+            self._paused += 1
+            self._go.clear()
+        try:
+            with self._lock:
+                self._free()
+            yield
+        finally:
+            with self._gate:
+                self._paused -= 1
+                if self._paused == 0:
+                    self._go.set()
+
+    def _wait_slice(self, only: int | None, slice_s: float) -> tuple[int, bool | None]:
+        """The session's number, and an answer or None when nothing happened in this slice."""
+        with self._lock:
+            if self._stale.is_set():
+                self._free()
+            with self._session.use(only) as generation:
+                self._register(generation)
+                if self._set is not None and self._go.is_set():
+                    try:
+                        pynvml.nvmlEventSetWait_v2(self._set, max(1, int(slice_s * 1000)))
+                    except pynvml.NVMLError as error:
+                        code = _sort_out(error)
+                    else:
+                        return generation, True
+                else:
+                    code = pynvml.NVML_ERROR_NOT_SUPPORTED
+        if code == pynvml.NVML_ERROR_TIMEOUT:
+            return generation, None
+        if code == pynvml.NVML_ERROR_NOT_SUPPORTED:
+            self._stale.wait(slice_s)
+            return generation, None
+        self._stale.set()
+        time.sleep(AFTER_ERROR_S)  # a GPU that is lost ends every wait at once; registering anew leaves it out
+        return generation, code == pynvml.NVML_ERROR_GPU_IS_LOST
+
+    def _register(self, generation: int) -> None:
+        """Have a set for this session and these GPUs, or none where no GPU offers events. The caller holds the lock."""
+        if generation == self._generation and not self._stale.is_set():
+            return
+        self._stale.clear()
+        self._set = _new_set()
+        self._generation = generation
+
+    def _free(self) -> None:
+        """Let go of the set, so that the next slice makes one. It is gone already when its session is. The caller holds
+        the lock, and is not inside a use of the session."""
+        events, self._set = self._set, None
+        self._stale.set()
+        if events is None:
+            return
+        with contextlib.suppress(SessionEndedError), self._session.use(self._generation):
+            try:
+                pynvml.nvmlEventSetFree(events)
+            except pynvml.NVMLError as error:
+                log.debug("nvmlEventSetFree failed", extra={"reason": describe(error)})
+
+
+def _sort_out(error: pynvml.NVMLError) -> int:
+    """The code of a wait that failed. Raises DriverUnavailableError for trouble of the whole driver."""
+    if error.value in DRIVER_TROUBLE:
+        raise unavailable("nvmlEventSetWait_v2", error) from error
+    if error.value != pynvml.NVML_ERROR_TIMEOUT:
+        log.debug("waiting for GPU events failed", extra={"reason": describe(error)})
+    return error.value
+
+
+def _new_set() -> pynvml.c_nvmlEventSet_t | None:
+    """A set with the MIG events of all GPUs that have them, None when none does. Raises DriverUnavailableError."""
+    count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+    try:
+        events = pynvml.nvmlEventSetCreate()
+    except pynvml.NVMLError as error:
+        if error.value in DRIVER_TROUBLE:
+            raise unavailable("nvmlEventSetCreate", error) from error
+        log.info("the driver offers no events; GPUs are polled", extra={"reason": describe(error)})
+        return None
+    if sum(_add(index, events) for index in range(count)):
+        return events
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlEventSetFree(events)
+    return None
+
+
+def _add(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
+    """Whether the GPU at ``index`` tells of MIG changes from now on; one that does not harms no other."""
+
+    def add() -> bool:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle)) is None:
+            return False
+        wanted = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventMigConfigChange
+        if wanted:
+            pynvml.nvmlDeviceRegisterEvents(handle, wanted, events)
+        return bool(wanted)
+
+    try:
+        return optional("nvmlDeviceRegisterEvents", add) or False
+    except DeviceLostError as error:
+        log.debug("a GPU tells no events", extra={"index": index, "reason": str(error)})
+        return False

@@ -1,0 +1,220 @@
+"""How a GPU can be cut, read through NVML: what stays as it is while the driver runs.
+
+Owns profiles, placements and whether MIG mode can be switched. Refuses to compute what NVML tells: names, ids, sizes
+and placements are the driver's own, as boards break every rule that could be guessed.
+
+Sources, all in nvml.h: nvmlDeviceGetGpuInstanceProfileInfoV (profiles are numbered, InvalidArgument ends the list),
+nvmlDeviceGetGpuInstancePossiblePlacements_v2 (starts and sizes are memory slices; answers with MIG mode off, too).
+"""
+
+import ctypes
+import logging
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pynvml
+
+from dra_driver.errors import DeviceLostError
+from dra_driver.gpu.nvml.errors import ABSENT, optional, raise_translated, required
+from dra_driver.model.mig import MigProfile
+
+log = logging.getLogger(__name__)
+
+KNOWN_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below that does not end the list
+MAX_PROFILES = 64  # ends it when a library never does
+MAX_PLACEMENTS = 256
+RESETLESS_FIELD = 184  # NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
+NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, as far as 32 bits go
+# What follows the size in a name, by number of the profile; only for drivers that do not tell names (before 525).
+FLAVOURS = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
+
+Info = pynvml.c_nvmlGpuInstanceProfileInfo_t | pynvml.c_nvmlGpuInstanceProfileInfo_v2_t
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeProfile:
+    """A size of compute instance in a GPU instance. ``number`` is its constant in nvml.h, ``profile_id`` its id."""
+
+    number: int
+    profile_id: int
+    slices: int
+    multiprocessors: int
+
+
+@dataclass(slots=True, kw_only=True)
+class MigFacts:
+    """What does not change about a GPU with MIG, read once per session.
+
+    ``profiles`` is what we may make, in order of id. ``names`` and ``slices`` (of compute) also hold profiles without
+    placements, so that instances of them are found. ``whole``: everything could be read; if not, it is read again.
+    ``compute``: compute instance profiles by id of the GPU instance's profile, filled as instances are met, and so is
+    ``told``: profiles that the GPU does not list, as devices of them tell.
+    """
+
+    profiles: tuple[MigProfile, ...] = ()
+    names: dict[int, str] = field(default_factory=dict)
+    slices: dict[int, int] = field(default_factory=dict)
+    resetless: bool | None = None
+    whole: bool = True
+    compute: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
+    told: dict[int, MigProfile] = field(default_factory=dict)
+
+
+def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFacts:
+    """The facts of a GPU with MIG. What cannot be read is left out. Raises DriverUnavailableError and, for a GPU that
+    fell off the bus, DeviceLostError."""
+    facts = MigFacts(resetless=_resetless(handle))
+    found: dict[int, MigProfile] = {}
+    unnamed: dict[int, int] = {}
+    for number, info in _infos(handle, facts):
+        if info.id in facts.slices:
+            continue
+        name = _name(info)
+        facts.names[info.id] = name or f"profile {info.id}"
+        facts.slices[info.id] = info.sliceCount
+        profile = _profile(handle, info, facts)
+        if profile is not None:
+            found[info.id] = profile
+            if name is None:
+                unnamed[info.id] = number
+    for profile_id, number in unnamed.items():
+        name = computed_name(found[profile_id], FLAVOURS.get(number, ""), _slices(found), memory_bytes)
+        facts.names[profile_id] = name
+        found[profile_id] = replace(found[profile_id], name=name)
+    facts.profiles = tuple(found[profile_id] for profile_id in sorted(found))
+    facts.whole = facts.whole and bool(found)
+    if _is_guest(handle):
+        facts.profiles = ()  # the host has cut it for us, once and for all
+        facts.resetless = False
+    return facts
+
+
+def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: int | None) -> str:
+    """``1g.5gb`` as nvidia-smi writes it, for drivers that do not tell: the GPU's memory in GiB, rounded up, times the
+    share of its memory ``slices``, rounded to nearest."""
+    if memory_bytes is None:  # with MIG mode on it is told to root alone
+        if profile.memory_bytes is None:
+            return f"{profile.compute_slices}g{flavour}"
+        gigabytes = -(-profile.memory_bytes // 2**30)
+    else:
+        gigabytes = (2 * -(-memory_bytes // 2**30) * profile.memory_slices + slices) // (2 * slices)
+    return f"{profile.compute_slices}g.{gigabytes}gb{flavour}"
+
+
+def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, Info]]:
+    """Number and data of each profile that the GPU has."""
+    found: list[tuple[int, Info]] = []
+    for number in range(MAX_PROFILES):
+        try:
+            info = _info(handle, number)
+        except EOFError:
+            break
+        except DeviceLostError as error:
+            if getattr(error.__cause__, "value", None) == pynvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            log.warning("a MIG profile cannot be read", extra={"number": number, "reason": str(error)})
+            facts.whole = False
+            continue
+        if info is not None:
+            found.append((number, info))
+    return found
+
+
+def _info(handle: pynvml.c_nvmlDevice_t, number: int) -> Info | None:
+    """Profile ``number``, None when the GPU does not have it. Raises EOFError behind the last.
+
+    Version 2 has the name. Version 1 is asked also where 2 is not supported: nvml.h wants MIG mode on for 2 alone.
+    """
+    for version, function in ((2, "nvmlDeviceGetGpuInstanceProfileInfoV"), (1, "nvmlDeviceGetGpuInstanceProfileInfo")):
+        try:
+            return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                if number >= KNOWN_PROFILES:
+                    raise EOFError from error
+                return None
+            if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and version == 1:
+                raise EOFError from error
+            if error.value not in ABSENT:
+                raise_translated(function, error)
+    return None
+
+
+def _name(info: Info) -> str | None:
+    """The name without its prefix, which some releases write and others do not; None when there is none."""
+    name = getattr(info, "name", b"")
+    text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
+    return text.removeprefix("MIG ").strip() or None
+
+
+def _profile(handle: pynvml.c_nvmlDevice_t, info: Info, facts: MigFacts) -> MigProfile | None:
+    try:
+        placements = required("nvmlDeviceGetGpuInstancePossiblePlacements_v2", partial(_placements, handle, info.id))
+    except DeviceLostError as error:
+        log.warning("the placements of a MIG profile cannot be read", extra={"profile": info.id, "reason": str(error)})
+        facts.whole = False
+        return None
+    if not placements:
+        return None
+    size = placements[0][1]
+    return MigProfile(
+        name=facts.names[info.id],
+        profile_id=info.id,
+        compute_slices=info.sliceCount,
+        memory_slices=size,
+        max_instances=info.instanceCount,
+        starts=tuple(sorted({start for start, its_size in placements if its_size == size})),
+        memory_bytes=memory_of(info.memorySizeMB),
+        multiprocessors=count_of(info.multiprocessorCount),
+        copy_engines=count_of(info.copyEngineCount),
+        decoders=count_of(info.decoderCount),
+        encoders=count_of(info.encoderCount),
+        jpeg_engines=count_of(info.jpegCount),
+        ofa_engines=count_of(info.ofaCount),
+    )
+
+
+def _placements(handle: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[int, int]]:
+    """Start and size of each; two calls, since the first only tells how many there are."""
+    count = ctypes.c_uint(0)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
+    count.value = min(count.value, MAX_PLACEMENTS)
+    room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    if count.value:
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
+    return [(one.start, one.size) for one in room[: count.value] if one.size > 0]
+
+
+def _slices(profiles: dict[int, MigProfile]) -> int:
+    return max(start + profile.memory_slices for profile in profiles.values() for start in profile.starts)
+
+
+def memory_of(megabytes: int) -> int | None:
+    """In bytes, None where NVML does not know."""
+    return None if megabytes & NOT_AVAILABLE == NOT_AVAILABLE else megabytes * 2**20
+
+
+def count_of(value: int) -> int | None:
+    """None where NVML does not know."""
+    return None if value == NOT_AVAILABLE else value
+
+
+def _resetless(handle: pynvml.c_nvmlDevice_t) -> bool | None:
+    """NVML's own word, else whether it is Hopper or newer; None when neither is told."""
+    values = optional(
+        "nvmlDeviceGetFieldValues",
+        partial(pynvml.nvmlDeviceGetFieldValues, handle, [RESETLESS_FIELD]),
+        ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT},
+    )
+    if values is not None and values[0].nvmlReturn == 0:
+        return values[0].value.uiVal != 0
+    architecture = optional("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
+    if architecture is None or architecture == NOT_AVAILABLE:
+        return None
+    return architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
+
+
+def _is_guest(handle: pynvml.c_nvmlDevice_t) -> bool:
+    """Whether the GPU is a virtual one (vGPU), whose partitions only the host can change."""
+    mode = optional("nvmlDeviceGetVirtualizationMode", partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
+    return mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU

@@ -1,0 +1,141 @@
+"""GPUs that do not exist, behind the same interface as real ones.
+
+Owns what each call of the interface does to a GPU, and what other programs and people do to it. Refuses to know the
+spec's grammar (``simulated_spec.py``), MIG's rules (``simulated_mig.py``), files, locks and faults
+(``simulated_hardware.py``). It stands in for hardware in the embedded cluster and in tests; the contract tests hold it
+to what is seen through NVML from the same spec.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import mig as rules
+from dra_driver.gpu.simulated.hardware import SimulatedHardware
+from dra_driver.gpu.simulated.mig import GpuState
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.model.gpu import Gpu, Snapshot
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import ComputeInstance, MigInstance
+
+
+class SimulatedBackend(SimulatedHardware):
+    """A ``backend.GpuBackend`` over a described node.
+
+    Thread-safe. The methods from ``foreign_create`` on, and those of the base class, are not the driver's to call: they
+    are for whoever plays an administrator, other programs on the node, or hardware that fails.
+    """
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: str,
+        node_name: str,
+        state_file: Path | None = None,
+        on_change: Callable[[Snapshot], None] | None = None,
+    ) -> "SimulatedBackend":
+        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``simulated_spec``).
+
+        UUIDs are stable per node name and minor and differ between nodes. ``state_file`` and ``on_change``: see
+        ``SimulatedHardware``. Raises ConfigurationError.
+        """
+        path = Path(spec) if _is_path(spec) else None
+        node = SimulatedNode() if path is not None else parse_groups(spec, node_name)
+        backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)
+        backend.reload()
+        return backend
+
+    def open(self) -> None:
+        """See ``Backend.open``."""
+        self._call("open", None, lambda: None)
+
+    def snapshot(self) -> Snapshot:
+        """See ``Backend.snapshot``. A spec file that became unreadable or wrong counts as a driver that went away."""
+        return self._call("snapshot", None, self._snapshot)
+
+    def close(self) -> None:
+        """See ``Backend.close``; there is nothing to let go of."""
+
+    def wait_for_event(self, timeout_s: float) -> bool:
+        """See ``Backend.wait_for_event``. Each change is told once, to whichever thread asks first."""
+        self._call("wait_for_event", None, lambda: None)
+        return self.await_change(timeout_s)
+
+    def mig_mode(self, gpu: GpuUuid) -> bool:
+        """See ``GpuControl``."""
+        return self._read("mig_mode", gpu, rules.mig_mode)
+
+    def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
+        """See ``GpuControl``."""
+        self._change("set_mig_mode", gpu, lambda found, state: (rules.set_mode(found, state, enabled), None))
+
+    def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
+        """See ``GpuControl``."""
+        return self._read("mig_instances", gpu, lambda _, state: state.instances)
+
+    def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
+        """See ``GpuControl``."""
+        return self._change(
+            "create_gpu_instance", gpu, lambda found, state: rules.add_instance(found, state, profile_id, start)
+        )
+
+    def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
+        """See ``GpuControl``. DeviceLostError also when the GPU instance does not exist."""
+        return self._change("create_compute_instance", gpu, lambda found, state: rules.add_compute(found, state, gi_id))
+
+    def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
+        """See ``GpuControl``."""
+        self._change(
+            "destroy_compute_instance",
+            gpu,
+            lambda found, state: (rules.drop_compute(found, state, gi_id, ci_id), None),
+        )
+
+    def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
+        """See ``GpuControl``. GpuBusyError also while it has a compute instance."""
+        self._change("destroy_gpu_instance", gpu, lambda found, state: (rules.drop_instance(found, state, gi_id), None))
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
+        """See ``GpuControl``."""
+        return self._read("compute_mode", gpu, lambda _, state: state.compute_mode)
+
+    def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
+        """See ``GpuControl``. MigUnsupportedError while MIG mode is on."""
+        self._change("set_compute_mode", gpu, lambda found, state: (rules.set_compute_mode(found, state, mode), None))
+
+    def foreign_create(self, gpu: GpuUuid, profile_id: int, start: int, compute: str = "full") -> MigInstance:
+        """Somebody else makes an instance; ``compute``: full, partial or none. The rules hold for them as well."""
+
+        def step(found: Gpu, state: GpuState) -> tuple[GpuState, MigInstance]:
+            state, gi_id = rules.add_instance(found, state, profile_id, start)
+            if compute != "none":
+                state, _ = rules.add_compute(found, state, gi_id, spans=compute == "full")
+            return state, next(instance for instance in state.instances if instance.gi_id == gi_id)
+
+        return self._change(None, gpu, step)
+
+    def foreign_destroy(self, gpu: GpuUuid, gi_id: int) -> None:
+        """Somebody else destroys an instance with all that is in it, in use or not."""
+        self._change(None, gpu, lambda found, state: (rules.drop_instance(found, state, gi_id, forced=True), None))
+
+    def foreign_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
+        """An administrator switches MIG mode, with a reset where it takes one. GpuBusyError as for anybody."""
+        self._change(None, gpu, lambda found, state: (rules.set_mode(found, state, enabled, by_reset=True), None))
+
+    def set_busy(self, gpu: GpuUuid, who: str | None) -> None:
+        """Somebody has the GPU open, so that its MIG mode cannot be switched; None: nobody any more."""
+        self._change(None, gpu, lambda _, state: (replace(state, busy=who), None))
+
+    def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
+        """A process runs in the GPU instance, which can then not be destroyed; or it has ended."""
+        ids = frozenset({gi_id})
+        self._change(
+            None,
+            gpu,
+            lambda _, state: (replace(state, in_use=state.in_use | ids if in_use else state.in_use - ids), None),
+        )
+
+
+def _is_path(spec: str) -> bool:
+    return "/" in spec or spec.endswith((".yaml", ".yml"))

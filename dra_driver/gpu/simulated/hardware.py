@@ -1,0 +1,292 @@
+"""The part of simulated GPUs that changes over time, without what a change means.
+
+Owns the spec file that is read again, who is lost, the frame of a call (is the driver there, does a fault strike), the
+steps from one state of a GPU to the next, and who is told of them. Refuses to know what the calls do
+(``simulated.py``), MIG's rules (``simulated_mig.py``) and how state is kept (``simulated_state.py``).
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from dra_driver import errors
+from dra_driver.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
+from dra_driver.gpu.backend import Backend, GpuControl
+from dra_driver.gpu.simulated import mig as rules
+from dra_driver.gpu.simulated.mig import GpuState
+from dra_driver.gpu.simulated.spec import SimulatedNode, parse_document
+from dra_driver.gpu.simulated.state import Fault, StateStore
+from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
+from dra_driver.model.ids import GpuUuid
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_DELAY_S = 600.0
+EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; looking is one stat()
+METHODS = frozenset(name for half in (Backend, GpuControl) for name in vars(half) if not name.startswith("_"))
+Stamp = tuple[int, int, int]
+T = TypeVar("T")
+
+
+class SimulatedHardware:
+    """A described node and what has become of it. Thread-safe."""
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        *,
+        file: Path | None = None,
+        node_name: str = "",
+        state_file: Path | None = None,
+        on_change: Callable[[Snapshot], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``file`` is read again, for ``node_name``, whenever its inode, size or modification time changes.
+
+        ``state_file``: where MIG instances, modes and faults outlive this process and are shared with others; its
+        directory must exist, and all processes must be given the same spec. ``on_change`` is called inside each call
+        that changed something, before it returns, one at a time over all processes; it must not wait for a thread that
+        calls this object. Its DraErrors are logged, as the hardware has changed all the same.
+        """
+        self._lock = threading.RLock()  # guards everything below; held while on_change runs
+        self._node = node
+        self._file = file
+        self._node_name = node_name
+        self._stamp: Stamp | None = None
+        self._lost: dict[int, str] = {}
+        self._store = StateStore(state_file)
+        self._on_change = on_change
+        self._sleep = sleep
+        self._seen_marker: object = self  # equal to no marker, so that the next line but one looks
+        self._seen_gpus: object = None
+        with contextlib.suppress(DriverUnavailableError):  # whoever calls next is told
+            self._is_news()
+        self._told = threading.Condition()  # of each change; guards the number below; no other lock is taken inside
+        self._tellings = 0
+
+    def await_change(self, timeout_s: float) -> bool:
+        """Whether a GPU changed since this was last answered with True; waits for that up to ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            tellings = self._tellings
+            if self._is_news():
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            with self._told:
+                if tellings == self._tellings:
+                    self._told.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
+
+    def mark_lost(self, minor: int, reason: str) -> None:
+        """From now on the GPU ``minor`` does not answer, to this object. Repeating it replaces the reason."""
+        with self._lock:
+            self._lost[minor] = reason
+            self._announce()
+
+    def restore(self, minor: int) -> None:
+        """Undo ``mark_lost``; a ``lost`` written in the spec file stays. Idempotent."""
+        with self._lock:
+            self._lost.pop(minor, None)
+            self._announce()
+
+    def replace_node(self, node: SimulatedNode) -> None:
+        """Give the node other hardware, as after a hot-plug. Refused (ConfigurationError) when a file describes it."""
+        with self._lock:
+            if self._file is not None:
+                raise ConfigurationError(f"the node's GPUs are described by {self._file}: change that file")
+            self._node = node
+            self._announce()
+
+    def announce(self) -> None:
+        """Call ``on_change`` with what is there now, in order with all other calls of it by any process.
+
+        For whoever learned of a change by other means: a snapshot taken before may be older than the last call.
+        """
+        with self._lock, self._store.locked():
+            self._announce()
+
+    def fail_next(
+        self,
+        method: str,
+        error: DraError | None = None,
+        *,
+        gpu: GpuUuid | None = None,
+        skip: int = 0,
+        times: int = 1,
+        delay_s: float = 0.0,
+        after: bool = False,
+    ) -> None:
+        """The next ``times`` calls of ``method`` (0: all) by any process on this state, after ``skip`` good ones, wait
+        ``delay_s`` and raise ``error``, with ``after`` once the work is done. ``gpu``: only calls for that one."""
+        if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
+            raise ValueError(f"cannot let {method} fail with {error!r}; methods are {', '.join(sorted(METHODS))}")
+        fault = Fault(
+            method=method,
+            gpu=gpu,
+            error=None if error is None else type(error).__name__,
+            message=str(error or ""),
+            skip=skip,
+            times=times,
+            delay_s=delay_s,
+            after=after,
+        )
+        with self._store.locked():
+            changes = self._store.read()
+            self._store.write(replace(changes, faults=(*changes.faults, fault)))
+
+    def clear_faults(self) -> None:
+        """Forget what ``fail_next`` asked for. Lost and busy GPUs stay as they are."""
+        with self._store.locked():
+            self._store.write(replace(self._store.read(), faults=()))
+
+    def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
+        """The frame of every call of the interface: the driver must be usable, and faults strike."""
+        with self._lock:
+            self._current()
+            fault = self._strike(method, gpu)
+        if fault is not None:
+            self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock: the others go on
+        if fault is not None and not fault.after:
+            _raise(fault)
+        with self._lock:
+            answer = work()
+        if fault is not None:
+            _raise(fault)
+        return answer
+
+    def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
+        if not self._store.read().faults:
+            return None
+        with self._store.locked():
+            changes = self._store.read()
+            left, fault = changes.strike(method, gpu)
+            if left != changes:
+                self._store.write(left)
+            return fault
+
+    def _read(self, method: str, gpu: GpuUuid, look: Callable[[Gpu, GpuState], T]) -> T:
+        return self._call(method, gpu, lambda: look(found := self._find(gpu), self._store.read().state(found)))
+
+    def _change(self, method: str | None, gpu: GpuUuid, step: Callable[[Gpu, GpuState], tuple[GpuState, T]]) -> T:
+        """One step of one GPU, written down and told. ``method`` is None for what no call of the interface did."""
+
+        def work() -> T:
+            with self._lock, self._store.locked():
+                found = self._find(gpu)
+                changes = self._store.read()
+                before = changes.state(found)
+                after, answer = step(found, before)
+                if after != before:
+                    self._store.write(changes.with_state(found, after))
+                    self._announce()
+            return answer
+
+        return work() if method is None else self._call(method, gpu, work)
+
+    def _find(self, uuid: GpuUuid) -> Gpu:
+        node = self._current()
+        item = next((item for item in node.gpus if item.gpu.uuid == uuid), None)
+        if item is None:
+            rules.unknown_gpu(uuid)
+        lost = self._lost.get(item.gpu.minor, item.lost)
+        if lost is not None:
+            raise DeviceLostError(f"{uuid} does not answer: {lost}")
+        return item.gpu
+
+    def _snapshot(self) -> Snapshot:
+        node = self._current()
+        changes = self._store.read()
+        lost = {item.gpu.minor: item.lost for item in node.gpus if item.lost is not None} | self._lost
+        return Snapshot(
+            driver_version=node.driver_version,
+            cuda_driver_version=node.cuda_driver_version,
+            gpus=tuple(
+                rules.apply(item.gpu, changes.state(item.gpu)) for item in node.gpus if item.gpu.minor not in lost
+            ),
+            left_out=tuple(
+                LeftOutGpu(label=item.gpu.uuid, reason=lost[item.gpu.minor])
+                for item in node.gpus
+                if item.gpu.minor in lost
+            ),
+        )
+
+    def _announce(self) -> None:
+        """Tell of a change; the caller holds the lock."""
+        if self._on_change is not None:
+            try:
+                self._on_change(self._snapshot())
+            except DraError as error:
+                log.warning("a change of simulated GPUs could not be told", extra={"reason": error})
+        with self._told:
+            self._tellings += 1
+            self._told.notify_all()
+
+    def _is_news(self) -> bool:
+        """Whether any GPU changed since this was last asked."""
+        marker = self._store.marker()
+        if marker == self._seen_marker:
+            return False
+        with self._lock:
+            gpus = self._store.read().gpus
+            news = gpus != self._seen_gpus  # setting a fault changes the marker but no GPU
+            self._seen_marker, self._seen_gpus = marker, gpus
+        return news
+
+    def _current(self) -> SimulatedNode:
+        """The node as described now; the caller holds the lock."""
+        if self._file is not None:
+            try:
+                self.reload()
+            except ConfigurationError as error:
+                raise DriverUnavailableError(f"simulated driver: {error}") from error
+        if self._node.unavailable is not None:
+            raise DriverUnavailableError(f"simulated driver: {self._node.unavailable}")
+        return self._node
+
+    def reload(self) -> None:
+        """Read the spec file if it changed. Raises ConfigurationError that names the file."""
+        if self._file is None:
+            return
+        try:
+            stamp = _stamp(self._file)
+            if stamp == self._stamp:
+                return
+            text = _read(self._file)
+            self._node = parse_document(text, self._node_name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read the simulated GPUs from {self._file}: {error}") from error
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self._file}: {error}") from error
+        self._stamp = stamp
+
+
+def _error_class(name: str) -> type[DraError] | None:
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, errors.HardwareError) else None
+
+
+def _raise(fault: Fault) -> None:
+    if fault.error is None:
+        return
+    kind = _error_class(fault.error) or DriverUnavailableError
+    raise kind(fault.message or f"{fault.method} was made to fail with {fault.error}")
+
+
+def _stamp(file: Path) -> Stamp:
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read(file: Path) -> str:
+    with file.open(encoding="utf-8") as stream:
+        text = stream.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"more than {MAX_FILE_BYTES} characters")
+    return text

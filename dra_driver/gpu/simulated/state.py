@@ -1,0 +1,314 @@
+"""What has been done to simulated GPUs, kept as real hardware keeps it: beyond the life of the process that did it.
+
+Owns the state file: its format, its lock, and whether it changed. Refuses to know MIG's rules (``simulated_mig.py``)
+and when a fault strikes (``simulated.py``). Without a file the state lives in memory.
+
+The file is JSON, replaced by a rename and changed under ``flock`` of ``<file>.lock``, so that any number of processes
+share one node's hardware and a reader sees the state before or after a change. It need not survive a crash of the
+machine, after which real MIG instances are gone too: deleting it is a reboot. People and tests may edit it::
+
+    {"version": 1,
+     "changes": 12,                               counts up; nothing hangs on its value
+     "gpus": {"GPU-…": {                          GPUs that are as their spec describes them are not listed
+        "described": "…",                         of what the spec said: when that changes, the spec is in force again;
+                                                  may be left out, then it never is
+        "migMode": true,
+        "computeMode": 0,
+        "busy": null,                             or who has the GPU open: the MIG mode cannot be switched
+        "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
+     "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
+                 "skip": 0, "times": 1, "delayS": 0, "after": false}]}
+
+Removing an instance's line is destroying it behind our back, adding one is somebody else's instance. A fault strikes
+calls of ``method`` (a name of ``GpuBackend``) for ``gpu`` (null: any) after letting ``skip`` of them pass, ``times``
+times (0: always): it waits ``delayS`` seconds and raises ``error`` (a hardware error of ``errors.py``; null: none),
+with ``after`` when the call has done its work.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import mig as simulated_mig
+from dra_driver.gpu.simulated.mig import GpuState
+from dra_driver.model.gpu import Gpu
+from dra_driver.model.mig import MigInstance
+
+VERSION = 1
+MAX_BYTES = 4 * 1024 * 1024
+MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module keeps device numbers for no more
+LOCK_TIMEOUT_S = 20.0
+LOCK_PAUSE_S = 0.002
+Stamp = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A call that goes wrong; see the module's text."""
+
+    method: str
+    gpu: str | None = None
+    error: str | None = None
+    message: str = ""
+    skip: int = 0
+    times: int = 1
+    delay_s: float = 0.0
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """All that differs from the spec. ``gpus`` holds the file's own objects, by UUID."""
+
+    count: int = 0
+    gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    def state(self, gpu: Gpu) -> GpuState:
+        """In which state ``gpu`` is. Raises DriverUnavailableError for an object that cannot be read."""
+        found = self.gpus.get(gpu.uuid)
+        if found is None or found.get("described") not in (None, _digest(gpu)):
+            return simulated_mig.described(gpu)
+        try:
+            return _decode_state(gpu, found)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DriverUnavailableError(
+                f"simulated driver: the state of {gpu.uuid} makes no sense: {error!r}"
+            ) from error
+
+    def with_state(self, gpu: Gpu, state: GpuState) -> "Changes":
+        """With another state of ``gpu``."""
+        return replace(self, gpus={**self.gpus, gpu.uuid: _encode_state(gpu, state)})
+
+    def strike(self, method: str, gpu: str | None) -> tuple["Changes", Fault | None]:
+        """What is left after a call of ``method`` for ``gpu``, and the fault that strikes it, if any."""
+        for index, fault in enumerate(self.faults):
+            if fault.method != method or fault.gpu not in (None, gpu):
+                continue
+            if fault.skip > 0:
+                left: tuple[Fault, ...] = (replace(fault, skip=fault.skip - 1),)
+            elif fault.times == 0:
+                return self, fault
+            else:
+                left = (replace(fault, times=fault.times - 1),) if fault.times > 1 else ()
+            rest = (*self.faults[:index], *left, *self.faults[index + 1 :])
+            return replace(self, faults=rest), None if fault.skip > 0 else fault
+        return self, None
+
+
+class StateStore:
+    """The changes of one node. Thread-safe; ``locked`` is one change at a time among threads and processes."""
+
+    def __init__(self, file: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        """``file``: where to keep them; its directory must exist by the first change. None: in memory."""
+        self.file = file
+        self._lock_timeout_s = lock_timeout_s
+        self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
+        self._changes = Changes()
+        self._stamp: Stamp = None
+        self._depth = 0
+
+    def read(self) -> Changes:
+        """The changes as they are now; reads the file only when it was replaced. Raises DriverUnavailableError."""
+        with self._lock:
+            if self.file is not None:
+                self._reload(self.file)
+            return self._changes
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else writes meanwhile. May be entered again by the same thread. Raises DriverUnavailableError."""
+        with self._lock:
+            if self.file is None or self._depth > 0:  # a second descriptor would wait for the first
+                yield
+                return
+            try:
+                descriptor = os.open(f"{self.file}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise DriverUnavailableError(f"simulated driver: cannot lock {self.file}: {error}") from error
+            try:
+                self._lock_file(descriptor)
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+            finally:
+                os.close(descriptor)
+
+    def _lock_file(self, descriptor: int) -> None:
+        deadline = time.monotonic() + self._lock_timeout_s
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise DriverUnavailableError(
+                        f"simulated driver: another process has kept {self.file} locked for {self._lock_timeout_s:g} s"
+                    ) from error
+            time.sleep(LOCK_PAUSE_S)
+
+    def write(self, changes: Changes) -> None:
+        """Replace the changes; the caller is inside ``locked``. Raises DriverUnavailableError, then nothing changed."""
+        changes = replace(changes, count=changes.count + 1)
+        if self.file is not None:
+            temporary = self.file.with_name(f".{self.file.name}.new")
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    temporary.unlink()
+                with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+                    json.dump(_encode(changes), stream, separators=(",", ":"))
+                stamp = _stamp(temporary)
+                temporary.replace(self.file)
+            except OSError as error:
+                raise DriverUnavailableError(f"simulated driver: cannot write {self.file}: {error}") from error
+            self._stamp = stamp
+        self._changes = changes
+
+    def marker(self) -> object:
+        """Something that compares unequal after a change by anybody. Cheap; never raises."""
+        return self._changes.count if self.file is None else _stamp(self.file)
+
+    def _reload(self, file: Path) -> None:
+        stamp = _stamp(file)
+        if stamp is not None and stamp == self._stamp:
+            return
+        try:
+            self._changes = _decode(json.loads(_content(file))) if stamp is not None else Changes()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DriverUnavailableError(
+                f"simulated driver: the state file {file} cannot be read ({error!r}): correct it, or delete it, which "
+                "makes the GPUs what their spec says"
+            ) from error
+        self._stamp = stamp
+
+
+def _stamp(file: Path) -> Stamp:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _content(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    return content
+
+
+def _digest(gpu: Gpu) -> str:
+    """Stands for what the spec says about how ``gpu`` can be cut and is."""
+    told = (gpu.mig_enabled, gpu.mig_instances, [(p.profile_id, p.starts) for p in gpu.mig_profiles])
+    return str(simulated_mig.name_based(gpu.uuid, repr(told)))
+
+
+def _encode(changes: Changes) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "changes": changes.count,
+        "gpus": dict(changes.gpus),
+        "faults": [
+            {
+                "method": fault.method,
+                "gpu": fault.gpu,
+                "error": fault.error,
+                "message": fault.message,
+                "skip": fault.skip,
+                "times": fault.times,
+                "delayS": fault.delay_s,
+                "after": fault.after,
+            }
+            for fault in changes.faults
+        ],
+    }
+
+
+def _decode(raw: dict[str, Any]) -> Changes:
+    if raw.get("version") != VERSION:
+        raise ValueError(f"version {VERSION} expected, got {raw.get('version')!r}")
+    return Changes(
+        count=int(raw.get("changes", 0)),
+        gpus=dict(raw.get("gpus", {})),
+        faults=tuple(
+            Fault(
+                method=fault["method"],
+                gpu=fault.get("gpu"),
+                error=fault.get("error"),
+                message=fault.get("message", ""),
+                skip=int(fault.get("skip", 0)),
+                times=int(fault.get("times", 1)),
+                delay_s=float(fault.get("delayS", 0.0)),
+                after=bool(fault.get("after", False)),
+            )
+            for fault in raw.get("faults", ())
+        ),
+    )
+
+
+def _encode_state(gpu: Gpu, state: GpuState) -> dict[str, Any]:
+    return {
+        "described": _digest(gpu),
+        "migMode": state.mig_enabled,
+        "computeMode": int(state.compute_mode),
+        "busy": state.busy,
+        "instances": [
+            {
+                "profile": instance.profile_id,
+                "start": instance.start,
+                "gi": instance.gi_id,
+                "compute": [{"ci": compute.ci_id, "spans": compute.spans} for compute in instance.compute],
+                "inUse": instance.gi_id in state.in_use,
+            }
+            for instance in state.instances
+        ],
+    }
+
+
+def _decode_state(gpu: Gpu, raw: Mapping[str, Any]) -> GpuState:
+    entries: list[dict[str, Any]] = sorted(raw["instances"], key=lambda entry: int(entry["start"]))
+    return GpuState(
+        mig_enabled=bool(raw["migMode"]),
+        instances=tuple(_decode_instance(gpu, entry) for entry in entries),
+        in_use=frozenset(int(entry["gi"]) for entry in entries if entry.get("inUse")),
+        busy=raw.get("busy"),
+        compute_mode=ComputeMode(raw.get("computeMode", 0)),
+    )
+
+
+def _decode_instance(gpu: Gpu, raw: Mapping[str, Any]) -> MigInstance:
+    profile = gpu.profile(raw["profile"])
+    if profile is None:
+        raise ValueError(f"no MIG profile {raw['profile']!r}")
+    gi_id = _bounded(raw["gi"], MAX_GI_ID)
+    compute = (
+        simulated_mig.compute_instance(
+            gpu, gi_id, ci_id=_bounded(entry["ci"], MAX_CI_ID), spans=bool(entry.get("spans", True))
+        )
+        for entry in raw.get("compute", ())
+    )
+    return MigInstance(
+        gi_id=gi_id,
+        profile_id=profile.profile_id,
+        profile_name=profile.name,
+        start=int(raw["start"]),
+        size=profile.memory_slices,
+        compute=tuple(sorted(compute, key=lambda made: made.ci_id)),
+    )
+
+
+def _bounded(value: Any, highest: int) -> int:
+    if type(value) is not int or not 0 <= value <= highest:
+        raise ValueError(f"a number from 0 to {highest} expected, got {value!r}")
+    return value

@@ -1,0 +1,156 @@
+"""Server-side apply: merge a manager's configuration, drop what it no longer says, refuse what another manager owns.
+
+Owns metadata.managedFields of Apply operations. Plain updates are not recorded as managers: an embedded cluster has few
+writers, and the record would cost every write; so conflicts arise between appliers only. Semantics otherwise follow
+KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
+"""
+
+from dra_driver.errors import ConflictError
+from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.patch.fieldsets import (
+    Path,
+    contains,
+    field_set,
+    inner_type,
+    item_step,
+    merges,
+    paths,
+    remove_at,
+    value_at,
+    without,
+)
+from dra_driver.sim.apiserver.problems import bad_request
+from dra_driver.sim.apiserver.schema import FieldType, type_of
+
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
+
+
+def apply(kind: Kind, live: Obj | None, config: Obj, manager: str, now: str, *, force: bool, subresource: str) -> Obj:
+    """The object after ``manager`` applied ``config``. Raises ConflictError when another applier owns a field
+    differently.
+    """
+    if not manager:
+        raise bad_request(
+            'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required for apply patch'
+        )
+    if entries(config, "metadata", "managedFields"):
+        raise bad_request("metadata.managedFields must be nil")
+    type_ = type_of(kind)
+    wanted = field_set(_managed_part(config), type_)
+    result: Obj = copy_json(live) if live is not None else {}
+    managers = [copy_json(entry) for entry in entries(result, "metadata", "managedFields")]
+    mine = next((entry for entry in managers if _is_mine(entry, manager, subresource)), None)
+    others = [entry for entry in managers if entry is not mine]
+    _settle_conflicts(result, config, wanted, others, type_, force=force)
+    before = mine["fieldsV1"] if mine else {}
+    merged = _merge(result, config, type_)
+    for path in _longest_first(before):
+        if not contains(wanted, path) and not any(contains(entry["fieldsV1"], path) for entry in others):
+            remove_at(merged, path, type_)
+    changed = live is None or _content(merged) != _content(live) or wanted != before
+    entry = {
+        "manager": manager,
+        "operation": "Apply",
+        "apiVersion": kind.api_version,
+        "time": now if changed or mine is None else mine["time"],
+        "fieldsType": "FieldsV1",
+        "fieldsV1": wanted,
+    }
+    if subresource:
+        entry["subresource"] = subresource
+    merged.setdefault("metadata", {})["managedFields"] = [item for item in others if item["fieldsV1"]] + [entry]
+    return merged
+
+
+def _managed_part(config: Obj) -> Obj:
+    metadata = {key: value for key, value in config.get("metadata", {}).items() if key not in _IDENTITY}
+    body = {key: value for key, value in config.items() if key not in {"apiVersion", "kind", "metadata"}}
+    return body | ({"metadata": metadata} if metadata else {})
+
+
+def _content(obj: Obj) -> Obj:
+    metadata = {key: value for key, value in obj.get("metadata", {}).items() if key != "managedFields"}
+    return obj | {"metadata": metadata}
+
+
+def _is_mine(entry: Obj, manager: str, subresource: str) -> bool:
+    return (
+        entry.get("manager") == manager
+        and entry.get("operation") == "Apply"
+        and entry.get("subresource", "") == subresource
+    )
+
+
+def _longest_first(fields: Obj) -> list[Path]:
+    return sorted(paths(fields), key=len, reverse=True)
+
+
+def _settle_conflicts(live: Obj, config: Obj, wanted: Obj, others: list[Obj], type_: FieldType, *, force: bool) -> None:
+    """Take over fields from other managers when forced, else refuse those whose value would change."""
+    found: list[tuple[str, Path]] = []
+    for entry in others:
+        for path in paths(wanted):
+            if not contains(entry["fieldsV1"], path) or path[-1].startswith("k:"):
+                continue
+            if value_at(live, path, type_) != value_at(config, path, type_):
+                found.append((entry["manager"], path))
+                if force:
+                    entry["fieldsV1"] = without(entry["fieldsV1"], path)
+    if found and not force:
+        raise _conflict(found)
+
+
+def _conflict(found: list[tuple[str, Path]]) -> ConflictError:
+    causes: list[Obj] = [
+        {"reason": "FieldManagerConflict", "message": f'conflict with "{manager}"', "field": _dotted(path)}
+        for manager, path in found
+    ]
+    plural = "conflict" if len(causes) == 1 else "conflicts"
+    fields = "\n".join(f"- {cause['field']}" for cause in causes)
+    listed = (
+        f"{causes[0]['message']}: {causes[0]['field']}"
+        if len(causes) == 1
+        else f"conflicts with {', '.join(sorted({repr(manager) for manager, _ in found}))}:\n{fields}"
+    )
+    error = ConflictError(f"Apply failed with {len(causes)} {plural}: {listed}", status=409, reason="Conflict")
+    error.details = {"causes": causes}
+    return error
+
+
+def _dotted(path: Path) -> str:
+    """``.spec.containers[name="a"].image``"""
+    text = ""
+    for step in path:
+        if step.startswith("f:"):
+            text += f".{step[2:]}"
+        else:
+            inside = step[2:].strip("{}").replace('":', "=").replace('"', "", 1) if step.startswith("k:") else step[2:]
+            text += f"[{inside}]"
+    return text
+
+
+def _merge(target: Obj, config: Obj, field: FieldType) -> Obj:
+    for key, value in config.items():
+        inner = inner_type(field, key)
+        if not merges(inner, value):
+            target[key] = copy_json(value)
+        elif isinstance(value, dict):
+            nested = target.get(key)
+            target[key] = _merge(nested if isinstance(nested, dict) else {}, value, inner)
+        else:
+            target[key] = _merge_list(target.get(key) or [], value, inner)
+    return target
+
+
+def _merge_list(current: list[Obj], config: list[Obj], field: FieldType) -> list[Obj]:
+    """Items of ``config`` in its order, merged with those that are there; the others keep their place behind."""
+    by_step = {item_step(field, item): item for item in current}
+    merged = []
+    for item in config:
+        existing = by_step.pop(item_step(field, item), None)
+        if isinstance(item, dict):
+            merged.append(_merge(existing if existing is not None else {}, item, field.inner))
+        else:
+            merged.append(item)
+    return merged + list(by_step.values())

@@ -1,0 +1,150 @@
+"""The demonstration: two nodes with different GPUs, every example, a readable account of what happened.
+
+Examples that need other GPUs or policies (`needs`) come after the others, each group on a cluster of its own. Owns the
+account and the verdict. Fails when any example does not reach what it states or leaves something behind.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
+from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
+from dra_driver.sim.cluster import DRIVER, Cluster
+from dra_driver.sim.demo import forms as demo_forms
+from dra_driver.sim.demo import pending as demo_pending
+from dra_driver.sim.demo.cluster_pool import Stage
+from dra_driver.sim.demo.render import columns, table
+from dra_driver.sim.demo.requirements import Needs, group
+from dra_driver.sim.demo.scenario import Outcome, Scenario
+
+NODES_OF_DEMO = {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}
+CLASSES = Path("deploy/base/deviceclasses.yaml")
+EXAMPLES = Path("examples")
+
+Say = Callable[[str], None]
+
+
+def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
+    """The whole demonstration with the manifests below ``root``; whether everything was as stated.
+
+    Raises ConfigurationError when the manifests are not there, RetryableError when the cluster does not come up.
+    """
+    examples = sorted((root / EXAMPLES).glob("*.yaml"))
+    if not examples or not (root / CLASSES).is_file():
+        raise ConfigurationError(
+            f"no {EXAMPLES}/*.yaml and {CLASSES} below {root}: run this in a checkout of the project"
+        )
+    started = time.monotonic()
+    groups = group(examples)
+    outcomes: list[Outcome] = []
+    with Stage(nodes or NODES_OF_DEMO, lambda started_one: started_one.apply(root / CLASSES)) as stage:
+        cluster = stage.cluster(Needs())
+        _introduce(cluster, say, time.monotonic() - started)
+        outcomes += _run_all(cluster, groups.pop(Needs(), []), say)
+        explained = demo_pending.run(cluster, say)
+        say("CDI documents that stay: one per node, shared by all its containers")
+        for node in cluster.nodes.values():
+            say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
+        for needs, members in groups.items():
+            begun = time.monotonic()
+            cluster = stage.cluster(needs)
+            say(f"\nAnother cluster is up: {needs} ({time.monotonic() - begun:.1f} s).\n")
+            outcomes += _run_all(cluster, members, say)
+        alike = Needs(nodes=tuple(demo_forms.NODES.items()), policies=(root / demo_forms.POLICY,))
+        transformed = demo_forms.run(stage.cluster(alike), say)
+    good = sum(outcome.problem is None for outcome in outcomes)
+    say(f"\n{good} of {len(outcomes)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
+    return good == len(outcomes) and explained and transformed
+
+
+def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
+    say(f"Cluster with {len(cluster.nodes)} nodes is up, GPUs are published ({up_s:.1f} s).\n")
+    say("$ kubectl get nodes\n" + table(NODES, cluster.store.list(NODES).items, utc_now()) + "\n")
+    say("$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now()) + "\n")
+    say(_devices(cluster) + "\n")
+
+
+def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[Outcome]:
+    documents: list[str] = []
+    scenario = Scenario(
+        cluster.client,
+        leftovers=cluster.leftovers,
+        observe=lambda _path: documents.extend(_documents(cluster)),
+    )
+    outcomes = []
+    for path in examples:
+        documents.clear()
+        outcomes.append(outcome := scenario.run(path, namespace=f"demo-{path.stem}"[:63]))
+        say(_account(outcome, documents))
+    return outcomes
+
+
+def checkout() -> Path:
+    """Where the manifests are: the current folder if it has them, else the checkout that this code runs from."""
+    here, source = Path.cwd(), Path(__file__).resolve().parents[3]
+    return here if (here / CLASSES).is_file() else source
+
+
+def apply_classes(cluster: Cluster) -> None:
+    """Create the project's DeviceClasses; an installation without a checkout does without them."""
+    path = checkout() / CLASSES
+    if path.is_file():
+        cluster.apply(path)
+
+
+def _devices(cluster: Cluster) -> str:
+    """One line per GPU with the attributes that selectors use; its MIG devices are counted, an H100 has some twenty."""
+    rows = [["NODE", "DEVICE", "PRODUCT", "ARCHITECTURE", "MEMORY", "DRIVER", "MIG DEVICES"]]
+    by_node: dict[str, list[Obj]] = {}
+    for item in cluster.slices():
+        by_node.setdefault(item["spec"]["nodeName"], []).extend(item["spec"].get("devices") or ())
+    for node, devices in by_node.items():
+        parts = Counter(_value(device, "parentUUID") for device in devices if _value(device, "type") == "mig")
+        for device in devices:
+            if _value(device, "type") != "mig":
+                memory = (device.get("capacity") or {}).get("memory", {}).get("value", "-")
+                product, architecture, driver = (_value(device, name) for name in _SHOWN)
+                count = str(parts.pop(_value(device, "uuid"), 0) or "-")
+                rows.append([node, device["name"], product, architecture, memory, driver, count])
+        # Parents that are published in parts only.
+        rows += [[node, "-", parent, "-", "-", "-", str(count)] for parent, count in parts.items()]
+    return f"Devices of {DRIVER}\n{columns(rows)}"
+
+
+def _value(device: Obj, attribute: str) -> str:
+    """The attribute's value, whatever its type, "-" without it."""
+    return str(next(iter(dig(device, "attributes", attribute, default={"": "-"}).values())))
+
+
+_SHOWN = ("productName", "architecture", "driverVersion")
+
+
+def _documents(cluster: Cluster) -> list[str]:
+    """The claims' CDI documents on all nodes, each with its device nodes."""
+    lines = []
+    for node in cluster.nodes.values():
+        for path in node.claim_files():
+            document = json.loads(path.read_text())
+            for device in document["devices"]:
+                nodes = [item["path"] for item in device["containerEdits"].get("deviceNodes", ())]
+                lines.append(f"{node.name}: {document['kind']}={device['name']} -> {' '.join(nodes)}")
+    return lines
+
+
+def _account(outcome: Outcome, documents: list[str]) -> str:
+    verdict = "ok" if outcome.problem is None else "FAILED"
+    lines = [f"--- {outcome.example}: {verdict} (reached {outcome.reached_s:.2f} s, deleted {outcome.deleted_s:.2f} s)"]
+    lines += [f"    states   {expectation.text}" for expectation in outcome.expectations]
+    for sight in outcome.sights:
+        where = f"on {sight.node}" if sight.node else "on no node"
+        lines.append(f"    pod      {sight.pod}/{sight.container}: {sight.phase} {where}")
+        lines += [f"      log    {line}" for line in sight.log.splitlines()]
+        lines += [f"      says   {sight.note}"] if sight.note else []
+    lines += [f"    cdi      {line}" for line in documents]
+    if outcome.problem is not None:
+        lines.append(f"    problem  {outcome.problem}")
+    return "\n".join(lines) + "\n"

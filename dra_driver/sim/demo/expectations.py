@@ -1,0 +1,256 @@
+"""What an example states about itself, read from its comments and checked against a cluster.
+
+Owns the grammar of ``# expect:`` lines and what each means. Works on any cluster through `client.Client`, so the same
+statements are checked in the embedded cluster and on a real one. What an example needs of its cluster is said in
+comments of another kind, see `needs`.
+
+    # expect: pod/NAME Running sees N GPU(s)        every container ready; their logs list exactly what was granted,
+    # expect: pod/NAME Running sees N MIG device(s)   by UUID for GPUs, by parent and profile for MIG devices
+    # expect: pod/NAME Running sees N MIG device(s) of profile P
+    # expect: pod/NAME Running sees N GPU(s) and M MIG device(s)
+    # expect: pod/NAME Pending                      unschedulable, and said so
+    # expect: pod/NAME logs LINE                    every container's log has the line, CUDA_MPS_…=… say
+    # expect: container POD/C logs LINE             this one's has
+    # expect: job/NAME Complete
+    # expect: deployment/NAME Available             every replica available
+    # expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
+    # expect: pods A B same MIG device              and: different MIG devices
+    # expect: containers POD/C1 POD/C2 same GPU     and the other three
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import ConfigurationError, DraError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS
+from dra_driver.sim.client import Client
+from dra_driver.sim.demo.observed import Devices, difference, granted, seen
+from dra_driver.sim.objects import condition, is_ready
+
+_LINE: Final = re.compile(r"^#[ \t]*expect:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_NAME: Final = r"[a-z0-9][a-z0-9.-]*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """One statement. ``pod``, ``job``, ``deployment`` and ``container`` name one object; the plural forms several.
+
+    ``profile`` is that of all partitions, "" for any. ``line`` is what a log has to have.
+    """
+
+    text: str
+    kind: str
+    names: Sequence[str]
+    state: str
+    gpus: int = 0
+    partitions: int = 0
+    profile: str = ""
+    line: str = ""
+
+
+_FORMS: Final = (
+    (re.compile(rf"pod/({_NAME}) Pending"), "pod", "Pending"),
+    (re.compile(rf"job/({_NAME}) Complete"), "job", "Complete"),
+    (re.compile(rf"deployment/({_NAME}) Available"), "deployment", "Available"),
+)
+_SEES: Final = re.compile(
+    rf"pod/({_NAME}) Running sees (?:(\d+) GPUs?)?( and )?(?:(\d+) MIG devices?(?: of profile (\S+))?)?"
+)
+_LOGS: Final = re.compile(rf"(?:pod/({_NAME})|container ({_NAME}/{_NAME})) logs (\S.*)")
+_SEVERAL: Final = re.compile(
+    r"(pods|containers) (\S+(?: \S+)+) (same GPU|different GPUs|same MIG device|different MIG devices)"
+)
+
+
+def parse(text: str) -> Expectation:
+    """One statement. Raises ConfigurationError when it has none of the known forms."""
+    for form, kind, state in _FORMS:
+        if match := form.fullmatch(text):
+            return Expectation(text=text, kind=kind, names=(match[1],), state=state)
+    match = _SEES.fullmatch(text)
+    if match and (match[2] or match[4]) and bool(match[3]) == bool(match[2] and match[4]):
+        return Expectation(
+            text=text,
+            kind="pod",
+            names=(match[1],),
+            state="Running",
+            gpus=int(match[2] or 0),
+            partitions=int(match[4] or 0),
+            profile=match[5] or "",
+        )
+    if match := _LOGS.fullmatch(text):
+        name = match[1] or match[2]
+        return Expectation(text=text, kind="logs", names=(name,), state="logs", line=match[3])
+    if match := _SEVERAL.fullmatch(text):
+        return Expectation(text=text, kind=match[1], names=tuple(match[2].split()), state=match[3])
+    raise ConfigurationError(f"cannot read the expectation {text!r}")
+
+
+def read(path: Path) -> list[Expectation]:
+    """All statements of a file. Raises ConfigurationError when there is none: an example has to say what it shows."""
+    lines = _LINE.findall(path.read_text(encoding="utf-8"))
+    if not lines:
+        raise ConfigurationError(f"{path} has no '# expect:' line")
+    return [parse(line) for line in lines]
+
+
+def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -> str | None:
+    """What is not as stated yet, the first such thing; None when everything is."""
+    for expectation in expectations:
+        try:
+            complaint = _CHECKS[expectation.kind](expectation, client, namespace)
+        except DraError as error:
+            complaint = str(error)
+        if complaint is not None:
+            return f"expected {expectation.text}: {complaint}"
+    return None
+
+
+def seen_gpus(log: str) -> tuple[str, ...]:
+    """UUIDs of all GPUs that a log lists in the format of ``nvidia-smi -L``, in order, each once."""
+    return seen(log).listed
+
+
+def granted_gpus(pod: Obj, client: Client) -> tuple[str, ...]:
+    """UUIDs of the whole GPUs that the pod's claims were allocated, as their ResourceSlices name them."""
+    return granted(pod, client).gpus
+
+
+def _seen_by(pod: Obj, client: Client) -> Devices:
+    """What the logs of all of the pod's containers list together."""
+    return sum((seen(log) for log in _logs_of(pod, client).values()), Devices())
+
+
+def _logs_of(pod: Obj, client: Client) -> dict[str, str]:
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    containers = [container["name"] for container in entries(pod, "spec", "containers")]
+    return {container: client.log(namespace, name, container) for container in containers}
+
+
+def _pod(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    pod = client.find(PODS, expectation.names[0], namespace)
+    if pod is None:
+        return "there is no such pod"
+    phase = dig(pod, "status", "phase", default="")
+    if expectation.state == "Pending":
+        unschedulable = phase == "Pending" and condition(pod, "PodScheduled") == "False"
+        return (
+            None if unschedulable else f"it is {phase}, PodScheduled is {condition(pod, 'PodScheduled') or 'not set'}"
+        )
+    if phase != "Running" or not is_ready(pod):
+        return f"it is {phase or 'without a phase'}{_why(pod)}"
+    return _sees(expectation, pod, client)
+
+
+def _sees(expectation: Expectation, pod: Obj, client: Client) -> str | None:
+    """All containers together list exactly what the pod's claims were granted, and as many as stated."""
+    found = _seen_by(pod, client)
+    for wanted, listed, what in (
+        (expectation.gpus, found.gpus, "GPUs"),
+        (expectation.partitions, found.partitions, "MIG devices"),
+    ):
+        if len(listed) != wanted:
+            return f"its containers see {len(listed)} {what}, expected {wanted}"
+    profiles = {partition.profile for partition in found.partitions}
+    if expectation.profile and profiles != {expectation.profile}:
+        return f"its containers see MIG devices of {', '.join(sorted(profiles))}"
+    return difference(found, granted(pod, client))
+
+
+def _logs(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    name, _, container = expectation.names[0].partition("/")
+    pod = client.find(PODS, name, namespace)
+    if pod is None:
+        return "there is no such pod"
+    logs = {container: client.log(namespace, name, container)} if container else _logs_of(pod, client)
+    for where, log in logs.items():
+        if expectation.line not in log.splitlines():
+            return f"{where} does not log it, but {log.splitlines()}"
+    return None
+
+
+def why_unscheduled(pod: Obj) -> str:
+    """What the scheduler says about a pod without a node, "" for one that has a node."""
+    for item in entries(pod, "status", "conditions"):
+        if item.get("type") == "PodScheduled" and item.get("status") == "False":
+            return str(item.get("message", ""))
+    return ""
+
+
+def _why(pod: Obj) -> str:
+    if reason := why_unscheduled(pod):
+        return f" ({reason})"
+    for status in entries(pod, "status", "containerStatuses"):
+        if waiting := dig(status, "state", "waiting"):
+            return f" ({status['name']}: {waiting.get('reason', '')} {waiting.get('message', '')})"
+    return ""
+
+
+def _job(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    job = client.find(JOBS, expectation.names[0], namespace)
+    if job is None:
+        return "there is no such job"
+    if condition(job, "Complete") == "True":
+        return None
+    succeeded, failed = (dig(job, "status", field, default=0) for field in ("succeeded", "failed"))
+    return f"{succeeded} pods have succeeded, {failed} have failed"
+
+
+def _deployment(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    deployment = client.find(DEPLOYMENTS, expectation.names[0], namespace)
+    if deployment is None:
+        return "there is no such deployment"
+    wanted, available = (
+        dig(deployment, "spec", "replicas", default=1),
+        dig(deployment, "status", "availableReplicas", default=0),
+    )
+    if condition(deployment, "Available") == "True" and available == wanted:
+        return None
+    return f"{available} of {wanted} replicas are available"
+
+
+def _compare(expectation: Expectation, found: dict[str, Devices]) -> str | None:
+    sort, _, what = expectation.state.partition(" ")
+    of_gpus = what.startswith("GPU")
+    listed = {
+        name: frozenset(devices.listed if of_gpus else (part.uuid for part in devices.partitions))
+        for name, devices in found.items()
+    }
+    blind = [name for name, uuids in listed.items() if not uuids]
+    if blind:
+        return f"{', '.join(blind)} see no {'GPU' if of_gpus else 'MIG device'}"
+    sets = list(listed.values())
+    fits = len(set(sets)) == 1 if sort == "same" else len(frozenset().union(*sets)) == sum(map(len, sets))
+    return None if fits else "; ".join(f"{name} sees {', '.join(sorted(uuids))}" for name, uuids in listed.items())
+
+
+def _pods(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    found = {}
+    for name in expectation.names:
+        pod = client.find(PODS, name, namespace)
+        if pod is None:
+            return f"there is no pod {name}"
+        found[name] = _seen_by(pod, client)
+    return _compare(expectation, found)
+
+
+def _containers(expectation: Expectation, client: Client, namespace: str) -> str | None:
+    found = {}
+    for name in expectation.names:
+        pod, _, container = name.partition("/")
+        found[name] = seen(client.log(namespace, pod, container))
+    return _compare(expectation, found)
+
+
+_CHECKS: Final = {
+    "pod": _pod,
+    "logs": _logs,
+    "job": _job,
+    "deployment": _deployment,
+    "pods": _pods,
+    "containers": _containers,
+}

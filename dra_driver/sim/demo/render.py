@@ -1,0 +1,26 @@
+"""Tables as kubectl prints them, from the columns that the API server would send."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.printers.common import DEFAULT_PRINTER
+
+_GAP = "   "
+
+
+def table(kind: Kind, objects: Iterable[Obj], now: datetime) -> str:
+    """``kubectl get`` of objects of one kind, without the columns of ``-o wide``."""
+    printer = kind.printer or DEFAULT_PRINTER
+    shown = [index for index, column in enumerate(printer.columns) if not column.priority]
+    head = [printer.columns[index].name.upper() for index in shown]
+    rows = [[str(printer.cells(obj, now)[index]) for index in shown] for obj in objects]
+    return columns([head, *rows])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells in aligned columns."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = (_GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)

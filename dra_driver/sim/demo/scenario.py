@@ -1,0 +1,151 @@
+"""Running one example: apply it in a namespace of its own, wait for what it states, delete it, find nothing left.
+
+Owns the order and the time limits. Works on any cluster; what "nothing left" means on its nodes is handed in. Whether
+the cluster has the GPUs and policies that the example is about is for the caller to see to (`needs`, `stage`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.errors import AlreadyExistsError, DraError, RetryableError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
+from dra_driver.sim.client import Client
+from dra_driver.sim.demo import expectations as expect
+from dra_driver.sim.demo.manifests import at_home, deletion_order, kind_of, load
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What one container saw: its log, as it was when the example had reached its state. ``note``: why no node."""
+
+    pod: str
+    node: str
+    phase: str
+    container: str
+    log: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one example went. ``problem`` is None when everything was as stated and nothing was left behind."""
+
+    example: str
+    expectations: Sequence[expect.Expectation]
+    sights: Sequence[Sight]
+    reached_s: float
+    deleted_s: float
+    problem: str | None
+
+
+class Scenario:
+    """Runs examples, one after the other. ``leftovers`` names what is left on nodes; ``observe`` sees the cluster
+    while an example is in its state.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        leftovers: Callable[[], list[str]] = list,
+        observe: Callable[[Path], None] = lambda _path: None,
+        reach_s: float = 60.0,
+        delete_s: float = 60.0,
+        settle_s: float = 0.3,
+    ) -> None:
+        self._client = client
+        self._leftovers = leftovers
+        self._observe = observe
+        self._reach_s = reach_s
+        self._delete_s = delete_s
+        self._settle_s = settle_s
+
+    def run(self, path: Path, namespace: str) -> Outcome:
+        """One example in ``namespace``, which is made for it and deleted after it, or in the one that it brings."""
+        expectations = expect.read(path)
+        home, objects = at_home(load(path), namespace)
+        namespace = home["metadata"]["name"]
+        started = time.monotonic()
+        problem, sights = None, []
+        try:
+            self._apply(objects, home)
+            self._reach(expectations, namespace)
+            sights = self._look(namespace)
+            self._observe(path)
+        except DraError as error:
+            problem, sights = str(error), self._look(namespace)
+        reached = time.monotonic()
+        try:
+            self._remove(objects, namespace)
+        except DraError as error:
+            problem = problem or str(error)
+        return Outcome(
+            example=path.name,
+            expectations=expectations,
+            sights=sights,
+            reached_s=reached - started,
+            deleted_s=time.monotonic() - reached,
+            problem=problem,
+        )
+
+    def _apply(self, objects: Sequence[Obj], home: Obj) -> None:
+        with suppress(AlreadyExistsError):
+            self._client.create(home, "")
+        for obj in objects:
+            self._client.create(obj, home["metadata"]["name"])
+
+    def _reach(self, expectations: Sequence[expect.Expectation], namespace: str) -> None:
+        """Everything as stated at once, and still so a moment later: a pod that stays Pending is not just slow."""
+        self._wait(lambda: expect.unmet(expectations, self._client, namespace), self._reach_s)
+        time.sleep(self._settle_s)
+        self._wait(lambda: expect.unmet(expectations, self._client, namespace), POLL_S)
+
+    def _remove(self, objects: Sequence[Obj], namespace: str) -> None:
+        for obj in deletion_order(objects):
+            kind = kind_of(obj)
+            self._client.delete(kind, obj["metadata"]["name"], namespace if kind.namespaced else "")
+        self._wait(lambda: self._remains(namespace), self._delete_s)
+        self._client.delete(NAMESPACES, namespace, "")
+
+    def _remains(self, namespace: str) -> str | None:
+        """Asked after the objects were deleted and before their namespace is: nothing may hide behind that."""
+        left = [
+            f"{kind.singular} {obj['metadata']['name']}"
+            for kind in (PODS, RESOURCE_CLAIMS)
+            for obj in self._client.list(kind, namespace)
+        ]
+        left += self._leftovers()
+        return f"left behind after deletion: {', '.join(left)}" if left else None
+
+    def _look(self, namespace: str) -> list[Sight]:
+        sights = []
+        for pod in self._client.list(PODS, namespace):
+            for container in pod["spec"]["containers"]:
+                log = ""
+                with suppress(DraError):  # a container that never started has no log
+                    log = self._client.log(namespace, pod["metadata"]["name"], container["name"])
+                sights.append(
+                    Sight(
+                        pod=pod["metadata"]["name"],
+                        node=dig(pod, "spec", "nodeName", default=""),
+                        phase=dig(pod, "status", "phase", default=""),
+                        container=container["name"],
+                        log=log,
+                        note=expect.why_unscheduled(pod),
+                    )
+                )
+        return sights
+
+    @staticmethod
+    def _wait(complaint: Callable[[], str | None], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (said := complaint()) is not None:
+            if time.monotonic() >= deadline:
+                raise RetryableError(f"not reached within {timeout_s:g} s: {said}")
+            time.sleep(POLL_S)

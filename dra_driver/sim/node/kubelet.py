@@ -1,0 +1,368 @@
+"""A kubelet as a DRA driver sees it: finds registration sockets, registers plugins, prepares and unprepares claims.
+
+Owns the driver-facing half of a kubelet, over real unix sockets; it is shipped so that drivers can be tested without a
+node. Refuses to know pods and containers (`node`). Follows kubernetes/kubernetes pkg/kubelet/pluginmanager and
+pkg/kubelet/cm/dra: which socket counts, the handshake and its time limits, one call per driver with all claims that
+are not prepared yet, what makes an answer wrong, the health stream that is opened to every plugin and held.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import grpc
+
+from dra_driver._pb.dra_v1 import api_pb2 as v1
+from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver._pb.health_v1alpha1 import api_pb2 as health
+from dra_driver._pb.pluginregistration import api_pb2 as registration
+from dra_driver.errors import RetryableError
+from dra_driver.sim.node.kubelet_state import Device, KubeletState, NodeClaim
+from dra_driver.sim.node.registry import Identity, check_served, find_sockets
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S: Final = 45.0
+DIAL_TIMEOUT_S: Final = 10.0
+GET_INFO_TIMEOUT_S: Final = 1.0
+NOTIFY_TIMEOUT_S: Final = 5.0
+FIRST_BACKOFF_S: Final = 0.5
+LONGEST_BACKOFF_S: Final = 122.0
+HEALTH_RETRY_S: Final = 5.0
+
+# In the order of preference of the real kubelet: the first of the driver's list that is here wins.
+_SERVICES: Final[dict[str, Any]] = {"v1.DRAPlugin": v1, "v1beta1.DRAPlugin": v1beta1}
+
+# Every connection on its own: in grpc's shared pool a new one would inherit the back-off of one to a dead process. The
+# real kubelet reconnects at once.
+_OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class DraPlugin:
+    """One registered instance of a driver and the connection to it. Thread-safe."""
+
+    def __init__(self, name: str, endpoint: str, service: str) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.service = service
+        self._messages = _SERVICES[service]
+        self._channel = grpc.insecure_channel(f"unix:{endpoint}", options=_OPTIONS)
+        self._connected = threading.Event()
+        self._stop = threading.Event()
+        self._channel.subscribe(self._changed, try_to_connect=True)
+        self.health_messages = 0
+        self._health_call: Any = None
+        self._health = threading.Thread(target=self._watch_health, name=f"kubelet-health-{name}", daemon=True)
+        self._health.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up; it is restored without a new registration."""
+        return self._connected.is_set()
+
+    def prepare(self, claims: Sequence[NodeClaim], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """NodePrepareResources: response per claim UID. Raises RetryableError when the call itself fails."""
+        request = self._messages.NodePrepareResourcesRequest(claims=self._claims(claims))
+        return dict(self._call("NodePrepareResources", request, timeout_s).claims)
+
+    def unprepare(self, claims: Sequence[NodeClaim], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """NodeUnprepareResources: response per claim UID. Raises RetryableError when the call itself fails."""
+        request = self._messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
+        return dict(self._call("NodeUnprepareResources", request, timeout_s).claims)
+
+    def close(self) -> None:
+        """Drop the connection. Idempotent."""
+        self._stop.set()
+        if self._health_call is not None:
+            self._health_call.cancel()
+        self._channel.close()
+        self._health.join(HEALTH_RETRY_S)
+
+    def _claims(self, claims: Sequence[NodeClaim]) -> list[Any]:
+        return [self._messages.Claim(namespace=c.namespace, uid=c.uid, name=c.name) for c in claims]
+
+    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        return _unary(self._channel, self._messages, "DRAPlugin", method, request, timeout_s)
+
+    def _changed(self, connectivity: grpc.ChannelConnectivity) -> None:
+        if connectivity is grpc.ChannelConnectivity.READY:
+            self._connected.set()
+        else:
+            self._connected.clear()
+
+    def _watch_health(self) -> None:
+        """Up to Kubernetes 1.36 the v1alpha1 stream is opened to every plugin and again 5 s after each end."""
+        while not self._stop.is_set():
+            call = self._channel.unary_stream(
+                _method(health, "DRAResourceHealth", "NodeWatchResources"),
+                request_serializer=health.NodeWatchResourcesRequest.SerializeToString,
+                response_deserializer=health.NodeWatchResourcesResponse.FromString,
+            )
+            try:
+                self._health_call = call(health.NodeWatchResourcesRequest(), wait_for_ready=True)
+                for _ in self._health_call:
+                    self.health_messages += 1
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+                log.debug("health stream ended", extra={"driver": self.name, "reason": type(error).__name__})
+            self._stop.wait(HEALTH_RETRY_S)
+
+
+class _Socket:
+    """What is known about one registration socket: when to try it (again) and what came of it."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.plugin: DraPlugin | None = None
+        self.failures = 0
+        self.not_before = 0.0
+
+
+class FakeKubelet:
+    """The driver-facing half of a kubelet. Start it once, stop it once; a new one over the same folders is a restart.
+
+    ``on_wipe`` is called with a driver's name when it has been without a connected instance for ``wiping_delay_s``:
+    the real kubelet then deletes its ResourceSlices of this node.
+    """
+
+    def __init__(
+        self,
+        registry: Path,
+        state_file: Path,
+        *,
+        interval_s: float = 0.1,
+        wiping_delay_s: float = 30.0,
+        on_wipe: Callable[[str], None] | None = None,
+    ) -> None:
+        self.state = KubeletState(state_file)
+        self._registry = registry
+        self._interval_s = interval_s
+        self._wiping_delay_s = wiping_delay_s
+        self._on_wipe = on_wipe
+        self._lock = threading.Lock()  # guards the three dicts below
+        self._plugins: dict[str, list[DraPlugin]] = {}
+        self._absent_since: dict[str, float] = {}
+        self._claim_locks: dict[str, threading.Lock] = {}  # one per claim, for as long as this kubelet lives
+        self._sockets: dict[Path, _Socket] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for plugins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Drop all connections and leave everything as it is, like a kubelet that is stopped. Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(DIAL_TIMEOUT_S)
+        with self._lock:
+            plugins = [plugin for instances in self._plugins.values() for plugin in instances]
+            self._plugins = {}
+        for plugin in plugins:
+            plugin.close()
+
+    def drivers(self) -> frozenset[str]:
+        """Drivers with at least one registered instance."""
+        with self._lock:
+            return frozenset(name for name, instances in self._plugins.items() if instances)
+
+    def plugin(self, driver: str) -> DraPlugin:
+        """The most recently registered connected instance. Raises RetryableError when there is none."""
+        with self._lock:
+            instances = list(self._plugins.get(driver, ()))
+        if not instances:
+            raise RetryableError(f"DRA driver {driver} is not registered")
+        return next((plugin for plugin in reversed(instances) if plugin.connected), instances[-1])
+
+    def prepare(self, pod_uid: str, claims: Sequence[NodeClaim]) -> None:
+        """Make every claim of a pod usable on this node; answers are in ``state``.
+
+        Raises RetryableError with the text of the pod's event. Claims that are prepared already are not asked for
+        again; drivers that have answered are not rolled back.
+        """
+        for driver in sorted({driver for claim in claims for driver in claim.drivers}):
+            self.plugin(driver)
+        with self._exclusive(claims):
+            for claim in claims:
+                self.state.add_user(claim, pod_uid)
+            wanted = [claim for claim in claims if not self.state.is_prepared(claim.uid)]
+            for driver in sorted({driver for claim in wanted for driver in claim.drivers}):
+                of_driver = [claim for claim in wanted if driver in claim.drivers]
+                self._check(of_driver, answers := self.plugin(driver).prepare(of_driver), "NodePrepareResources")
+                for claim in of_driver:
+                    self.state.set_prepared(claim.uid, driver, _devices(driver, answers[claim.uid]))
+
+    def unprepare(self, pod_uid: str) -> None:
+        """Give back every claim that this pod is the last user of. Raises RetryableError and then forgets nothing."""
+        with self._exclusive(self.state.claims_of(pod_uid)):
+            claims = self.state.drop_user(pod_uid)
+            for driver in sorted({driver for claim in claims for driver in claim.drivers}):
+                of_driver = [claim for claim in claims if driver in claim.drivers]
+                self._check(of_driver, self.plugin(driver).unprepare(of_driver), "NodeUnprepareResources")
+            self.state.forget(claim.uid for claim in claims)
+
+    @contextmanager
+    def _exclusive(self, claims: Sequence[NodeClaim]) -> Iterator[None]:
+        """Nobody else prepares or unprepares these claims meanwhile; always locked in the same order."""
+        with ExitStack() as held:
+            for uid in sorted({claim.uid for claim in claims}):
+                with self._lock:
+                    lock = self._claim_locks.setdefault(uid, threading.Lock())
+                held.enter_context(lock)
+            yield
+
+    @staticmethod
+    def _check(claims: Sequence[NodeClaim], answers: dict[str, Any], method: str) -> None:
+        asked = {claim.uid: claim for claim in claims}
+        for uid, answer in answers.items():
+            if uid not in asked:
+                raise RetryableError(f"{method} returned a claim that was not asked for: {uid}")
+            if answer.error:
+                label = f"{asked[uid].namespace}/{asked[uid].name}"
+                raise RetryableError(f"{method} failed for ResourceClaim {label}: {answer.error}")
+        if len(answers) < len(asked):
+            raise RetryableError(f"{method} skipped {len(asked) - len(answers)} ResourceClaims")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._look()
+                self._wipe_absent()
+            except Exception:  # thread boundary: a strange file must not end the search for plugins
+                log.exception("looking for plugins failed")
+            self._stop.wait(self._interval_s)
+
+    def _look(self) -> None:
+        found = dict(find_sockets(self._registry))
+        for path in [path for path, known in self._sockets.items() if found.get(path) != known.identity]:
+            self._deregister(self._sockets.pop(path))
+        for path, identity in found.items():
+            known = self._sockets.setdefault(path, _Socket(identity))
+            if known.plugin is None and known.not_before <= monotonic():
+                self._register(path, known)
+
+    def _register(self, path: Path, known: _Socket) -> None:
+        try:
+            known.plugin = self._handshake(path)
+        except RetryableError as error:
+            known.failures += 1
+            backoff_s = min(FIRST_BACKOFF_S * 2 ** (known.failures - 1), LONGEST_BACKOFF_S)
+            known.not_before = monotonic() + backoff_s
+            log.warning("plugin not registered", extra={"socket": path, "reason": error, "retry_s": backoff_s})
+
+    def _handshake(self, path: Path) -> DraPlugin:
+        check_served(path, GET_INFO_TIMEOUT_S)
+        with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(DIAL_TIMEOUT_S)
+            except grpc.FutureTimeoutError as error:
+                raise RetryableError(f"nobody accepts connections at {path}") from error
+            info = _unary(
+                channel, registration, "Registration", "GetInfo", registration.InfoRequest(), GET_INFO_TIMEOUT_S
+            )
+            try:
+                service = self._validate(info)
+            except RetryableError as error:
+                self._notify(channel, registered=False, error=str(error))
+                raise
+            plugin = DraPlugin(info.name, info.endpoint or str(path), service)
+            with self._lock:
+                self._plugins.setdefault(info.name, []).append(plugin)
+                self._absent_since.pop(info.name, None)
+            try:
+                self._notify(channel, registered=True)
+            except RetryableError:
+                self._remove(plugin)
+                raise
+        log.info("plugin registered", extra={"driver": info.name, "endpoint": plugin.endpoint, "service": service})
+        return plugin
+
+    def _validate(self, info: Any) -> str:
+        """The service to speak: the first entry of the driver's list that a kubelet knows."""
+        if info.type != "DRAPlugin":
+            raise RetryableError(f"no handler registered for plugin type: {info.type}")
+        service: str | None = next((version for version in info.supported_versions if version in _SERVICES), None)
+        if service is None:
+            listed = list(info.supported_versions)
+            raise RetryableError(f"DRA plugin {info.name} supports none of {list(_SERVICES)}, only {listed}")
+        with self._lock:
+            for other in self._plugins.get(info.name, ()):
+                if info.endpoint and other.endpoint == info.endpoint:
+                    raise RetryableError(
+                        f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}"
+                    )
+        return service
+
+    @staticmethod
+    def _notify(channel: grpc.Channel, *, registered: bool, error: str = "") -> None:
+        status = registration.RegistrationStatus(plugin_registered=registered, error=error)
+        _unary(channel, registration, "Registration", "NotifyRegistrationStatus", status, NOTIFY_TIMEOUT_S)
+
+    def _deregister(self, known: _Socket) -> None:
+        if known.plugin is not None:
+            log.info("plugin deregistered", extra={"driver": known.plugin.name})
+            self._remove(known.plugin)
+
+    def _remove(self, plugin: DraPlugin) -> None:
+        with self._lock:
+            instances = self._plugins.get(plugin.name, [])
+            if plugin in instances:
+                instances.remove(plugin)
+        plugin.close()
+
+    def _wipe_absent(self) -> None:
+        now, due = monotonic(), []
+        with self._lock:
+            for name, instances in self._plugins.items():
+                if any(plugin.connected for plugin in instances):
+                    self._absent_since.pop(name, None)
+                elif self._absent_since.setdefault(name, now) + self._wiping_delay_s <= now:
+                    self._absent_since[name] = float("inf")
+                    due.append(name)
+        for name in due:
+            if self._on_wipe is not None:
+                self._on_wipe(name)
+
+
+def _devices(driver: str, answer: Any) -> tuple[Device, ...]:
+    return tuple(
+        Device(
+            driver=driver,
+            request_names=tuple(device.request_names),
+            pool=device.pool_name,
+            device=device.device_name,
+            cdi_ids=tuple(device.cdi_device_ids),
+            share_id=getattr(device, "share_id", ""),  # v1beta1 has none
+        )
+        for device in answer.devices
+    )
+
+
+def _method(messages: Any, service: str, method: str) -> str:
+    return f"/{messages.DESCRIPTOR.services_by_name[service].full_name}/{method}"
+
+
+def _unary(channel: grpc.Channel, messages: Any, service: str, method: str, request: Any, timeout_s: float) -> Any:  # noqa: PLR0917 - one place that spells a gRPC call
+    descriptor = messages.DESCRIPTOR.services_by_name[service].methods_by_name[method]
+    answer = getattr(messages, descriptor.output_type.name)
+    call = channel.unary_unary(
+        _method(messages, service, method),
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+    try:
+        return call(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+        details = error.details() if isinstance(error, grpc.Call) else str(error)
+        raise RetryableError(f"{method} failed: rpc error: code = {code} desc = {details}") from error
+    except ValueError as error:
+        raise RetryableError(f"{method} failed: the connection is closed") from error

@@ -1,0 +1,210 @@
+"""A simulated node: its Node object, its kubelet, and a worker for each of its pods.
+
+Owns the folders of the node and who works on which pod. What a kubelet does at its start is done here: all slices
+of the node are deleted (wipeResourceSlices in kubernetes/kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go),
+pods that run are found again, claims of pods that are gone are given back.
+"""
+
+import logging
+import platform
+import shutil
+import threading
+from pathlib import Path
+
+from dra_driver.allocation.pod_fit import MAX_PODS
+from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
+from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
+from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
+from dra_driver.sim.loop import Loop
+from dra_driver.sim.node.kubelet import FakeKubelet
+from dra_driver.sim.node.pod_worker import PodHost, PodWorker
+from dra_driver.sim.objects import is_finished, uid
+from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.store import Store
+
+log = logging.getLogger(__name__)
+
+VERSION = "v1.36.0+embedded"
+STOP_TIMEOUT_S = 10.0
+
+
+class NodeFolders:
+    """Where a node keeps what. Short names: a unix socket's path has at most 107 bytes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.registry = root / "plugins_registry"
+        self.plugins = root / "plugins"
+        self.cdi = root / "cdi"
+        self.views = root / "containers"
+        self.kubelet_state = root / "dra_manager_state"
+        self.shm = root / "shm"
+        self.log = root / "kubelet-plugin.log"
+        self.mps_log = root / "mps-host.log"
+
+    def make(self) -> None:
+        """Create what is missing."""
+        for folder in (self.registry, self.plugins, self.cdi, self.views, self.shm):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+class SimulatedNode:
+    """Start it once, stop it once; a new one over the same folders is a restart of the kubelet.
+
+    Nothing is cleaned up by `stop`: containers go on, as they do when a kubelet is stopped.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        folders: NodeFolders,
+        *,
+        number: int = 0,
+        prepare_retry_s: float = 2.0,
+        unprepare_retry_s: float = 1.0,
+        restart_s: float = 2.0,
+        wiping_delay_s: float = 30.0,
+    ) -> None:
+        self.name = name
+        self.folders = folders
+        self._store = store
+        self._number = number
+        self._stop = threading.Event()
+        folders.make()
+        self.kubelet = FakeKubelet(
+            folders.registry, folders.kubelet_state, wiping_delay_s=wiping_delay_s, on_wipe=self._wipe
+        )
+        self._host = PodHost(
+            store=store,
+            kubelet=self.kubelet,
+            recorder=Recorder(store, "kubelet", name),
+            views=folders.views,
+            cdi_directories=(folders.cdi,),
+            host_ip=f"10.0.{number}.1",
+            prepare_retry_s=prepare_retry_s,
+            unprepare_retry_s=unprepare_retry_s,
+            restart_s=restart_s,
+            stop=self._stop,
+        )
+        self._workers: dict[str, PodWorker] = {}
+        self._finished: set[str] = set()
+        self._next_ip = 2
+        self._loop = Loop(f"kubelet-{name}", store, (PODS,), self.step)
+
+    def start(self) -> None:
+        """Announce the node, wipe its slices, begin to work."""
+        self._announce()
+        self._wipe("")
+        self.kubelet.start()
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Stop as a kubelet does: pods keep running. Idempotent."""
+        self._stop.set()
+        self._loop.stop()
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.wake()
+        for worker in workers:
+            worker.join(STOP_TIMEOUT_S)
+        self.kubelet.stop()
+
+    def step(self) -> float | None:
+        """One look at this node's pods."""
+        pods = self._store.list(PODS, fields=f"spec.nodeName={self.name}").items
+        present = {uid(pod): pod for pod in pods}
+        for pod_uid, worker in list(self._workers.items()):
+            worker.update(present.get(pod_uid))
+        for pod_uid, pod in present.items():
+            if pod_uid not in self._workers and pod_uid not in self._finished:
+                self._begin(pod)
+        self._finished &= present.keys()
+        left = self._clean_up(present)
+        return 1.0 if left else None
+
+    def _begin(self, pod: Obj) -> None:
+        if is_finished(pod):
+            self._finished.add(uid(pod))
+            return
+        address = f"10.244.{self._number}.{self._next_ip % 250 + 2}"
+        self._next_ip += 1
+        worker = PodWorker(self._host, pod, address, self._ended)
+        self._workers[uid(pod)] = worker
+        worker.start()
+
+    def _ended(self, pod_uid: str) -> None:
+        self._finished.add(pod_uid)
+        self._workers.pop(pod_uid, None)
+        self._loop.wake()
+
+    def _clean_up(self, present: dict[str, Obj]) -> bool:
+        """Views and claims of pods that are gone or done; whether something has to be tried again."""
+        left = False
+        for folder in self.folders.views.iterdir():
+            if folder.name not in present and folder.name not in self._workers:
+                shutil.rmtree(folder, ignore_errors=True)
+        for pod_uid in self.kubelet.state.pods():
+            pod = present.get(pod_uid)
+            if pod_uid in self._workers or (pod is not None and not is_finished(pod)):
+                continue
+            try:
+                self.kubelet.unprepare(pod_uid)
+            except DraError as error:
+                log.info("claims of a pod that is gone are still prepared", extra={"pod": pod_uid, "reason": error})
+                left = True
+        return left
+
+    def _wipe(self, driver: str) -> None:
+        """Delete this node's slices, of one driver or ("") of all."""
+        fields = f"spec.nodeName={self.name}" + (f",spec.driver={driver}" if driver else "")
+        for item in self._store.list(RESOURCE_SLICES, fields=fields).items:
+            try:
+                self._store.delete(RESOURCE_SLICES, item["metadata"]["name"])
+            except NotFoundError:
+                continue
+
+    def _announce(self) -> None:
+        try:
+            self._store.create(NODES, _node(self.name, self._host.host_ip))
+        except AlreadyExistsError:
+            node = self._store.get(NODES, self.name)
+            node["status"] = _node(self.name, self._host.host_ip)["status"]
+            self._store.update_status(NODES, node)
+
+
+def _node(name: str, address: str) -> Obj:
+    now = rfc3339(utc_now())
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "KubeletReady",
+        "message": "kubelet is posting ready status",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": machine}
+    capacity = {"cpu": "64", "memory": "512Gi", "pods": str(MAX_PODS)}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {},
+        "status": {
+            "conditions": [ready],
+            "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}],
+            "capacity": capacity,
+            "allocatable": capacity,
+            "nodeInfo": {
+                "architecture": machine,
+                "operatingSystem": "linux",
+                "osImage": "embedded",
+                "kernelVersion": platform.release(),
+                "containerRuntimeVersion": "containerd://embedded",
+                "kubeletVersion": VERSION,
+                "kubeProxyVersion": "",
+                "machineID": name,
+                "systemUUID": name,
+                "bootID": name,
+            },
+        },
+    }

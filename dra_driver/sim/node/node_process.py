@@ -1,0 +1,135 @@
+"""The real processes of a simulated node, the node process and the MPS host, as children with folders of their own.
+
+Owns their command lines, environment, log files and end. Refuses to know what they do.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dra_driver.errors import RetryableError
+from dra_driver.sim.node.node import NodeFolders
+
+# More than the node process needs (7 s) and the MPS host, which gives its daemons 9 s.
+STOP_TIMEOUT_S = 10.0
+# Where the node process puts it, below its own folder in the plugin directory.
+SIMULATED_ROOT = "simulated-root"
+# What a child needs to start; anything else, NODE_NAME or KUBECONFIG say, could change what it does.
+_INHERITED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "VIRTUAL_ENV",
+    "MALLOC_ARENA_MAX",
+)
+
+
+class ChildProcess:
+    """One ``dra-driver`` subcommand. `start` after `kill` or `stop` is a restart; one owner."""
+
+    def __init__(self, what: str, arguments: Sequence[str], log: Path) -> None:
+        self._what = what
+        self._log = log
+        self._child: subprocess.Popen[bytes] | None = None
+        self.command = [sys.executable, "-m", "dra_driver.cli.main", *arguments]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._child is not None and self._child.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, None before the first start."""
+        return self._child.pid if self._child else None
+
+    def start(self) -> None:
+        """Start it; its output is appended to the log. Raises RetryableError when it cannot be started."""
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        try:
+            with self._log.open("ab") as log:
+                self._child = subprocess.Popen(
+                    self.command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise RetryableError(f"cannot start the {self._what} {self.command}: {error}") from error
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, without waiting, so that several can end at once. Idempotent."""
+        if self.is_running and self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int | None:
+        """SIGTERM, and SIGKILL if that is not enough; the exit status. Idempotent."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int | None:
+        """SIGKILL: no chance to clean up."""
+        return self._end(signal.SIGKILL)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The newest lines of its log, for messages."""
+        try:
+            return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no log)"
+
+    def _end(self, how: signal.Signals) -> int | None:
+        if self._child is None:
+            return None
+        if self._child.poll() is None:
+            self._child.send_signal(how)
+        try:
+            return self._child.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return self._child.wait(STOP_TIMEOUT_S)
+
+
+class NodeProcess(ChildProcess):
+    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its folder of policies."""
+
+    def __init__(self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path) -> None:
+        arguments = [
+            "kubelet-plugin",
+            *("--node-name", name),
+            *("--kubeconfig", str(kubeconfig)),
+            *("--kubelet-registrar-dir", str(folders.registry)),
+            *("--kubelet-plugins-dir", str(folders.plugins)),
+            *("--cdi-dir", str(folders.cdi)),
+            *("--nvidia-cdi-hook-path", "none"),
+            *("--policy-dir", str(policies)),
+            *("--simulate", spec),
+        ]
+        super().__init__("node process", arguments, folders.log)
+
+
+class MpsHostProcess(ChildProcess):
+    """``dra-driver mps-host`` for one node, with the simulated driver's MPS programs.
+
+    Needs no privilege: its daemons share this user's files and one folder of shared memory, which no simulated client
+    uses.
+    """
+
+    def __init__(self, driver: str, folders: NodeFolders) -> None:
+        arguments = [
+            "mps-host",
+            *("--driver-name", driver),
+            *("--kubelet-plugins-dir", str(folders.plugins)),
+            *("--driver-root", str(folders.plugins / driver / SIMULATED_ROOT)),
+            *("--shm-dir", str(folders.shm)),
+            *("--namespaces", "none"),
+        ]
+        super().__init__("MPS host", arguments, folders.mps_log)

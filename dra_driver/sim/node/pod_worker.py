@@ -1,0 +1,290 @@
+"""The life of one pod on a simulated node: claims, containers, status, end.
+
+Owns the order, which is the real kubelet's: claims are prepared before any container exists; a failure is an event on
+the pod and another try later; claims are given back after the containers have stopped and before the pod's status is
+final or the pod disappears (kubernetes/kubernetes pkg/kubelet/kubelet.go, SyncPod and SyncTerminatedPod). Commands are
+not executed: a container that is restarted always keeps running, others end with the result of the view check.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from dra_driver.errors import ConflictError, DraError, NotFoundError, RetryableError
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
+from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
+from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
+from dra_driver.sim.node.kubelet import FakeKubelet
+from dra_driver.sim.node.kubelet_state import NodeClaim
+from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
+from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
+from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.store import DeleteOptions, Store
+
+log = logging.getLogger(__name__)
+
+_WRITE_ATTEMPTS = 20
+# In place of the name that a claim has in its pod; no pod can use it, such names are DNS labels.
+_EXTENDED = "<extended-resources>"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodHost:
+    """What a worker needs of its node. A real kubelet's ``prepare_retry_s`` is 60-90 s, its ``restart_s`` 10 s."""
+
+    store: Store
+    kubelet: FakeKubelet
+    recorder: Recorder
+    views: Path
+    cdi_directories: Sequence[Path]
+    host_ip: str
+    prepare_retry_s: float
+    unprepare_retry_s: float
+    restart_s: float
+    stop: threading.Event
+
+
+class _EndedError(Exception):
+    """The pod is being deleted, is gone, or the node stops."""
+
+
+class PodWorker:
+    """One thread for one pod. ``update`` hands in what the API server says; None when the pod is gone there."""
+
+    def __init__(self, host: PodHost, pod: Obj, pod_ip: str, on_end: Callable[[str], None]) -> None:
+        self._host = host
+        self._pod = pod
+        self._pod_ip = pod_ip
+        self._on_end = on_end
+        self._uid = uid(pod)
+        self._states = all_waiting(pod)
+        self._gone = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"pod-{key(pod)[1]}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def update(self, pod: Obj | None) -> None:
+        """News from the API server."""
+        if pod is None:
+            self._gone = True
+        else:
+            self._pod = pod
+        if self._gone or is_deleted(self._pod):
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Look at ``stop`` now."""
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._live()
+        except _EndedError:
+            self._end()
+        except Exception:  # thread boundary: the node goes on with its other pods
+            log.exception("pod worker failed", extra={"pod": "/".join(key(self._pod))})
+        finally:
+            self._on_end(self._uid)
+
+    def _live(self) -> None:
+        """Until the pod has finished by itself; raises _EndedError when it is to end before."""
+        if self._adopt():
+            log.info("pod found running", extra={"pod": "/".join(key(self._pod))})
+        else:
+            self._check_end()
+            self._publish()
+            names = self._until_done(self._prepare, self._host.prepare_retry_s, self._report_prepare)
+            for container in entries(self._pod, "spec", "initContainers"):
+                self._run_container(container, names, once=container.get("restartPolicy") != "Always")
+                if phase(self._pod, self._states) == "Failed":
+                    break
+            else:
+                for container in entries(self._pod, "spec", "containers"):
+                    self._run_container(container, names, once=dig(self._pod, "spec", "restartPolicy") != "Always")
+        if phase(self._pod, self._states) in ("Succeeded", "Failed"):
+            self._until_done(self._unprepare, self._host.unprepare_retry_s, self._report_unprepare)
+            self._publish()
+            return
+        self._check_end()
+        while True:
+            self._sleep(None)
+
+    def _adopt(self) -> bool:
+        """After a restart of the kubelet: containers that run are left alone, their claims not prepared again."""
+        names = list(self._states)
+        if dig(self._pod, "status", "phase") != "Running" or not all(self._view(name).exists for name in names):
+            return False
+        for status in entries(self._pod, "status", "containerStatuses"):
+            self._states[status["name"]] = ContainerState(kind="running", restarts=status.get("restartCount", 0))
+        for status in entries(self._pod, "status", "initContainerStatuses"):
+            kind = "running" if "running" in status.get("state", {}) else "terminated"
+            self._states[status["name"]] = ContainerState(kind=kind, restarts=status.get("restartCount", 0))
+        return True
+
+    def _until_done(self, work: Callable[[], _T], retry_s: float, report: Callable[[DraError], None]) -> _T:
+        while True:
+            try:
+                return work()
+            except DraError as error:
+                report(error)
+            self._sleep(retry_s)
+
+    def _sleep(self, seconds: float | None) -> None:
+        """Wait; raises _EndedError as soon as the pod is to end."""
+        self._wake.wait(seconds)
+        self._wake.clear()  # before the look, so that news which arrives during it wakes the next wait
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if self._gone or is_deleted(self._pod) or self._host.stop.is_set():
+            raise _EndedError
+
+    def _prepare(self) -> dict[str, str]:
+        """Prepare all claims; the ResourceClaim's UID for each claim name of the pod."""
+        named = dict(claim_names(self._pod))
+        if extended := extended_claim_name(self._pod):
+            named[_EXTENDED] = extended
+        claims = {name: self._claim(name, claim) for name, claim in named.items()}
+        self._host.kubelet.prepare(self._uid, list(claims.values()))
+        return {name: claim.uid for name, claim in claims.items()}
+
+    def _claim(self, name: str, claim_name: str | None) -> NodeClaim:
+        namespace, pod_name = key(self._pod)
+        if claim_name is None:
+            raise RetryableError(f"the ResourceClaim for {name} of pod {namespace}/{pod_name} does not exist yet")
+        claim = self._host.store.get(RESOURCE_CLAIMS, claim_name, namespace)
+        items = entries(self._pod, "spec", "resourceClaims")
+        generated = name == _EXTENDED or any(
+            item["name"] == name and item.get("resourceClaimTemplateName") for item in items
+        )
+        if generated and not owned_by(claim, self._pod):
+            raise RetryableError(f"ResourceClaim {claim_name} was not created for pod {namespace}/{pod_name}")
+        if all(user.get("uid") != self._uid for user in entries(claim, "status", "reservedFor")):
+            raise RetryableError(f"pod {pod_name} ({self._uid}) is not allowed to use ResourceClaim {claim_name}")
+        allocation = dig(claim, "status", "allocation")
+        if allocation is None:
+            raise RetryableError(f"ResourceClaim {claim_name} is not allocated")
+        drivers = sorted({result["driver"] for result in entries(allocation, "devices", "results")})
+        return NodeClaim(namespace=namespace, name=claim_name, uid=uid(claim), drivers=tuple(drivers))
+
+    def _report_prepare(self, error: DraError) -> None:
+        text = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
+        self._host.recorder.warning(self._pod, "FailedPrepareDynamicResources", text)
+
+    def _unprepare(self) -> None:
+        self._host.kubelet.unprepare(self._uid)
+
+    def _report_unprepare(self, error: DraError) -> None:
+        text = f"Failed to unprepare dynamic resources: {error}"
+        self._host.recorder.warning(self._pod, "FailedUnprepareDynamicResources", text)
+
+    def _run_container(self, container: Obj, claims: dict[str, str], *, once: bool) -> None:
+        """Until the container runs (or, ``once``, until it has ended well, or badly and for good)."""
+        name = container["name"]
+        while True:
+            try:
+                self._start(container, claims, once=once)
+            except DraError as error:
+                self._failed_to_start(container, error)
+            self._publish()
+            state = self._states[name]
+            never = dig(self._pod, "spec", "restartPolicy") == "Never"
+            if state.is_running or (state.has_ended and (never or not state.exit_code)):
+                return
+            self._sleep(self._host.restart_s)
+            restarts = state.restarts + (1 if state.since else 0)
+            self._states[name] = replace(state, kind="waiting", restarts=restarts)
+
+    def _start(self, container: Obj, claims: dict[str, str], *, once: bool) -> None:
+        name, recorder = container["name"], self._host.recorder
+        path = f"spec.containers{{{name}}}"
+        view = self._view(name)
+        devices = {claim: self._host.kubelet.state.devices(claim_uid) for claim, claim_uid in claims.items()}
+        extended = dig(self._pod, "status", "extendedResourceClaimStatus", default={})
+        cdi = cdi_names(container, devices) + extended_cdi_names(container, extended, devices.get(_EXTENDED, ()))
+        view.create(container, cdi, self._host.cdi_directories)
+        image = container.get("image", "")
+        recorder.normal(self._pod, "Pulled", f'Container image "{image}" already present on machine', path)
+        recorder.normal(self._pod, "Created", f"Created container: {name}", path)
+        result, now = view.check(), utc_now()
+        self._host.store.logs.append(*key(self._pod), name, result.output)
+        recorder.normal(self._pod, "Started", f"Started container {name}", path)
+        state = self._states[name]
+        if result.exit_code == 0 and not once:
+            self._states[name] = ContainerState(kind="running", restarts=state.restarts, since=now)
+            return
+        kind, reason = "terminated", "Error" if result.exit_code else "Completed"
+        if result.exit_code and dig(self._pod, "spec", "restartPolicy") != "Never":
+            kind, reason = "waiting", "CrashLoopBackOff"
+            recorder.warning(self._pod, "BackOff", f"Back-off restarting failed container {name}", path)
+        self._states[name] = ContainerState(
+            kind=kind, reason=reason, exit_code=result.exit_code, restarts=state.restarts, since=now, until=utc_now()
+        )
+
+    def _failed_to_start(self, container: Obj, error: DraError) -> None:
+        name = container["name"]
+        self._states[name] = replace(
+            self._states[name], kind="waiting", reason="CreateContainerError", message=str(error), since=None
+        )
+        self._host.recorder.warning(self._pod, "Failed", f"Error: {error}", f"spec.containers{{{name}}}")
+
+    def _end(self) -> None:
+        """Stop containers, give claims back, let the pod go. A node that stops leaves everything as it is."""
+        if self._host.stop.is_set():
+            return
+        now = utc_now()
+        for name, state in self._states.items():
+            if state.is_running:
+                self._host.recorder.normal(
+                    self._pod, "Killing", f"Stopping container {name}", f"spec.containers{{{name}}}"
+                )
+                self._states[name] = replace(state, kind="terminated", reason="Completed", exit_code=0, until=now)
+        while True:
+            try:
+                self._unprepare()
+                break
+            except DraError as error:
+                self._report_unprepare(error)
+            if self._host.stop.wait(self._host.unprepare_retry_s):
+                return
+        if not self._gone:
+            self._publish()
+            self._delete()
+        for name in self._states:
+            self._view(name).remove()
+
+    def _delete(self) -> None:
+        namespace, name = key(self._pod)
+        try:
+            self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
+        except (NotFoundError, ConflictError):
+            log.debug("pod is gone already", extra={"pod": f"{namespace}/{name}"})
+
+    def _view(self, container: str) -> ContainerView:
+        return ContainerView(self._host.views / self._uid / container)
+
+    def _publish(self) -> None:
+        """Write the status; a pod that is gone or replaced meanwhile needs none."""
+        namespace, name = key(self._pod)
+        for _ in range(_WRITE_ATTEMPTS):
+            pod = self._host.store.find(PODS, name, namespace)
+            if pod is None or uid(pod) != self._uid:
+                return
+            fill(pod, self._states, utc_now(), host_ip=self._host.host_ip, pod_ip=self._pod_ip)
+            try:
+                self._host.store.update_status(PODS, pod)
+            except ConflictError:
+                continue
+            except NotFoundError:
+                return
+            return
+        log.warning("pod status not written: somebody else kept writing", extra={"pod": f"{namespace}/{name}"})

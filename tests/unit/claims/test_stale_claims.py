@@ -1,0 +1,126 @@
+"""When an entry is taken for forgotten."""
+
+import pytest
+
+from dra_driver.claims.workflow.stale_claims import GRACE_S, Collected, Collector
+from dra_driver.errors import ApiUnreachableError, ClaimError, DraError, ForbiddenError
+from tests.fakes.claims import claim, ref, result, uid
+from tests.unit.claims.conftest import Run
+
+
+@pytest.fixture
+def collector(run: Run) -> Collector:
+    run.prepare(claim(1))
+    return Collector(run.tools)
+
+
+def looks(run: Run, collector: Collector, times: int = 2) -> list[Collected]:
+    """Looks ten minutes apart."""
+    found = []
+    for _ in range(times):
+        found.append(collector.collect())
+        run.room.bell.time += GRACE_S
+    return found
+
+
+def test_a_claim_in_use_is_never_freed(run: Run, collector: Collector) -> None:
+    """However often it is looked at."""
+    assert looks(run, collector, 5) == [Collected(freed=(), suspected=0, unknown=0)] * 5
+    assert uid(1) in run.room.writer.files
+
+
+@pytest.mark.parametrize("ending", ["gone", "replaced", "deallocated", "moved"])
+def test_a_claim_that_is_over_is_freed_at_the_second_look(run: Run, collector: Collector, ending: str) -> None:
+    """The device is back for others, the file is gone, and the first look only notes it."""
+    match ending:
+        case "gone":
+            run.room.api.remove(ref(1))
+        case "replaced":
+            run.room.api.put(claim(2, name="claim-1"))
+        case "deallocated":
+            run.room.api.deallocate(ref(1))
+        case "moved":
+            run.room.api.put(claim(1, result("gpu-0", pool="node-b/gpu.nvidia.com")))
+    first, second = looks(run, collector)
+    assert first == Collected(freed=(), suspected=1, unknown=0)
+    assert second == Collected(freed=(uid(1),), suspected=0, unknown=0)
+    assert run.journal.entries() == ()
+    assert run.room.writer.files == {}
+
+
+def test_two_looks_in_a_row_are_not_enough(run: Run, collector: Collector) -> None:
+    """A pod deleted by force may still have containers for a while."""
+    run.room.api.remove(ref(1))
+    collector.collect()
+    run.room.bell.time += GRACE_S - 1
+    assert collector.collect().freed == ()
+
+
+@pytest.mark.parametrize(
+    "outage", [ApiUnreachableError("down"), ForbiddenError("no", status=403), ClaimError("malformed")]
+)
+def test_an_error_says_nothing(run: Run, collector: Collector, outage: DraError) -> None:
+    """Only a positive answer frees a device; also not as the second of two looks."""
+    run.room.api.outage = outage
+    assert [look.unknown for look in looks(run, collector)] == [1, 1]
+    run.room.api.outage = None
+    run.room.api.remove(ref(1))
+    collector.collect()
+    run.room.api.outage = outage
+    run.room.bell.time += GRACE_S
+    assert collector.collect().freed == ()
+
+
+def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: Collector) -> None:
+    """The grace starts anew; an API server restored from a backup shows how."""
+    run.room.api.remove(ref(1))
+    looks(run, collector, 1)
+    run.room.api.put(claim(1))
+    looks(run, collector, 1)
+    run.room.api.remove(ref(1))
+    assert looks(run, collector, 1)[0].freed == ()
+
+
+def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: Collector) -> None:
+    """Suspicion belongs to one preparation of a claim."""
+    run.room.api.remove(ref(1))
+    looks(run, collector, 1)
+    run.unprepare(ref(1))
+    run.prepare(claim(1))
+    run.room.api.remove(ref(1))
+    assert looks(run, collector, 1)[0].freed == ()
+
+
+def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: Collector) -> None:
+    """Whoever is at it knows better."""
+    run.room.api.remove(ref(1))
+    collector.collect()
+    run.room.bell.time += GRACE_S
+    with run.tools.locks.hold(uid(1), 0.0):
+        assert collector.collect().freed == ()
+    assert collector.collect().freed == (uid(1),)
+
+
+def test_collecting_stops_when_the_process_does(run: Run, collector: Collector) -> None:
+    """A node full of claims does not delay the end."""
+    reads = run.room.api.reads
+    assert collector.collect(lambda: True) == Collected(freed=(), suspected=0, unknown=0)
+    assert run.room.api.reads == reads
+
+
+def test_maintenance_frees_what_was_forgotten(run: Run) -> None:
+    """The process calls one method every ten minutes."""
+    run.prepare(claim(1))
+    run.room.api.remove(ref(1))
+    run.service.maintain()
+    run.room.bell.time += GRACE_S
+    run.service.maintain()
+    assert run.journal.entries() == ()
+    assert "collected" in run.room.events
+
+
+def test_maintenance_outlives_a_closed_journal(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread that calls it never dies of the disk."""
+    run.journal.close()
+    run.service.maintain()
+    assert "claims could not be maintained" in caplog.text

@@ -1,0 +1,229 @@
+"""What follows from a new snapshot, from files that vanish and from a driver that goes, and in which order."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from dra_driver.errors import DraError, DriverUnavailableError, StorageError
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.kubelet.inventory_publisher import FIRST_S, KEEP_S, Follower
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.terms import GpuTerms, Terms
+from dra_driver.telemetry import metrics
+
+SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()
+OTHER = Snapshot(driver_version="580.65.06")
+NOTHING = Snapshot()
+
+
+class Files:
+    """Driver files that are there, or not; writes what happened into a shared list."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self.error: DraError | None = None
+        self.happened = happened
+        self.base_is_there = True
+
+    def refresh(self) -> bool:
+        self.happened.append("files")
+        return self._written()
+
+    def ensure_base(self) -> bool:
+        self.happened.append("base")
+        return self._written()
+
+    def _written(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        before, self.base_is_there = self.base_is_there, True
+        return not before
+
+
+class Slices:
+    def __init__(self, happened: list[str]) -> None:
+        self.offered: list[Snapshot] = []
+        self.terms: list[Terms] = []
+        self.happened = happened
+
+    def set_snapshot(self, snapshot: Snapshot, terms: Terms) -> None:
+        self.happened.append("slices")
+        self.offered.append(snapshot)
+        self.terms.append(terms)
+
+
+class Policies:
+    """Terms that somebody may replace."""
+
+    def __init__(self) -> None:
+        self.terms: Terms = {}
+        self.seen: list[Snapshot] = []
+
+    def update(self, snapshot: Snapshot) -> Terms:
+        self.seen.append(snapshot)
+        return self.terms
+
+
+@dataclass
+class Hardware:
+    """How the newest look went; before the first one there is a problem, but nothing has failed."""
+
+    problem: str | None = "the GPUs have not been looked at yet"
+    failing: bool = False
+
+    def fails(self) -> None:
+        self.problem, self.failing = "no NVML", True
+
+    def works(self) -> None:
+        self.problem, self.failing = None, False
+
+
+class Node:
+    """A follower with everything around it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.happened: list[str] = []
+        self.hardware = Hardware()
+        self.files, self.slices = Files(self.happened), Slices(self.happened)
+        self.policies = Policies()
+        self.follower = Follower(
+            self.hardware,
+            self.files,
+            self.slices,
+            self.policies,
+            driver_root=lambda: self.happened.append("root"),
+            clock=lambda: self.now,
+        )
+
+    def sees(self, snapshot: Snapshot) -> None:
+        self.hardware.works()
+        self.follower.changed(snapshot)
+
+    def after(self, seconds: float) -> list[Snapshot]:
+        """What has been offered so far when the chore comes after ``seconds``."""
+        self.now += seconds
+        self.follower.check()
+        return self.slices.offered
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_driver_files_come_before_slices(node: Node) -> None:
+    """A pod that is scheduled at once must find its CDI files."""
+    node.sees(SNAPSHOT)
+    assert node.happened == ["root", "files", "slices"]
+    assert node.follower.problem is None
+
+
+def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
+    """A claim is told of the files, not that nobody knows what its GPU may be used as."""
+    node.files.error = DriverUnavailableError("no libcuda")
+    node.sees(SNAPSHOT)
+    assert node.policies.seen == [SNAPSHOT]
+
+
+def test_new_terms_are_published_with_the_inventory_of_before(node: Node) -> None:
+    """An administrator changes a policy while nothing happens on the hardware."""
+    node.sees(SNAPSHOT)
+    node.policies.terms = hidden = {SNAPSHOT.gpus[0].uuid: GpuTerms(offered=False)}
+    assert node.after(5.0) == [SNAPSHOT, SNAPSHOT]
+    assert node.slices.terms == [{}, hidden]
+    assert node.after(5.0) == [SNAPSHOT, SNAPSHOT], "said once"
+
+
+def test_nothing_is_offered_until_the_drivers_files_are_found(node: Node) -> None:
+    """Pods are better placed on another node than stuck on this one."""
+    node.files.error = DriverUnavailableError("no libcuda")
+    node.sees(SNAPSHOT)
+    assert (node.after(1.0), node.follower.problem) == ([], "no libcuda")
+    node.files.error = None
+    assert (node.after(1.0), node.follower.problem) == ([SNAPSHOT], None)
+
+
+def test_files_that_go_missing_for_a_short_time_take_no_devices_back(node: Node) -> None:
+    """Pods that run hold them; and a changed inventory is still published."""
+    node.sees(SNAPSHOT)
+    node.files.error = StorageError("disk full")
+    node.sees(OTHER)
+    assert node.after(KEEP_S - 1) == [SNAPSHOT, OTHER]
+    assert node.follower.problem == "disk full"
+
+
+def test_devices_that_no_container_can_get_are_taken_back_and_come_back(node: Node) -> None:
+    """Every pod placed on them would wait more than a minute between two tries."""
+    node.sees(SNAPSHOT)
+    node.files.error = StorageError("disk full")
+    assert node.after(5.0) == [SNAPSHOT]
+    assert node.after(KEEP_S) == [SNAPSHOT, NOTHING]
+    assert metrics.withdrawn._value.get() == 1
+    node.sees(OTHER)
+    assert node.after(5.0) == [SNAPSHOT, NOTHING], "still nothing to get"
+    node.files.error = None
+    assert node.after(5.0) == [SNAPSHOT, NOTHING, OTHER]
+    assert metrics.withdrawn._value.get() == 0
+
+
+def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node) -> None:
+    """Slices of an earlier run would attract pods for as long as the driver is missing."""
+    node.hardware.fails()
+    assert node.after(FIRST_S - 0.1) == []
+    assert node.after(0.2) == [NOTHING]
+    assert node.after(60.0) == [NOTHING], "said once"
+    node.sees(SNAPSHOT)
+    assert node.slices.offered == [NOTHING, SNAPSHOT]
+
+
+def test_slow_first_look_gets_its_time(node: Node) -> None:
+    """Without persistence mode the driver takes seconds per GPU; a look that never returns is no driver either."""
+    assert node.after(KEEP_S - 0.1) == []
+    assert node.after(0.2) == [NOTHING]
+
+
+def test_driver_that_is_reloaded_moves_no_pods_and_one_that_is_gone_does(node: Node) -> None:
+    """Each absence is counted from its own begin; the inventory tells nobody when the same GPUs are back."""
+    node.sees(SNAPSHOT)
+    for _ in range(3):
+        node.hardware.fails()
+        node.after(1.0)
+        assert node.after(KEEP_S - 1) == [SNAPSHOT]
+        node.hardware.works()
+        assert node.after(1.0) == [SNAPSHOT]
+    node.hardware.fails()
+    node.after(1.0)
+    assert node.after(KEEP_S) == [SNAPSHOT, NOTHING]
+    node.hardware.works()
+    assert node.after(1.0) == [SNAPSHOT, NOTHING, SNAPSHOT]
+
+
+def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """A container that restarts needs it, and no prepare comes then that would notice."""
+    node.after(1.0)
+    assert node.happened == [], "before the first look nothing is known that could be written"
+    node.sees(SNAPSHOT)
+    node.files.base_is_there = False
+    node.after(5.0)
+    assert node.files.base_is_there
+    assert "written again" in caplog.text
+    assert node.happened == ["root", "files", "slices", "base"], "a search of the driver root is not free"
+
+
+def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: Node) -> None:
+    """Not ready, with the reason, although nobody prepares anything."""
+    node.sees(SNAPSHOT)
+    node.files.error = StorageError("read-only")
+    node.after(5.0)
+    assert node.follower.problem == "read-only"
+    node.files.error = None
+    node.after(5.0)
+    assert node.follower.problem is None
+
+
+def test_simulated_root_follows_the_inventory(node: Node) -> None:
+    """A GPU that a spec file loses disappears from nvidia-smi too, before the files are searched."""
+    node.sees(SNAPSHOT)
+    assert node.happened == ["root", "files", "slices"]
+    node.sees(NOTHING)
+    assert "root" not in node.happened[3:], "without a driver there is nothing to show"

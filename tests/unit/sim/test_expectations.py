@@ -1,0 +1,270 @@
+"""The statements of examples: their grammar, and that each can turn out false."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.client import StoreClient
+from dra_driver.sim.demo import expectations as expect
+from dra_driver.sim.store import Store
+from tests.fakes.dra_objects import allocated, claim, gpu, node, resource_slice
+
+UUIDS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111")
+
+
+MIG = "MIG-22222222-2222-2222-2222-22222222222"
+
+
+def line(index: int, uuid: str) -> str:
+    return f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: {uuid})"
+
+
+@pytest.fixture
+def store() -> Store:
+    store = Store()
+    store.create(NODES, {**node("a"), "spec": {}})
+    store.create(RESOURCE_SLICES, resource_slice("a", *[gpu(f"gpu-{i}", uuid=uuid) for i, uuid in enumerate(UUIDS)]))
+    return store
+
+
+def partition(name: str, *, profile: str = "1g.10gb", parent: str = UUIDS[1], uuid: str = "") -> Obj:
+    """A published MIG device of the second GPU; with a UUID it exists already."""
+    return gpu(name, type="mig", profile=profile, parentUUID=parent, **({"uuid": uuid} if uuid else {}))
+
+
+def cut(*partitions: tuple[str, str], parent: str = UUIDS[1]) -> str:
+    """What a container with these partitions (profile, last digit of the UUID) lists."""
+    lines = [f"  MIG {profile}     Device  {at}: (UUID: {MIG}{end})" for at, (profile, end) in enumerate(partitions)]
+    return "\n".join([line(0, parent), *lines])
+
+
+def run_pod(store: Store, name: str, *seen: str, granted: tuple[str, ...] = ("gpu-0",), phase: str = "Running") -> None:
+    """A pod whose container's log lists ``seen`` and whose claim holds ``granted``."""
+    made = store.create(RESOURCE_CLAIMS, claim(name), namespace="default")
+    store.update_status(RESOURCE_CLAIMS, {**made, **{"status": allocated(made, *granted, node_name="a")["status"]}})
+    spec = {
+        "containers": [{"name": "main", "image": "i"}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+    }
+    pod = store.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace="default")
+    ready = "True" if phase == "Running" else "False"
+    pod["status"] = {"phase": phase, "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": None}]}
+    store.update_status(PODS, pod)
+    listed = [uuid if uuid.startswith("GPU ") else line(i, uuid) for i, uuid in enumerate(seen)]
+    store.logs.append("default", name, "main", "\n".join(listed))
+
+
+def complaint(store: Store, text: str) -> str | None:
+    return expect.unmet([expect.parse(text)], StoreClient(store), "default")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pod/p Running sees 1 GPU",
+        "pod/p Running sees 2 GPUs",
+        "pod/p Running sees 1 MIG device",
+        "pod/p Running sees 1 GPU and 2 MIG devices",
+        "pod/p logs CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M",
+        "container p/main logs CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30",
+        "pod/p Pending",
+        "job/j Complete",
+        "deployment/d Available",
+        "pods a b same GPU",
+        "pods a b c different GPUs",
+        "containers p/a p/b same GPU",
+        "containers p/a p/b different MIG devices",
+        "pods a b same MIG device",
+    ],
+)
+def test_grammar(text: str) -> None:
+    """Every form of the grammar is read as what it says."""
+    assert expect.parse(text).text == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "pod/p Running",
+        "pod/p running sees 1 GPU",
+        "pod/p Running sees ",
+        "pod/p Running sees 1 GPU and ",
+        "pod/p Running sees 1 GPU2 MIG devices",
+        "pod/p Running sees  and 2 MIG devices",
+        "pods a same GPU",
+        "pods a b same MIG devices",
+        "container p logs x",
+        "pod/p logs ",
+        "job/j Running",
+    ],
+)
+def test_typing_mistakes_are_errors(text: str) -> None:
+    """A statement that nobody can read must not pass as met."""
+    with pytest.raises(ConfigurationError, match="cannot read the expectation"):
+        expect.parse(text)
+
+
+def test_a_file_must_state_something(tmp_path: Path) -> None:
+    """An example without a statement would always pass."""
+    (tmp_path / "x.yaml").write_text("# expected: nothing\nkind: Pod\n")
+    with pytest.raises(ConfigurationError, match="no '# expect:' line"):
+        expect.read(tmp_path / "x.yaml")
+    (tmp_path / "x.yaml").write_text("# expect:\nkind: Pod\n")
+    with pytest.raises(ConfigurationError, match="cannot read the expectation ''"):
+        expect.read(tmp_path / "x.yaml")
+
+
+def test_sees_counts_and_compares_with_what_was_granted(store: Store) -> None:
+    """The right number is not enough: it has to be the GPU that the claim holds."""
+    run_pod(store, "good", UUIDS[0])
+    run_pod(store, "wrong", UUIDS[1])
+    run_pod(store, "many", *UUIDS)
+    run_pod(store, "starting", UUIDS[0], phase="Pending")
+    assert complaint(store, "pod/good Running sees 1 GPU") is None
+    assert "its claims were granted" in (complaint(store, "pod/wrong Running sees 1 GPU") or "")
+    assert "see 2 GPUs, expected 1" in (complaint(store, "pod/many Running sees 1 GPU") or "")
+    assert "it is Pending" in (complaint(store, "pod/starting Running sees 1 GPU") or "")
+    assert "no such pod" in (complaint(store, "pod/none Running sees 1 GPU") or "")
+
+
+def test_pending_means_that_the_scheduler_said_so(store: Store) -> None:
+    """A pod that nobody has looked at yet is not one that stays Pending."""
+    run_pod(store, "p", phase="Pending")
+    assert complaint(store, "pod/p Pending") is not None
+    pod = store.get(PODS, "p", "default")
+    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "lastTransitionTime": None}]
+    store.update_status(PODS, pod)
+    assert complaint(store, "pod/p Pending") is None
+
+
+def test_same_and_different(store: Store) -> None:
+    """Neither holds for pods that see nothing."""
+    run_pod(store, "a", UUIDS[0])
+    run_pod(store, "b", UUIDS[0])
+    run_pod(store, "c", UUIDS[1])
+    run_pod(store, "blind")
+    assert complaint(store, "pods a b same GPU") is None
+    assert complaint(store, "pods a c different GPUs") is None
+    assert complaint(store, "containers a/main b/main same GPU") is None
+    assert "a sees" in (complaint(store, "pods a c same GPU") or "")
+    assert "a sees" in (complaint(store, "pods a b different GPUs") or "")
+    assert "blind see no GPU" in (complaint(store, "pods a blind different GPUs") or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "done"),
+    [
+        (JOBS, "job/x Complete", {"conditions": [{"type": "Complete", "status": "True"}]}),
+        (
+            DEPLOYMENTS,
+            "deployment/x Available",
+            {"conditions": [{"type": "Available", "status": "True"}], "availableReplicas": 1},
+        ),
+    ],
+)
+def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
+    """A workload is done when its own condition says so."""
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
+    spec: Obj = {"template": template}
+    if kind is JOBS:
+        template["spec"]["restartPolicy"] = "Never"
+    else:
+        spec["selector"] = {"matchLabels": {"a": "b"}}
+    assert complaint(store, text) is not None
+    made = store.create(kind, {"metadata": {"name": "x"}, "spec": spec}, namespace="default")  # type: ignore[arg-type]
+    assert complaint(store, text) is not None
+    store.update_status(kind, {**made, "status": done})  # type: ignore[arg-type]
+    assert complaint(store, text) is None
+
+
+def test_only_whole_lines_of_nvidia_smi_count() -> None:
+    """A UUID that a program mentions somewhere is not a GPU that it sees."""
+    log = f"hello {UUIDS[0]}\n{line(0, UUIDS[1])}\nGPU 1: broken (UUID: {UUIDS[0]}) trailing\n"
+    assert expect.seen_gpus(log) == (UUIDS[1],)
+
+
+@pytest.fixture
+def parts(store: Store) -> Store:
+    """The second GPU is published in parts, too; one of them exists already."""
+    parts = [partition("m0"), partition("m1"), partition("m2", profile="3g.40gb"), partition("m3", uuid=f"{MIG}9")]
+    store.create(RESOURCE_SLICES, resource_slice("a", *parts, name="a-mig"))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("seen", "granted", "said"),
+    [
+        (cut(("1g.10gb", "1")), ("m0",), None),
+        (cut(("1g.10gb", "1"), ("3g.40gb", "2")), ("m0", "m2"), None),
+        (cut(("1g.10gb", "9")), ("m3",), None),
+        (cut(("1g.10gb", "1")), ("m3",), "its claims were granted [1g.10gb of"),
+        (cut(("3g.40gb", "1")), ("m0",), "see the MIG devices [3g.40gb of"),
+        (cut(("1g.10gb", "1"), parent=UUIDS[0]), ("m0",), "see the MIG devices [1g.10gb of GPU-0"),
+        (cut(("1g.10gb", "1"), ("1g.10gb", "2")), ("m0",), "see 2 MIG devices, expected 1"),
+        (cut(), ("m0",), "see 1 GPUs, expected 0"),
+    ],
+)
+def test_partitions_are_told_by_parent_profile_and_uuid(
+    parts: Store, seen: str, granted: tuple[str, ...], said: str | None
+) -> None:
+    """A dynamic one has no UUID before it is made, so its parent and profile have to do; nothing more may be seen."""
+    run_pod(parts, "p", seen, granted=granted)
+    found = complaint(parts, f"pod/p Running sees {len(granted)} MIG device{'s' if len(granted) > 1 else ''}")
+    assert found is None if said is None else said in (found or "")
+
+
+def test_whole_gpus_and_partitions_in_one_pod(parts: Store) -> None:
+    """Both are counted; a parent is not one's own GPU."""
+    run_pod(parts, "p", UUIDS[0], cut(("1g.10gb", "1")), granted=("gpu-0", "m0"))
+    assert complaint(parts, "pod/p Running sees 1 GPU and 1 MIG device") is None
+    assert "see 1 MIG devices, expected 0" in (complaint(parts, "pod/p Running sees 1 GPU") or "")
+    assert "see 1 GPUs, expected 0" in (complaint(parts, "pod/p Running sees 1 MIG device") or "")
+
+
+def test_partitions_compared_between_pods(parts: Store) -> None:
+    """Different partitions of one parent are the same GPU."""
+    run_pod(parts, "a", cut(("1g.10gb", "1")), granted=("m0",))
+    run_pod(parts, "b", cut(("1g.10gb", "2")), granted=("m1",))
+    run_pod(parts, "whole", UUIDS[0])
+    assert complaint(parts, "pods a b same GPU") is None
+    assert complaint(parts, "pods a b different MIG devices") is None
+    assert "a/main sees MIG-" in (complaint(parts, "containers a/main b/main same MIG device") or "")
+    assert "whole see no MIG device" in (complaint(parts, "pods a whole different MIG devices") or "")
+
+
+def test_a_claim_for_extended_resources_counts(store: Store) -> None:
+    """It is named in the pod's status, not in its spec."""
+    resources = {"limits": {"nvidia.com/gpu": "1"}}
+    spec = {"containers": [{"name": "main", "image": "i", "resources": resources}]}
+    pod = store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")
+    made = store.create(RESOURCE_CLAIMS, claim("made"), namespace="default")
+    store.update_status(RESOURCE_CLAIMS, {**made, "status": allocated(made, "gpu-0", node_name="a")["status"]})
+    store.logs.append("default", "p", "main", line(0, UUIDS[0]))
+    request = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "gpu"}
+    pod["status"] = {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": None}],
+    }
+    pod = store.update_status(PODS, pod)
+    assert "were granted []" in (complaint(store, "pod/p Running sees 1 GPU") or "")
+    pod["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": [request]}
+    store.update_status(PODS, pod)
+    assert complaint(store, "pod/p Running sees 1 GPU") is None
+
+
+def test_log_lines_are_whole_lines(store: Store) -> None:
+    """A limit of 1024 is not met by 10240; of several containers every one has to say it, or the one that is named."""
+    container = {"image": "i"}
+    spec = {"containers": [{"name": "main", **container}, {"name": "side", **container}]}
+    store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")
+    store.logs.append("default", "p", "main", "GPU 0\nCUDA_X=10240M\n")
+    store.logs.append("default", "p", "side", "GPU 0\n")
+    assert complaint(store, "container p/main logs CUDA_X=10240M") is None
+    assert "main does not log it" in (complaint(store, "container p/main logs CUDA_X=1024") or "")
+    assert "side does not log it" in (complaint(store, "pod/p logs CUDA_X=10240M") or "")
+    assert complaint(store, "pod/p logs GPU 0") is None
+    assert "no such pod" in (complaint(store, "pod/q logs GPU 0") or "")

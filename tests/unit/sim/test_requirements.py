@@ -1,0 +1,82 @@
+"""What examples say they need, and that a mistake in it is not passed over."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.sim.demo.requirements import Needs, group, parse_nodes, read
+
+
+def example(folder: Path, name: str, *lines: str) -> Path:
+    """An example whose header has these lines."""
+    path = folder / name
+    path.write_text("\n".join(["# What it shows.", *lines, "# expect: pod/p Pending", "kind: Pod", ""]))
+    return path
+
+
+def test_an_example_without_needs_runs_on_whatever_is_there(tmp_path: Path) -> None:
+    """The examples that need nothing special say nothing about it."""
+    needs = read(example(tmp_path, "x.yaml"))
+    assert needs == Needs()
+    assert str(needs) == ""
+
+
+def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
+    """Files lie relative to the example, wherever the reader stands."""
+    (tmp_path / "policies").mkdir()
+    for name in ("policies/mps.yaml", "policies/b.yaml", "hardware.yaml"):
+        (tmp_path / name).write_text("")
+    needs = read(
+        example(
+            tmp_path,
+            "x.yaml",
+            "# cluster: gpu-a=4xa100-sxm4-40gb+mig gpu-b=hardware.yaml",
+            "# policy: policies/mps.yaml",
+            "#policy:policies/b.yaml",
+        )
+    )
+    assert needs.nodes == (("gpu-a", "4xa100-sxm4-40gb+mig"), ("gpu-b", str(tmp_path / "hardware.yaml")))
+    assert needs.policies == (tmp_path / "policies/mps.yaml", tmp_path / "policies/b.yaml")
+    assert str(needs).endswith("hardware.yaml, policy mps.yaml, policy b.yaml")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["# cluster:"], "without a node"),
+        (["# cluster: gpu-a"], "'gpu-a' is not a node"),
+        (["# cluster: a=1xl4-24gb a=1xl4-24gb"], "node a is given twice"),
+        (["# cluster: a=1xl4-24gb", "# cluster: b=1xl4-24gb"], "more than one '# cluster:' line"),
+        (["# cluster: a=none.yaml"], "names the file 'none.yaml'"),
+        (["# policy: none.yaml"], "names the file 'none.yaml'"),
+        (["# policy:"], "names the file ''"),
+    ],
+)
+def test_needs_that_cannot_be_met_are_errors(tmp_path: Path, lines: list[str], said: str) -> None:
+    """An example that ran on other hardware than it says would show nothing."""
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        read(example(tmp_path, "x.yaml", *lines))
+    assert "x.yaml" in str(refused.value)
+
+
+def test_examples_are_grouped_by_what_they_need(tmp_path: Path) -> None:
+    """Those without needs come first; each cluster is needed once."""
+    mig = "# cluster: gpu-a=1xh100-sxm5-80gb"
+    paths = [
+        example(tmp_path, "a.yaml", mig),
+        example(tmp_path, "b.yaml"),
+        example(tmp_path, "c.yaml", "# cluster: gpu-a=2xh100-sxm5-80gb"),
+        example(tmp_path, "d.yaml", mig),
+    ]
+    names = [[path.name for path in members] for members in group(paths).values()]
+    assert names == [["b.yaml"], ["a.yaml", "d.yaml"], ["c.yaml"]]
+    assert not group([])
+
+
+def test_node_flags() -> None:
+    """A node is NAME=SPEC; anything else is an error that shows how to write it."""
+    assert parse_nodes(["a=4xa100-sxm4-40gb", "b=2xl4-24gb"]) == {"a": "4xa100-sxm4-40gb", "b": "2xl4-24gb"}
+    for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(ConfigurationError, match="node"):
+            parse_nodes(wrong)
