@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PAGE = 250
 
 
-class Getter(Protocol):
+class PageGetter(Protocol):
     """The part of ``rest.RestClient`` that is needed here."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
@@ -28,7 +28,7 @@ class Getter(Protocol):
 class ApiClaimLister:
     """Lists claims of one driver. Thread-safe."""
 
-    def __init__(self, rest: Getter, driver_name: str) -> None:
+    def __init__(self, rest: PageGetter, driver_name: str) -> None:
         self._rest = rest
         self._driver = driver_name
 

@@ -50,7 +50,7 @@ class ListWatch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReflectorChange:
     """One change of the copy. ``listed`` stands for any number of changes: the collection was read anew."""
 
     kind: Literal["listed", "added", "modified", "deleted"]
@@ -71,7 +71,7 @@ class Reflector:
         rest: ListWatch,
         path: str,
         field_selector: str,
-        on_event: Callable[[Change], None],
+        on_event: Callable[[ReflectorChange], None],
         *,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -129,14 +129,14 @@ class Reflector:
                 log.exception("a listener failed", extra={"path": self._path})
                 metrics.internal_error("publisher")  # the only listener of a node process
 
-    def _forever(self) -> Iterator[Change]:
+    def _forever(self) -> Iterator[ReflectorChange]:
         while not self._stopping.is_set():
             try:
                 yield from self._generation()
             except KubernetesApiError as error:
                 self._wait_after(error)
 
-    def _generation(self) -> Iterator[Change]:
+    def _generation(self) -> Iterator[ReflectorChange]:
         """One list, unless a version to resume from is known, and the watches that follow it."""
         try:
             if not self._version:
@@ -155,7 +155,7 @@ class Reflector:
             )
             raise
 
-    def _list(self) -> Change:
+    def _list(self) -> ReflectorChange:
         """Without a resourceVersion the answer is current, not from a cache that may lag behind our own writes."""
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
         items = {name: self._slim(item) for item in document["items"] if (name := _name(item))}
@@ -165,9 +165,9 @@ class Reflector:
         self._version = _version(document)
         if not self._version:
             raise ApiUnreachableError(f"list {self._path}: the answer has no metadata.resourceVersion")
-        return Change("listed")
+        return ReflectorChange("listed")
 
-    def _one_watch(self) -> Iterator[Change]:
+    def _one_watch(self) -> Iterator[ReflectorChange]:
         limit_s = random.randint(*WATCH_S)  # noqa: S311 - spreads load, keeps no secret
         query = {
             "fieldSelector": self._selector,
@@ -203,7 +203,7 @@ class Reflector:
         if stream is not None and self._stopping.is_set():
             stream.close()  # stop() came while the request was being opened
 
-    def _apply(self, event: WatchEvent) -> Iterator[Change]:
+    def _apply(self, event: WatchEvent) -> Iterator[ReflectorChange]:
         item, kind = event["object"], event["type"]
         version = _version(item)
         if kind == "BOOKMARK":
@@ -220,7 +220,7 @@ class Reflector:
                 self._items[name] = slim
         self._version = version
         lowered: Any = kind.lower()
-        yield Change(lowered, name, slim)
+        yield ReflectorChange(lowered, name, slim)
 
     def _made_progress(self) -> None:
         self._progress = True

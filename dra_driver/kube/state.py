@@ -49,7 +49,7 @@ class ClusterState:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StateKind:
     """One kind of a state: its field there, its name, and the version to write into files."""
 
     field: str
@@ -60,31 +60,31 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("nodes", "Node", "v1", "nodes"),
-    Kind("pods", "Pod", "v1", "pods", namespaced=True),
-    Kind("namespaces", "Namespace", "v1", "namespaces"),
-    Kind("claims", "ResourceClaim", "resource.k8s.io/v1", "resourceclaims", namespaced=True),
-    Kind("templates", "ResourceClaimTemplate", "resource.k8s.io/v1", "resourceclaimtemplates", namespaced=True),
-    Kind("classes", "DeviceClass", "resource.k8s.io/v1", "deviceclasses"),
-    Kind("slices", "ResourceSlice", "resource.k8s.io/v1", "resourceslices"),
-    Kind("taint_rules", "DeviceTaintRule", "resource.k8s.io/v1beta2", "devicetaintrules"),
-    Kind("events", "Event", "v1", "events", namespaced=True),
-    Kind("pvcs", "PersistentVolumeClaim", "v1", "persistentvolumeclaims", namespaced=True),
-    Kind("storage_classes", "StorageClass", "storage.k8s.io/v1", "storageclasses"),
+    StateKind("nodes", "Node", "v1", "nodes"),
+    StateKind("pods", "Pod", "v1", "pods", namespaced=True),
+    StateKind("namespaces", "Namespace", "v1", "namespaces"),
+    StateKind("claims", "ResourceClaim", "resource.k8s.io/v1", "resourceclaims", namespaced=True),
+    StateKind("templates", "ResourceClaimTemplate", "resource.k8s.io/v1", "resourceclaimtemplates", namespaced=True),
+    StateKind("classes", "DeviceClass", "resource.k8s.io/v1", "deviceclasses"),
+    StateKind("slices", "ResourceSlice", "resource.k8s.io/v1", "resourceslices"),
+    StateKind("taint_rules", "DeviceTaintRule", "resource.k8s.io/v1beta2", "devicetaintrules"),
+    StateKind("events", "Event", "v1", "events", namespaced=True),
+    StateKind("pvcs", "PersistentVolumeClaim", "v1", "persistentvolumeclaims", namespaced=True),
+    StateKind("storage_classes", "StorageClass", "storage.k8s.io/v1", "storageclasses"),
 )
 
 # Without these a verdict about the whole cluster would be wrong, so they are read everywhere even for one namespace.
 _EVERYWHERE: Final = ("pods", "claims")
 
 
-class Reader(Protocol):
+class StateReader(Protocol):
     """The part of ``rest.RestClient`` that is needed here."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
-def read_cluster(rest: Reader, namespace: str | None = None, *, only: Sequence[str] = ()) -> ClusterState:
+def read_cluster(rest: StateReader, namespace: str | None = None, *, only: Sequence[str] = ()) -> ClusterState:
     """The state of a live cluster, paged, each kind by itself: kinds are not of the very same moment.
 
     With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from
@@ -122,7 +122,7 @@ def identity(item: Wire) -> tuple[str, str]:
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
 
 
-def _version(rest: Reader, gaps: list[str]) -> str:
+def _version(rest: StateReader, gaps: list[str]) -> str:
     try:
         return str(server_version(rest))
     except (ForbiddenError, NotFoundError) as error:
@@ -130,7 +130,7 @@ def _version(rest: Reader, gaps: list[str]) -> str:
         return ""
 
 
-def _read(rest: Reader, kind: Kind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
+def _read(rest: StateReader, kind: StateKind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
     if kind.field == "taint_rules":
         return _taint_rules(rest, kind, gaps)
     api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
@@ -149,7 +149,9 @@ def _read(rest: Reader, kind: Kind, namespace: str | None, gaps: list[str]) -> t
     return items[-MAX_EVENTS:] if kind.field == "events" else items
 
 
-def _local_only(rest: Reader, kind: Kind, local: str, tried: str, keep: Callable[[Wire], bool]) -> tuple[Wire, ...]:
+def _local_only(
+    rest: StateReader, kind: StateKind, local: str, tried: str, keep: Callable[[Wire], bool]
+) -> tuple[Wire, ...]:
     if not local or local == tried:
         return ()
     try:
@@ -158,7 +160,7 @@ def _local_only(rest: Reader, kind: Kind, local: str, tried: str, keep: Callable
         return ()
 
 
-def _taint_rules(rest: Reader, kind: Kind, gaps: list[str]) -> tuple[Wire, ...]:
+def _taint_rules(rest: StateReader, kind: StateKind, gaps: list[str]) -> tuple[Wire, ...]:
     """Rules of the newest API version that is served. None being served is normal: the feature is off by default."""
     for api in TAINT_RULE_APIS:
         try:
@@ -171,7 +173,7 @@ def _taint_rules(rest: Reader, kind: Kind, gaps: list[str]) -> tuple[Wire, ...]:
     return ()
 
 
-def _listed(rest: Reader, path: str, kind: Kind, keep: Callable[[Wire], bool]) -> tuple[Wire, ...]:
+def _listed(rest: StateReader, path: str, kind: StateKind, keep: Callable[[Wire], bool]) -> tuple[Wire, ...]:
     query = {"fieldSelector": "type=Warning"} if kind.field == "events" else None
     try:
         answer = rest.list(path, query)

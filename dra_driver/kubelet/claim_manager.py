@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MAINTAIN_EVERY_S = 600.0
 
 
-class ClaimWork:
+class ClaimManager:
     """``service`` is what the kubelet's calls go to; ``recover`` comes before the first of them."""
 
     def __init__(self, claims: Claims) -> None:

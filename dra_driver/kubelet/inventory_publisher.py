@@ -37,7 +37,7 @@ NOTHING = Snapshot()
 NO_TERMS: Terms = MappingProxyType({})
 
 
-class Hardware(Protocol):
+class HardwareStatus(Protocol):
     """The part of ``gpu.inventory.Inventory`` that is needed here."""
 
     @property
@@ -46,7 +46,7 @@ class Hardware(Protocol):
     def failing(self) -> bool: ...
 
 
-class DriverFiles(Protocol):
+class CdiFiles(Protocol):
     """The part of ``cdi.provider.CdiProvider`` that is needed here."""
 
     def refresh(self) -> bool: ...
@@ -59,13 +59,13 @@ class SnapshotSink(Protocol):
     def set_snapshot(self, snapshot: Snapshot, terms: Terms) -> None: ...
 
 
-class GpuTerms(Protocol):
-    """The part of ``terms_book.TermsBook`` that is needed here."""
+class TermsUpdater(Protocol):
+    """The part of ``terms_resolver.TermsResolver`` that is needed here."""
 
     def update(self, snapshot: Snapshot) -> Terms: ...
 
 
-class Follower:
+class InventoryPublisher:
     """Carries each new snapshot to the driver files and the slices. ``changed`` and ``check`` from any thread.
 
     ``driver_root`` brings a simulated driver root up to date before it is searched.
@@ -73,10 +73,10 @@ class Follower:
 
     def __init__(
         self,
-        hardware: Hardware,
-        files: DriverFiles,
+        hardware: HardwareStatus,
+        files: CdiFiles,
         slices: SnapshotSink,
-        terms: GpuTerms,
+        terms: TermsUpdater,
         *,
         driver_root: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,

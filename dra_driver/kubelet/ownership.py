@@ -21,7 +21,7 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId
 
 
-class Books(Protocol):
+class OwnershipJournal(Protocol):
     """The part of ``claims.journal.journal.Journal`` that tells what is ours. Raises StorageError."""
 
     def made_partitions(self) -> frozenset[PartitionId]: ...
@@ -31,18 +31,18 @@ class Books(Protocol):
 class OwnedBackend:
     """A ``gpu.backend.Backend`` that marks what is ours. Thread-safe.
 
-    ``keep_books`` comes before the first snapshot.
+    ``use_journal`` comes before the first snapshot.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._lock = threading.Lock()  # guards _books
-        self._books: Books | None = None
+        self._lock = threading.Lock()  # guards _journal
+        self._journal: OwnershipJournal | None = None
 
-    def keep_books(self, books: Books) -> None:
+    def use_journal(self, journal: OwnershipJournal) -> None:
         """Compare with these from now on; without any, nothing is ours."""
         with self._lock:
-            self._books = books
+            self._journal = journal
 
     def open(self) -> None:
         """See ``Backend.open``."""
@@ -60,13 +60,13 @@ class OwnedBackend:
         """See ``Backend.snapshot``. DriverUnavailableError also when the journal cannot be read: what is offered stays
         as it is rather than that our own instances are taken for somebody else's."""
         with self._lock:
-            books = self._books
-        if books is None:
+            journal = self._journal
+        if journal is None:
             return self._backend.snapshot()
         try:
-            before = _Own(books)
+            before = _Own(journal)
             snapshot = self._backend.snapshot()
-            after = _Own(books)
+            after = _Own(journal)
         except StorageError as error:
             raise DriverUnavailableError(f"which MIG devices are this driver's own is not known: {error}") from error
         own, modes = before.partitions | after.partitions, before.modes | after.modes
@@ -76,9 +76,9 @@ class OwnedBackend:
 class _Own:
     """One reading of the journal."""
 
-    def __init__(self, books: Books) -> None:
-        self.partitions = books.made_partitions()
-        self.modes = frozenset(books.gpus_with_note(MIG_MODE))
+    def __init__(self, journal: OwnershipJournal) -> None:
+        self.partitions = journal.made_partitions()
+        self.modes = frozenset(journal.gpus_with_note(MIG_MODE))
 
 
 def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) -> Gpu:

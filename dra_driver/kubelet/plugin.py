@@ -43,16 +43,16 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
-from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimWork
+from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.health_stream import HealthStreams
-from dra_driver.kubelet.inventory_publisher import Follower
+from dra_driver.kubelet.inventory_publisher import InventoryPublisher
 from dra_driver.kubelet.maintenance import Chore, Maintenance
 from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
-from dra_driver.kubelet.storage_health import Disk, Folder
-from dra_driver.kubelet.terms_resolver import TermsBook
+from dra_driver.kubelet.storage_health import Folder, StorageHealth
+from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.terms import Form
 from dra_driver.policy.source import PolicySource
 from dra_driver.slices.publisher import Publisher
@@ -68,7 +68,7 @@ CALL_GRACE_S = 2.0
 # Recovery knows more with a first look at the hardware, but pods that end are not kept waiting for a slow driver.
 FIRST_LOOK_S = 2.0
 # For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
-ROOM_STOP_S = 0.5
+COMPONENT_STOP_S = 0.5
 SOCKETS_EVERY_S, FILES_EVERY_S = 1.0, 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
@@ -97,20 +97,20 @@ class NodeProcess:
         self._streams = HealthStreams()
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
-        self._terms: TermsBook | None = None
+        self._terms: TermsResolver | None = None
         self._policy_problem: str | None = None
-        self._claims: ClaimWork | None = None
+        self._claims: ClaimManager | None = None
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
-        self._follower: Follower | None = None
-        self._disk: Disk | None = None
+        self._inventory_publisher: InventoryPublisher | None = None
+        self._storage: StorageHealth | None = None
 
     def start(self) -> None:
         """Everything of the module's docstring. Raises ConfigurationError, with everything started so far undone."""
         try:
             self._check_and_lock()
             self._serve_http()
-            self._start_rooms()
+            self._start_components()
         except BaseException:
             self.stop()
             raise
@@ -124,18 +124,18 @@ class NodeProcess:
         """Why this node cannot serve a new pod, one sentence each; empty when it can."""
         if self._stopping.is_set():
             return ["stopping"]
-        rooms = (
+        components = (
             self._inventory,
             self._terms,
             self._publisher,
-            self._follower,
+            self._inventory_publisher,
             self._claims,
             self._endpoints,
-            self._disk,
+            self._storage,
         )
-        if any(room is None for room in rooms):
+        if any(component is None for component in components):
             return ["starting"]
-        found = [room.problem for room in (*rooms, self._registration) if room is not None]
+        found = [component.problem for component in (*components, self._registration) if component is not None]
         if self._publisher is not None and not self._publisher.published:
             found.append("the newest inventory is not published yet")
         return [problem for problem in found if problem is not None]
@@ -177,7 +177,7 @@ class NodeProcess:
         self._running.callback(server.stop)
         log.info("serving metrics and health", extra={"port": server.port})
 
-    def _start_rooms(self) -> None:
+    def _start_components(self) -> None:
         settings = self._settings
         found = hardware.choose(settings, self._plugin_dir)
         names = CdiNames(settings.driver_name)
@@ -193,7 +193,7 @@ class NodeProcess:
         rest = RestClient(Connection.load(settings.kubeconfig))
         owned = OwnedBackend(found.backend)
         self._inventory = inventory = Inventory(owned, settings.poll_interval)
-        self._claims = claims = ClaimWork.open(
+        self._claims = claims = ClaimManager.open(
             settings,
             self._plugin_dir,
             rest=rest,
@@ -204,59 +204,61 @@ class NodeProcess:
             hardware=found,
             terms=lambda: self._terms.current() if self._terms is not None else {},
         )
-        self._running.callback(_within, ROOM_STOP_S, claims.close)
-        self._running.callback(_within, ROOM_STOP_S, inventory.stop)
-        owned.keep_books(claims.journal)
+        self._running.callback(_within, COMPONENT_STOP_S, claims.close)
+        self._running.callback(_within, COMPONENT_STOP_S, inventory.stop)
+        owned.use_journal(claims.journal)
         self._terms = terms = self._open_policies(claims)
         inventory.start()
         if inventory.wait_first(FIRST_LOOK_S):
             terms.update(inventory.current())
         claims.recover()
-        self._open_doors(claims)
+        self._start_endpoints(claims)
         self._publisher = publisher = self._start_publisher(rest)
-        self._follower = follower = Follower(inventory, provider, publisher, terms, driver_root=found.renew_root)
-        inventory.subscribe(follower.changed)
-        self._start_maintenance(follower, claims)
+        self._inventory_publisher = inventory_publisher = InventoryPublisher(
+            inventory, provider, publisher, terms, driver_root=found.renew_root
+        )
+        inventory.subscribe(inventory_publisher.changed)
+        self._start_maintenance(inventory_publisher, claims)
 
-    def _open_policies(self, claims: ClaimWork) -> TermsBook:
+    def _open_policies(self, claims: ClaimManager) -> TermsResolver:
         folder = self._settings.policy_dir
         policies = PolicySource(
             Path(folder) if folder else None, self._plugin_dir / LAST_GOOD_POLICIES, self._settings.node_name
         )
         policies.load()
-        return TermsBook(policies, claims.journal.uses)
+        return TermsResolver(policies, claims.journal.uses)
 
     def _start_publisher(self, rest: RestClient) -> Publisher:
         settings = self._settings
         events = EventRecorder(rest, COMPONENT, settings.node_name)
         events.start()
-        self._running.callback(events.stop, ROOM_STOP_S)
+        self._running.callback(events.stop, COMPONENT_STOP_S)
         publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events)
         publisher.start()
-        self._running.callback(_within, ROOM_STOP_S, publisher.stop)
+        self._running.callback(_within, COMPONENT_STOP_S, publisher.stop)
         return publisher
 
-    def _open_doors(self, claims: ClaimWork) -> None:
+    def _start_endpoints(self, claims: ClaimManager) -> None:
         prepares = service.prepare_threads()
         self._running.callback(prepares.shutdown, wait=False, cancel_futures=True)
         driver = self._settings.driver_name
         handlers = [*service.handlers(claims.service, driver, prepares), *self._streams.handlers()]
         self._endpoints = endpoints = Endpoints(self._paths, self._registration, handlers)
         endpoints.start()
-        self._running.callback(self._close_doors, endpoints)
+        self._running.callback(self._stop_endpoints, endpoints)
         log.info("serving the kubelet", extra={"dra": self._paths.dra, "registration": self._paths.registration})
 
-    def _close_doors(self, endpoints: Endpoints) -> None:
+    def _stop_endpoints(self, endpoints: Endpoints) -> None:
         self._streams.stop()
         endpoints.stop(CALL_GRACE_S)
 
-    def _start_maintenance(self, follower: Follower, claims: ClaimWork) -> None:
-        assert self._endpoints is not None  # noqa: S101 - for the type checker; _open_doors came before
-        self._disk = disk = Disk(self._folders(), claims.service.rewrite_missing_files)
+    def _start_maintenance(self, inventory_publisher: InventoryPublisher, claims: ClaimManager) -> None:
+        assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
+        self._storage = storage = StorageHealth(self._folders(), claims.service.rewrite_missing_files)
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
-            Chore(name="driver-files", every_s=FILES_EVERY_S, work=follower.check),
-            Chore(name="disk", every_s=FILES_EVERY_S, work=disk.check),
+            Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
+            Chore(name="disk", every_s=FILES_EVERY_S, work=storage.check),
             Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
@@ -268,7 +270,7 @@ class NodeProcess:
         for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
             maintenance = Maintenance(name, chores)
             maintenance.start()
-            self._running.callback(maintenance.stop, ROOM_STOP_S)
+            self._running.callback(maintenance.stop, COMPONENT_STOP_S)
 
     def _folders(self) -> list[Folder]:
         return [
@@ -293,7 +295,7 @@ class NodeProcess:
         if not news or (self._publisher is not None and self._publisher.warn("GpuPolicyProblem", problem or "")):
             self._policy_problem = problem
 
-    def _count_devices(self, claims: ClaimWork) -> None:
+    def _count_devices(self, claims: ClaimManager) -> None:
         forms = Counter(use.form for use in claims.journal.uses())
         found = {"gpu": forms[Form.WHOLE] + forms[Form.SHARE], "mig": forms[Form.PARTITION]}
         for kind, count in found.items():

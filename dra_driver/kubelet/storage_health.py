@@ -48,7 +48,7 @@ def space(path: Path) -> Space:
     return Space(bytes=blocks * found.f_frsize, files=files if found.f_files else None)
 
 
-class Disk:
+class StorageHealth:
     """``check`` from one thread, every few seconds; ``problem`` from any."""
 
     def __init__(

@@ -28,7 +28,7 @@ class Policies(Protocol):
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms: ...
 
 
-class TermsBook:
+class TermsResolver:
     """The terms in force. Thread-safe.
 
     They are worked out when the inventory changes, when policies change, and every time they are asked for while they

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from dra_driver.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
-from dra_driver.kube.reflector import Change, Reflector
+from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.model.terms import Terms
@@ -138,7 +138,7 @@ class Publisher:
             self._schedule.wanted(self._clock())
             self._wake()
 
-    def notice(self, change: Change) -> None:
+    def notice(self, change: ReflectorChange) -> None:
         """A watch event about this driver's slices on this node; own writes among them are recognised."""
         with self._changed:
             version = None if change.kind == "deleted" or change.item is None else _version(change)
@@ -276,6 +276,6 @@ def _name_and_version(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"metadata": {key: metadata[key] for key in ("name", "resourceVersion") if key in metadata}}
 
 
-def _version(change: Change) -> str:
+def _version(change: ReflectorChange) -> str:
     metadata = (change.item or {}).get("metadata")
     return str(metadata.get("resourceVersion", "")) if isinstance(metadata, dict) else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
-from dra_driver.kube.reflector import Change
+from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.diff import Delete
 
@@ -29,7 +29,7 @@ class FakeSlicesApi:
         self.asked = 0
         self.failures: list[KubernetesApiError] = []
         self.drops: set[str] = set()
-        self.listeners: list[Callable[[Change], None]] = []
+        self.listeners: list[Callable[[ReflectorChange], None]] = []
         self.uid: str | None = "node-uid-1"
         self.during_write: Callable[[], None] = lambda: None
         self._counter = itertools.count(100)
@@ -130,7 +130,7 @@ class FakeSlicesApi:
 
     def _tell(self, kind: Any, name: str, item: dict[str, Any] | None = None) -> None:
         for listener in self.listeners:
-            listener(Change(kind, name, copy.deepcopy(item or self.objects.get(name))))
+            listener(ReflectorChange(kind, name, copy.deepcopy(item or self.objects.get(name))))
 
 
 _TOGETHER = {

@@ -119,7 +119,7 @@ class Node:
             terms=lambda: self.terms,
             boot_id="boot",
         )
-        owned.keep_books(room.journal)
+        owned.use_journal(room.journal)
         recovery = room.service.recover()
         assert not recovery.problems, recovery.problems
         return room

@@ -9,7 +9,7 @@ from typing import Any
 
 from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.connection import Connection
-from dra_driver.kube.reflector import Change, Reflector
+from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.watch import WatchStream
 from tests.fakes.scripted_http import Exchange, ScriptedServer
@@ -40,7 +40,7 @@ class Heard:
         self.changes: list[tuple[str, str]] = []
         self._arrived = threading.Condition()
 
-    def __call__(self, change: Change) -> None:
+    def __call__(self, change: ReflectorChange) -> None:
         with self._arrived:
             self.changes.append((change.kind, change.name))
             self._arrived.notify_all()
@@ -211,7 +211,7 @@ def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
         path.write_text(server.kubeconfig())
         heard = Heard()
 
-        def listener(change: Change) -> None:
+        def listener(change: ReflectorChange) -> None:
             heard(change)
             raise RuntimeError("a bug")
 

@@ -61,7 +61,7 @@ class Room:
         hardware = None
         if self.backend is not None:
             owned = OwnedBackend(self.backend)
-            owned.keep_books(journal)
+            owned.use_journal(journal)
             snapshot, hardware = owned.snapshot, self.hardware_tools(self.backend, self.wrap(journal))
         tools = Tools(
             pool=POOL,

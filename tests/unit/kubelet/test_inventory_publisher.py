@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.errors import DraError, DriverUnavailableError, StorageError
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.kubelet.inventory_publisher import FIRST_S, KEEP_S, Follower
+from dra_driver.kubelet.inventory_publisher import FIRST_S, KEEP_S, InventoryPublisher
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, Terms
 from dra_driver.telemetry import metrics
@@ -78,7 +78,7 @@ class Hardware:
 
 
 class Node:
-    """A follower with everything around it."""
+    """A publisher with everything around it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -86,7 +86,7 @@ class Node:
         self.hardware = Hardware()
         self.files, self.slices = Files(self.happened), Slices(self.happened)
         self.policies = Policies()
-        self.follower = Follower(
+        self.publisher = InventoryPublisher(
             self.hardware,
             self.files,
             self.slices,
@@ -97,12 +97,12 @@ class Node:
 
     def sees(self, snapshot: Snapshot) -> None:
         self.hardware.works()
-        self.follower.changed(snapshot)
+        self.publisher.changed(snapshot)
 
     def after(self, seconds: float) -> list[Snapshot]:
         """What has been offered so far when the chore comes after ``seconds``."""
         self.now += seconds
-        self.follower.check()
+        self.publisher.check()
         return self.slices.offered
 
 
@@ -115,7 +115,7 @@ def test_driver_files_come_before_slices(node: Node) -> None:
     """A pod that is scheduled at once must find its CDI files."""
     node.sees(SNAPSHOT)
     assert node.happened == ["root", "files", "slices"]
-    assert node.follower.problem is None
+    assert node.publisher.problem is None
 
 
 def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
@@ -138,9 +138,9 @@ def test_nothing_is_offered_until_the_drivers_files_are_found(node: Node) -> Non
     """Pods are better placed on another node than stuck on this one."""
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
-    assert (node.after(1.0), node.follower.problem) == ([], "no libcuda")
+    assert (node.after(1.0), node.publisher.problem) == ([], "no libcuda")
     node.files.error = None
-    assert (node.after(1.0), node.follower.problem) == ([SNAPSHOT], None)
+    assert (node.after(1.0), node.publisher.problem) == ([SNAPSHOT], None)
 
 
 def test_files_that_go_missing_for_a_short_time_take_no_devices_back(node: Node) -> None:
@@ -149,7 +149,7 @@ def test_files_that_go_missing_for_a_short_time_take_no_devices_back(node: Node)
     node.files.error = StorageError("disk full")
     node.sees(OTHER)
     assert node.after(KEEP_S - 1) == [SNAPSHOT, OTHER]
-    assert node.follower.problem == "disk full"
+    assert node.publisher.problem == "disk full"
 
 
 def test_devices_that_no_container_can_get_are_taken_back_and_come_back(node: Node) -> None:
@@ -215,10 +215,10 @@ def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: No
     node.sees(SNAPSHOT)
     node.files.error = StorageError("read-only")
     node.after(5.0)
-    assert node.follower.problem == "read-only"
+    assert node.publisher.problem == "read-only"
     node.files.error = None
     node.after(5.0)
-    assert node.follower.problem is None
+    assert node.publisher.problem is None
 
 
 def test_simulated_root_follows_the_inventory(node: Node) -> None:

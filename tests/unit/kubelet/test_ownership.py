@@ -16,7 +16,7 @@ AT_0 = MigInstance(gi_id=1, profile_id=19, profile_name="1g.10gb", start=0, size
 AT_4 = replace(AT_0, gi_id=2, start=4)
 
 
-class Books:
+class FakeJournal:
     def __init__(self, *made: MigInstance, modes: tuple[GpuUuid, ...] = ()) -> None:
         self.made, self.modes = list(made), modes
         self.error: StorageError | None = None
@@ -32,7 +32,7 @@ class Books:
 
 
 class Hardware:
-    """One GPU; ``during`` happens between the two readings of the books."""
+    """One GPU; ``during`` happens between the two readings of the journal."""
 
     def __init__(self, *instances: MigInstance) -> None:
         self.instances = instances
@@ -49,41 +49,41 @@ class Hardware:
         return found
 
 
-def held(hardware: Hardware, books: Books | None) -> list[bool]:
+def held(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
     backend = OwnedBackend(hardware)
-    if books:
-        backend.keep_books(books)
+    if journal:
+        backend.use_journal(journal)
     return [instance.held for instance in backend.snapshot().gpus[0].mig_instances]
 
 
 def test_only_what_the_journal_made_is_ours() -> None:
     """One that nobody noted is somebody else's."""
-    assert held(Hardware(AT_0, AT_4), Books(AT_0)) == [True, False]
-    assert held(Hardware(AT_0), Books(AT_4)) == [False]
+    assert held(Hardware(AT_0, AT_4), FakeJournal(AT_0)) == [True, False]
+    assert held(Hardware(AT_0), FakeJournal(AT_4)) == [False]
     assert held(Hardware(AT_0), None) == [False]
 
 
 def test_instance_destroyed_during_the_look_is_not_taken_for_a_foreign_one() -> None:
     """It was seen, then destroyed and forgotten: published as foreign, it would be handed out again."""
-    hardware, books = Hardware(AT_0), Books(AT_0)
-    hardware.during = books.made.clear
-    assert held(hardware, books) == [True]
+    hardware, journal = Hardware(AT_0), FakeJournal(AT_0)
+    hardware.during = journal.made.clear
+    assert held(hardware, journal) == [True]
 
 
 def test_instance_made_during_the_look_is_not_taken_for_a_foreign_one() -> None:
-    hardware, books = Hardware(AT_0), Books()
-    hardware.during = lambda: books.made.append(AT_0)
-    assert held(hardware, books) == [True]
+    hardware, journal = Hardware(AT_0), FakeJournal()
+    hardware.during = lambda: journal.made.append(AT_0)
+    assert held(hardware, journal) == [True]
 
 
 def test_mig_mode_that_we_switched_on_is_marked() -> None:
     backend = OwnedBackend(Hardware())
-    backend.keep_books(Books(modes=(UUID,)))
+    backend.use_journal(FakeJournal(modes=(UUID,)))
     assert backend.snapshot().gpus[0].mig_mode_held
 
 
 def test_unreadable_journal_keeps_the_last_inventory_instead_of_guessing() -> None:
-    books = Books()
-    books.error = StorageError("disk full")
+    journal = FakeJournal()
+    journal.error = StorageError("disk full")
     with pytest.raises(DriverUnavailableError, match="own is not known: disk full"):
-        held(Hardware(AT_0), books)
+        held(Hardware(AT_0), journal)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import StorageError
-from dra_driver.kubelet.storage_health import Disk, Folder, Space, space
+from dra_driver.kubelet.storage_health import Folder, Space, StorageHealth, space
 
 PLENTY = Space(bytes=2**30, files=None)
 
@@ -21,7 +21,7 @@ class Node:
         self.missing: Sequence[str] | StorageError = ()
         self.looks = 0
         watched = Folder(path=self.folder, what="the CDI directory", setting="--cdi-dir")
-        self.disk = Disk([watched], self.bring_back, self.space)
+        self.disk = StorageHealth([watched], self.bring_back, self.space)
 
     def bring_back(self) -> Sequence[str]:
         self.looks += 1

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from dra_driver.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
-from dra_driver.kubelet.terms_resolver import TermsBook
+from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form, GpuTerms, SharingTerms, Strategy, Terms, Use
@@ -36,12 +36,12 @@ class Policies:
 def test_terms_are_worked_out_once_per_inventory_and_policy_change() -> None:
     """The chore comes every five seconds for as long as the process lives."""
     policies = Policies()
-    book = TermsBook(policies, list)
+    resolver = TermsResolver(policies, list)
     for _ in range(3):
-        book.update(SNAPSHOT)
+        resolver.update(SNAPSHOT)
     assert len(policies.asked) == 1
     policies.changed = True
-    book.update(SNAPSHOT)
+    resolver.update(SNAPSHOT)
     assert len(policies.asked) == 2
 
 
@@ -49,21 +49,21 @@ def test_same_terms_are_the_same_object() -> None:
     """Whoever publishes looks at identity to see whether anything changed."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
-    book = TermsBook(policies, list)
-    first = book.update(SNAPSHOT)
+    resolver = TermsResolver(policies, list)
+    first = resolver.update(SNAPSHOT)
     policies.changed = True
-    assert book.update(SNAPSHOT) is first is book.current()
+    assert resolver.update(SNAPSHOT) is first is resolver.current()
 
 
 def test_waiting_terms_are_looked_at_again_with_what_is_in_use_by_then() -> None:
     """A form in use stays until it is free, and not longer."""
     policies, uses = Policies(), [Use(gpu_uuid=UUID, form=Form.WHOLE)]
     policies.answer = {UUID: GpuTerms(waiting="gpu-0 becomes hidden when it is free")}
-    book = TermsBook(policies, lambda: list(uses))
-    book.update(SNAPSHOT)
+    resolver = TermsResolver(policies, lambda: list(uses))
+    resolver.update(SNAPSHOT)
     uses.clear()
     policies.answer = {UUID: GpuTerms(offered=False)}
-    assert not book.update(SNAPSHOT)[UUID].offered
+    assert not resolver.update(SNAPSHOT)[UUID].offered
     assert [len(asked) for asked in policies.asked] == [1, 0]
 
 
@@ -72,10 +72,10 @@ def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
     policies = Policies()
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     uses: list[Use] = []
-    book = TermsBook(policies, lambda: list(uses))
-    book.update(SNAPSHOT)
+    resolver = TermsResolver(policies, lambda: list(uses))
+    resolver.update(SNAPSHOT)
     uses.append(Use(gpu_uuid=UUID, form=Form.SHARE))
-    book.update(SNAPSHOT)
+    resolver.update(SNAPSHOT)
     assert policies.asked == [[], uses]
 
 
@@ -83,15 +83,15 @@ def test_terms_of_before_hold_while_they_cannot_be_worked_out() -> None:
     """An unreadable journal or contradicting policies change nothing that is published, and say why."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
-    book = TermsBook(policies, list)
-    before = book.update(SNAPSHOT)
+    resolver = TermsResolver(policies, list)
+    before = resolver.update(SNAPSHOT)
     for error in (ConfigurationError("a and b contradict"), StorageError("disk full")):
         policies.answer, policies.changed = error, True
-        assert book.update(SNAPSHOT) is before
-        assert book.problem == str(error)
+        assert resolver.update(SNAPSHOT) is before
+        assert resolver.problem == str(error)
     policies.answer = {}
-    assert book.update(SNAPSHOT) == {}
-    assert book.problem is None
+    assert resolver.update(SNAPSHOT) == {}
+    assert resolver.problem is None
 
 
 def test_a_gpu_is_not_offered_until_its_terms_could_be_worked_out_once() -> None:
@@ -102,28 +102,28 @@ def test_a_gpu_is_not_offered_until_its_terms_could_be_worked_out_once() -> None
         for count in (1, 2)
     )
     policies.answer = StorageError("disk full")
-    book = TermsBook(policies, list)
-    assert not book.update(first)[uuids[0]].offered
+    resolver = TermsResolver(policies, list)
+    assert not resolver.update(first)[uuids[0]].offered
     policies.answer = {}
-    assert book.update(first) == {}
+    assert resolver.update(first) == {}
     policies.answer = StorageError("disk full")
-    closed = book.update(both)
+    closed = resolver.update(both)
     assert {uuid: terms.offered for uuid, terms in closed.items()} == {uuids[1]: False}
-    assert book.update(both) is closed
+    assert resolver.update(both) is closed
     policies.answer = {}
-    assert book.update(both) == {}
+    assert resolver.update(both) == {}
 
 
 def test_nothing_is_prepared_by_terms_that_are_not_known() -> None:
     """A slow first look at the hardware: the call waits for it instead of refusing a share as one of no policy."""
     policies = Policies()
-    book = TermsBook(policies, list)
+    resolver = TermsResolver(policies, list)
     with pytest.raises(DriverUnavailableError, match="not known yet"):
-        book.current()
+        resolver.current()
     policies.answer = StorageError("disk full")
-    book.update(SNAPSHOT)
+    resolver.update(SNAPSHOT)
     with pytest.raises(DriverUnavailableError, match="disk full"):
-        book.current()
+        resolver.current()
     policies.answer = {}
-    book.update(SNAPSHOT)
-    assert book.current() == {}
+    resolver.update(SNAPSHOT)
+    assert resolver.current() == {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dra_driver.errors import ApiUnreachableError, ForbiddenError
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.kube.reflector import Change
+from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.features import FeatureWatch
@@ -46,7 +46,7 @@ class Server:
     def version(self) -> ServerVersion:
         return ServerVersion(git_version=f"v1.{self.minor}.0", major=1, minor=self.minor)
 
-    def heard(self, change: Change) -> None:
+    def heard(self, change: ReflectorChange) -> None:
         assert doubly_offered(self.api.objects) == []
         self.publisher.notice(change)
 
