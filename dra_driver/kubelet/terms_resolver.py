@@ -1,22 +1,23 @@
-"""What the GPUs of this node may be published as now: policies, the newest inventory and what is in use, together.
+"""Resolves what each GPU of this node may be published as, from policies, the newest inventory and the forms in use.
 
-Owns when terms are worked out again, and the last ones. Refuses to know what a policy says (``policy/``) and what
-follows from terms (``slices/``, ``claims/``).
+What a policy says is in ``policy/``; what follows from the terms is in ``slices/`` and ``claims/``.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dra_driver.errors import DraError, DriverUnavailableError
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms, Use
 
 log = logging.getLogger(__name__)
 
 CLOSED = GpuTerms(offered=False)
-"""For a GPU of which nobody could say yet what it may be used as: the default terms would offer it to everybody."""
+"""For a GPU whose terms could not be resolved yet. The default terms would offer it to every claim."""
 
 
 class Policies(Protocol):
@@ -28,68 +29,88 @@ class Policies(Protocol):
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """Terms and the snapshot that they were resolved for; no snapshot before the first success."""
+
+    snapshot: Snapshot | None = None
+    terms: Terms = field(default_factory=dict)
+
+
 class TermsResolver:
     """The terms in force. Thread-safe.
 
-    They are worked out when the inventory changes, when policies change, and every time they are asked for while they
-    depend on what is in use: a form in use keeps newer terms waiting, or a GPU is shared.
+    Terms are resolved when the inventory or the policies change. While they depend on the forms in use (newer terms
+    wait for a form to become free, or a GPU is shared), they are resolved at every ``update``.
     """
 
     def __init__(self, policies: Policies, uses: Callable[[], Iterable[Use]]) -> None:
         self._policies = policies
         self._uses = uses
-        self._lock = threading.Lock()  # guards the fields below; one working-out at a time
-        self._snapshot: Snapshot | None = None
-        self._terms: Terms = {}
+        self._lock = threading.Lock()  # serialises update(), which alone assigns the fields below
+        # One assignment of a pair: current() reads it without the lock and must not see a new snapshot with old terms.
+        self._resolved = _Resolved()
         self._problem: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why the terms in force are not those of the newest policies, or cannot be worked out; None if they are."""
+        """Why the terms in force are not those of the newest policies, or cannot be resolved; None if they are."""
         return self._problem or self._policies.problem
 
     def current(self) -> Terms:
-        """The terms in force. Never waits for the journal.
+        """The terms in force. Never waits for the journal or for ``update``.
 
-        Raises DriverUnavailableError before they were worked out for the first time: under the default terms a share
-        would be refused for good.
+        Raises DriverUnavailableError until terms were resolved once. The caller retries: with the default terms the
+        driver would refuse a share for good.
         """
-        if self._snapshot is None:
-            reason = self._problem or "the GPUs have not been looked at yet"
-            raise DriverUnavailableError(f"what this node's GPUs may be used as is not known yet: {reason}")
-        return self._terms
+        resolved = self._resolved
+        if resolved.snapshot is None:
+            reason = self._problem or "the GPUs have not been read yet"
+            raise DriverUnavailableError(f"the terms of this node's GPUs are not known yet: {reason}")
+        return resolved.terms
 
     def update(self, snapshot: Snapshot) -> Terms:
-        """The terms for ``snapshot``. When the journal cannot be read, those of before; new GPUs are not offered."""
+        """Resolves and returns the terms for ``snapshot``; equal terms are the same object as before.
+
+        Keeps the former terms when the journal or the policies cannot be read; new GPUs are then not offered.
+        """
         with self._lock:
             changed = self._policies.check()
-            depends = any(terms.waiting or terms.sharing for terms in self._terms.values())
-            if changed or depends or self._problem is not None or snapshot is not self._snapshot:
-                self._work_out(snapshot)
-            return self._terms
+            resolved = self._resolved
+            depends_on_uses = any(terms.waiting or terms.sharing for terms in resolved.terms.values())
+            if changed or depends_on_uses or self._problem is not None or snapshot is not resolved.snapshot:
+                self._resolve(snapshot)
+            return self._resolved.terms
 
-    def _work_out(self, snapshot: Snapshot) -> None:
+    def _resolve(self, snapshot: Snapshot) -> None:
+        before = self._resolved
         try:
             terms = self._policies.terms(snapshot, self._uses())
         except DraError as error:
             if str(error) != self._problem:
                 log.warning("policies cannot be applied", extra={"reason": error})
             self._problem = str(error)
-            self._close_unknown(snapshot)
+            self._resolved = _with_unknown_gpus_closed(before, snapshot)
             return
         self._problem = None
-        self._snapshot = snapshot
-        if terms == self._terms:
-            return  # the same object goes on meaning "nothing changed"
-        for gpu, found in terms.items():
-            before = self._terms.get(gpu)
-            if found.waiting and (before is None or before.waiting != found.waiting):
-                log.info("new terms wait for the GPU to be free", extra={"gpu": gpu, "reason": found.waiting})
-        self._terms = terms
+        if terms == before.terms:
+            terms = before.terms  # callers compare by identity to see whether anything changed
+        else:
+            _log_waiting(before.terms, terms)
+        self._resolved = _Resolved(snapshot, terms)
 
-    def _close_unknown(self, snapshot: Snapshot) -> None:
-        """GPUs that came after the last success; those of before keep what they have."""
-        known = {gpu.uuid for gpu in self._snapshot.gpus} if self._snapshot is not None else set()
-        new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in self._terms]
-        if new:
-            self._terms = {**self._terms, **dict.fromkeys(new, CLOSED)}
+
+def _log_waiting(before: Terms, terms: Mapping[GpuUuid, GpuTerms]) -> None:
+    for gpu, found in terms.items():
+        former = before.get(gpu)
+        if found.waiting and (former is None or former.waiting != found.waiting):
+            log.info("new terms wait until the GPU is free", extra={"gpu": gpu, "reason": found.waiting})
+
+
+def _with_unknown_gpus_closed(before: _Resolved, snapshot: Snapshot) -> _Resolved:
+    """Closes GPUs that appeared after the last success; the others keep their terms."""
+    known = {gpu.uuid for gpu in before.snapshot.gpus} if before.snapshot is not None else set()
+    new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in before.terms]
+    if not new:
+        return before
+    return _Resolved(before.snapshot, {**before.terms, **dict.fromkeys(new, CLOSED)})

@@ -1,6 +1,7 @@
-"""When terms are worked out again, and what holds meanwhile."""
+"""When terms are resolved again, and which terms apply until then."""
 
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,8 @@ class Policies:
         return dict(self.answer)
 
 
-def test_terms_are_worked_out_once_per_inventory_and_policy_change() -> None:
-    """The chore comes every five seconds for as long as the process lives."""
+def test_terms_are_resolved_once_per_inventory_and_policy_change() -> None:
+    """``update`` runs every five seconds for the life of the process."""
     policies = Policies()
     resolver = TermsResolver(policies, list)
     for _ in range(3):
@@ -46,7 +47,7 @@ def test_terms_are_worked_out_once_per_inventory_and_policy_change() -> None:
 
 
 def test_same_terms_are_the_same_object() -> None:
-    """Whoever publishes looks at identity to see whether anything changed."""
+    """The inventory publisher compares by identity to see whether anything changed."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
     resolver = TermsResolver(policies, list)
@@ -55,8 +56,8 @@ def test_same_terms_are_the_same_object() -> None:
     assert resolver.update(SNAPSHOT) is first is resolver.current()
 
 
-def test_waiting_terms_are_looked_at_again_with_what_is_in_use_by_then() -> None:
-    """A form in use stays until it is free, and not longer."""
+def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time() -> None:
+    """A form in use is kept until it is free, and no longer."""
     policies, uses = Policies(), [Use(gpu_uuid=UUID, form=Form.WHOLE)]
     policies.answer = {UUID: GpuTerms(waiting="gpu-0 becomes hidden when it is free")}
     resolver = TermsResolver(policies, lambda: list(uses))
@@ -68,7 +69,7 @@ def test_waiting_terms_are_looked_at_again_with_what_is_in_use_by_then() -> None
 
 
 def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
-    """Whether some are in use decides what is published when the API server keeps no shares any more."""
+    """Shares in use decide what is published when the API server stops keeping share fields."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     uses: list[Use] = []
@@ -79,8 +80,8 @@ def test_terms_of_a_shared_gpu_follow_its_shares() -> None:
     assert policies.asked == [[], uses]
 
 
-def test_terms_of_before_hold_while_they_cannot_be_worked_out() -> None:
-    """An unreadable journal or contradicting policies change nothing that is published, and say why."""
+def test_former_terms_apply_while_new_ones_cannot_be_resolved() -> None:
+    """An unreadable journal or contradicting policies change nothing that is published; ``problem`` says why."""
     policies = Policies()
     policies.answer = {UUID: GpuTerms(policy="p")}
     resolver = TermsResolver(policies, list)
@@ -94,8 +95,8 @@ def test_terms_of_before_hold_while_they_cannot_be_worked_out() -> None:
     assert resolver.problem is None
 
 
-def test_a_gpu_is_not_offered_until_its_terms_could_be_worked_out_once() -> None:
-    """A GPU that policies hide must not become free for all because the journal could not be read just then."""
+def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once() -> None:
+    """A GPU that policies hide must not be offered because the journal could not be read at that moment."""
     policies, uuids = Policies(), [GpuUuid("GPU-0"), GpuUuid("GPU-1")]
     first, both = (
         Snapshot(gpus=tuple(Gpu(uuid=uuid, minor=minor) for minor, uuid in enumerate(uuids[:count])))
@@ -114,8 +115,8 @@ def test_a_gpu_is_not_offered_until_its_terms_could_be_worked_out_once() -> None
     assert resolver.update(both) == {}
 
 
-def test_nothing_is_prepared_by_terms_that_are_not_known() -> None:
-    """A slow first look at the hardware: the call waits for it instead of refusing a share as one of no policy."""
+def test_unknown_terms_are_an_error_to_retry() -> None:
+    """During a slow first read of the hardware a prepare is repeated; default terms would refuse a share for good."""
     policies = Policies()
     resolver = TermsResolver(policies, list)
     with pytest.raises(DriverUnavailableError, match="not known yet"):
@@ -127,3 +128,49 @@ def test_nothing_is_prepared_by_terms_that_are_not_known() -> None:
     policies.answer = {}
     resolver.update(SNAPSHOT)
     assert resolver.current() == {}
+
+
+class ReadingTerms(dict[GpuUuid, GpuTerms]):
+    """Terms that call ``read`` whenever ``update`` compares or walks them, as a concurrent prepare would."""
+
+    def __init__(self, terms: Terms, read: Any) -> None:
+        super().__init__(terms)
+        self.read = read
+
+    def __eq__(self, other: object) -> bool:
+        self.read()
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def items(self) -> ItemsView[GpuUuid, GpuTerms]:  # type: ignore[override]
+        self.read()
+        return super().items()  # type: ignore[return-value]
+
+
+class ReadingPolicies(Policies):
+    """Policies whose terms read the resolver's current terms during ``update``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Terms | DraError] = []
+        self.resolver = TermsResolver(self, list)
+
+    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
+        return ReadingTerms(super().terms(snapshot, uses), self.read)
+
+    def read(self) -> None:
+        try:
+            self.seen.append(self.resolver.current())
+        except DraError as error:
+            self.seen.append(error)
+
+
+def test_a_prepare_during_the_first_update_never_sees_default_terms() -> None:
+    """``current`` takes no lock; a snapshot visible before its terms would have a share refused for good."""
+    policies = ReadingPolicies()
+    policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    policies.resolver.update(SNAPSHOT)
+    assert policies.seen
+    assert all(isinstance(seen, DriverUnavailableError) for seen in policies.seen), policies.seen
+    assert policies.resolver.current() == policies.answer
