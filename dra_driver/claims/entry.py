@@ -137,7 +137,7 @@ class HeldDevice:
             gpu_uuid=self.gpu_uuid,
             form=self.form,
             partition=partition.id if partition else None,
-            made=partition.made if partition else False,
+            created_by_driver=partition.made if partition else False,
             sharing=terms,
             of_shared=self.form is Form.WHOLE and self.share_id is not None,
         )

@@ -70,7 +70,7 @@ class GpuControl(Protocol):
         ...
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
-        """What exists, in order of ``start``, with half-made ones; () with MIG mode off. ``held`` is always False."""
+        """What exists, in order of ``start``, with half-made ones; () with MIG mode off. ``owned`` is always False."""
         ...
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:

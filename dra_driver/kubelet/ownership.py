@@ -85,7 +85,7 @@ def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) ->
     if not gpu.mig_instances and gpu.uuid not in modes:
         return gpu
     instances = (
-        replace(instance, held=PartitionId(gpu.uuid, instance.profile_id, instance.start) in own)
+        replace(instance, owned=PartitionId(gpu.uuid, instance.profile_id, instance.start) in own)
         for instance in gpu.mig_instances
     )
-    return replace(gpu, mig_instances=tuple(instances), mig_mode_held=gpu.uuid in modes)
+    return replace(gpu, mig_instances=tuple(instances), mig_mode_owned=gpu.uuid in modes)

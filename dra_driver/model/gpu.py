@@ -21,7 +21,7 @@ class Gpu:
 
     ``mig_profiles`` are in order of profile id and () where the GPU cannot be cut; ``mig_instances`` are what exists,
     in order of ``start``. ``mig_resetless`` tells whether MIG mode can be switched while the node runs, None when that
-    is not known. ``mig_mode_held`` is True while this driver's journal says that it switched the mode on and has to
+    is not known. ``mig_mode_owned`` is True while this driver's journal says that it switched the mode on and has to
     switch it off again.
     """
 
@@ -41,7 +41,7 @@ class Gpu:
     mig_resetless: bool | None = None
     mig_profiles: tuple[MigProfile, ...] = ()
     mig_instances: tuple[MigInstance, ...] = ()
-    mig_mode_held: bool = False
+    mig_mode_owned: bool = False
 
     @property
     def device_name(self) -> DeviceName:

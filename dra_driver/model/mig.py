@@ -1,6 +1,6 @@
 """MIG as plain values: how a GPU can be cut, and how it is cut now.
 
-Owns names and shapes. Refuses to know how they were read (``gpu/``), who made an instance (``held`` is told by whoever
+Owns names and shapes. Refuses to know how they were read (``gpu/``), who made an instance (``owned`` is told by whoever
 keeps the books) and how partitions are published (``slices/``).
 
 Words are NVML's (nvml.h): a *GPU instance* (GI) owns memory slices, a *compute instance* (CI) inside it owns
@@ -54,7 +54,7 @@ class ComputeInstance:
 class MigInstance:
     """One GPU instance that exists, with its compute instances in order of id.
 
-    ``held`` is True for those that this driver's journal says it made (or is about to make or destroy); any other
+    ``owned`` is True for those that this driver's journal says it made (or is about to make or destroy); any other
     belongs to somebody else and is never destroyed. ``profile`` is what its own device tells of its size, without
     placements, where the GPU does not list the profile (in a vGPU guest); None everywhere else.
     """
@@ -65,7 +65,7 @@ class MigInstance:
     start: int
     size: int
     compute: tuple[ComputeInstance, ...] = ()
-    held: bool = False
+    owned: bool = False
     profile: MigProfile | None = None
 
     @property

@@ -111,15 +111,14 @@ def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
 class Use:
     """One device that a claim in the journal has (admin access apart), in any state of the claim.
 
-    ``partition`` is set for `Form.PARTITION`, ``made`` tells whether the partition is one that this driver makes and
-    destroys (False: somebody else's instance, which is only used). ``sharing`` is set for `Form.SHARE`: the terms under
-    which the first share was prepared. ``of_shared`` is True for `Form.WHOLE` when the GPU was published as one to be
-    shared and the claim consumed all there was to share.
+    ``partition`` is set for `Form.PARTITION`. ``created_by_driver`` is False for an existing instance of another manager,
+    which the claim only uses. ``sharing`` is set for `Form.SHARE`: the terms under which the first share was prepared.
+    ``of_shared`` is True for `Form.WHOLE` when the GPU was published as shared and the claim consumed all of it.
     """
 
     gpu_uuid: GpuUuid
     form: Form
     partition: PartitionId | None = None
-    made: bool = False
+    created_by_driver: bool = False
     sharing: SharingTerms | None = None
     of_shared: bool = False

@@ -52,7 +52,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: Features) -> Forms:
     if withheld is not None:
         return Forms(left={}, reasons=(withheld,))
     reasons = _Reasons()
-    foreign = [instance for instance in gpu.mig_instances if not instance.held]
+    foreign = [instance for instance in gpu.mig_instances if not instance.owned]
     whole = terms.whole and reasons.none(_why_not_whole(gpu, foreign, features))
     sharing = terms.sharing if whole and reasons.none(_why_not_shared(gpu, terms, features)) else None
     made = [instance for instance in foreign if _is_usable(gpu, instance, reasons) and _allows(gpu, instance, terms)]
@@ -146,7 +146,7 @@ def _source(terms: GpuTerms) -> str:
 
 def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: Features) -> str | None:
     name = gpu.device_name
-    if gpu.mig_enabled and not gpu.mig_mode_held:
+    if gpu.mig_enabled and not gpu.mig_mode_owned:
         # In MIG mode the whole GPU runs nothing: only its instances do.
         return f"{name} is in MIG mode, which somebody else switched on: it is not offered whole until MIG mode is off"
     if foreign:

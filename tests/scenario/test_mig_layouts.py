@@ -39,7 +39,7 @@ def in_mig_mode(model: str) -> tuple[SimulatedBackend, GpuUuid]:
 def in_mode_held(model: str) -> Snapshot:
     """One such GPU as this driver cuts it: published whole and as every placement."""
     snapshot = in_mig_mode(model)[0].snapshot()
-    return replace(snapshot, gpus=tuple(replace(gpu, mig_mode_held=True) for gpu in snapshot.gpus))
+    return replace(snapshot, gpus=tuple(replace(gpu, mig_mode_owned=True) for gpu in snapshot.gpus))
 
 
 def places_of(devices: list[Obj]) -> dict[tuple[int, int], Obj]:

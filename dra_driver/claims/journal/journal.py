@@ -91,7 +91,7 @@ class Journal(GpuBook):
             held = tuple(holding.device.use for holding in self.holdings())
             of_nobody = (stray.partition.id for stray in self.strays())
             return held + tuple(
-                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, made=True) for p in of_nobody
+                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in of_nobody
             )
 
     def begin(self, ref: ClaimRef, devices: Sequence[HeldDevice], *, durable: bool = False) -> Attempt | Blocked:

@@ -34,7 +34,7 @@ def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tupl
         raise _unknown(ref, result, snapshot, f"device {result.device}")
     if part is not None:
         return gpu, _partition(ref, result, gpu, part)
-    if gpu.mig_enabled and not gpu.mig_mode_held and not result.admin_access:
+    if gpu.mig_enabled and not gpu.mig_mode_owned and not result.admin_access:
         raise ClaimError(
             f"{result.device} of claim {ref} is in MIG mode, in which a whole GPU runs nothing; "
             f"turn MIG mode off (nvidia-smi -i {gpu.pci_bus_id or gpu.minor} -mig 0) or delete the pod"
@@ -95,7 +95,7 @@ def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: Partition
     place = PartitionId(gpu.uuid, part.profile_id, part.start)
     there = instance_at(gpu, place)
     live = LivePartition.of(there) if there else None
-    if there is not None and live is not None and (result.admin_access or not there.held):
+    if there is not None and live is not None and (result.admin_access or not there.owned):
         return HeldPartition(id=place, profile_name=there.profile_name, size=there.size, made=False, live=live)
     if result.admin_access:
         raise ClaimError(

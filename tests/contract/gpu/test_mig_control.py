@@ -98,7 +98,7 @@ def test_a_partition_is_made_in_two_steps_and_seen_after_each(backend: GpuBacken
     gi_id = backend.create_gpu_instance(h100, 9, 4)
     (half,) = backend.mig_instances(h100)
     assert (half.gi_id, half.profile_id, half.profile_name, half.start, half.size) == (gi_id, 9, "3g.40gb", 4, 4)
-    assert (half.compute, half.device, half.held) == ((), None, False)
+    assert (half.compute, half.device, half.owned) == ((), None, False)
     made = backend.create_compute_instance(h100, gi_id)
     (whole,) = backend.mig_instances(h100)
     assert whole.device == made

@@ -149,7 +149,7 @@ def test_what_becomes_known_is_noted_with_the_result(journal: Journal) -> None:
     """Ids of a partition come with making it; an attempt that was overtaken notes nothing."""
     attempt = begun(journal, 1, cut(partition(live=None)))
     assert journal.amend(uid(1), attempt, (cut(partition(made=False, live=None)),))
-    assert not journal.uses()[0].made
+    assert not journal.uses()[0].created_by_driver
     assert journal.finish(uid(1), attempt, (cut(partition()),))
     entry = journal.entry(uid(1))
     assert entry is not None
@@ -157,7 +157,7 @@ def test_what_becomes_known_is_noted_with_the_result(journal: Journal) -> None:
     assert not journal.amend(uid(1), attempt, (cut(partition(made=False)),)), "it is prepared"
     journal.start_unprepare(uid(1))
     assert not journal.finish(uid(1), attempt, (cut(partition(made=False)),))
-    assert journal.uses()[0].made
+    assert journal.uses()[0].created_by_driver
 
 
 def test_uses_are_told_in_every_state_but_not_admin_access(journal: Journal) -> None:
@@ -165,7 +165,7 @@ def test_uses_are_told_in_every_state_but_not_admin_access(journal: Journal) -> 
     begun(journal, 1, cut(partition()))
     prepared(journal, 2, held(1))
     prepared(journal, 3, cut(partition(3, made=False), admin=True))
-    assert [(use.form, use.partition, use.made) for use in journal.uses()] == [
+    assert [(use.form, use.partition, use.created_by_driver) for use in journal.uses()] == [
         ("partition", PartitionId(GPU, 19, 0), True),
         ("whole", None, False),
     ]
@@ -324,7 +324,7 @@ def test_what_that_process_frees_without_knowing_stays_noted_as_ours(journal: Jo
     assert older.is_content()
     (stray,) = journal.strays()
     assert stray.partition == partition()
-    assert [(use.partition, use.made) for use in journal.uses()] == [(PartitionId(GPU, 19, 0), True)]
+    assert [(use.partition, use.created_by_driver) for use in journal.uses()] == [(PartitionId(GPU, 19, 0), True)]
     blocked = journal.begin(ref(3), [held(0)])
     assert isinstance(blocked, Blocked)
     assert (blocked.by, blocked.strays) == ((), (stray,))

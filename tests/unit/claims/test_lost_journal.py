@@ -150,7 +150,7 @@ def test_nothing_is_touched_while_the_api_server_cannot_say_whose_it_is(
     run.service.maintain()
     assert room.gpus == there
     assert (room.sharing.asked, room.sharing.running) == (asked, running)
-    assert run.journal.uses() == () or all(use.made for use in run.journal.uses())
+    assert run.journal.uses() == () or all(use.created_by_driver for use in run.journal.uses())
     room.api.outage = None
     run.service.recover()
     assert run.journal.uids() == {each.ref.uid for each in claims}

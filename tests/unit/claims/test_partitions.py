@@ -206,7 +206,7 @@ def test_a_foreign_instance_is_used_and_stays(room: Room) -> None:
     made = room.backend.foreign_create(gpu.uuid, profile.profile_id, 1)
     run = room.run()
     run.prepare(claim(1, result(room.part(SMALL, 1))))
-    assert run.journal.uses()[0].made is False
+    assert run.journal.uses()[0].created_by_driver is False
     assert f"_MIG_{made.gi_id}_0_" in room.writer.files[uid(1)].decode()
     assert run.unprepare(ref(1)) is None
     assert instances(run) == (made,)
@@ -340,7 +340,7 @@ def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
     hardware(h100).mark_lost(0, "fallen off the bus")
     assert h100.unprepare(ref(1)) is None
     assert h100.journal.entries() == ()
-    assert h100.journal.uses()[0].made
+    assert h100.journal.uses()[0].created_by_driver
     hardware(h100).restore(0)
     h100.service.maintain()
     assert h100.room.is_whole_again()
@@ -380,7 +380,7 @@ def test_a_claim_that_an_older_version_freed_leaves_its_partition_to_us(h100: Ru
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     assert h100.journal.entries() == ()
     (use,) = h100.journal.uses()
-    assert (use.form, use.made) == (Form.PARTITION, True)
+    assert (use.form, use.created_by_driver) == (Form.PARTITION, True)
     assert h100.room.backend is not None
     h100.service.maintain()
     assert h100.room.is_whole_again()

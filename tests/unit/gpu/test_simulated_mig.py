@@ -95,7 +95,7 @@ def test_a_walk_of_makes_and_removals_obeys_the_rules_at_every_step(key: str) ->
         now = backend.mig_instances(gpu.uuid)
         assert [instance.start for instance in now] == sorted(instance.start for instance in now)
         assert len({instance.gi_id for instance in now}) == len(now)
-        assert all(instance.device is not None and not instance.held for instance in now)
+        assert all(instance.device is not None and not instance.owned for instance in now)
     assert outcomes[True] > 10
     assert outcomes[False] > 10
     for instance in backend.mig_instances(gpu.uuid):

@@ -49,41 +49,41 @@ class Hardware:
         return found
 
 
-def held(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
+def owned(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
     backend = OwnedBackend(hardware)
     if journal:
         backend.use_journal(journal)
-    return [instance.held for instance in backend.snapshot().gpus[0].mig_instances]
+    return [instance.owned for instance in backend.snapshot().gpus[0].mig_instances]
 
 
 def test_only_what_the_journal_made_is_ours() -> None:
     """One that nobody noted is somebody else's."""
-    assert held(Hardware(AT_0, AT_4), FakeJournal(AT_0)) == [True, False]
-    assert held(Hardware(AT_0), FakeJournal(AT_4)) == [False]
-    assert held(Hardware(AT_0), None) == [False]
+    assert owned(Hardware(AT_0, AT_4), FakeJournal(AT_0)) == [True, False]
+    assert owned(Hardware(AT_0), FakeJournal(AT_4)) == [False]
+    assert owned(Hardware(AT_0), None) == [False]
 
 
 def test_instance_destroyed_during_the_look_is_not_taken_for_a_foreign_one() -> None:
     """It was seen, then destroyed and forgotten: published as foreign, it would be handed out again."""
     hardware, journal = Hardware(AT_0), FakeJournal(AT_0)
     hardware.during = journal.made.clear
-    assert held(hardware, journal) == [True]
+    assert owned(hardware, journal) == [True]
 
 
 def test_instance_made_during_the_look_is_not_taken_for_a_foreign_one() -> None:
     hardware, journal = Hardware(AT_0), FakeJournal()
     hardware.during = lambda: journal.made.append(AT_0)
-    assert held(hardware, journal) == [True]
+    assert owned(hardware, journal) == [True]
 
 
 def test_mig_mode_that_we_switched_on_is_marked() -> None:
     backend = OwnedBackend(Hardware())
     backend.use_journal(FakeJournal(modes=(UUID,)))
-    assert backend.snapshot().gpus[0].mig_mode_held
+    assert backend.snapshot().gpus[0].mig_mode_owned
 
 
 def test_unreadable_journal_keeps_the_last_inventory_instead_of_guessing() -> None:
     journal = FakeJournal()
     journal.error = StorageError("disk full")
     with pytest.raises(DriverUnavailableError, match="own is not known: disk full"):
-        held(Hardware(AT_0), journal)
+        owned(Hardware(AT_0), journal)

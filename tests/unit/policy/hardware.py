@@ -73,4 +73,9 @@ def share(strategy: Strategy = Strategy.MPS, interval: Interval = Interval.DEFAU
 
 
 def partition(profile: int, start: int = 0, minor: int = 0, *, made: bool = True) -> Use:
-    return Use(gpu_uuid=uuid(minor), form=Form.PARTITION, partition=PartitionId(uuid(minor), profile, start), made=made)
+    return Use(
+        gpu_uuid=uuid(minor),
+        form=Form.PARTITION,
+        partition=PartitionId(uuid(minor), profile, start),
+        created_by_driver=made,
+    )

@@ -48,7 +48,7 @@ def _invented(key: str, minor: int) -> Gpu:
     return invent(catalog.model(key), minor, "node-a")
 
 
-def instance(of: Gpu, profile_id: int, start: int, *, held: bool = False, whole: bool = True) -> MigInstance:
+def instance(of: Gpu, profile_id: int, start: int, *, owned: bool = False, whole: bool = True) -> MigInstance:
     """A GPU instance that exists; not ``whole``: without a compute instance."""
     profile = of.profile(profile_id)
     assert profile is not None
@@ -60,7 +60,7 @@ def instance(of: Gpu, profile_id: int, start: int, *, held: bool = False, whole:
         start=start,
         size=profile.memory_slices,
         compute=(ComputeInstance(ci_id=0, uuid=uuid),) if whole else (),
-        held=held,
+        owned=owned,
     )
 
 

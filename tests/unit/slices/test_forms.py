@@ -30,7 +30,7 @@ def places(found: Forms) -> set[tuple[str, int]]:
     ("changes", "whole", "placements"),
     [
         ({}, True, 25),
-        ({"mig_enabled": True, "mig_mode_held": True}, True, 25),
+        ({"mig_enabled": True, "mig_mode_owned": True}, True, 25),
         ({"mig_enabled": True}, False, 25),
         ({"mig_resetless": False}, True, 0),
         ({"mig_resetless": None}, True, 0),
@@ -61,7 +61,7 @@ def test_placements_come_in_the_order_that_packs() -> None:
 
 def test_a_foreign_instance_takes_its_place_and_the_whole_gpu_away() -> None:
     """Somebody else uses it; what does not overlap is still to be had."""
-    gpu = mig_gpu(H100, mig_enabled=True, mig_mode_held=True)
+    gpu = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
     found = forms(replace(gpu, mig_instances=(instance(gpu, 9, 4),)))
     assert [(one.profile_name, one.start) for one in found.made] == [("3g.40gb", 4)]
     assert not found.whole
@@ -75,7 +75,7 @@ def test_a_foreign_instance_takes_its_place_and_the_whole_gpu_away() -> None:
 def test_a_held_instance_changes_nothing() -> None:
     """Slices must not be rewritten for each partition that a claim gets and gives back."""
     gpu = mig_gpu(H100)
-    cut = replace(gpu, mig_enabled=True, mig_mode_held=True, mig_instances=(instance(gpu, 19, 6, held=True),))
+    cut = replace(gpu, mig_enabled=True, mig_mode_owned=True, mig_instances=(instance(gpu, 19, 6, owned=True),))
     assert forms(cut) == forms(gpu)
 
 
@@ -108,7 +108,7 @@ def test_without_counters_a_gpu_that_is_cut_offers_what_is_there_and_never_the_w
     gpu = mig_gpu(H100, mig_enabled=True)
     foreign = forms(replace(gpu, mig_instances=(instance(gpu, 19, 0), instance(gpu, 19, 1))), NO_COUNTERS)
     assert (foreign.whole, len(foreign.made), foreign.placements) == (False, 2, ())
-    held = replace(gpu, mig_mode_held=True, mig_instances=(instance(gpu, 19, 0, held=True),))
+    held = replace(gpu, mig_mode_owned=True, mig_instances=(instance(gpu, 19, 0, owned=True),))
     assert (forms(held, NO_COUNTERS).whole, forms(held, NO_COUNTERS).made) == (False, ())
     assert forms(replace(held, mig_instances=()), NO_COUNTERS).whole
 

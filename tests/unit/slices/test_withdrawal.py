@@ -87,9 +87,11 @@ def test_partitions_that_claims_get_and_give_back_cost_no_request() -> None:
     server = Server()
     server.show(h100s(1))
     lists = server.api.lists
-    board = mig_gpu(H100, mig_enabled=True, mig_mode_held=True)
+    board = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
     for profile_id, start in ((19, 6), (19, 5), (9, 0)):
-        server.show(snapshot(replace(board, mig_instances=(instance(board, profile_id, start, held=True),))), seconds=5)
+        server.show(
+            snapshot(replace(board, mig_instances=(instance(board, profile_id, start, owned=True),))), seconds=5
+        )
     assert server.api.lists == lists
     assert server.publisher.published
 
@@ -248,7 +250,7 @@ def _die_after(server: Server, writes: int) -> None:
 
 def _states() -> st.SearchStrategy[Callable[[int], Gpu]]:
     """What a GPU may be, as a function of its minor number."""
-    held = {"mig_enabled": True, "mig_mode_held": True}
+    held = {"mig_enabled": True, "mig_mode_owned": True}
 
     def cut(key: str, profile_id: int, start: int, **changes: Any) -> Callable[[int], Gpu]:
         def made(minor: int) -> Gpu:
@@ -266,7 +268,7 @@ def _states() -> st.SearchStrategy[Callable[[int], Gpu]]:
             lambda minor: mig_gpu(A100, minor, mig_enabled=True),
             cut(H100, 9, 4),
             cut(H100, 19, 0, whole=False),
-            cut(H100, 19, 3, held=True),
+            cut(H100, 19, 3, owned=True),
             cut(A100, 0, 0),
         ]
     )
