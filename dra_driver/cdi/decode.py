@@ -28,7 +28,7 @@ from dra_driver.cdi.spec import (
 from dra_driver.cdi.validation import spec_problems
 from dra_driver.errors import InvalidSpecError
 
-Reader = Callable[[Any, str], Any]
+FieldReader = Callable[[Any, str], Any]
 """Turns one JSON value into a field's value; the string is the path for messages. Raises `_Mistake`."""
 
 
@@ -84,7 +84,7 @@ def _string(value: Any, path: str) -> str:
     return value
 
 
-def _integer(low: int, high: int) -> Reader:
+def _integer(low: int, high: int) -> FieldReader:
     def read(value: Any, path: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise _Mistake(f"{path}: expected an integer from {low} to {high}, found {value!r}")
@@ -104,7 +104,7 @@ def _strings_by_name(value: Any, path: str) -> Mapping[str, str]:
     return {key: _string(item, f"{path}.{key}") for key, item in value.items()}
 
 
-def _list_of(read_item: Reader) -> Reader:
+def _list_of(read_item: FieldReader) -> FieldReader:
     def read(value: Any, path: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise _Mistake(f"{path}: expected a list, found {type(value).__name__}")
@@ -113,7 +113,9 @@ def _list_of(read_item: Reader) -> Reader:
     return read
 
 
-def _object(make: Callable[..., Any], required: Mapping[str, Reader], optional: Mapping[str, Reader]) -> Reader:
+def _object(
+    make: Callable[..., Any], required: Mapping[str, FieldReader], optional: Mapping[str, FieldReader]
+) -> FieldReader:
     """Reads an object into ``make(**fields)``. Required fields may be absent: an empty value then meets validation."""
     readers = {wire_name(name): (name, reader) for name, reader in {**required, **optional}.items()}
 
@@ -133,7 +135,7 @@ _INT64 = _integer(-(2**63), 2**63 - 1)
 _UINT32 = _integer(0, 2**32 - 1)
 _STRINGS = _list_of(_string)
 
-_EMPTY: dict[Reader, Any] = {_string: ""}
+_EMPTY: dict[FieldReader, Any] = {_string: ""}
 
 _NODE = _object(
     DeviceNode,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from dra_driver.config.schema import Problem, problems, schemas, shown, size_problem
+from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
 from dra_driver.quantity import Quantity
@@ -34,7 +34,7 @@ class Availability(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class GpuSelection:
     """Which GPUs a policy is for: every field that is set has to match. None and empty differ: empty matches nothing.
 
     Names and architectures are shell patterns; UUIDs and PCI addresses are lower-case, the latter as in sysfs.
@@ -56,7 +56,7 @@ class GpuPolicy:
     """One policy. ``mig_profiles`` are shell patterns of profile names, None for all; ``sharing`` None is exclusive."""
 
     name: str
-    select: Selection = Selection()
+    select: GpuSelection = GpuSelection()
     priority: int = 0
     availability: Availability = Availability.OPEN
     whole: bool = True
@@ -66,15 +66,15 @@ class GpuPolicy:
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def policy_problems(written: object) -> list[Problem]:
+def policy_problems(written: object) -> list[FieldProblem]:
     """Everything that is wrong with a policy object of any shape; empty when `policy_of` can be asked. Pure."""
     if not isinstance(written, Mapping):
-        return [Problem((), f"expected a {KIND} object, got {shown(written)}")]
+        return [FieldProblem((), f"expected a {KIND} object, got {shown(written)}")]
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if written.get(name) != expected:
-            return [Problem((name,), f"expected {expected!r}, got {shown(written.get(name))}")]
+            return [FieldProblem((name,), f"expected {expected!r}, got {shown(written.get(name))}")]
     if too_large := size_problem(written, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH):
-        return [Problem((), f"the object is {too_large}")]
+        return [FieldProblem((), f"the object is {too_large}")]
     return problems(written, schemas()[KIND])
 
 
@@ -112,9 +112,9 @@ def _section(fields: Fields, name: str) -> Fields:
     return section
 
 
-def _selection(select: Fields) -> Selection:
+def _selection(select: Fields) -> GpuSelection:
     uuids, pci, minors = select.get("uuids"), select.get("pciBusIDs"), select.get("minors")
-    return Selection(
+    return GpuSelection(
         node_names=_texts(select, "nodeNames"),
         uuids=None if uuids is None else frozenset(uuid.lower() for uuid in uuids),
         minors=None if minors is None else frozenset(minors),

@@ -48,7 +48,7 @@ _FOREIGN_DOMAIN: Final = r"^([^/]*\.)?(kubernetes|k8s)\.io/"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SchemaRule:
     """``broken`` tells whether an object breaks it; ``cel`` holds where it does not; ``message`` is for the writer."""
 
     message: str
@@ -94,69 +94,69 @@ def _nothing_left(forms: Fields) -> bool:
     return forms.get("whole") is False and forms.get("migProfiles") == []
 
 
-RULES: Final[Mapping[str, Rule]] = {
-    "time-slicing-without-mps": Rule(
+RULES: Final[Mapping[str, SchemaRule]] = {
+    "time-slicing-without-mps": SchemaRule(
         "mpsConfig cannot be combined with strategy TimeSlicing",
         "self.strategy != 'TimeSlicing' || !has(self.mpsConfig)",
         lambda it: it["strategy"] == "TimeSlicing" and _has(it, "mpsConfig"),
     ),
-    "mps-without-time-slicing": Rule(
+    "mps-without-time-slicing": SchemaRule(
         "timeSlicingConfig cannot be combined with strategy MPS",
         "self.strategy != 'MPS' || !has(self.timeSlicingConfig)",
         lambda it: it["strategy"] == "MPS" and _has(it, "timeSlicingConfig"),
     ),
-    "interval-needs-time-slicing": Rule(
+    "interval-needs-time-slicing": SchemaRule(
         "interval belongs to strategy TimeSlicing: leave it out or choose that strategy",
         "self.strategy == 'TimeSlicing' || !has(self.interval)",
         lambda it: it["strategy"] != "TimeSlicing" and _has(it, "interval"),
     ),
-    "max-shares-needs-sharing": Rule(
+    "max-shares-needs-sharing": SchemaRule(
         "maxShares limits a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing or MPS",
         "self.strategy != 'Exclusive' || !has(self.maxShares)",
         lambda it: it["strategy"] == "Exclusive" and _has(it, "maxShares"),
     ),
-    "default-percent-needs-sharing": Rule(
+    "default-percent-needs-sharing": SchemaRule(
         "defaultComputePercent belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose"
         " TimeSlicing or MPS",
         "self.strategy != 'Exclusive' || !has(self.defaultComputePercent)",
         lambda it: it["strategy"] == "Exclusive" and _has(it, "defaultComputePercent"),
     ),
-    "sharing-needs-whole": Rule(
+    "sharing-needs-whole": SchemaRule(
         "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
         "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"
         " || self.forms.whole",
         lambda it: _shares(it) and _inner(it, "forms").get("whole") is False,
     ),
-    "something-left": Rule(
+    "something-left": SchemaRule(
         "whole false and migProfiles [] leave nothing that a GPU may become; availability Hidden says that",
         "!has(self.whole) || self.whole || !has(self.migProfiles) || size(self.migProfiles) > 0",
         _nothing_left,
     ),
-    "memory-range": Rule(
+    "memory-range": SchemaRule(
         "minMemory is more than maxMemory, which no GPU fulfils",
         "!has(self.minMemory) || !has(self.maxMemory)"
         " || quantity(string(self.minMemory)).compareTo(quantity(string(self.maxMemory))) <= 0",
         _memory_backwards,
     ),
-    "one-value": Rule(
+    "one-value": SchemaRule(
         "expected exactly one of string, int and bool",
         "[has(self.string), has(self.int), has(self.bool)].filter(given, given).size() == 1",
         lambda it: sum(_has(it, name) for name in ("string", "int", "bool")) != 1,
     ),
-    "attribute-not-reserved": Rule(
+    "attribute-not-reserved": SchemaRule(
         "name is one that the driver or Kubernetes gives a meaning: choose another, best in a domain of your own such"
         " as example.com/team",
         f"!self.name.matches(r'{_OWN_NAME}') && !self.name.matches(r'{_FOREIGN_DOMAIN}')",
         _reserved_attribute,
     ),
-    "attribute-once": Rule(
+    "attribute-once": SchemaRule(
         "attributes name one twice: a name without a domain is in the driver's, so that team and"
         f" {OWN_ATTRIBUTE_DOMAIN}/team are the same to a selector; leave one of them out",
         "!has(self.attributes) || self.attributes.all(a,"
         f" !self.attributes.exists(b, b.name == '{OWN_ATTRIBUTE_DOMAIN}/' + a.name))",
         _attribute_twice,
     ),
-    "taint-not-reserved": Rule(
+    "taint-not-reserved": SchemaRule(
         f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are the driver's own; availability Reserved sets such a taint",
         f"!self.key.startsWith('{OWN_TAINT_DOMAIN}')",
         _reserved_taint,

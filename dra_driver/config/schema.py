@@ -40,7 +40,7 @@ _FILE: Final = Path(__file__).with_name("schema.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FieldProblem:
     """One wrong field: where it is (the empty path is the value itself), and what is wrong, in words."""
 
     path: tuple[Step, ...]
@@ -57,7 +57,7 @@ def schemas() -> Mapping[str, Schema]:
     return loaded
 
 
-def problems(value: object, schema: Schema) -> list[Problem]:
+def problems(value: object, schema: Schema) -> list[FieldProblem]:
     """Everything that is wrong with ``value``, in the schema's order; empty when it fits. Pure."""
     return list(_value(value, schema, ()))
 
@@ -79,7 +79,7 @@ def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None
     return f"nested more than {max_depth} levels deep"
 
 
-def sentence(found: Sequence[Problem]) -> str:
+def sentence(found: Sequence[FieldProblem]) -> str:
     """The first problems in one line, and how many more there are."""
     shown = [str(problem) for problem in found[:MAX_SHOWN_PROBLEMS]]
     more = len(found) - len(shown)
@@ -128,54 +128,54 @@ def _own_size(node: Any) -> int:
     return len(node) + 2 if isinstance(node, str | list) else 4
 
 
-def _value(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _value(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     yield from _CHECKS[schema["type"]](value, schema, path)
 
 
-def _object(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _object(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     if not isinstance(value, Mapping):
-        yield Problem(path, f"expected an object, got {shown(value)}")
+        yield FieldProblem(path, f"expected an object, got {shown(value)}")
         return
     fields: Mapping[str, Schema] = schema["fields"]
-    found: list[Problem] = []
+    found: list[FieldProblem] = []
     for name, field in fields.items():
         if (inner := value.get(name)) is not None:
             found.extend(_value(inner, field, (*path, name)))
         elif name in schema.get("required", ()):
-            found.append(Problem((*path, name), "is required"))
+            found.append(FieldProblem((*path, name), "is required"))
     if not schema.get("open"):
-        found.extend(Problem((*path, str(name)), "unknown field") for name in value if name not in fields)
+        found.extend(FieldProblem((*path, str(name)), "unknown field") for name in value if name not in fields)
     if not found:  # a rule reads fields that are known to have the right shape
         rules = (RULES[name] for name in schema.get("rules", ()))
-        found.extend(Problem(path, rule.message) for rule in rules if rule.broken(value))
+        found.extend(FieldProblem(path, rule.message) for rule in rules if rule.broken(value))
     yield from found
 
 
-def _any(value: object, _schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _any(value: object, _schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     if not isinstance(value, Mapping):
-        yield Problem(path, f"expected an object, got {shown(value)}")
+        yield FieldProblem(path, f"expected an object, got {shown(value)}")
 
 
-def _map(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _map(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     if not isinstance(value, Mapping):
-        yield Problem(path, f"expected an object, got {shown(value)}")
+        yield FieldProblem(path, f"expected an object, got {shown(value)}")
     elif len(value) > schema["max"]:
-        yield Problem(path, f"expected at most {schema['max']} entries, got {len(value)}")
+        yield FieldProblem(path, f"expected at most {schema['max']} entries, got {len(value)}")
     else:
         for key, inner in value.items():
             yield from _value(inner, schema["values"], (*path, str(key)))
 
 
-def _list(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _list(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     if not isinstance(value, list):
-        yield Problem(path, f"expected a list, got {shown(value)}")
+        yield FieldProblem(path, f"expected a list, got {shown(value)}")
         return
     if len(value) > schema["max"]:
-        yield Problem(path, f"expected at most {schema['max']} entries, got {len(value)}")
+        yield FieldProblem(path, f"expected at most {schema['max']} entries, got {len(value)}")
         return
     found = [problem for at, item in enumerate(value) for problem in _value(item, schema["items"], (*path, at))]
     if not found and (field := schema.get("unique")) and (twice := repeated(value, field)) is not None:
-        found.append(Problem(path, f"two entries have {field} {shown(twice)}"))
+        found.append(FieldProblem(path, f"two entries have {field} {shown(twice)}"))
     yield from found
 
 
@@ -189,15 +189,15 @@ def repeated(items: Sequence[Mapping[str, Any]], field: str) -> object:
     return None
 
 
-def _string(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _string(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     expected = schema.get("says", "text")
     shortest, longest = schema.get("min", 0), schema["max"]
     if not isinstance(value, str) or not _is_unicode(value):
-        yield Problem(path, f"expected {expected}, got {shown(value)}")
+        yield FieldProblem(path, f"expected {expected}, got {shown(value)}")
     elif not shortest <= len(value) <= longest:
-        yield Problem(path, f"expected {expected} of {shortest} to {longest} characters, got {len(value)}")
+        yield FieldProblem(path, f"expected {expected} of {shortest} to {longest} characters, got {len(value)}")
     elif "pattern" in schema and not re.fullmatch(schema["pattern"], value):
-        yield Problem(path, f"expected {expected}, got {shown(value)}")
+        yield FieldProblem(path, f"expected {expected}, got {shown(value)}")
 
 
 def _is_unicode(text: str) -> bool:
@@ -209,30 +209,30 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _enum(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _enum(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     values: Sequence[str] = schema["values"]
     if not isinstance(value, str) or value not in values:
         *most, last = map(repr, values)
         expected = f"{', '.join(most)} or {last}" if most else last
-        yield Problem(path, f"expected {expected}, got {shown(value)}")
+        yield FieldProblem(path, f"expected {expected}, got {shown(value)}")
 
 
-def _integer(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _integer(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     low, high = schema["min"], schema["max"]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        yield Problem(path, f"expected a whole number from {low} to {high}, got {shown(value)}")
+        yield FieldProblem(path, f"expected a whole number from {low} to {high}, got {shown(value)}")
 
 
-def _boolean(value: object, _schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _boolean(value: object, _schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     if not isinstance(value, bool):
-        yield Problem(path, f"expected true or false, got {shown(value)}")
+        yield FieldProblem(path, f"expected true or false, got {shown(value)}")
 
 
-def _quantity(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Problem]:
+def _quantity(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[FieldProblem]:
     try:
         quantity_of(value, schema["min"], schema["max"])
     except ValueError as error:
-        yield Problem(path, str(error))
+        yield FieldProblem(path, str(error))
 
 
 def quantity_of(value: object, low: int, high: int) -> Quantity:
@@ -254,7 +254,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
-_CHECKS: Final[Mapping[str, Callable[[object, Schema, tuple[Step, ...]], Iterator[Problem]]]] = {
+_CHECKS: Final[Mapping[str, Callable[[object, Schema, tuple[Step, ...]], Iterator[FieldProblem]]]] = {
     "object": _object,
     "any": _any,
     "map": _map,

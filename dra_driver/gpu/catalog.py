@@ -29,7 +29,7 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigProfile:
+class CatalogProfile:
     """One way to cut an instance out of a GPU.
 
     ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo and ``profile_id`` the id that it returns.
@@ -58,7 +58,7 @@ class MigTable:
     memory_slices: int
     max_devices: int
     resetless: bool
-    profiles: tuple[MigProfile, ...]
+    profiles: tuple[CatalogProfile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +134,9 @@ def _table(entry: Mapping[str, Any], geometries: Mapping[str, Any]) -> MigTable:
     )
 
 
-def _profile(profile_id: int, cut: Mapping[str, Any], body: Mapping[str, Any]) -> MigProfile:
+def _profile(profile_id: int, cut: Mapping[str, Any], body: Mapping[str, Any]) -> CatalogProfile:
     copy, decoder, encoder, jpeg, ofa = body["engines"]
-    return MigProfile(
+    return CatalogProfile(
         name=body["name"],
         profile_id=profile_id,
         enum=cut["enum"],

@@ -150,7 +150,7 @@ def shared_capacities(gpu: Gpu) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _capacities(profile: catalog.MigProfile) -> dict[str, Any]:
+def _capacities(profile: catalog.CatalogProfile) -> dict[str, Any]:
     engines = profile.engines
     return {
         "memory": None if profile.memory_mib is None else Quantity.from_bytes(profile.memory_mib * 2**20),
@@ -163,7 +163,7 @@ def _capacities(profile: catalog.MigProfile) -> dict[str, Any]:
     }
 
 
-def _greatest(profiles: Sequence[catalog.MigProfile]) -> dict[str, dict[str, Any]]:
+def _greatest(profiles: Sequence[catalog.CatalogProfile]) -> dict[str, dict[str, Any]]:
     """Of each number but memory the most that any profile has."""
     found: dict[str, int] = {}
     for profile in profiles:

@@ -111,8 +111,8 @@ def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
 class Use:
     """One device that a claim in the journal has (admin access apart), in any state of the claim.
 
-    ``partition`` is set for `Form.PARTITION`. ``created_by_driver`` is False for an existing instance of another manager,
-    which the claim only uses. ``sharing`` is set for `Form.SHARE`: the terms under which the first share was prepared.
+    ``partition`` is set for `Form.PARTITION`. ``created_by_driver`` is False for an instance of another manager that
+    the claim only uses. ``sharing`` is set for `Form.SHARE`: the terms under which the first share was prepared.
     ``of_shared`` is True for `Form.WHOLE` when the GPU was published as shared and the claim consumed all of it.
     """
 

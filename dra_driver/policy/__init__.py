@@ -1,8 +1,7 @@
 """What each GPU of a node may be published as: policies of an administrator, and what is in use already.
 
-Owns reading policies from a folder (``source.py``), choosing the one that counts for a GPU and keeping what is in use
-(``resolve.py``, ``settle.py``). Refuses to know where the folder's content comes from, the journal (uses are handed in)
-and what terms mean for slices and claims.
+``source.py`` reads policies from a folder, ``resolve.py`` chooses the policy that applies to a GPU, and ``in_use.py``
+keeps the form of a GPU that is in use. The caller supplies the uses, which it reads from the journal.
 """
 
 from dra_driver.policy.resolve import resolve

@@ -31,7 +31,7 @@ _SHARED_SOMEHOW: Final = SharingTerms(strategy=Strategy.TIME_SLICING)
 """For a GPU that one claim has all of and that is not to be shared any more: nobody gets a share before it is free."""
 
 
-def settle(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
+def keep_in_use(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
     """``wanted`` with what ``uses`` of this GPU keep; ``waiting`` says what waits for what."""
     partitions = frozenset(use.partition for use in uses if use.partition is not None)
     if any(use.form is not Form.PARTITION for use in uses):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
-from dra_driver.config.schema import Problem, printable
+from dra_driver.config.schema import FieldProblem, printable
 from dra_driver.errors import ConfigurationError
 from dra_driver.policy.document import Document, UnreadableError, read_documents
 from dra_driver.policy.folder import PolicyFile
@@ -32,7 +32,7 @@ class Complaint:
 
     file: str
     line: int | None
-    problem: Problem
+    problem: FieldProblem
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
@@ -73,7 +73,7 @@ def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
             places[document.value["metadata"]["name"]] = _place(file, document)
             written.append(document.value)
     if len(written) > MAX_POLICIES:
-        wrong.append(Complaint(files[-1].name, None, Problem((), f"more than {MAX_POLICIES} policies in all")))
+        wrong.append(Complaint(files[-1].name, None, FieldProblem((), f"more than {MAX_POLICIES} policies in all")))
     return PolicySet(tuple(policy_of(item) for item in written), tuple(written)), wrong
 
 
@@ -81,15 +81,15 @@ def _documents(file: PolicyFile, wrong: list[Complaint]) -> Iterator[Document]:
     try:
         yield from read_documents(file.data, is_json=file.is_json)
     except UnreadableError as error:
-        wrong.append(Complaint(file.name, error.line or None, Problem((), str(error))))
+        wrong.append(Complaint(file.name, error.line or None, FieldProblem((), str(error))))
 
 
-def _problems(document: Document, places: Mapping[str, str]) -> list[Problem]:
+def _problems(document: Document, places: Mapping[str, str]) -> list[FieldProblem]:
     if found := policy_problems(document.value):
         return found
     name = document.value["metadata"]["name"]
     if name in places:
-        return [Problem(("metadata", "name"), f"policy {name} is defined already in {places[name]}")]
+        return [FieldProblem(("metadata", "name"), f"policy {name} is defined already in {places[name]}")]
     return []
 
 

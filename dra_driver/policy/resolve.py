@@ -2,7 +2,7 @@
 
 Pure. Owns matching and precedence: the matching policy of highest priority counts, whole and alone; nothing is merged,
 so that one object says all about a GPU. Two of the same highest priority are a contradiction unless they come to the
-same. Refuses to know what is in use (``settle.py``).
+same. Refuses to know what is in use (``in_use.py``).
 
 Selection is by plain matchers, not CEL: what a policy can tell apart is what the node reads of a GPU anyway, and an
 expression engine would cost each node more memory than everything else here together.
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from dra_driver.config.policy import Availability, GpuPolicy, Selection
+from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
-from dra_driver.policy.in_use import settle
+from dra_driver.policy.in_use import keep_in_use
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
@@ -26,8 +26,8 @@ _MAX_SHOWN_CONFLICTS = 3
 def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
     """The terms of each GPU whose terms are not the default ones.
 
-    A form in use stays until it is free (see `settle`). Raises ConfigurationError when policies contradict each other
-    for a GPU of this node, naming policies and GPU.
+    A form in use stays until it is free (see `keep_in_use`). Raises ConfigurationError, naming policies and GPU, when
+    policies contradict each other for a GPU of this node.
     """
     terms, conflicts = survey(policies, snapshot, uses, node_name)
     if conflicts:
@@ -51,14 +51,14 @@ def survey(
         except ConfigurationError as error:
             conflicts.append(str(error))
             wanted = CLOSED_TERMS
-        terms[gpu.uuid] = settle(wanted, gpu, in_use.get(gpu.uuid, ()))
+        terms[gpu.uuid] = keep_in_use(wanted, gpu, in_use.get(gpu.uuid, ()))
     return {gpu.uuid: terms[gpu.uuid] for gpu in snapshot.gpus if terms[gpu.uuid] != DEFAULT_TERMS}, tuple(conflicts)
 
 
 def closed(snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
     """Terms under which nothing is offered but what is in use."""
     in_use = _by_gpu(uses)
-    return {gpu.uuid: settle(CLOSED_TERMS, gpu, in_use.get(gpu.uuid, ())) for gpu in snapshot.gpus}
+    return {gpu.uuid: keep_in_use(CLOSED_TERMS, gpu, in_use.get(gpu.uuid, ())) for gpu in snapshot.gpus}
 
 
 def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
@@ -82,7 +82,7 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
     return terms
 
 
-def matches(select: Selection, gpu: Gpu, node_name: str) -> bool:
+def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
     """Whether every field that is set matches. What a GPU does not tell matches nothing."""
     memory = gpu.memory_bytes
     return (

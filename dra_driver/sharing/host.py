@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.sharing import control, logfiles
-from dra_driver.sharing import orphan_processes as leftovers
+from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
 from dra_driver.sharing.mps_files import MAX_DAEMONS, MpsFolders, make_own, storage
@@ -41,7 +40,7 @@ STOP_S: Final = 9.0
 """Everything has ended by then. A pod's grace period has to be longer."""
 LOCK_WAIT_S: Final = 30.0
 """How long a predecessor that is on its way out is waited for."""
-LEFTOVERS_S: Final = 2.0
+ORPHANS_KILL_S: Final = 2.0
 
 _Stamp = tuple[int, int, int]
 
@@ -79,8 +78,8 @@ class MpsHost:
         cannot be used."""
         self._folders.make()
         self._take_lock()
-        left = leftovers.kill(
-            control.MARK, self._folders.daemons, within_s=LEFTOVERS_S, sleep=self._sleep, clock=self._clock
+        left = orphan_processes.kill(
+            control.MARK, self._folders.daemons, within_s=ORPHANS_KILL_S, sleep=self._sleep, clock=self._clock
         )
         if left:
             log.error("processes of a former MPS host cannot be killed", extra={"pids": left})

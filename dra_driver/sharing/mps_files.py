@@ -27,8 +27,8 @@ from dra_driver.files import replace_file
 from dra_driver.sharing.daemon import MpsDaemon, check_id
 from dra_driver.sharing.safe_rmtree import REMOVE_S, remove_tree
 
-State = Literal["starting", "ready", "failed", "stopping"]
-STATES: Final = ("starting", "ready", "failed", "stopping")
+DaemonState = Literal["starting", "ready", "failed", "stopping"]
+DAEMON_STATES: Final = ("starting", "ready", "failed", "stopping")
 MAX_FILE: Final = 64 * 1024
 MAX_DAEMONS: Final = 256
 """More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
@@ -50,7 +50,7 @@ class Status:
     """
 
     generation: str
-    state: State
+    state: DaemonState
     reason: str = ""
     pid: int | None = None
     restarts: int = 0
@@ -98,7 +98,7 @@ class DaemonFolder:
     def read_status(self) -> Status | None:
         """What the host said last; None when it said nothing, or nothing that can be read."""
         wire = _read(self.status)
-        if not isinstance(wire, dict) or wire.get("state") not in STATES:
+        if not isinstance(wire, dict) or wire.get("state") not in DAEMON_STATES:
             return None
         generation, reason, shm = wire.get("generation"), wire.get("reason"), wire.get("shm")
         pid, restarts = wire.get("pid"), wire.get("restarts")

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import CommandError, StorageError
-from dra_driver.sharing import control, logfiles
-from dra_driver.sharing import orphan_processes as leftovers
+from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.mps_files import DaemonFolder, State, Status, make_own
+from dra_driver.sharing.mps_files import DaemonFolder, DaemonState, Status, make_own
 from dra_driver.sharing.process import Clock, Running, shown
 
 log = logging.getLogger(__name__)
@@ -245,7 +244,7 @@ class Supervised:
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 self._process.wait(timeout=KILL_S)
-        left = leftovers.kill(control.MARK, self.folder.path, within_s=KILL_S)
+        left = orphan_processes.kill(control.MARK, self.folder.path, within_s=KILL_S)
         if left:
             log.error("processes of an MPS daemon cannot be killed", extra={"daemon": self.daemon.id, "pids": left})
 
@@ -279,7 +278,7 @@ class Supervised:
         self._phase_since = self._clock()
         self._answered = False
 
-    def _tell(self, state: State, reason: str) -> None:
+    def _tell(self, state: DaemonState, reason: str) -> None:
         status = Status(
             generation=self.daemon.generation,
             state=state,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dra_driver.gpu import catalog
-from dra_driver.gpu.catalog import MigProfile
+from dra_driver.gpu.catalog import CatalogProfile
 
 ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
-Place = tuple[MigProfile, int]
+Place = tuple[CatalogProfile, int]
 Layout = tuple[Place, ...]
 
 
@@ -44,7 +44,7 @@ class Board:
             return False
         return all(self._has_engines(engine, profiles) for engine in ENGINES)
 
-    def _has_engines(self, engine: str, profiles: list[MigProfile]) -> bool:
+    def _has_engines(self, engine: str, profiles: list[CatalogProfile]) -> bool:
         whole = max(self.table.profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
         there_are = getattr(whole.engines, engine)
         return there_are is None or sum(getattr(p.engines, engine) or 0 for p in profiles) <= there_are

@@ -63,7 +63,9 @@ def _check_memory(value: object) -> object:
     return value
 
 
-Memory = Annotated[Any, BeforeValidator(_check_memory), WithJsonSchema({"x-quantity": {"min": MIB, "max": MOST_BYTES}})]
+MemoryQuantity = Annotated[
+    Any, BeforeValidator(_check_memory), WithJsonSchema({"x-quantity": {"min": MIB, "max": MOST_BYTES}})
+]
 """An amount of memory of at least 1Mi, as text or as a whole number."""
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dra_driver.config.schemas.base import AtMost, Memory, Strict
+from dra_driver.config.schemas.base import AtMost, MemoryQuantity, Strict
 
-Strategy = Literal["TimeSlicing", "MPS"]
+StrategyName = Literal["TimeSlicing", "MPS"]
 
 
 class TimeSlicingConfig(Strict):
@@ -26,8 +26,8 @@ class MpsConfig(Strict):
     """
 
     default_active_thread_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
-    default_pinned_device_memory_limit: Memory | None = None
-    default_per_device_pinned_memory_limit: Annotated[dict[str, Memory], AtMost(64)] | None = None
+    default_pinned_device_memory_limit: MemoryQuantity | None = None
+    default_per_device_pinned_memory_limit: Annotated[dict[str, MemoryQuantity], AtMost(64)] | None = None
 
 
 class GpuSharing(Strict):
@@ -35,7 +35,7 @@ class GpuSharing(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps", "mps-without-time-slicing")
 
-    strategy: Strategy
+    strategy: StrategyName
     time_slicing_config: TimeSlicingConfig | None = None
     mps_config: MpsConfig | None = None
 
@@ -45,7 +45,7 @@ class MigSharing(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps",)
 
-    strategy: Strategy
+    strategy: StrategyName
     mps_config: MpsConfig | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from dra_driver.config.schemas.base import AtMost, Memory, Strict, text
+from dra_driver.config.schemas.base import AtMost, MemoryQuantity, Strict, text
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -48,7 +48,7 @@ class Metadata(Strict):
     name: Name
 
 
-class Selection(Strict):
+class GpuSelection(Strict):
     """Which GPUs a policy is for. Every field that is given has to match; without any field, every GPU does.
 
     Patterns are those of a shell: * is any text, ? one character, [ab] one of several. Upper and lower case differ.
@@ -78,16 +78,16 @@ class Selection(Strict):
         Patterns | None, Field(description="Architectures such as Hopper or Ada Lovelace, as shell patterns.")
     ] = None
     min_memory: Annotated[
-        Memory | None,
+        MemoryQuantity | None,
         Field(description="The least memory. A GPU sold as 80 GB tells 79.6 Gi, so leave some room."),
     ] = None
-    max_memory: Annotated[Memory | None, Field(description="The most memory.")] = None
+    max_memory: Annotated[MemoryQuantity | None, Field(description="The most memory.")] = None
     mig_capable: Annotated[
         bool | None, Field(description="Only GPUs that can be cut into MIG partitions, or only those that cannot.")
     ] = None
 
 
-class Forms(Strict):
+class AllowedForms(Strict):
     """What a GPU may become. What is in use stays until it is free."""
 
     rules: ClassVar[tuple[str, ...]] = ("something-left",)
@@ -180,7 +180,7 @@ class PolicySpec(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole", "attribute-once")
 
-    select: Annotated[Selection | None, Field(description="Which GPUs it is for; without it, every GPU.")] = None
+    select: Annotated[GpuSelection | None, Field(description="Which GPUs it is for; without it, every GPU.")] = None
     priority: Annotated[
         Annotated[int, Field(ge=-1000, le=1000)] | None,
         Field(
@@ -198,7 +198,7 @@ class PolicySpec(Strict):
         ),
     ] = None
     forms: Annotated[
-        Forms | None, Field(description="What the GPU may become; without it, whole or any MIG profile.")
+        AllowedForms | None, Field(description="What the GPU may become; without it, whole or any MIG profile.")
     ] = None
     sharing: Annotated[Sharing | None, Field(description="How claims share it; without it, they do not.")] = None
     taints: Annotated[

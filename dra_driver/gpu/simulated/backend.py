@@ -14,7 +14,7 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated import mig as rules
 from dra_driver.gpu.simulated.hardware import SimulatedHardware
 from dra_driver.gpu.simulated.mig import GpuState
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
@@ -41,7 +41,7 @@ class SimulatedBackend(SimulatedHardware):
         ``SimulatedHardware``. Raises ConfigurationError.
         """
         path = Path(spec) if _is_path(spec) else None
-        node = SimulatedNode() if path is not None else parse_groups(spec, node_name)
+        node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)
         backend.reload()
         return backend

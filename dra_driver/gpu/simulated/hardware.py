@@ -19,7 +19,7 @@ from dra_driver.errors import ConfigurationError, DeviceLostError, DraError, Dri
 from dra_driver.gpu.backend import Backend, GpuControl
 from dra_driver.gpu.simulated import mig as rules
 from dra_driver.gpu.simulated.mig import GpuState
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_document
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
 from dra_driver.gpu.simulated.state import Fault, StateStore
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import GpuUuid
@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
 EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; looking is one stat()
 METHODS = frozenset(name for half in (Backend, GpuControl) for name in vars(half) if not name.startswith("_"))
-Stamp = tuple[int, int, int]
+_Stamp = tuple[int, int, int]
 T = TypeVar("T")
 
 
@@ -39,7 +39,7 @@ class SimulatedHardware:
 
     def __init__(
         self,
-        node: SimulatedNode,
+        node: NodeSpec,
         *,
         file: Path | None = None,
         node_name: str = "",
@@ -58,7 +58,7 @@ class SimulatedHardware:
         self._node = node
         self._file = file
         self._node_name = node_name
-        self._stamp: Stamp | None = None
+        self._stamp: _Stamp | None = None
         self._lost: dict[int, str] = {}
         self._store = StateStore(state_file)
         self._on_change = on_change
@@ -96,7 +96,7 @@ class SimulatedHardware:
             self._lost.pop(minor, None)
             self._announce()
 
-    def replace_node(self, node: SimulatedNode) -> None:
+    def replace_node(self, node: NodeSpec) -> None:
         """Give the node other hardware, as after a hot-plug. Refused (ConfigurationError) when a file describes it."""
         with self._lock:
             if self._file is not None:
@@ -239,7 +239,7 @@ class SimulatedHardware:
             self._seen_marker, self._seen_gpus = marker, gpus
         return news
 
-    def _current(self) -> SimulatedNode:
+    def _current(self) -> NodeSpec:
         """The node as described now; the caller holds the lock."""
         if self._file is not None:
             try:
@@ -279,7 +279,7 @@ def _raise(fault: Fault) -> None:
     raise kind(fault.message or f"{fault.method} was made to fail with {fault.error}")
 
 
-def _stamp(file: Path) -> Stamp:
+def _stamp(file: Path) -> _Stamp:
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -59,7 +59,7 @@ class SimulatedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedNode:
+class NodeSpec:
     """All that the simulation knows of one node, GPUs in order of minor. ``unavailable``: why there is no driver."""
 
     driver_version: str = DEFAULT_DRIVER_VERSION
@@ -68,7 +68,7 @@ class SimulatedNode:
     gpus: tuple[SimulatedGpu, ...] = ()
 
 
-def parse_groups(spec: str, node_name: str) -> SimulatedNode:
+def parse_groups(spec: str, node_name: str) -> NodeSpec:
     """The short form. Raises ConfigurationError that quotes the wrong part."""
     boards: list[tuple[catalog.GpuModel, bool]] = []
     for part in spec.split(","):
@@ -86,7 +86,7 @@ def parse_groups(spec: str, node_name: str) -> SimulatedNode:
         if match[3] and model.mig is None:
             raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} cannot do MIG; leave out +mig")
         boards += [(model, match[3] is not None)] * count
-    return SimulatedNode(
+    return NodeSpec(
         gpus=tuple(
             SimulatedGpu(gpu=replace(invent(model, minor, node_name), mig_enabled=mig_enabled))
             for minor, (model, mig_enabled) in enumerate(boards)
@@ -94,7 +94,7 @@ def parse_groups(spec: str, node_name: str) -> SimulatedNode:
     )
 
 
-def parse_document(text: str, node_name: str) -> SimulatedNode:
+def parse_document(text: str, node_name: str) -> NodeSpec:
     """The file form. Raises ConfigurationError that names the path of the wrong field."""
     raw = catalog.load_yaml(text)
     if not isinstance(raw, dict):
@@ -109,7 +109,7 @@ def parse_document(text: str, node_name: str) -> SimulatedNode:
         if len(gpus) > MAX_GPUS:
             raise ConfigurationError(f"gpus[{index}]: more than {MAX_GPUS} GPUs on one node")
     _refuse_duplicates(gpus)
-    return SimulatedNode(gpus=tuple(sorted(gpus, key=lambda item: item.gpu.minor)), **fields)
+    return NodeSpec(gpus=tuple(sorted(gpus, key=lambda item: item.gpu.minor)), **fields)
 
 
 def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:

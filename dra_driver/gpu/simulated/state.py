@@ -48,7 +48,7 @@ MAX_BYTES = 4 * 1024 * 1024
 MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module keeps device numbers for no more
 LOCK_TIMEOUT_S = 20.0
 LOCK_PAUSE_S = 0.002
-Stamp = tuple[int, int, int] | None
+_Stamp = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class StateStore:
         self._lock_timeout_s = lock_timeout_s
         self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
         self._changes = Changes()
-        self._stamp: Stamp = None
+        self._stamp: _Stamp = None
         self._depth = 0
 
     def read(self) -> Changes:
@@ -192,7 +192,7 @@ class StateStore:
         self._stamp = stamp
 
 
-def _stamp(file: Path) -> Stamp:
+def _stamp(file: Path) -> _Stamp:
     try:
         status = file.stat()
     except OSError:

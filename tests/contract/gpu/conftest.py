@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State, write_sysfs
 
@@ -22,12 +22,12 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def node() -> SimulatedNode:
+def node() -> NodeSpec:
     return parse_groups(SPEC, "node-a")
 
 
 @pytest.fixture
-def state(nvml_library: Path, node: SimulatedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
+def state(nvml_library: Path, node: NodeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
     write_sysfs(tmp_path / "sys", node)
     state = State.create(tmp_path / "state", node)

@@ -9,7 +9,7 @@ from dra_driver.gpu.backend import Backend
 from dra_driver.gpu.catalog import models
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_document
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml.state import State, write_sysfs
 
@@ -17,11 +17,11 @@ from tests.fakes.nvml.state import State, write_sysfs
 class Hardware:
     """Changes the simulated node and the state file together, so that a test is written once."""
 
-    def __init__(self, node: SimulatedNode, state: State, sysfs: Path) -> None:
+    def __init__(self, node: NodeSpec, state: State, sysfs: Path) -> None:
         self.node, self.state, self.sysfs = node, state, sysfs
         self.simulated = SimulatedBackend(node)
 
-    def become(self, node: SimulatedNode) -> None:
+    def become(self, node: NodeSpec) -> None:
         write_sysfs(self.sysfs, node)
         self.state.set_node(node)
         self.simulated.replace_node(node)
@@ -32,7 +32,7 @@ class Hardware:
 
 
 @pytest.fixture
-def hardware(node: SimulatedNode, state: State, tmp_path: Path) -> Hardware:
+def hardware(node: NodeSpec, state: State, tmp_path: Path) -> Hardware:
     return Hardware(node, state, tmp_path / "sys")
 
 
@@ -41,7 +41,7 @@ def backend(request: pytest.FixtureRequest, hardware: Hardware, nvml: NvmlBacken
     return nvml if request.param == "nvml" else hardware.simulated
 
 
-def only(node: SimulatedNode, *minors: int) -> SimulatedNode:
+def only(node: NodeSpec, *minors: int) -> NodeSpec:
     return replace(node, gpus=tuple(item for item in node.gpus if item.gpu.minor in minors))
 
 
@@ -91,9 +91,7 @@ def test_a_lost_gpu_is_left_out_by_uuid_with_a_reason_and_the_others_stay(backen
     assert "lost" in left_out.reason
 
 
-def test_removed_and_added_gpus_show_at_the_next_snapshot(
-    backend: Backend, hardware: Hardware, node: SimulatedNode
-) -> None:
+def test_removed_and_added_gpus_show_at_the_next_snapshot(backend: Backend, hardware: Hardware, node: NodeSpec) -> None:
     """Hot-plug needs no restart."""
     whole = backend.snapshot()
     hardware.become(only(node, 1, 4))
@@ -104,7 +102,7 @@ def test_removed_and_added_gpus_show_at_the_next_snapshot(
 
 def test_a_node_without_gpus_has_an_empty_inventory_with_a_driver_version(backend: Backend, hardware: Hardware) -> None:
     """All GPUs handed to virtual machines is not an error."""
-    hardware.become(SimulatedNode())
+    hardware.become(NodeSpec())
     assert backend.snapshot() == Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0))
 
 

@@ -15,7 +15,7 @@ from dra_driver.errors import (
 from dra_driver.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance
@@ -34,7 +34,7 @@ def stage(
     """Builds a backend of a kind over a spec."""
 
     def build(kind: str, spec: str) -> Player:
-        node: SimulatedNode = parse_groups(spec, "node-a")
+        node: NodeSpec = parse_groups(spec, "node-a")
         if kind == "simulated":
             return Player(SimulatedBackend(node, state_file=tmp_path / "simulated-state"), None)
         monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "nvml-state"))

@@ -15,7 +15,7 @@ import pytest
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode
+from dra_driver.gpu.simulated.spec import NodeSpec
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml import library
 from tests.fakes.nvml import state as codes
@@ -190,7 +190,7 @@ def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
     newer.mkdir()
     install(library.build(newer, "NEWER_NVML_STATE"), "610.43.02")
     monkeypatch.setenv("NEWER_NVML_STATE", str(tmp_path / "newer/state"))
-    State.create(tmp_path / "newer/state", SimulatedNode(driver_version="610.43.02")).close()
+    State.create(tmp_path / "newer/state", NodeSpec(driver_version="610.43.02")).close()
     state.inject("nvmlDeviceGetCount_v2", codes.LIB_RM_VERSION_MISMATCH)
     with pytest.raises(DriverUnavailableError, match="finish the driver upgrade"):
         backend.snapshot()
@@ -220,7 +220,7 @@ def test_a_file_that_is_no_library_is_a_driver_problem(tmp_path: Path) -> None:
 
 
 def test_gpus_come_in_order_of_minor_whatever_the_numbering_of_the_driver(
-    nvml: NvmlBackend, state: State, node: SimulatedNode
+    nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
     """NVML's index order changes over reboots, device names must not."""
     before = nvml.snapshot()

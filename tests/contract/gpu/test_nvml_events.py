@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.model.ids import GpuUuid
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
@@ -47,7 +47,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def uuid(node: SimulatedNode) -> GpuUuid:
+def uuid(node: NodeSpec) -> GpuUuid:
     return node.gpus[0].gpu.uuid
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.errors import MigUnsupportedError
 from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode
+from dra_driver.gpu.simulated.spec import NodeSpec
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from tests.fakes.nvml import state as codes
@@ -14,7 +14,7 @@ from tests.fakes.nvml.state import State
 
 
 @pytest.fixture
-def uuid(node: SimulatedNode) -> GpuUuid:
+def uuid(node: NodeSpec) -> GpuUuid:
     """An H100 at NVML index 0."""
     return node.gpus[0].gpu.uuid
 

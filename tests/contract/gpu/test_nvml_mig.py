@@ -19,7 +19,7 @@ from dra_driver.errors import (
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.catalog import models
 from dra_driver.gpu.nvml.backend import NvmlBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_document
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from tests.fakes.nvml import state as codes
@@ -29,7 +29,7 @@ ALL_OF_KNOWN_MEMORY = "gpus:\n" + "".join(f"- model: {key}\n" for key, one in mo
 
 
 @pytest.fixture
-def uuid(node: SimulatedNode) -> GpuUuid:
+def uuid(node: NodeSpec) -> GpuUuid:
     """An H100 at NVML index 0."""
     return node.gpus[0].gpu.uuid
 
@@ -107,7 +107,7 @@ def test_without_any_profile_the_gpu_is_whole_or_nothing(nvml: NvmlBackend, stat
 
 
 def test_whether_a_switch_takes_a_reset_is_guessed_from_the_architecture_when_nvml_does_not_tell(
-    nvml: NvmlBackend, state: State, node: SimulatedNode
+    nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
     """Hopper and newer do without; nothing is guessed for an architecture that is not told."""
     state.configure(0, resetless=codes.ABSENT)
@@ -315,7 +315,7 @@ def test_what_is_in_the_way_is_named(nvml: NvmlBackend, uuid: GpuUuid) -> None:
 
 
 def test_gpus_that_are_numbered_anew_are_found_by_their_uuid(
-    nvml: NvmlBackend, state: State, node: SimulatedNode, uuid: GpuUuid
+    nvml: NvmlBackend, state: State, node: NodeSpec, uuid: GpuUuid
 ) -> None:
     """An index is a hint; cutting the wrong GPU would take somebody's memory away."""
     nvml.snapshot()
@@ -325,7 +325,7 @@ def test_gpus_that_are_numbered_anew_are_found_by_their_uuid(
     assert [state.modes(index)[0] for index in (0, last - 1, last)] == [0, 0, 1]
 
 
-def test_no_lookup_by_uuid_is_made(nvml: NvmlBackend, state: State, node: SimulatedNode) -> None:
+def test_no_lookup_by_uuid_is_made(nvml: NvmlBackend, state: State, node: NodeSpec) -> None:
     """It wakes other GPUs and takes seconds on a busy node. With a hint, a change looks at one GPU alone."""
     nvml.snapshot()
     before = state.calls("nvmlDeviceGetHandleByIndex_v2")
@@ -335,7 +335,7 @@ def test_no_lookup_by_uuid_is_made(nvml: NvmlBackend, state: State, node: Simula
 
 
 def test_a_slow_change_holds_up_neither_other_gpus_nor_hides_its_own(
-    nvml: NvmlBackend, state: State, node: SimulatedNode, uuid: GpuUuid
+    nvml: NvmlBackend, state: State, node: NodeSpec, uuid: GpuUuid
 ) -> None:
     """Destroying takes a second on hardware, and eight GPUs are drained at once; a look meanwhile waits for the GPU
     instead of leaving it out, which would withdraw its devices."""
@@ -358,7 +358,7 @@ def test_a_slow_change_holds_up_neither_other_gpus_nor_hides_its_own(
 
 
 def test_threads_that_cut_all_gpus_at_once_do_not_disturb_each_other(
-    nvml: NvmlBackend, state: State, node: SimulatedNode
+    nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
     """Prepare works on GPUs side by side, while the inventory looks."""
     capable = [item.gpu.uuid for item in node.gpus if item.gpu.mig_capable]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dra_driver.gpu.simulated.spec import SimulatedGpu, SimulatedNode
+from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.mig import ComputeInstance, MigInstance
 from tests.fakes.nvml import state_mig
@@ -116,7 +116,7 @@ class State:
         self._state = _State.from_buffer(self._map)
 
     @classmethod
-    def create(cls, path: Path, node: SimulatedNode | Snapshot) -> "State":
+    def create(cls, path: Path, node: NodeSpec | Snapshot) -> "State":
         """A new file at ``path`` with the GPUs of ``node`` and no faults."""
         path.write_bytes(bytes(_State(magic=MAGIC, version=VERSION)))
         state = cls(path)
@@ -135,9 +135,9 @@ class State:
         size.restype = ctypes.c_size_t
         assert size() == ctypes.sizeof(_State), "nvml.c and state.py disagree about the layout"
 
-    def set_node(self, node: SimulatedNode | Snapshot) -> None:
+    def set_node(self, node: NodeSpec | Snapshot) -> None:
         """Replace all GPUs, in order of minor, as a driver does that enumerates the PCI bus again."""
-        gpus = node.gpus if isinstance(node, SimulatedNode) else tuple(SimulatedGpu(gpu=gpu) for gpu in node.gpus)
+        gpus = node.gpus if isinstance(node, NodeSpec) else tuple(SimulatedGpu(gpu=gpu) for gpu in node.gpus)
         major, minor = node.cuda_driver_version or (0, 0)
         with self._locked() as state:
             state.driver_version = (node.driver_version or "").encode()
@@ -261,7 +261,7 @@ class State:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def write_sysfs(root: Path, node: SimulatedNode | Snapshot) -> Path:
+def write_sysfs(root: Path, node: NodeSpec | Snapshot) -> Path:
     """A ``/sys`` below ``root`` in which every GPU of ``node`` hangs where the node says; returns ``root``."""
     links = root / "bus/pci/devices"
     links.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,7 @@ def _table(profiles: tuple[MigProfile, ...]) -> catalog.MigTable:
     )
 
 
-def _profile(profile: MigProfile, row: catalog.MigProfile, board: tuple[MigProfile, ...]) -> Profile:
+def _profile(profile: MigProfile, row: catalog.CatalogProfile, board: tuple[MigProfile, ...]) -> Profile:
     compute = _compute(profile, row, board)
     engines = (profile.copy_engines, profile.decoders, profile.encoders, profile.jpeg_engines, profile.ofa_engines)
     return Profile(
@@ -155,7 +155,7 @@ def _profile(profile: MigProfile, row: catalog.MigProfile, board: tuple[MigProfi
     )
 
 
-def _compute(profile: MigProfile, row: catalog.MigProfile, board: tuple[MigProfile, ...]) -> list[ComputeProfile]:
+def _compute(profile: MigProfile, row: catalog.CatalogProfile, board: tuple[MigProfile, ...]) -> list[ComputeProfile]:
     """The compute instances that fit in: of fewer slices, of all, and (for double memory) with all multiprocessors.
 
     Where a board's numbers are not known, sixteen multiprocessors a slice stand in: only their order matters.

@@ -101,7 +101,7 @@ def request(report: CapacityReport, label: str) -> RequestCapacity:
     return next(item for item in only(report).requests if item.request == label)
 
 
-def _counters(profile: catalog.MigProfile, slots: range) -> Obj:
+def _counters(profile: catalog.CatalogProfile, slots: range) -> Obj:
     engines = profile.engines
     numbers: dict[str, Any] = {
         "memory": f"{profile.memory_mib}Mi",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.config.policy import Availability, GpuPolicy, Selection, decode_policy
+from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, decode_policy
 from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.errors import ConfigurationError
 
@@ -42,7 +42,7 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         "minMemory": "1Gi",
         "maxMemory": 2**40,
     }
-    assert decode_policy(policy(select=select)).select == Selection(
+    assert decode_policy(policy(select=select)).select == GpuSelection(
         uuids=frozenset({"gpu-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86"}),
         pci_bus_ids=frozenset({"0000:0a:00.0"}),
         min_memory_bytes=2**30,

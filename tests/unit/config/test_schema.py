@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.config.schema import Problem, path_text, problems, sentence, shown
+from dra_driver.config.schema import FieldProblem, path_text, problems, sentence, shown
 
 LIST = {"type": "list", "max": 2, "items": {"type": "boolean"}}
 TEXT = {"type": "string", "min": 1, "max": 3, "pattern": "^[a-z]+$", "says": "a word"}
@@ -37,7 +37,7 @@ def test_what_is_wrong_is_said_in_words(value: Any, schema: Any, said: str) -> N
 def test_paths_read_as_people_write_them() -> None:
     """Keys that people chose are cut, and cannot break a line."""
     assert path_text(("spec", "taints", 0, "key")) == "spec.taints[0].key"
-    assert str(Problem(("a\n", "b" * 100), "x")) == "a\\n." + "b" * 59 + "…: x"
+    assert str(FieldProblem(("a\n", "b" * 100), "x")) == "a\\n." + "b" * 59 + "…: x"
 
 
 def test_an_enumeration_of_one_reads_well() -> None:
@@ -46,7 +46,7 @@ def test_an_enumeration_of_one_reads_well() -> None:
 
 def test_a_sentence_shows_five_problems_and_counts_the_rest() -> None:
     """An event's message is limited."""
-    found = [Problem((str(number),), "x") for number in range(7)]
+    found = [FieldProblem((str(number),), "x") for number in range(7)]
     assert sentence(found) == "0: x; 1: x; 2: x; 3: x; 4: x; and 2 more"
 
 

@@ -18,7 +18,7 @@ from dra_driver.errors import (
     StorageError,
 )
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.gpu.simulated.spec import SimulatedNode, parse_groups
+from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.gpu.simulated.state import StateStore
 from dra_driver.model.gpu import Snapshot
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "state.json"
 
 
-def node() -> SimulatedNode:
+def node() -> NodeSpec:
     return parse_groups(SPEC, "n")
 
 
