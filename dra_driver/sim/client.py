@@ -9,7 +9,7 @@ from urllib.parse import quote
 from dra_driver.errors import NotFoundError
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.demo.manifests import kind_of
 from dra_driver.sim.store import DeleteOptions, Store
 
@@ -18,9 +18,9 @@ class Client(Protocol):
     """Objects and logs of a cluster. ``namespace`` is "" for kinds without one. Errors are those of the API."""
 
     def create(self, obj: Obj, namespace: str) -> Obj: ...
-    def find(self, kind: Kind, name: str, namespace: str) -> Obj | None: ...
-    def list(self, kind: Kind, namespace: str) -> list[Obj]: ...
-    def delete(self, kind: Kind, name: str, namespace: str) -> None: ...
+    def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None: ...
+    def list(self, kind: ResourceKind, namespace: str) -> list[Obj]: ...
+    def delete(self, kind: ResourceKind, name: str, namespace: str) -> None: ...
     def log(self, namespace: str, pod: str, container: str) -> str: ...
 
 
@@ -34,13 +34,13 @@ class StoreClient:
         kind = kind_of(obj)
         return self._store.create(kind, obj, namespace=namespace if kind.namespaced else "")
 
-    def find(self, kind: Kind, name: str, namespace: str) -> Obj | None:
+    def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None:
         return self._store.find(kind, name, namespace)
 
-    def list(self, kind: Kind, namespace: str) -> list[Obj]:
+    def list(self, kind: ResourceKind, namespace: str) -> list[Obj]:
         return self._store.list(kind, namespace).items
 
-    def delete(self, kind: Kind, name: str, namespace: str) -> None:
+    def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
         """With everything that it owns, as kubectl deletes; quietly when it is gone already."""
         try:
             self._store.delete(kind, name, namespace, DeleteOptions(propagation="Background"))
@@ -62,17 +62,17 @@ class RestClusterClient:
         kind = kind_of(obj)
         return self._rest.create(_path(kind, namespace), obj)
 
-    def find(self, kind: Kind, name: str, namespace: str) -> Obj | None:
+    def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None:
         try:
             return self._rest.get(_path(kind, namespace, name))
         except NotFoundError:
             return None
 
-    def list(self, kind: Kind, namespace: str) -> list[Obj]:
+    def list(self, kind: ResourceKind, namespace: str) -> list[Obj]:
         items: list[Any] = self._rest.list(_path(kind, namespace))["items"]
         return items
 
-    def delete(self, kind: Kind, name: str, namespace: str) -> None:
+    def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
         """With everything that it owns, as kubectl deletes; quietly when it is gone already."""
         try:
             self._rest.delete(_path(kind, namespace, name), propagation="Background")
@@ -84,7 +84,7 @@ class RestClusterClient:
         return self._rest.get_text(path, {"container": container})
 
 
-def _path(kind: Kind, namespace: str, name: str = "") -> str:
+def _path(kind: ResourceKind, namespace: str, name: str = "") -> str:
     root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
     inside = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
     return f"{root}{inside}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -31,7 +31,7 @@ from dra_driver.sim.controllers.replicasets import ReplicaSetController
 from dra_driver.sim.demo.manifests import deletion_order, kind_of, load
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
-from dra_driver.sim.scheduler import Scheduler
+from dra_driver.sim.scheduler import EmbeddedScheduler
 
 __all__ = ["DRIVER", "Cluster", "check_cel", "incomplete"]
 
@@ -77,7 +77,7 @@ class Cluster:
         self._api = ApiServer(port, check_cel=check_cel)
         self.store = self._api.store
         self.client = StoreClient(self.store)
-        controllers = (ClaimController, DeploymentController, ReplicaSetController, JobController, Scheduler)
+        controllers = (ClaimController, DeploymentController, ReplicaSetController, JobController, EmbeddedScheduler)
         self._controllers = [controller(self.store) for controller in controllers]
         self.nodes: dict[str, ClusterNode] = {}
 
@@ -211,7 +211,7 @@ class Cluster:
             raise RetryableError(
                 f"the process of node {node.name} has ended; its log ends with\n{node.process.log_tail()}"
             )
-        if DRIVER not in node.kubelet.kubelet.drivers():
+        if DRIVER not in node.kubelet.dra.drivers():
             return "its driver is not registered with the kubelet"
         return incomplete(self.slices(node.name))
 

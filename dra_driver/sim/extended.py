@@ -24,7 +24,7 @@ class ExtendedClaims:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def make(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
+    def create(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
         """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status; nothing is left of it
         when that fails."""
         namespace, name = key(pod)
@@ -48,7 +48,7 @@ class ExtendedClaims:
             raise
         return claim
 
-    def discard_of(self, pod: Obj) -> None:
+    def discard_for(self, pod: Obj) -> None:
         """Remove what an earlier attempt left: the pod is on no node, so nobody uses it."""
         for record in self._store.read_all(RESOURCE_CLAIMS)[0]:
             annotations = mapping(record.obj, "metadata", "annotations")

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterable
 
 from dra_driver.errors import DraError
-from dra_driver.sim.apiserver.kind import Kind
-from dra_driver.sim.apiserver.state import Change
+from dra_driver.sim.apiserver.kind import ResourceKind
+from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ RETRY_S = 0.2
 STOP_TIMEOUT_S = 10.0
 
 
-class Loop:
+class ControllerLoop:
     """Calls ``step`` in one thread, at the start and after changes of ``kinds``.
 
     ``step`` returns the seconds after which it wants to be called without a change, None for no wish. A DraError (a
@@ -32,10 +32,10 @@ class Loop:
         self,
         name: str,
         store: Store,
-        kinds: Iterable[Kind],
+        kinds: Iterable[ResourceKind],
         step: Callable[[], float | None],
         *,
-        observe: Callable[[Change], None] = lambda _change: None,
+        observe: Callable[[ObjectChange], None] = lambda _change: None,
     ) -> None:
         self._name = name
         self._store = store

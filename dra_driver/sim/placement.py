@@ -23,7 +23,7 @@ class UnschedulableError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodeChoice:
     """A node that takes the pod, with an allocation for each of its unallocated claims, in their order.
 
     ``extended`` is the claim for resources of the pod that devices stand for on this node, None without any; its
@@ -36,7 +36,7 @@ class Place:
     extended_allocation: Obj | None = None
 
 
-class Moment:
+class SchedulingSnapshot:
     """Everything that one attempt looks at, read once."""
 
     def __init__(self, store: Store) -> None:
@@ -49,10 +49,10 @@ class Moment:
         self._allocator = Allocator(slices=slices, classes=classes, allocated=claims)
         self._by_resource = resource_classes(classes)
 
-    def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> Place:
+    def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> NodeChoice:
         """The node with the fewest pods of those that fit. Raises UnschedulableError, or allocation's errors."""
         reasons: Counter[str] = Counter()
-        questions = _Questions(self._allocator, unallocated)
+        questions = _AllocationQuestions(self._allocator, unallocated)
         for node in sorted(self._nodes, key=lambda item: (self._room(item).pods, item["metadata"]["name"])):
             extended = extended_claim(pod, node, self._by_resource)
             reason = self._why_not(pod, node, claims, extended)
@@ -61,9 +61,9 @@ class Moment:
                 if allocations is not None:
                     name = node["metadata"]["name"]
                     if extended is None:
-                        return Place(node=name, allocations=allocations)
+                        return NodeChoice(node=name, allocations=allocations)
                     *rest, last = allocations
-                    return Place(node=name, allocations=rest, extended=extended, extended_allocation=last)
+                    return NodeChoice(node=name, allocations=rest, extended=extended, extended_allocation=last)
                 reason = "cannot allocate all claims"
             reasons[reason] += 1
         raise UnschedulableError(_summary(len(self._nodes), reasons))
@@ -79,7 +79,7 @@ class Moment:
         return self._rooms.get(node["metadata"]["name"]) or Room()
 
 
-class _Questions:
+class _AllocationQuestions:
     """The pod's claims as questions: nodes differ in the resources that they offer themselves, mostly in none."""
 
     def __init__(self, allocator: Allocator, unallocated: Sequence[Obj]) -> None:

@@ -21,7 +21,7 @@ MAX_MESSAGE = 1024
 REMEMBERED = 4096
 
 
-class Recorder:
+class StoreEventRecorder:
     """Writes events for one component, ``host`` being the node it runs on ("" for none). Thread-safe."""
 
     def __init__(self, store: Store, component: str, host: str = "") -> None:

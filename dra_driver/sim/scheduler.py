@@ -13,12 +13,12 @@ from time import monotonic
 from dra_driver.errors import AllocationError, ConfigurationError, ConflictError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.sim.apiserver.state import Change
+from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.extended import ExtendedClaims
-from dra_driver.sim.loop import Loop
+from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
-from dra_driver.sim.placement import Moment, UnschedulableError
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.placement import SchedulingSnapshot, UnschedulableError
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
@@ -43,15 +43,15 @@ class _Attempts:
     seen: int = -1
 
 
-class Scheduler:
+class EmbeddedScheduler:
     """Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._recorder = Recorder(store, DEFAULT_NAME)
+        self._recorder = StoreEventRecorder(store, DEFAULT_NAME)
         self._extended = ExtendedClaims(store)
         kinds = (PODS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES)
-        self._loop = Loop("scheduler", store, kinds, self.step, observe=self._arrived)
+        self._loop = ControllerLoop("scheduler", store, kinds, self.step, observe=self._arrived)
         self._attempts: dict[str, _Attempts] = {}
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class Scheduler:
                 self._try(current, attempts, state)
         return min(moments) if moments else None
 
-    def _arrived(self, change: Change) -> None:
+    def _arrived(self, change: ObjectChange) -> None:
         """Remember the order in which pods came: their time stamps have whole seconds only."""
         if change.kind is PODS and change.type == "ADDED":
             self._attempts.setdefault(uid(change.record.obj), _Attempts())
@@ -125,13 +125,13 @@ class Scheduler:
     def _schedule(self, pod: Obj) -> None:
         """Node, claims, binding. Raises one of the two errors above, allocation's errors or an API error."""
         claims = self._claims(pod)
-        self._extended.discard_of(pod)
+        self._extended.discard_for(pod)
         unallocated = [claim for claim in claims if dig(claim, "status", "allocation") is None]
-        place = Moment(self._store).choose(pod, claims, unallocated)
+        place = SchedulingSnapshot(self._store).choose(pod, claims, unallocated)
         for claim in claims:
             self._reserve(claim, pod, place.allocations[unallocated.index(claim)] if claim in unallocated else None)
         if place.extended is not None and place.extended_allocation is not None:
-            self._extended.make(pod, place.extended, place.extended_allocation)
+            self._extended.create(pod, place.extended, place.extended_allocation)
         self._store.bind(*key(pod), place.node)
         self._recorder.normal(pod, "Scheduled", f"Successfully assigned {'/'.join(key(pod))} to {place.node}")
 

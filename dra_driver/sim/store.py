@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, rfc3339, utc_now
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.apiserver.patch.patching import Patch, apply_patch
 from dra_driver.sim.apiserver.pod_logs import PodLogs
 from dra_driver.sim.apiserver.problems import not_found
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
-from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Change, Key, Record, State
+from dra_driver.sim.apiserver.state import HISTORY_LENGTH, Key, ObjectChange, ObjectState, Record
 from dra_driver.sim.apiserver.subscription import Event, Subscription
-from dra_driver.sim.apiserver.writes import OnUnknown, Writes, ignore_unknown
+from dra_driver.sim.apiserver.writes import ObjectWriter, OnUnknown, ignore_unknown
 
 __all__ = ["DeleteOptions", "Event", "Listing", "Patch", "Store", "Subscription"]
 
@@ -59,10 +59,10 @@ class Store:
         self.logs = PodLogs()
         self._clock = clock
         self._lock = threading.RLock()  # guards the state, its history and the list of subscriptions
-        self._state = State(history_length)
+        self._state = ObjectState(history_length)
         self._namespace_delay_s = namespace_delay_s
         self._removal = Removal(self._state, clock, self._empty_later if namespace_delay_s else None)
-        self._writes = Writes(self._state, self._removal, clock, check_cel)
+        self._writes = ObjectWriter(self._state, self._removal, clock, check_cel)
         self._state.listeners.append(self.logs.forget_removed)
         for name in INITIAL_NAMESPACES:
             self.create(NAMESPACES, {"metadata": {"name": name}})
@@ -73,17 +73,17 @@ class Store:
         with self._lock:
             return self._state.revision
 
-    def get(self, kind: Kind, name: str, namespace: str = "") -> Obj:
+    def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj:
         """The object. Raises NotFoundError."""
         return self._copied(self.read(kind, name, namespace))
 
-    def find(self, kind: Kind, name: str, namespace: str = "") -> Obj | None:
+    def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj | None:
         """The object, None where there is none."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
         return self._copied(record) if record else None
 
-    def list(self, kind: Kind, namespace: str = "", *, labels: str = "", fields: str = "") -> Listing:
+    def list(self, kind: ResourceKind, namespace: str = "", *, labels: str = "", fields: str = "") -> Listing:
         """Objects of a kind; ``namespace`` "" means all. ``fields`` may name any dotted path."""
         records, revision = self.read_all(kind, namespace)
         matches = [match for match in (label_match(labels), field_match(fields)) if match]
@@ -92,7 +92,7 @@ class Store:
 
     def create(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         obj: Obj,
         *,
         namespace: str = "",
@@ -107,7 +107,7 @@ class Store:
 
     def update(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         obj: Obj,
         *,
         subresource: str = "",
@@ -123,13 +123,13 @@ class Store:
             )
             return self._copied(written)
 
-    def update_status(self, kind: Kind, obj: Obj, *, dry_run: bool = False) -> Obj:
+    def update_status(self, kind: ResourceKind, obj: Obj, *, dry_run: bool = False) -> Obj:
         """Replace status only; everything else of ``obj`` but name and resourceVersion is ignored."""
         return self.update(kind, obj, subresource="status", dry_run=dry_run)
 
     def patch(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         name: str,
         patch: Patch,
         *,
@@ -157,12 +157,12 @@ class Store:
             )
             return self._copied(written)
 
-    def delete(self, kind: Kind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
+    def delete(self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
         """Delete or mark as being deleted; the last version. Raises NotFoundError, ConflictError on preconditions."""
         return self.remove(kind, name, namespace, options)[1]
 
     def remove(
-        self, kind: Kind, name: str, namespace: str = "", options: DeleteOptions | None = None
+        self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None
     ) -> tuple[bool, Obj]:
         """Like `delete`, and whether the object is gone now (False: grace, finalizers or dependents hold it)."""
         with self._lock:
@@ -176,7 +176,7 @@ class Store:
 
     def watch(
         self,
-        kinds: Iterable[Kind],
+        kinds: Iterable[ResourceKind],
         *,
         since: int | None = None,
         namespace: str = "",
@@ -201,7 +201,7 @@ class Store:
             self._state.listeners.append(subscription.offer)
         return subscription
 
-    def read(self, kind: Kind, name: str, namespace: str = "") -> Record:
+    def read(self, kind: ResourceKind, name: str, namespace: str = "") -> Record:
         """The stored version itself, not a copy: for readers that do not change it. Raises NotFoundError."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
@@ -209,7 +209,7 @@ class Store:
             raise not_found(kind, name)
         return record
 
-    def read_all(self, kind: Kind, namespace: str = "") -> tuple[Sequence[Record], int]:
+    def read_all(self, kind: ResourceKind, namespace: str = "") -> tuple[Sequence[Record], int]:
         """Stored versions themselves, in key order, and the revision they were read at."""
         with self._lock:
             return self._state.records(kind, namespace), self._state.revision
@@ -229,10 +229,10 @@ class Store:
                 self._state.listeners.remove(subscription.offer)
 
     @staticmethod
-    def _added(kind: Kind, record: Record) -> Change:
+    def _added(kind: ResourceKind, record: Record) -> ObjectChange:
         metadata = record.obj["metadata"]
         key: Key = (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
-        return Change("ADDED", kind, key, record, None)
+        return ObjectChange("ADDED", kind, key, record, None)
 
     @staticmethod
     def _copied(record: Record) -> Obj:

@@ -19,7 +19,7 @@ import pytest
 
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, wait
 from tests.e2e.host import Host
 from tests.e2e.node import Folders, driver_runs_here, folders, local_node
@@ -112,9 +112,9 @@ def node_folders(node: str | None) -> Folders | None:
 
 
 @pytest.fixture
-def needs() -> Needs:
+def needs() -> Requirements:
     """GPUs and policies that a test needs; test files that need particular ones say so in a fixture of this name."""
-    return Needs()
+    return Requirements()
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def namespace(
     cluster: RealCluster,
     host: Host | None,
     node_folders: Folders | None,
-    needs: Needs,
+    needs: Requirements,
     request: pytest.FixtureRequest,
 ) -> Iterator[str]:
     """A namespace of the test's own on a cluster with what the test needs.
@@ -131,7 +131,7 @@ def namespace(
     """
     if host is not None:
         host.provide(needs)
-    elif needs != Needs():
+    elif needs != Requirements():
         pytest.skip(f"it needs {needs}, and GPUs are published by a node process that is not ours")
     name = cluster.make_namespace(request.node.name)
     yield name

@@ -7,8 +7,8 @@ from typing import Any
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
-from dra_driver.sim.demo import observed as seen
 from dra_driver.sim.demo.expectations import why_unscheduled
+from dra_driver.sim.demo.observed import Devices, allocated_devices, difference, observed_devices
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
 
@@ -101,10 +101,10 @@ class Forms:
         """Until the log has the line."""
         wait(lambda: None if line in self._log(name).splitlines() else f"{name} logs {self._log(name)}", 30.0)
 
-    def sees(self, name: str) -> seen.Devices:
+    def sees(self, name: str) -> Devices:
         """What the pod's log lists, which has to be what it was granted."""
-        found = seen.seen(self.log(name))
-        assert seen.difference(found, seen.granted(self.get(name), self.cluster.client)) is None
+        found = observed_devices(self.log(name))
+        assert difference(found, allocated_devices(self.get(name), self.cluster.client)) is None
         return found
 
     def partition(self, name: str) -> str:

@@ -13,7 +13,7 @@ from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.policy.folder import read_folder
 from dra_driver.policy.policy_set import read_set
 from dra_driver.policy.resolve import resolve
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.slices import features
 from dra_driver.slices.api import RestSlicesApi
 from dra_driver.slices.build import build_devices
@@ -76,7 +76,7 @@ class Host:
         self.process.start()
         self.process.wait_for(lambda: self.process.text.count(REGISTERED) > before, START_S)
 
-    def provide(self, needs: Needs) -> None:
+    def provide(self, needs: Requirements) -> None:
         """Until slices offer the GPUs of ``needs`` under its policies, and nothing is in use. Skips what cannot be."""
         if len(needs.nodes) > 1:
             pytest.skip("it needs several nodes with different GPUs, and this host is one")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.demo import observed as seen
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.observed import Devices, observed_devices
+from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.hardware import Hardware
 
-ANY = Needs()
+ANY = Requirements()
 POLICIES = Path(__file__).parent / "policies"
-H100_IN_TURNS = Needs(policies=(POLICIES / "time-sliced-h100.yaml",))
-H100_BY_MEMORY = Needs(policies=(POLICIES / "memory-shares-h100.yaml",))
-FOUR_A100 = Needs(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
+H100_IN_TURNS = Requirements(policies=(POLICIES / "time-sliced-h100.yaml",))
+H100_BY_MEMORY = Requirements(policies=(POLICIES / "memory-shares-h100.yaml",))
+FOUR_A100 = Requirements(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class View:
     def pods(self) -> list[Obj]:
         return self.cluster.pods(self.namespace)
 
-    def sights(self) -> list[seen.Devices]:
+    def observations(self) -> list[Devices]:
         """What all containers of each pod list together."""
         logs = [self.cluster.all_logs(pod).values() for pod in self.pods]
-        return [sum(map(seen.seen, texts), seen.Devices()) for texts in logs]
+        return [sum(map(observed_devices, texts), Devices()) for texts in logs]
 
     def gpu(self) -> str:
         """The one GPU that all of it is about."""
-        (uuid,) = {uuid for sight in self.sights() for uuid in sight.listed}
+        (uuid,) = {uuid for observation in self.observations() for uuid in observation.listed}
         return uuid
 
 
@@ -54,14 +54,14 @@ class Spec:
     reaches: Sequence[str]
     pods: int
     lines: int
-    needs: Needs = ANY
+    needs: Requirements = ANY
     check: Callable[[View], None] | None = None
 
 
 def different_gpus(view: View) -> None:
     """Every pod on a GPU of its own."""
-    sights = view.sights()
-    assert len({uuid for sight in sights for uuid in sight.listed}) == len(sights)
+    observations = view.observations()
+    assert len({uuid for observation in observations for uuid in observation.listed}) == len(observations)
 
 
 def job_has_ended(view: View) -> None:
@@ -96,11 +96,11 @@ def mps_daemon(view: View) -> None:
 
 def four_quartets(view: View) -> None:
     """Each pod has four slices of one GPU, and each GPU serves one pod."""
-    sights = view.sights()
-    assert [sorted(part.profile for part in sight.partitions) for sight in sights] == [
+    observations = view.observations()
+    assert [sorted(part.profile for part in observation.partitions) for observation in observations] == [
         ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
     ] * 4
-    assert all(len(sight.parents) == 1 for sight in sights)
+    assert all(len(observation.parents) == 1 for observation in observations)
     different_gpus(view)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dra_driver.sim.demo import expectations as expect
-from dra_driver.sim.demo import observed as sight
+from dra_driver.sim.demo.expectations import Expectation, unmet
 from dra_driver.sim.demo.manifests import load
+from dra_driver.sim.demo.observed import observed_devices
 from tests.e2e.cluster import REACH_S, SETTLE_S, RealCluster, wait
 from tests.e2e.hardware import Hardware
 
@@ -16,9 +16,7 @@ PENDING_S = 5.0
 
 
 @contextmanager
-def reached(
-    cluster: RealCluster, path: Path, namespace: str, expectations: Sequence[expect.Expectation]
-) -> Iterator[str]:
+def reached(cluster: RealCluster, path: Path, namespace: str, expectations: Sequence[Expectation]) -> Iterator[str]:
     """The body runs while the objects of ``path`` are as expected; after it they are deleted, and nothing is left.
 
     Gives the namespace they are in: ``namespace``, or the one that they bring.
@@ -41,18 +39,18 @@ def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -
     for pod in cluster.pods(namespace):
         granted = hardware.uuids_of(cluster.granted_devices(pod))
         logs = cluster.all_logs(pod) if granted else {}
-        seen = {part.uuid for log in logs.values() for part in sight.seen(log).partitions}
+        seen = {part.uuid for log in logs.values() for part in observed_devices(log).partitions}
         assert seen == granted, f"{pod['metadata']['name']} sees {seen}, was granted {granted}"
         everybody |= granted
     assert set(hardware.made().values()) == everybody
 
 
-def _hold(cluster: RealCluster, namespace: str, expectations: Sequence[expect.Expectation]) -> None:
+def _hold(cluster: RealCluster, namespace: str, expectations: Sequence[Expectation]) -> None:
     """It is still so a moment later."""
     time.sleep(PENDING_S if any(e.state == "Pending" for e in expectations) else SETTLE_S)
-    assert expect.unmet(expectations, cluster.client, namespace) is None
+    assert unmet(expectations, cluster.client, namespace) is None
 
 
-def _unmet(cluster: RealCluster, namespace: str, expectations: Sequence[expect.Expectation]) -> str | None:
-    complaint = expect.unmet(expectations, cluster.client, namespace)
+def _unmet(cluster: RealCluster, namespace: str, expectations: Sequence[Expectation]) -> str | None:
+    complaint = unmet(expectations, cluster.client, namespace)
     return None if complaint is None else f"{complaint}; warnings: {cluster.warnings(namespace)}"

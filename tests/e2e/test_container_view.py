@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.gpu.simulated.caps import instance_minor
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.forms import LIST, Forms, share, slice_of
 from tests.e2e.host import Host
@@ -28,13 +28,13 @@ MPS = (
 )
 
 shared_gpu = pytest.mark.parametrize(
-    "needs", [Needs(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
+    "needs", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
 
 
 @pytest.fixture
-def needs(request: pytest.FixtureRequest) -> Needs:
-    found: Needs = getattr(request, "param", Needs(nodes=ONE_H100))
+def needs(request: pytest.FixtureRequest) -> Requirements:
+    found: Requirements = getattr(request, "param", Requirements(nodes=ONE_H100))
     return found
 
 

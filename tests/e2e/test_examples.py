@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.demo import expectations as expect
-from dra_driver.sim.demo import requirements as needed
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.expectations import read_expectations, seen_gpus
+from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from tests.e2e.cluster import ROOT, RealCluster
 from tests.e2e.host import Host
 from tests.e2e.scenario import check_partitions, reached
 
 # Those with the same needs follow each other, so that GPUs and policies are changed seldom.
 FOUND = sorted((ROOT / "examples").glob("*.yaml"))
-EXAMPLES = [path for group in needed.group(FOUND).values() for path in group]
+EXAMPLES = [path for group in group_examples(FOUND).values() for path in group]
 
 
 def test_there_are_examples() -> None:
@@ -22,16 +21,16 @@ def test_there_are_examples() -> None:
 
 
 @pytest.fixture
-def needs(path: Path) -> Needs:
-    return needed.read(path)
+def needs(path: Path) -> Requirements:
+    return read_requirements(path)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: Path) -> None:
     """State, number of GPUs and MIG devices, and in each log the very ones granted and no other."""
-    with reached(cluster, path, namespace, expect.read(path)) as home:
+    with reached(cluster, path, namespace, read_expectations(path)) as home:
         logs = cluster.logs(home, phase="Succeeded")
-        seen = {pod: len(expect.seen_gpus(log)) for pod, log in logs.items()}
+        seen = {pod: len(seen_gpus(log)) for pod, log in logs.items()}
         assert set(seen.values()) <= {1}, f"pods of a Job that did not see one GPU each: {seen}"
         if host is not None:
             check_partitions(cluster, host.hardware, home)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import entries
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
 from tests.e2e.host import Host
@@ -29,13 +29,13 @@ LONG_CALL_S = 300.0
 
 
 shared_gpu = pytest.mark.parametrize(
-    "needs", [Needs(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
+    "needs", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
 
 
 @pytest.fixture
-def needs(request: pytest.FixtureRequest) -> Needs:
-    found: Needs = getattr(request, "param", Needs(nodes=ONE_H100))
+def needs(request: pytest.FixtureRequest) -> Requirements:
+    found: Requirements = getattr(request, "param", Requirements(nodes=ONE_H100))
     return found
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.demo import expectations as expect
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.expectations import parse_expectation
+from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.host import Host
 from tests.e2e.nvidia_specs import SPECS, View
@@ -24,7 +24,7 @@ ORDER = sorted(SPECS, key=lambda name: str(SPECS[name].needs))
 
 
 @pytest.fixture
-def needs(name: str) -> Needs:
+def needs(name: str) -> Requirements:
     if not FOLDER:
         pytest.skip("E2E_NVIDIA_SPECS does not name a folder with NVIDIA's specs")
     return SPECS[name].needs
@@ -37,7 +37,7 @@ def test_nvidia_spec(name: str, cluster: RealCluster, host: Host | None, namespa
     When it is deleted, GPUs are whole, their modes and time slices as before, and no MPS daemon runs (see namespace).
     """
     spec, path = SPECS[name], Path(str(FOLDER)) / f"{name}.yaml"
-    with reached(cluster, path, namespace, [expect.parse(text) for text in spec.reaches]) as home:
+    with reached(cluster, path, namespace, [parse_expectation(text) for text in spec.reaches]) as home:
         assert len(cluster.pods(home)) == spec.pods
         logs = cluster.logs(home) if spec.lines else {}
         listed = [line for log in logs.values() for line in log.splitlines() if _LISTED.match(line)]

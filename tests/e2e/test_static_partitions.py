@@ -7,7 +7,7 @@ import pytest
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.mig import MigInstance
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import Forms, slice_of
 from tests.e2e.host import Host
@@ -18,8 +18,8 @@ NOTICED_S = 15.0
 
 
 @pytest.fixture
-def needs() -> Needs:
-    return Needs(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
+def needs() -> Requirements:
+    return Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NAMESPACES, NODES, RE
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.demo.manifests import load
 from dra_driver.sim.node.node import NodeFolders
-from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostProcess, NodeProcess
+from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostSubprocess, NodeSubprocess
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.memory import memory_folder
 
@@ -77,8 +77,8 @@ class LiveNode:
         for each in load(CLASSES):
             self.store.create(DEVICE_CLASSES, each)
         kubeconfig = self.api.kubeconfig(self.root / "kubeconfig")
-        self.process = NodeProcess(name, spec, self.folders, kubeconfig, self.root / "policies")
-        self.mps_host = MpsHostProcess(DRIVER, self.folders) if mps else None
+        self.process = NodeSubprocess(name, spec, self.folders, kubeconfig, self.root / "policies")
+        self.mps_host = MpsHostSubprocess(DRIVER, self.folders) if mps else None
         self.hardware = SimulatedBackend.from_spec(spec, name, state_file=self.plugin / "simulated-gpus.json")
         self.gpus = tuple(gpu.uuid for gpu in self.hardware.snapshot().gpus)
         self._guard = threading.Lock()  # guards the connection

@@ -12,26 +12,26 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.client import RestClusterClient
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.demo import requirements as needs
-from dra_driver.sim.demo.cluster_pool import Stage
+from dra_driver.sim.demo.cluster_pool import ClusterPool
+from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
 from tests.scenario.conftest import NODES, ROOT
 
 # Examples that need the same cluster follow each other, so that each is started once.
-EXAMPLES = [path for group in needs.group(sorted((ROOT / "examples").glob("*.yaml"))).values() for path in group]
+EXAMPLES = [path for group in group_examples(sorted((ROOT / "examples").glob("*.yaml"))).values() for path in group]
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def pool() -> Iterator[ClusterPool]:
     """The clusters that examples need, one at a time."""
-    with Stage(NODES, lambda started: started.apply(ROOT / demo.CLASSES)) as made:
+    with ClusterPool(NODES, lambda started: started.apply(ROOT / demo.CLASSES)) as made:
         yield made
 
 
 @pytest.fixture
-def cluster(stage: Stage) -> Cluster:
+def cluster(pool: ClusterPool) -> Cluster:
     """The one for examples that need nothing special."""
-    return stage.cluster(needs.Needs())
+    return pool.cluster(Requirements())
 
 
 def test_there_are_examples() -> None:
@@ -40,21 +40,21 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(stage: Stage, path: Path) -> None:
+def test_example(pool: ClusterPool, path: Path) -> None:
     """What the file says is what a reader gets: state, number of GPUs, the very GPUs granted, no leftovers."""
-    cluster = stage.cluster(needs.read(path))
+    cluster = pool.cluster(read_requirements(path))
     scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
-    outcome = scenario.run(path, namespace=f"x-{path.stem}"[:63])
-    assert outcome.problem is None
+    result = scenario.run(path, namespace=f"x-{path.stem}"[:63])
+    assert result.problem is None
 
 
 def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
     """The same scenario passes through the REST interface alone, as it does against a real cluster."""
     client = RestClusterClient(RestClient(Connection.load(str(cluster.kubeconfig))))
     scenario = Scenario(client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
-    outcome = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
-    assert outcome.problem is None
-    assert [sight.log for sight in outcome.sights] == [outcome.sights[0].log] * 2
+    result = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
+    assert result.problem is None
+    assert [container.log for container in result.containers] == [result.containers[0].log] * 2
 
 
 def test_an_example_that_does_not_keep_its_word_fails(cluster: Cluster, tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_an_example_that_does_not_keep_its_word_fails(cluster: Cluster, tmp_path
     text = (ROOT / "examples" / "one-gpu.yaml").read_text().replace("sees 1 GPU", "sees 2 GPUs")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(text)
-    outcome = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=1.0).run(wrong, namespace="wrong")
-    assert outcome.problem is not None
-    assert "its containers see 1 GPUs, expected 2" in outcome.problem
+    result = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=1.0).run(wrong, namespace="wrong")
+    assert result.problem is not None
+    assert "its containers see 1 GPUs, expected 2" in result.problem
 
 
 def test_the_demo_succeeds() -> None:

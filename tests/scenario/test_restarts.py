@@ -97,7 +97,7 @@ def test_an_api_server_that_is_away_delays_and_breaks_nothing(cluster: Cluster, 
         time.sleep(1.0)  # the only way to give a failure that must not happen the time to happen
         _unchanged(pods, running)
         assert cluster.nodes["gpu-b"].process.is_running
-        assert DRIVER in cluster.nodes["gpu-b"].kubelet.kubelet.drivers()
+        assert DRIVER in cluster.nodes["gpu-b"].kubelet.dra.drivers()
     finally:
         cluster.start_api_server()
     pods.wait_ready("during")

@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 from dra_driver.errors import GoneError, KubernetesApiError
 from dra_driver.sim.apiserver.jsonvalue import Clock, dump
 from dra_driver.sim.apiserver.messages import JSON, ApiRequest, Reply
-from dra_driver.sim.apiserver.podsubs import LogPlan, is_over, log_text
-from dra_driver.sim.apiserver.problems import plain, status_body
-from dra_driver.sim.apiserver.router import Outcome, Router
+from dra_driver.sim.apiserver.pod_subresources import LogPlan, is_over, log_text
+from dra_driver.sim.apiserver.problems import status_body, status_error
+from dra_driver.sim.apiserver.router import Router, RouterReply
 from dra_driver.sim.apiserver.watching import BOOKMARK_INTERVAL_S, Frames, WatchPlan
 from dra_driver.sim.store import Store
 
@@ -31,7 +31,7 @@ MAX_BODY_BYTES = 3 * 1024 * 1024  # k8s.io/apiserver pkg/server/config.go MaxReq
 LOG_POLL_S = 0.25
 
 
-class Door:
+class ApiApplication:
     """The ASGI application. ``close`` ends every stream, so that the server can stop."""
 
     def __init__(self, store: Store, token: str, clock: Clock) -> None:
@@ -58,7 +58,9 @@ class Door:
             return
         except Exception as error:  # the boundary of a request: one bug must not end the server
             log.exception("request failed", extra={"method": request.method, "path": request.url.path})
-            internal = plain(500, "InternalError", f"Internal error occurred: {type(error).__name__}: {error}", {})
+            internal = status_error(
+                500, "InternalError", f"Internal error occurred: {type(error).__name__}: {error}", {}
+            )
             outcome = Reply.of(status_body(internal), status=500)
         if isinstance(outcome, Reply):
             await _respond(outcome)(scope, receive, send)
@@ -67,10 +69,10 @@ class Door:
         else:
             await self._stream(receive, send, "text/plain", self._log(outcome))
 
-    async def _outcome(self, request: Request) -> Outcome:
+    async def _outcome(self, request: Request) -> RouterReply:
         sent = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(sent, self._token):
-            raise plain(401, "Unauthorized", "Unauthorized")
+            raise status_error(401, "Unauthorized", "Unauthorized")
         query: dict[str, str] = {}
         for key, value in request.query_params.multi_items():
             query.setdefault(key, value)
@@ -167,7 +169,7 @@ async def _body(request: Request) -> bytes:
         size += len(part)
         if size > MAX_BODY_BYTES:
             text = f"Request entity too large: limit is {MAX_BODY_BYTES}"
-            raise plain(413, "RequestEntityTooLarge", text, {})
+            raise status_error(413, "RequestEntityTooLarge", text, {})
         parts.append(part)
     return b"".join(parts)
 

@@ -7,7 +7,7 @@ metav1.APIResourceList.
 from collections.abc import Iterable
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 
@@ -20,7 +20,7 @@ def _subresource_verbs(subresource: str) -> list[str]:
     return {"log": ["get"], "binding": ["create"], "finalize": ["update"]}.get(subresource, ["get", "patch", "update"])
 
 
-def _subresource_kind(kind: Kind, subresource: str) -> tuple[str, str, str]:
+def _subresource_kind(kind: ResourceKind, subresource: str) -> tuple[str, str, str]:
     if subresource == "binding":
         return ("", "v1", "Binding")
     if subresource == "scale":
@@ -28,9 +28,9 @@ def _subresource_kind(kind: Kind, subresource: str) -> tuple[str, str, str]:
     return (kind.group, kind.version, kind.kind)
 
 
-def _groups() -> dict[tuple[str, str], list[Kind]]:
+def _groups() -> dict[tuple[str, str], list[ResourceKind]]:
     """Kinds by group and version, the core group first."""
-    found: dict[tuple[str, str], list[Kind]] = {}
+    found: dict[tuple[str, str], list[ResourceKind]] = {}
     for kind in ALL_KINDS:
         for group_version in ((kind.group, kind.version), *kind.served_also_as):
             found.setdefault(group_version, []).append(kind)
@@ -43,7 +43,7 @@ def _response_kind(group: str, version: str, kind: str) -> Obj:
     return {"group": group, "version": version, "kind": kind}
 
 
-def _aggregated_kind(kind: Kind, group: str, version: str) -> Obj:
+def _aggregated_kind(kind: ResourceKind, group: str, version: str) -> Obj:
     entry: Obj = {
         "resource": kind.plural,
         "responseKind": _response_kind(group, version, kind.kind),
@@ -94,7 +94,7 @@ def _api_group(group: str, version: str) -> Obj:
     return {"name": group, "versions": [entry], "preferredVersion": entry}
 
 
-def _legacy_rows(kind: Kind) -> Iterable[Obj]:
+def _legacy_rows(kind: ResourceKind) -> Iterable[Obj]:
     row: Obj = {
         "name": kind.plural,
         "singularName": kind.singular,

@@ -17,7 +17,7 @@ _NEW_NAMES = {
 _OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 
 
-def shown_as_new(event: Obj) -> Obj:
+def to_events_v1(event: Obj) -> Obj:
     """A core/v1 event as events.k8s.io/v1."""
     renamed = {_NEW_NAMES.get(key, key): value for key, value in event.items()}
     for field in ("reportingController", "reportingInstance"):  # omitempty here, always there in core/v1
@@ -26,7 +26,7 @@ def shown_as_new(event: Obj) -> Obj:
     return renamed | {"apiVersion": "events.k8s.io/v1"}
 
 
-def read_as_old(event: Obj) -> Obj:
+def from_events_v1(event: Obj) -> Obj:
     """An events.k8s.io/v1 event as core/v1, for storing; core/v1 fields pass unchanged."""
     renamed = {_OLD_NAMES.get(key, key): value for key, value in event.items()}
     return renamed | {"apiVersion": "v1"}

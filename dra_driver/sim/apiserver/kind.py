@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.problems import Problem
+from dra_driver.sim.apiserver.problems import FieldProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Review:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class WriteRules:
     """A kind's behaviour on writes. Every function changes only the object that it is handed as its first argument.
 
     ``default`` fills what the real server fills when it decodes an object. ``prepare_create`` and ``prepare_update``
@@ -39,7 +39,7 @@ class Rules:
     default: Callable[[Obj], None] = lambda _obj: None
     prepare_create: Callable[[Obj], None] = lambda _obj: None
     prepare_update: Callable[[Obj, Obj, str], None] = lambda _obj, _old, _sub: None
-    validate: Callable[[Obj, Review], list[Problem]] = lambda _obj, _review: []
+    validate: Callable[[Obj, Review], list[FieldProblem]] = lambda _obj, _review: []
     warn: Callable[[Obj], list[str]] = lambda _obj: []
 
 
@@ -62,7 +62,7 @@ class Printer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kind:
+class ResourceKind:
     """One served kind. Compared by identity: the constants in `kinds.py` are the only instances.
 
     ``name_rule`` validates metadata.name and answers the rule's text for each breach. ``selectable`` are the dotted
@@ -87,7 +87,7 @@ class Kind:
     create_on_update: bool = False
     selectable: tuple[str, ...] = ()
     default_propagation: str = "Background"
-    rules: Rules = field(default_factory=Rules)
+    rules: WriteRules = field(default_factory=WriteRules)
     printer: Printer | None = None
     served_also_as: tuple[tuple[str, str], ...] = ()
 

@@ -5,7 +5,7 @@ those of Kubernetes 1.36's discovery documents; generation, unconditional update
 registry strategies.
 """
 
-from dra_driver.sim.apiserver.kind import Kind, Printer
+from dra_driver.sim.apiserver.kind import Printer, ResourceKind
 from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdomain, path_segment
 from dra_driver.sim.apiserver.printers.common import NAME_AND_AGE
 from dra_driver.sim.apiserver.printers.objects import (
@@ -40,7 +40,7 @@ from dra_driver.sim.apiserver.rules.workloads import (
     REPLICA_SET_RULES,
 )
 
-NAMESPACES = Kind(
+NAMESPACES = ResourceKind(
     group="",
     version="v1",
     kind="Namespace",
@@ -53,7 +53,7 @@ NAMESPACES = Kind(
     printer=NAMESPACES_PRINTER,
     rules=NAMESPACE_RULES,
 )
-NODES = Kind(
+NODES = ResourceKind(
     group="",
     version="v1",
     kind="Node",
@@ -66,7 +66,7 @@ NODES = Kind(
     selectable=("spec.unschedulable",),
     printer=NODES_PRINTER,
 )
-PODS = Kind(
+PODS = ResourceKind(
     group="",
     version="v1",
     kind="Pod",
@@ -90,7 +90,7 @@ PODS = Kind(
     returns_deleted=True,
     rules=POD_RULES,
 )
-EVENTS = Kind(
+EVENTS = ResourceKind(
     group="",
     version="v1",
     kind="Event",
@@ -115,7 +115,7 @@ EVENTS = Kind(
     printer=EVENTS_PRINTER,
     rules=EVENT_RULES,
 )
-SERVICE_ACCOUNTS = Kind(
+SERVICE_ACCOUNTS = ResourceKind(
     group="",
     version="v1",
     kind="ServiceAccount",
@@ -125,7 +125,7 @@ SERVICE_ACCOUNTS = Kind(
     printer=NAME_AND_AGE,
     returns_deleted=True,
 )
-SECRETS = Kind(
+SECRETS = ResourceKind(
     group="",
     version="v1",
     kind="Secret",
@@ -135,7 +135,7 @@ SECRETS = Kind(
     printer=SECRETS_PRINTER,
     rules=SECRET_RULES,
 )
-CONFIG_MAPS = Kind(
+CONFIG_MAPS = ResourceKind(
     group="",
     version="v1",
     kind="ConfigMap",
@@ -144,7 +144,7 @@ CONFIG_MAPS = Kind(
     name_rule=dns_subdomain,
     printer=CONFIG_MAPS_PRINTER,
 )
-SERVICES = Kind(
+SERVICES = ResourceKind(
     group="",
     version="v1",
     kind="Service",
@@ -159,7 +159,7 @@ SERVICES = Kind(
     returns_deleted=True,
     rules=SERVICE_RULES,
 )
-DEPLOYMENTS = Kind(
+DEPLOYMENTS = ResourceKind(
     group="apps",
     version="v1",
     kind="Deployment",
@@ -172,7 +172,7 @@ DEPLOYMENTS = Kind(
     printer=DEPLOYMENTS_PRINTER,
     rules=DEPLOYMENT_RULES,
 )
-REPLICA_SETS = Kind(
+REPLICA_SETS = ResourceKind(
     group="apps",
     version="v1",
     kind="ReplicaSet",
@@ -186,7 +186,7 @@ REPLICA_SETS = Kind(
     printer=REPLICA_SETS_PRINTER,
     rules=REPLICA_SET_RULES,
 )
-DAEMON_SETS = Kind(
+DAEMON_SETS = ResourceKind(
     group="apps",
     version="v1",
     kind="DaemonSet",
@@ -199,7 +199,7 @@ DAEMON_SETS = Kind(
     printer=DAEMON_SETS_PRINTER,
     rules=DAEMON_SET_RULES,
 )
-JOBS = Kind(
+JOBS = ResourceKind(
     group="batch",
     version="v1",
     kind="Job",
@@ -213,7 +213,7 @@ JOBS = Kind(
     printer=JOBS_PRINTER,
     rules=JOB_RULES,
 )
-RESOURCE_SLICES = Kind(
+RESOURCE_SLICES = ResourceKind(
     group="resource.k8s.io",
     version="v1",
     kind="ResourceSlice",
@@ -226,7 +226,7 @@ RESOURCE_SLICES = Kind(
     returns_deleted=True,
     rules=SLICE_RULES,
 )
-RESOURCE_CLAIMS = Kind(
+RESOURCE_CLAIMS = ResourceKind(
     group="resource.k8s.io",
     version="v1",
     kind="ResourceClaim",
@@ -237,7 +237,7 @@ RESOURCE_CLAIMS = Kind(
     returns_deleted=True,
     rules=CLAIM_RULES,
 )
-RESOURCE_CLAIM_TEMPLATES = Kind(
+RESOURCE_CLAIM_TEMPLATES = ResourceKind(
     group="resource.k8s.io",
     version="v1",
     kind="ResourceClaimTemplate",
@@ -247,7 +247,7 @@ RESOURCE_CLAIM_TEMPLATES = Kind(
     returns_deleted=True,
     rules=TEMPLATE_RULES,
 )
-DEVICE_CLASSES = Kind(
+DEVICE_CLASSES = ResourceKind(
     group="resource.k8s.io",
     version="v1",
     kind="DeviceClass",
@@ -259,7 +259,7 @@ DEVICE_CLASSES = Kind(
     returns_deleted=True,
     rules=CLASS_RULES,
 )
-LEASES = Kind(
+LEASES = ResourceKind(
     group="coordination.k8s.io",
     version="v1",
     kind="Lease",
@@ -271,8 +271,8 @@ LEASES = Kind(
 )
 
 
-def _rbac(kind: str, plural: str, *, namespaced: bool, printer: Printer | None = None) -> Kind:
-    return Kind(
+def _rbac(kind: str, plural: str, *, namespaced: bool, printer: Printer | None = None) -> ResourceKind:
+    return ResourceKind(
         group="rbac.authorization.k8s.io",
         version="v1",
         kind=kind,
@@ -290,8 +290,8 @@ CLUSTER_ROLES = _rbac("ClusterRole", "clusterroles", namespaced=False)
 CLUSTER_ROLE_BINDINGS = _rbac("ClusterRoleBinding", "clusterrolebindings", namespaced=False, printer=BINDINGS_PRINTER)
 
 
-def _admission(kind: str, plural: str, printer: Printer, *, subresources: tuple[str, ...] = ()) -> Kind:
-    return Kind(
+def _admission(kind: str, plural: str, printer: Printer, *, subresources: tuple[str, ...] = ()) -> ResourceKind:
+    return ResourceKind(
         group="admissionregistration.k8s.io",
         version="v1",
         kind=kind,
@@ -311,7 +311,7 @@ VALIDATING_ADMISSION_POLICIES = _admission(
 VALIDATING_ADMISSION_POLICY_BINDINGS = _admission(
     "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", POLICY_BINDINGS_PRINTER
 )
-CUSTOM_RESOURCE_DEFINITIONS = Kind(
+CUSTOM_RESOURCE_DEFINITIONS = ResourceKind(
     group="apiextensions.k8s.io",
     version="v1",
     kind="CustomResourceDefinition",
@@ -325,7 +325,7 @@ CUSTOM_RESOURCE_DEFINITIONS = Kind(
     needs_resource_version=True,
 )
 
-ALL_KINDS: tuple[Kind, ...] = (
+ALL_KINDS: tuple[ResourceKind, ...] = (
     CONFIG_MAPS,
     EVENTS,
     NAMESPACES,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
-from dra_driver.sim.apiserver.problems import bad_request, plain
+from dra_driver.sim.apiserver.problems import bad_request, status_error
 from dra_driver.sim.apiserver.protobody import MEDIA_TYPE as PROTOBUF
 from dra_driver.sim.apiserver.protobody import decode_body
 
@@ -55,7 +55,7 @@ class ApiRequest:
         if self.accept and not any(choice in _ANSWERED for choice in choices):
             listed = ", ".join(_ANSWERED[:3])
             text = f"only the following media types are accepted: {listed}"
-            raise plain(406, "NotAcceptable", text)
+            raise status_error(406, "NotAcceptable", text)
 
     def flag(self, name: str) -> bool:
         """A boolean query parameter: ``watch``, ``watch=1`` and ``watch=true`` are true."""
@@ -69,7 +69,7 @@ class ApiRequest:
         if kind not in {*_YAML_TYPES, JSON} and not kind.endswith("+json"):
             accepted = f"{JSON}, application/yaml"
             text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
-            raise plain(415, "UnsupportedMediaType", text)
+            raise status_error(415, "UnsupportedMediaType", text)
         try:
             return yaml.safe_load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
         except (ValueError, yaml.YAMLError) as error:

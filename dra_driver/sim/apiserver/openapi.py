@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
 from dra_driver.sim.apiserver.patch.patching import PATCH_TYPES
 from dra_driver.sim.apiserver.schema import FieldType, fields_of, type_of
@@ -58,12 +58,12 @@ def _reachable(names: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _path_of(kind: Kind) -> str:
+def _path_of(kind: ResourceKind) -> str:
     root = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
     return f"{root}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}/{{name}}"
 
 
-def _operations(kind: Kind, group_version_kind: Obj) -> Obj:
+def _operations(kind: ResourceKind, group_version_kind: Obj) -> Obj:
     parameters = [
         {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
         for name in ("dryRun", "fieldManager", "fieldValidation", "force")

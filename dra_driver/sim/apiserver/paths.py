@@ -5,10 +5,10 @@ Owns the two lookups by group, version and plural. Grammar: k8s.io/apiserver pkg
 
 from dataclasses import dataclass
 
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES
 
-_KINDS: dict[tuple[str, str, str], Kind] = {
+_KINDS: dict[tuple[str, str, str], ResourceKind] = {
     (group, version, kind.plural): kind
     for kind in ALL_KINDS
     for group, version in ((kind.group, kind.version), *kind.served_also_as)
@@ -19,7 +19,7 @@ _KINDS: dict[tuple[str, str, str], Kind] = {
 class Target:
     """What a path names. ``name`` "" is the collection; ``group_version`` is the one in the path."""
 
-    kind: Kind
+    kind: ResourceKind
     group_version: str
     namespace: str = ""
     name: str = ""

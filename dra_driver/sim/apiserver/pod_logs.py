@@ -9,7 +9,7 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import PODS
-from dra_driver.sim.apiserver.state import Change
+from dra_driver.sim.apiserver.state import ObjectChange
 
 MAX_LOG_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ class PodLogs:
         with self._lock:
             return list(self._lines.get((namespace, pod), {}).get(container, ()))
 
-    def forget_removed(self, change: Change) -> None:
+    def forget_removed(self, change: ObjectChange) -> None:
         """A store listener: a removed pod's logs go with it."""
         if change.kind is PODS and change.type == "DELETED":
             with self._lock:

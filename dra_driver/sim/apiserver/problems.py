@@ -22,11 +22,11 @@ from dra_driver.errors import (
 from dra_driver.sim.apiserver.jsonvalue import Obj
 
 if TYPE_CHECKING:
-    from dra_driver.sim.apiserver.kind import Kind
+    from dra_driver.sim.apiserver.kind import ResourceKind
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FieldProblem:
     """One broken rule: ``reason`` is a cause of metav1 (FieldValueInvalid ...), ``message`` has no field path in it."""
 
     field: str
@@ -37,58 +37,60 @@ class Problem:
         return f"{self.field}: {self.message}" if self.field else self.message
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as the server quotes it: strings in double quotes, everything else as JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def invalid(path: str, value: object, detail: str) -> Problem:
+def invalid(path: str, value: object, detail: str) -> FieldProblem:
     """A value that breaks a rule."""
-    return Problem(path, "FieldValueInvalid", f"Invalid value: {shown(value)}: {detail}")
+    return FieldProblem(path, "FieldValueInvalid", f"Invalid value: {quoted(value)}: {detail}")
 
 
-def required(path: str, detail: str = "") -> Problem:
+def required(path: str, detail: str = "") -> FieldProblem:
     """A field that must be there and is not."""
-    return Problem(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
+    return FieldProblem(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
 
 
-def duplicate(path: str, value: object) -> Problem:
+def duplicate(path: str, value: object) -> FieldProblem:
     """A value that must be unique in its list."""
-    return Problem(path, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
+    return FieldProblem(path, "FieldValueDuplicate", f"Duplicate value: {quoted(value)}")
 
 
-def unsupported(path: str, value: object, supported: Sequence[str]) -> Problem:
+def unsupported(path: str, value: object, supported: Sequence[str]) -> FieldProblem:
     """A value outside an enumeration."""
     known = ", ".join(f'"{item}"' for item in supported)
-    return Problem(path, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {known}")
+    return FieldProblem(
+        path, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {known}"
+    )
 
 
-def forbidden_field(path: str, detail: str) -> Problem:
+def forbidden_field(path: str, detail: str) -> FieldProblem:
     """A field that may not be set or changed."""
-    return Problem(path, "FieldValueForbidden", f"Forbidden: {detail}")
+    return FieldProblem(path, "FieldValueForbidden", f"Forbidden: {detail}")
 
 
-def too_many(path: str, count: int, limit: int) -> Problem:
+def too_many(path: str, count: int, limit: int) -> FieldProblem:
     """A list that is too long."""
-    return Problem(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
+    return FieldProblem(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
 
 
-def too_long(path: str, limit: int) -> Problem:
+def too_long(path: str, limit: int) -> FieldProblem:
     """A text that is too long; the value itself is left out because it would fill the screen."""
-    return Problem(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
+    return FieldProblem(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
 
 
-def not_found_field(path: str, value: object, detail: str) -> Problem:
+def not_found_field(path: str, value: object, detail: str) -> FieldProblem:
     """A reference inside the object that leads nowhere."""
-    return Problem(path, "FieldValueNotFound", f"Not found: {shown(value)}: {detail}")
+    return FieldProblem(path, "FieldValueNotFound", f"Not found: {quoted(value)}: {detail}")
 
 
-def wrong_type(path: str, value: object, expected: str) -> Problem:
+def wrong_type(path: str, value: object, expected: str) -> FieldProblem:
     """A value of another JSON type than the schema's."""
-    return Problem(path, "FieldValueTypeInvalid", f"Invalid value: {shown(value)}: must be {expected}")
+    return FieldProblem(path, "FieldValueTypeInvalid", f"Invalid value: {quoted(value)}: must be {expected}")
 
 
-def _details(kind: "Kind", name: str) -> Obj:
+def _details(kind: "ResourceKind", name: str) -> Obj:
     details: Obj = {"name": name} if name else {}
     if kind.group:
         details["group"] = kind.group
@@ -96,14 +98,14 @@ def _details(kind: "Kind", name: str) -> Obj:
     return details
 
 
-def not_found(kind: "Kind", name: str) -> NotFoundError:
+def not_found(kind: "ResourceKind", name: str) -> NotFoundError:
     """404 for one object."""
     error = NotFoundError(f'{kind.qualified} "{name}" not found', status=404, reason="NotFound")
     error.details = _details(kind, name)
     return error
 
 
-def already_exists(kind: "Kind", name: str, hint: str = "") -> AlreadyExistsError:
+def already_exists(kind: "ResourceKind", name: str, hint: str = "") -> AlreadyExistsError:
     """409 for a taken name."""
     message = f'{kind.qualified} "{name}" already exists{hint}'
     error = AlreadyExistsError(message, status=409, reason="AlreadyExists")
@@ -114,7 +116,7 @@ def already_exists(kind: "Kind", name: str, hint: str = "") -> AlreadyExistsErro
 MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
-def conflict(kind: "Kind", name: str, why: str = MODIFIED, *, subresource: str = "") -> ConflictError:
+def conflict(kind: "ResourceKind", name: str, why: str = MODIFIED, *, subresource: str = "") -> ConflictError:
     """409 because somebody else wrote first or a precondition does not hold."""
     collection = f"{kind.qualified}/{subresource}" if subresource else kind.qualified
     message = f'Operation cannot be fulfilled on {collection} "{name}": {why}'
@@ -123,7 +125,7 @@ def conflict(kind: "Kind", name: str, why: str = MODIFIED, *, subresource: str =
     return error
 
 
-def precondition_failed(kind: "Kind", name: str, what: str, asked: str, found: str) -> ConflictError:
+def precondition_failed(kind: "ResourceKind", name: str, what: str, asked: str, found: str) -> ConflictError:
     """409 because a delete names another UID or resourceVersion; ``what`` is one of the two words."""
     happened = "deleted and then recreated" if what == "UID" else "modified"
     why = (
@@ -137,7 +139,9 @@ def precondition_failed(kind: "Kind", name: str, what: str, asked: str, found: s
     return error
 
 
-def invalid_object(kind: "Kind", name: str, problems: Sequence[Problem], said_kind: str = "") -> InvalidObjectError:
+def invalid_object(
+    kind: "ResourceKind", name: str, problems: Sequence[FieldProblem], said_kind: str = ""
+) -> InvalidObjectError:
     """422 with every broken rule as a cause. ``said_kind`` is for the one rule that names the collection instead."""
     texts = [str(problem) for problem in problems]
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
@@ -155,7 +159,7 @@ def bad_request(message: str) -> InvalidObjectError:
     return InvalidObjectError(message, status=400, reason="BadRequest")
 
 
-def forbidden(kind: "Kind", name: str, why: str, causes: Sequence[Obj] = ()) -> ForbiddenError:
+def forbidden(kind: "ResourceKind", name: str, why: str, causes: Sequence[Obj] = ()) -> ForbiddenError:
     """403 by an admission rule."""
     error = ForbiddenError(f'{kind.qualified} "{name}" is forbidden: {why}', status=403, reason="Forbidden")
     error.details = _details(kind, name) | ({"causes": list(causes)} if causes else {})
@@ -167,7 +171,7 @@ def expired(asked: int, oldest: int) -> GoneError:
     return GoneError(f"too old resource version: {asked} ({oldest})", status=410, reason="Expired")
 
 
-def plain(status: int, reason: str, message: str, details: Obj | None = None) -> KubernetesApiError:
+def status_error(status: int, reason: str, message: str, details: Obj | None = None) -> KubernetesApiError:
     """Any other answer (401, 404 of a path, 405, 406, 413, 415, 504)."""
     error = KubernetesApiError(message, status=status, reason=reason)
     error.details = details

@@ -12,10 +12,10 @@ from datetime import timedelta
 
 from dra_driver.errors import NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, dig, entries, rfc3339
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.problems import forbidden, not_found, precondition_failed
-from dra_driver.sim.apiserver.state import Key, Record, State
+from dra_driver.sim.apiserver.state import Key, ObjectState, Record
 
 FOREGROUND = "foregroundDeletion"
 UNDELETABLE_NAMESPACES = frozenset({"default", "kube-system", "kube-public"})
@@ -39,12 +39,12 @@ class Removal:
     default does it at once.
     """
 
-    def __init__(self, state: State, clock: Clock, when_terminating: Callable[[str], None] | None = None) -> None:
+    def __init__(self, state: ObjectState, clock: Clock, when_terminating: Callable[[str], None] | None = None) -> None:
         self._state = state
         self._clock = clock
         self._when_terminating = when_terminating or self.empty_namespace
 
-    def delete(self, kind: Kind, key: Key, options: DeleteOptions) -> Record:
+    def delete(self, kind: ResourceKind, key: Key, options: DeleteOptions) -> Record:
         """Remove the object, or mark it when grace, finalizers or dependents hold it; the last version either way."""
         record = self._state.get(kind, key)
         if record is None:
@@ -66,14 +66,14 @@ class Removal:
             return self._state.get(kind, key) or record
         return self._with_grace(kind, self.remove(kind, key))
 
-    def _with_grace(self, kind: Kind, record: Record) -> Record:
+    def _with_grace(self, kind: ResourceKind, record: Record) -> Record:
         """The last version as the answer shows it: pods say that they had no grace left."""
         if kind is not PODS:
             return record
         ended = {"deletionTimestamp": rfc3339(self._clock()), "deletionGracePeriodSeconds": 0}
         return Record(record.obj | {"metadata": record.obj["metadata"] | ended}, record.revision)
 
-    def remove(self, kind: Kind, key: Key) -> Record:
+    def remove(self, kind: ResourceKind, key: Key) -> Record:
         """Take the object out now, then whatever hung on it."""
         record = self._state.remove(kind, key)
         self._collect_dependents(record)
@@ -82,7 +82,7 @@ class Removal:
             self._finish_namespace(key[0])
         return record
 
-    def finish(self, kind: Kind, key: Key) -> None:
+    def finish(self, kind: ResourceKind, key: Key) -> None:
         """Remove the object if it is marked as deleted and nothing holds it any more. Call it after each update."""
         record = self._state.get(kind, key)
         if record is None or not dig(record.obj, "metadata", "deletionTimestamp"):
@@ -95,14 +95,14 @@ class Removal:
         elif not held:
             self.remove(kind, key)
 
-    def collect_if_orphaned(self, kind: Kind, key: Key) -> None:
+    def collect_if_orphaned(self, kind: ResourceKind, key: Key) -> None:
         """Delete the object when it names owners and none of them exists."""
         record = self._state.get(kind, key)
         owners = entries(record.obj, "metadata", "ownerReferences") if record else []
         if owners and not any(self._state.by_uid(owner.get("uid", "")) for owner in owners):
             self.delete(kind, key, DeleteOptions(propagation="Background"))
 
-    def _check(self, kind: Kind, record: Record, options: DeleteOptions) -> None:
+    def _check(self, kind: ResourceKind, record: Record, options: DeleteOptions) -> None:
         metadata = record.obj["metadata"]
         if kind is NAMESPACES and metadata["name"] in UNDELETABLE_NAMESPACES:
             raise forbidden(kind, metadata["name"], "this namespace may not be deleted")
@@ -112,7 +112,7 @@ class Removal:
             asked, found = options.resource_version, metadata["resourceVersion"]
             raise precondition_failed(kind, metadata["name"], "ResourceVersion", asked, found)
 
-    def _grace_s(self, kind: Kind, record: Record, options: DeleteOptions) -> int:
+    def _grace_s(self, kind: ResourceKind, record: Record, options: DeleteOptions) -> int:
         """Seconds that a kubelet has to stop the pod; 0 removes at once (pod strategy's CheckGracefulDelete)."""
         obj = record.obj
         if kind is not PODS or not dig(obj, "spec", "nodeName"):
@@ -128,7 +128,7 @@ class Removal:
         # A second delete may shorten the grace, never lengthen it.
         return int(asked if before is None else min(asked, before))
 
-    def _mark(self, kind: Kind, record: Record, grace_s: int, *, foreground: bool) -> Record:
+    def _mark(self, kind: ResourceKind, record: Record, grace_s: int, *, foreground: bool) -> Record:
         obj: Obj = copy_json(record.obj)
         metadata = obj["metadata"]
         if foreground and FOREGROUND not in entries(metadata, "finalizers"):
@@ -141,7 +141,7 @@ class Removal:
             metadata["generation"] = metadata.get("generation", 0) + 1
         return record if obj == record.obj else self._state.put(kind, obj)
 
-    def _blocking_dependents(self, record: Record) -> list[tuple[Kind, Record]]:
+    def _blocking_dependents(self, record: Record) -> list[tuple[ResourceKind, Record]]:
         uid = record.obj["metadata"]["uid"]
         return [
             (kind, dependent)
@@ -154,7 +154,7 @@ class Removal:
         for kind, dependent in self._state.owned_by(record.obj["metadata"]["uid"]):
             self._delete_quietly(kind, dependent, propagation)
 
-    def _delete_quietly(self, kind: Kind, record: Record, propagation: str) -> None:
+    def _delete_quietly(self, kind: ResourceKind, record: Record, propagation: str) -> None:
         metadata = record.obj["metadata"]
         key = (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
         try:
@@ -167,7 +167,7 @@ class Removal:
         for kind, dependent in self._state.owned_by(uid):
             self._drop_owners(kind, dependent, {uid})
 
-    def _drop_owners(self, kind: Kind, record: Record, uids: set[str]) -> None:
+    def _drop_owners(self, kind: ResourceKind, record: Record, uids: set[str]) -> None:
         obj: Obj = copy_json(record.obj)
         kept = [owner for owner in obj["metadata"]["ownerReferences"] if owner.get("uid") not in uids]
         obj["metadata"]["ownerReferences"] = kept

@@ -6,15 +6,15 @@ refusal is an exception of `dra_driver.errors`.
 
 from collections.abc import Callable
 
-from dra_driver.sim.apiserver import openapi, podsubs
+from dra_driver.sim.apiserver import openapi, pod_subresources
 from dra_driver.sim.apiserver.discovery import discovery
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.patch.mergepatch import merge
 from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
 from dra_driver.sim.apiserver.paths import Target, is_known_group, target_of
-from dra_driver.sim.apiserver.podsubs import LogPlan
-from dra_driver.sim.apiserver.problems import bad_request, plain
+from dra_driver.sim.apiserver.pod_subresources import LogPlan
+from dra_driver.sim.apiserver.problems import bad_request, status_error
 from dra_driver.sim.apiserver.verbs import Verbs
 from dra_driver.sim.apiserver.watching import WatchPlan, plan_watch
 from dra_driver.sim.store import Store
@@ -33,7 +33,7 @@ VERSION: Obj = {
 _HEALTH_PATHS = ("/healthz", "/livez", "/readyz")
 _REVIEWS_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
-Outcome = Reply | WatchPlan | LogPlan
+RouterReply = Reply | WatchPlan | LogPlan
 
 
 class Router:
@@ -43,7 +43,7 @@ class Router:
         self._store = store
         self._verbs = Verbs(store, clock)
 
-    def answer(self, request: ApiRequest) -> Outcome:
+    def answer(self, request: ApiRequest) -> RouterReply:
         """What the request gets. Raises KubernetesApiError for every refusal."""
         if (target := target_of(request.path)) is not None:
             request.check_accept()
@@ -52,7 +52,7 @@ class Router:
         if reply is None:
             if not is_known_group(request.path):
                 return Reply(body=b"404 page not found\n", status=404, media_type="text/plain; charset=utf-8")
-            raise plain(404, "NotFound", "the server could not find the requested resource", {})
+            raise status_error(404, "NotFound", "the server could not find the requested resource", {})
         return reply
 
     def _other(self, request: ApiRequest) -> Reply | None:
@@ -74,7 +74,7 @@ class Router:
         """Everybody who holds the token may do everything."""
         return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
 
-    def _object(self, request: ApiRequest, target: Target) -> Outcome:
+    def _object(self, request: ApiRequest, target: Target) -> RouterReply:
         if target.subresource in {"log", "binding", "scale"}:
             return self._special(request, target)
         if request.method == "GET" and request.flag("watch"):
@@ -98,22 +98,22 @@ class Router:
             raise _not_allowed()
         return verb(request, target)
 
-    def _special(self, request: ApiRequest, target: Target) -> Outcome:
+    def _special(self, request: ApiRequest, target: Target) -> RouterReply:
         if (target.subresource, request.method) == ("log", "GET"):
-            return podsubs.plan_log(self._store, request, target)
+            return pod_subresources.plan_log(self._store, request, target)
         if (target.subresource, request.method) == ("binding", "POST"):
-            return podsubs.bind(self._store, request, target)
+            return pod_subresources.bind(self._store, request, target)
         if target.subresource == "scale" and request.method == "GET":
-            return Reply.of(podsubs.read_scale(self._store, target))
+            return Reply.of(pod_subresources.read_scale(self._store, target))
         if target.subresource == "scale" and request.method == "PUT":
-            return podsubs.write_scale(self._store, request.object(), target)
+            return pod_subresources.write_scale(self._store, request.object(), target)
         if target.subresource == "scale" and request.method == "PATCH":
             if request.content_type == JSON_PATCH:
                 raise bad_request("a scale is patched with a merge patch: JSON patches of scales are not served")
-            current = podsubs.read_scale(self._store, target)
-            return podsubs.write_scale(self._store, merge(copy_json(current), request.object()), target)
+            current = pod_subresources.read_scale(self._store, target)
+            return pod_subresources.write_scale(self._store, merge(copy_json(current), request.object()), target)
         raise _not_allowed()
 
 
 def _not_allowed() -> Exception:
-    return plain(405, "MethodNotAllowed", "the server does not allow this method on the requested resource", {})
+    return status_error(405, "MethodNotAllowed", "the server does not allow this method on the requested resource", {})

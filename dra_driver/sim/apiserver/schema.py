@@ -14,7 +14,7 @@ from typing import Any
 
 from dra_driver.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, parse_time, rfc3339
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.problems import bad_request
 
 ANY = "any"
@@ -96,12 +96,12 @@ def fields_of(type_name: str) -> dict[str, FieldType]:
     return {field: _parse(text) for field, text in table()["types"].get(type_name, {}).items()}
 
 
-def type_of(kind: Kind) -> FieldType:
+def type_of(kind: ResourceKind) -> FieldType:
     """The type of a whole object."""
     return FieldType(name=table()["kinds"].get(f"{kind.api_version}/{kind.kind}", ANY))
 
 
-def decode(kind: Kind, obj: Obj) -> list[str]:
+def decode(kind: ResourceKind, obj: Obj) -> list[str]:
     """Drop nulls and unknown fields in place; the unknown ones' paths. Raises InvalidObjectError (400) on types."""
     unknown: list[str] = []
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from dra_driver.errors import RetryableError
-from dra_driver.sim.apiserver.asgi_app import Door
+from dra_driver.sim.apiserver.asgi_app import ApiApplication
 from dra_driver.sim.apiserver.certificate import Certificate, self_signed
 from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
 from dra_driver.sim.store import Store
@@ -54,7 +54,7 @@ class ApiServer:
         self._token = before.token if before else secrets.token_urlsafe(32)
         self._certificate: Certificate = before._certificate if before else self_signed(ADDRESS, clock())
         self._server: uvicorn.Server | None = None
-        self._door: Door | None = None
+        self._application: ApiApplication | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
@@ -88,18 +88,18 @@ class ApiServer:
 
     def stop(self) -> None:
         """End watches and requests and release the port. Idempotent; safe to call without a start."""
-        if self._server is None or self._loop is None or self._door is None or self._thread is None:
+        if self._server is None or self._loop is None or self._application is None or self._thread is None:
             return
         self._server.should_exit = True
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end_streams, self._server, self._door, self._loop)
+            self._loop.call_soon_threadsafe(self._end_streams, self._server, self._application, self._loop)
         self._thread.join(STOP_TIMEOUT_S)
         self._server = None
 
     @staticmethod
-    def _end_streams(server: uvicorn.Server, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+    def _end_streams(server: uvicorn.Server, application: ApiApplication, loop: asyncio.AbstractEventLoop) -> None:
         """End watches; then cut connections whose clients keep them open and do not answer TLS's goodbye."""
-        door.close()
+        application.close()
 
         def cut() -> None:
             for connection in list(server.server_state.connections):
@@ -151,9 +151,9 @@ class ApiServer:
 
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._door = Door(self.store, self._token, self._clock)
+        self._application = ApiApplication(self.store, self._token, self._clock)
         config = uvicorn.Config(
-            self._door,
+            self._application,
             lifespan="off",
             log_config=None,
             log_level="warning",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.problems import expired
 
 Key = tuple[str, str]  # namespace ("" for cluster-scoped), name
@@ -43,12 +43,12 @@ class Record:
         return b"{" + self.json.split(b",", 2)[2]
 
 
-class Change:
+class ObjectChange:
     """One write: ``type`` is ADDED, MODIFIED or DELETED; ``previous`` the version before it, None for ADDED."""
 
     __slots__ = ("key", "kind", "previous", "record", "type")
 
-    def __init__(self, change_type: str, kind: Kind, key: Key, record: Record, previous: Record | None) -> None:
+    def __init__(self, change_type: str, kind: ResourceKind, key: Key, record: Record, previous: Record | None) -> None:
         self.type = change_type
         self.kind = kind
         self.key = key
@@ -56,37 +56,37 @@ class Change:
         self.previous = previous
 
 
-def object_key(kind: Kind, obj: Obj) -> Key:
+def object_key(kind: ResourceKind, obj: Obj) -> Key:
     """Where ``obj`` is stored."""
     metadata = obj["metadata"]
     return (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
 
 
-class State:
+class ObjectState:
     """Current objects, history and indexes. Every write goes to every listener in order."""
 
     def __init__(self, history_length: int = HISTORY_LENGTH) -> None:
         self.revision = 1
-        self.listeners: list[Callable[[Change], None]] = []
-        self._objects: dict[Kind, dict[Key, Record]] = {}
-        self._by_uid: dict[str, tuple[Kind, Key]] = {}
-        self._owned: dict[str, set[tuple[Kind, Key]]] = {}
-        self._history: deque[Change] = deque(maxlen=history_length)
+        self.listeners: list[Callable[[ObjectChange], None]] = []
+        self._objects: dict[ResourceKind, dict[Key, Record]] = {}
+        self._by_uid: dict[str, tuple[ResourceKind, Key]] = {}
+        self._owned: dict[str, set[tuple[ResourceKind, Key]]] = {}
+        self._history: deque[ObjectChange] = deque(maxlen=history_length)
 
-    def get(self, kind: Kind, key: Key) -> Record | None:
+    def get(self, kind: ResourceKind, key: Key) -> Record | None:
         """The current version, None where there is none."""
         return self._objects.get(kind, {}).get(key)
 
-    def records(self, kind: Kind, namespace: str = "") -> list[Record]:
+    def records(self, kind: ResourceKind, namespace: str = "") -> list[Record]:
         """Current versions in key order (the order etcd lists in); ``namespace`` "" means all."""
         found = self._objects.get(kind, {})
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
-    def kinds(self) -> Iterable[Kind]:
+    def kinds(self) -> Iterable[ResourceKind]:
         """Kinds that have had objects."""
         return tuple(self._objects)
 
-    def put(self, kind: Kind, obj: Obj) -> Record:
+    def put(self, kind: ResourceKind, obj: Obj) -> Record:
         """Store ``obj`` as a new version; stamps metadata.resourceVersion into it."""
         key = object_key(kind, obj)
         previous = self.get(kind, key)
@@ -97,29 +97,29 @@ class State:
             self._forget_owners(kind, key, previous.obj)
         for reference in entries(obj, "metadata", "ownerReferences"):
             self._owned.setdefault(reference.get("uid", ""), set()).add((kind, key))
-        self._announce(Change("ADDED" if previous is None else "MODIFIED", kind, key, record, previous))
+        self._announce(ObjectChange("ADDED" if previous is None else "MODIFIED", kind, key, record, previous))
         return record
 
-    def remove(self, kind: Kind, key: Key) -> Record:
+    def remove(self, kind: ResourceKind, key: Key) -> Record:
         """Take the object out; the returned last version carries the removal's revision. KeyError when absent."""
         previous = self._objects[kind].pop(key)
         self._by_uid.pop(previous.obj["metadata"]["uid"], None)
         self._forget_owners(kind, key, previous.obj)
         record = self._stamp(previous.obj | {"metadata": dict(previous.obj["metadata"])})
-        self._announce(Change("DELETED", kind, key, record, previous))
+        self._announce(ObjectChange("DELETED", kind, key, record, previous))
         return record
 
-    def by_uid(self, uid: str) -> tuple[Kind, Key] | None:
+    def by_uid(self, uid: str) -> tuple[ResourceKind, Key] | None:
         """Where the object with this UID is; None when it does not exist."""
         return self._by_uid.get(uid)
 
-    def owned_by(self, uid: str) -> list[tuple[Kind, Record]]:
+    def owned_by(self, uid: str) -> list[tuple[ResourceKind, Record]]:
         """Objects that name ``uid`` as an owner, in key order."""
         found = [(kind, key, self.get(kind, key)) for kind, key in self._owned.get(uid, ())]
         found.sort(key=lambda item: (item[0].plural, item[1]))
         return [(kind, record) for kind, _, record in found if record is not None]
 
-    def changes_since(self, revision: int) -> Iterator[Change]:
+    def changes_since(self, revision: int) -> Iterator[ObjectChange]:
         """Writes after ``revision``, oldest first. Raises GoneError when the history does not reach back so far."""
         missing = self.revision - revision
         if missing > len(self._history):
@@ -132,7 +132,7 @@ class State:
         # First, so that `Record.list_item` can cut them off.
         return Record({"kind": obj["kind"], "apiVersion": obj["apiVersion"], **obj}, self.revision)
 
-    def _forget_owners(self, kind: Kind, key: Key, obj: Obj) -> None:
+    def _forget_owners(self, kind: ResourceKind, key: Key, obj: Obj) -> None:
         for reference in entries(obj, "metadata", "ownerReferences"):
             uid = reference.get("uid", "")
             if uid in self._owned:
@@ -140,7 +140,7 @@ class State:
                 if not self._owned[uid]:
                     del self._owned[uid]
 
-    def _announce(self, change: Change) -> None:
+    def _announce(self, change: ObjectChange) -> None:
         self._history.append(change)
         for listener in tuple(self.listeners):
             listener(change)

@@ -11,9 +11,9 @@ from time import monotonic
 from types import TracebackType
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.problems import expired
-from dra_driver.sim.apiserver.state import Change
+from dra_driver.sim.apiserver.state import ObjectChange
 
 MAX_BEHIND = 100_000
 
@@ -27,7 +27,7 @@ class Event:
 
     __slots__ = ("kind", "object", "resource_version", "type")
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: ObjectChange) -> None:
         self.type = change.type
         self.kind = change.kind
         self.object: Obj = copy_json(change.record.obj)
@@ -44,7 +44,7 @@ class Subscription:
 
     def __init__(
         self,
-        kinds: Iterable[Kind],
+        kinds: Iterable[ResourceKind],
         namespace: str,
         wake: Callable[[], None] | None,
         detach: Callable[["Subscription"], None],
@@ -55,11 +55,11 @@ class Subscription:
         self._wake = wake
         self._detach = detach
         self._ready = threading.Condition()  # guards the three fields below
-        self._queue: deque[Change] = deque()
+        self._queue: deque[ObjectChange] = deque()
         self._closed = False
         self._lost_at = 0
 
-    def offer(self, change: Change) -> None:
+    def offer(self, change: ObjectChange) -> None:
         """Called by the store for every write."""
         if change.kind not in self._kinds or (self._namespace and change.key[0] != self._namespace):
             return
@@ -73,7 +73,7 @@ class Subscription:
         if self._wake is not None:
             self._wake()
 
-    def take_all(self) -> list[Change]:
+    def take_all(self) -> list[ObjectChange]:
         """Everything that has arrived, without waiting and without copying: the objects must not be changed."""
         with self._ready:
             self._check()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
-from dra_driver.sim.apiserver.kind import Column, Kind, Printer
+from dra_driver.sim.apiserver.kind import Column, Printer, ResourceKind
 from dra_driver.sim.apiserver.printers.common import DEFAULT_PRINTER
 
 _POD_CONDITIONS = {
@@ -35,7 +35,7 @@ def partial(obj: Obj) -> Obj:
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
 
 
-def _row(kind: Kind, printer: Printer, obj: Obj, now: datetime, include: str) -> Obj:
+def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include: str) -> Obj:
     row: Obj = {"cells": printer.cells(obj, now)}
     if kind.plural == "pods" and (conditions := _POD_CONDITIONS.get(dig(obj, "status", "phase", default=""))):
         row["conditions"] = conditions
@@ -44,7 +44,7 @@ def _row(kind: Kind, printer: Printer, obj: Obj, now: datetime, include: str) ->
 
 
 def table(
-    kind: Kind, objects: Iterable[Obj], metadata: Obj, now: datetime, *, include: str = "", headers: bool = True
+    kind: ResourceKind, objects: Iterable[Obj], metadata: Obj, now: datetime, *, include: str = "", headers: bool = True
 ) -> Obj:
     """A table with one row per object. ``include`` says what each row carries of it; ``headers`` False leaves
     columns out.

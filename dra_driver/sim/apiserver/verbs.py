@@ -8,13 +8,13 @@ from datetime import datetime
 
 from dra_driver.errors import NotFoundError
 from dra_driver.sim.apiserver import views
-from dra_driver.sim.apiserver.event_view import read_as_old
+from dra_driver.sim.apiserver.event_view import from_events_v1
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import Problem, bad_request, expired, plain, unsupported
+from dra_driver.sim.apiserver.problems import FieldProblem, bad_request, expired, status_error, unsupported
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
@@ -24,7 +24,7 @@ _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")
 
 
-def _unsupported_field(kind: Kind) -> str:
+def _unsupported_field(kind: ResourceKind) -> str:
     """The words for a field selector that the kind does not offer, which differ by how the kind was registered."""
     if not kind.selectable:
         known = ", ".join(f'"{field}"' for field in _META_FIELDS)
@@ -46,10 +46,10 @@ def selection(request: ApiRequest, target: Target) -> list[Match]:
     return [match for match in matches if match]
 
 
-def _options_invalid(options: str, problem: Problem) -> Exception:
+def _options_invalid(options: str, problem: FieldProblem) -> Exception:
     text = f'{options}.meta.k8s.io "" is invalid: {problem}'
     cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
-    return plain(422, "Invalid", text, {"group": "meta.k8s.io", "kind": options, "causes": [cause]})
+    return status_error(422, "Invalid", text, {"group": "meta.k8s.io", "kind": options, "causes": [cause]})
 
 
 class Verbs:
@@ -112,14 +112,16 @@ class Verbs:
         if request.content_type not in PATCH_TYPES:
             accepted = ", ".join(PATCH_TYPES)
             text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
-            raise plain(415, "UnsupportedMediaType", text)
+            raise status_error(415, "UnsupportedMediaType", text)
         checks, is_apply = _FieldValidation(request, target), request.content_type == APPLY_PATCH
         manager, force = request.query.get("fieldManager", ""), request.query.get("force")
         if is_apply and not manager:
-            problem = Problem("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
+            problem = FieldProblem("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
             raise _options_invalid("PatchOptions", problem)
         if force is not None and not is_apply:
-            problem = Problem("force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch")
+            problem = FieldProblem(
+                "force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch"
+            )
             raise _options_invalid("PatchOptions", problem)
         known = self._known(target)
         made = self._store.patch(
@@ -163,7 +165,7 @@ class Verbs:
 
     def _body(self, request: ApiRequest, target: Target) -> Obj:
         obj = request.object()
-        return read_as_old(obj) if target.is_other_view else obj
+        return from_events_v1(obj) if target.is_other_view else obj
 
     def _check_revision(self, request: ApiRequest) -> None:
         """Answers are always the newest: that satisfies all but a revision of the future or an exact one."""
@@ -171,7 +173,7 @@ class Verbs:
         if not sent:
             if match and not request.flag("sendInitialEvents"):
                 text = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
-                problem = Problem("resourceVersionMatch", "FieldValueForbidden", text)
+                problem = FieldProblem("resourceVersionMatch", "FieldValueForbidden", text)
                 raise _options_invalid("ListOptions", problem)
             return
         revision, current = revision_number(sent), self._store.revision
@@ -236,4 +238,4 @@ def too_large(asked: int, current: int) -> Exception:
     """504: the client has seen a revision that this server has not reached."""
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     text = f"Timeout: Too large resource version: {asked}, current: {current}"
-    return plain(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})
+    return status_error(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})

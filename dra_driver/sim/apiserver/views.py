@@ -6,7 +6,7 @@ Plain objects go out as the bytes that the store keeps; everything else is built
 from collections.abc import Sequence
 from datetime import datetime
 
-from dra_driver.sim.apiserver.event_view import shown_as_new
+from dra_driver.sim.apiserver.event_view import to_events_v1
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import Target
@@ -25,7 +25,7 @@ def include_option(request: ApiRequest) -> str:
 
 def view_of(target: Target, obj: Obj) -> Obj:
     """The object in the group of the path."""
-    return shown_as_new(obj) if target.is_other_view else obj
+    return to_events_v1(obj) if target.is_other_view else obj
 
 
 def one(

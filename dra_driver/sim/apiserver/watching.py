@@ -13,9 +13,9 @@ from dra_driver.errors import GoneError
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest
 from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import Problem, plain, status_body
+from dra_driver.sim.apiserver.problems import FieldProblem, status_body, status_error
 from dra_driver.sim.apiserver.selectors import Match
-from dra_driver.sim.apiserver.state import Change, Record
+from dra_driver.sim.apiserver.state import ObjectChange, Record
 from dra_driver.sim.apiserver.tables import partial, table
 from dra_driver.sim.apiserver.verbs import selection
 from dra_driver.sim.apiserver.views import include_option, view_of
@@ -44,10 +44,10 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
     match = request.query.get("resourceVersionMatch", "")
     if match and initial is None:
         text = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-        raise _list_options(Problem("resourceVersionMatch", "FieldValueForbidden", text))
+        raise _list_options(FieldProblem("resourceVersionMatch", "FieldValueForbidden", text))
     if initial is not None and match != "NotOlderThan":
         text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        raise _list_options(Problem("resourceVersionMatch", "FieldValueForbidden", text))
+        raise _list_options(FieldProblem("resourceVersionMatch", "FieldValueForbidden", text))
     streams = request.flag("sendInitialEvents")
     from_start = streams or (not sent and initial is None) or (sent == "0" and initial is None)
     timeout = request.query.get("timeoutSeconds", "")
@@ -67,13 +67,13 @@ def _watch_revision(text: str) -> int:
         return int(text)
     # The real server says 500 here, and 400 to a list.
     wrong = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-    raise plain(500, "", wrong)
+    raise status_error(500, "", wrong)
 
 
-def _list_options(problem: Problem) -> Exception:
+def _list_options(problem: FieldProblem) -> Exception:
     cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
     details = {"group": "meta.k8s.io", "kind": "ListOptions", "causes": [cause]}
-    return plain(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {problem}', details)
+    return status_error(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {problem}', details)
 
 
 class Frames:
@@ -87,7 +87,7 @@ class Frames:
         self._include = include_option(plan.request)
         self._headers = True
 
-    def of(self, changes: Sequence[Change]) -> bytes:
+    def of(self, changes: Sequence[ObjectChange]) -> bytes:
         """Lines for those changes that the client is to see; empty when there are none."""
         return b"".join(line for change in changes if (line := self._line(change)))
 
@@ -108,7 +108,7 @@ class Frames:
         """The line that ends a watch whose history is lost."""
         return _frame("ERROR", dump(status_body(error)))
 
-    def _line(self, change: Change) -> bytes | None:
+    def _line(self, change: ObjectChange) -> bytes | None:
         is_in = change.type != "DELETED" and self._matches(change.record.obj)
         was_in = change.previous is not None and self._matches(change.previous.obj)
         if is_in:

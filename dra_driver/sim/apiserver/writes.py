@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
-from dra_driver.sim.apiserver.kind import Kind, Review
+from dra_driver.sim.apiserver.kind import ResourceKind, Review
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.names import generated_name
 from dra_driver.sim.apiserver.problems import (
@@ -20,12 +20,12 @@ from dra_driver.sim.apiserver.problems import (
     invalid,
     invalid_object,
     not_found,
-    plain,
+    status_error,
 )
 from dra_driver.sim.apiserver.removal import Removal
 from dra_driver.sim.apiserver.rules.meta import meta_problems, meta_update_problems
 from dra_driver.sim.apiserver.schema import decode
-from dra_driver.sim.apiserver.state import Key, Record, State, object_key
+from dra_driver.sim.apiserver.state import Key, ObjectState, Record, object_key
 
 _SERVER_OWNED = (
     "uid",
@@ -48,11 +48,11 @@ def ignore_unknown(_paths: list[str]) -> None:
     """Unknown fields are dropped without a word (fieldValidation=Ignore)."""
 
 
-class Writes:
+class ObjectWriter:
     """Creates and updates in a `State`. Takes ownership of the objects handed in. Not thread-safe; the store locks."""
 
     def __init__(
-        self, state: State, removal: Removal, clock: Clock, check_cel: Callable[[str], str | None] | None = None
+        self, state: ObjectState, removal: Removal, clock: Clock, check_cel: Callable[[str], str | None] | None = None
     ) -> None:
         self._state = state
         self._removal = removal
@@ -60,7 +60,13 @@ class Writes:
         self._check_cel = check_cel or (lambda _expression: None)
 
     def create(
-        self, kind: Kind, obj: Obj, namespace: str, *, dry_run: bool = False, on_unknown: OnUnknown = ignore_unknown
+        self,
+        kind: ResourceKind,
+        obj: Obj,
+        namespace: str,
+        *,
+        dry_run: bool = False,
+        on_unknown: OnUnknown = ignore_unknown,
     ) -> Record:
         """Store a new object. ``namespace`` is the request's, "" when the object names its own."""
         self._check_type(kind, obj)
@@ -89,7 +95,7 @@ class Writes:
 
     def update(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         obj: Obj,
         key: Key,
         *,
@@ -144,7 +150,7 @@ class Writes:
         conditions.append({"type": "PodScheduled", "status": "True", "lastTransitionTime": now})
         return self._state.put(PODS, new)
 
-    def _check_type(self, kind: Kind, obj: Obj) -> None:
+    def _check_type(self, kind: ResourceKind, obj: Obj) -> None:
         if not isinstance(obj.get("metadata", {}), dict):
             raise bad_request(f"{kind.kind}: metadata must be an object, got {type(obj['metadata']).__name__}")
         said = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
@@ -155,7 +161,7 @@ class Writes:
             )
         obj["apiVersion"], obj["kind"] = kind.api_version, kind.kind
 
-    def _place(self, kind: Kind, obj: Obj, namespace: str) -> None:
+    def _place(self, kind: ResourceKind, obj: Obj, namespace: str) -> None:
         metadata = obj.setdefault("metadata", {})
         if not kind.namespaced:
             metadata.pop("namespace", None)
@@ -165,11 +171,11 @@ class Writes:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         metadata["namespace"] = namespace or said or "default"
 
-    def _fill_new(self, kind: Kind, obj: Obj) -> None:
+    def _fill_new(self, kind: ResourceKind, obj: Obj) -> None:
         metadata = obj["metadata"]
         if metadata.get("resourceVersion"):
             # The real server says 500 too, without a reason.
-            raise plain(500, "", "resourceVersion should not be set on objects to be created")
+            raise status_error(500, "", "resourceVersion should not be set on objects to be created")
         for field in _SERVER_OWNED:
             metadata.pop(field, None)
         metadata["uid"] = str(uuid.uuid4())
@@ -177,7 +183,7 @@ class Writes:
         if kind.generation:
             metadata["generation"] = 1
 
-    def _name(self, kind: Kind, obj: Obj) -> None:
+    def _name(self, kind: ResourceKind, obj: Obj) -> None:
         metadata = obj["metadata"]
         if metadata.get("name") or not metadata.get("generateName"):
             return
@@ -186,7 +192,7 @@ class Writes:
             if self._state.get(kind, object_key(kind, obj)) is None:
                 return
 
-    def _check_namespace(self, kind: Kind, obj: Obj) -> None:
+    def _check_namespace(self, kind: ResourceKind, obj: Obj) -> None:
         if not kind.namespaced:
             return
         name = obj["metadata"]["namespace"]
@@ -202,7 +208,7 @@ class Writes:
             }
             raise forbidden(kind, dig(obj, "metadata", "name", default=""), why, [cause])
 
-    def _check_preconditions(self, kind: Kind, obj: Obj, old: Record, subresource: str) -> None:
+    def _check_preconditions(self, kind: ResourceKind, obj: Obj, old: Record, subresource: str) -> None:
         metadata, before = obj.setdefault("metadata", {}), old.obj["metadata"]
         sent = metadata.get("resourceVersion", "")
         if not sent and kind.needs_resource_version and not subresource:
@@ -218,7 +224,7 @@ class Writes:
         if sent and sent != before["resourceVersion"]:
             raise conflict(kind, before["name"])
 
-    def _merge_owned(self, kind: Kind, obj: Obj, old: Obj, subresource: str) -> Obj:
+    def _merge_owned(self, kind: ResourceKind, obj: Obj, old: Obj, subresource: str) -> Obj:
         """``obj`` with everything that this kind of write may not change taken from the stored version."""
         if subresource == "status":
             new: Obj = copy_json(old)
@@ -245,7 +251,7 @@ class Writes:
                 obj["status"] = copy_json(old["status"])
         return obj
 
-    def _bumps(self, kind: Kind, new: Obj, old: Obj, subresource: str) -> bool:
+    def _bumps(self, kind: ResourceKind, new: Obj, old: Obj, subresource: str) -> bool:
         """Whether the write changes what is asked for, as opposed to metadata or status."""
         if not kind.generation or subresource == "status":
             return False

@@ -9,7 +9,7 @@ from dra_driver.allocation.extended import ANNOTATION
 from dra_driver.errors import ConflictError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from dra_driver.sim.loop import Loop
+from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import (
     CLAIM_ANNOTATION,
     FINALIZER,
@@ -20,7 +20,7 @@ from dra_driver.sim.objects import (
     owner_reference,
     uid,
 )
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import DeleteOptions, Store
 
 # What was made for one pod: of a template by this controller, or for extended resources by the scheduler.
@@ -32,8 +32,10 @@ class ClaimController:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._recorder = Recorder(store, "resource_claim")
-        self._loop = Loop("claim-controller", store, (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES), self.step)
+        self._recorder = StoreEventRecorder(store, "resource_claim")
+        self._loop = ControllerLoop(
+            "claim-controller", store, (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES), self.step
+        )
         self._complained: set[tuple[str, str]] = set()
 
     def start(self) -> None:

@@ -10,9 +10,9 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, REPLICA_SETS
-from dra_driver.sim.loop import Loop
+from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import is_deleted, key, owned_by, owner_reference, set_condition
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import Store
 
 HASH_LABEL = "pod-template-hash"
@@ -25,8 +25,8 @@ class DeploymentController:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._recorder = Recorder(store, "deployment-controller")
-        self._loop = Loop("deployment-controller", store, (DEPLOYMENTS, REPLICA_SETS), self.step)
+        self._recorder = StoreEventRecorder(store, "deployment-controller")
+        self._loop = ControllerLoop("deployment-controller", store, (DEPLOYMENTS, REPLICA_SETS), self.step)
 
     def start(self) -> None:
         self._loop.start()
@@ -68,7 +68,7 @@ class DeploymentController:
 
     def _resize(self, deployment: Obj, newest: Obj, old: list[Obj]) -> None:
         replicas = _replicas(deployment)
-        surge, unavailable = _room(deployment, replicas)
+        surge, unavailable = _rollout_limits(deployment, replicas)
         of_old = sum(_replicas(item) for item in old)
         self._scale(deployment, newest, min(replicas, max(replicas + surge - of_old, 0)))
         available = sum(int(dig(item, "status", "availableReplicas", default=0)) for item in (newest, *old))
@@ -111,7 +111,7 @@ _COUNTED = ("replicas", "readyReplicas", "availableReplicas")
 
 def _conditions(deployment: Obj, available: int, newest: Obj, now: datetime) -> None:
     wanted = _replicas(deployment)
-    enough = available >= wanted - _room(deployment, wanted)[1]
+    enough = available >= wanted - _rollout_limits(deployment, wanted)[1]
     words = "has minimum availability" if enough else "does not have minimum availability"
     reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
     set_condition(
@@ -140,7 +140,7 @@ def _replicas(obj: Obj) -> int:
     return int(dig(obj, "spec", "replicas", default=1 if obj["kind"] == "Deployment" else 0))
 
 
-def _room(deployment: Obj, replicas: int) -> tuple[int, int]:
+def _rollout_limits(deployment: Obj, replicas: int) -> tuple[int, int]:
     """How many pods more than ``replicas`` there may be, and how many less."""
     strategy = mapping(deployment, "spec", "strategy")
     if strategy.get("type") == "Recreate":

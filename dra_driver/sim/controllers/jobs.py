@@ -6,9 +6,9 @@ Completions, parallelism and backoffLimit; without indexes, suspension, deadline
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import JOBS, PODS
 from dra_driver.sim.controllers.pods import Owned, PodMaker
-from dra_driver.sim.loop import Loop
+from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import condition, is_deleted, set_condition, uid
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import Store
 
 MAX_STEP = 50
@@ -19,9 +19,9 @@ class JobController:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._recorder = Recorder(store, "job-controller")
+        self._recorder = StoreEventRecorder(store, "job-controller")
         self._pods = PodMaker(store, self._recorder)
-        self._loop = Loop("job-controller", store, (JOBS, PODS), self.step)
+        self._loop = ControllerLoop("job-controller", store, (JOBS, PODS), self.step)
 
     def start(self) -> None:
         self._loop.start()

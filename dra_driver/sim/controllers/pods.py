@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, mapping
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.objects import is_deleted, is_finished, is_ready, key, owned_by, owner_reference
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import DeleteOptions, Store
 
 
@@ -34,7 +34,7 @@ class Owned:
 class PodMaker:
     """Creates and deletes pods on behalf of controllers."""
 
-    def __init__(self, store: Store, recorder: Recorder) -> None:
+    def __init__(self, store: Store, recorder: StoreEventRecorder) -> None:
         self._store = store
         self._recorder = recorder
 

@@ -3,9 +3,9 @@
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping
 from dra_driver.sim.apiserver.kinds import PODS, REPLICA_SETS
 from dra_driver.sim.controllers.pods import PodMaker
-from dra_driver.sim.loop import Loop
+from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import is_deleted, is_ready
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import Store
 
 # A replica set of a thousand is a typing mistake on a laptop; made in steps, it can still be stopped.
@@ -17,8 +17,8 @@ class ReplicaSetController:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._pods = PodMaker(store, Recorder(store, "replicaset-controller"))
-        self._loop = Loop("replicaset-controller", store, (REPLICA_SETS, PODS), self.step)
+        self._pods = PodMaker(store, StoreEventRecorder(store, "replicaset-controller"))
+        self._loop = ControllerLoop("replicaset-controller", store, (REPLICA_SETS, PODS), self.step)
 
     def start(self) -> None:
         self._loop.start()

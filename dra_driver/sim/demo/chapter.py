@@ -15,7 +15,7 @@ WAIT_S: Final = 30.0
 Say = Callable[[str], None]
 
 
-def play(cluster: Cluster, say: Say, namespace: str, story: Callable[[], None]) -> str:
+def run_chapter(cluster: Cluster, say: Say, namespace: str, story: Callable[[], None]) -> str:
     """Have ``story`` told in ``namespace``, which is made for it; what went wrong, "" when nothing did and nothing is
     left on any node."""
     problem = ""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo.requirements import Needs
+from dra_driver.sim.demo.requirements import Requirements
 
 
-class Stage:
+class ClusterPool:
     """A context manager that hands out a running cluster for `needs.Needs` and ends it when others are needed.
 
     ``nodes`` is what runs where an example does not say; ``prepare`` is called once with each cluster that has come
@@ -20,29 +20,29 @@ class Stage:
     def __init__(self, nodes: Mapping[str, str], prepare: Callable[[Cluster], object] = lambda _cluster: None) -> None:
         self._nodes = dict(nodes)
         self._prepare = prepare
-        self._needs: Needs | None = None
+        self._requirements: Requirements | None = None
         self._cluster: Cluster | None = None
 
-    def __enter__(self) -> "Stage":
+    def __enter__(self) -> "ClusterPool":
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.clear()
+        self.stop()
 
-    def cluster(self, needs: Needs) -> Cluster:
+    def cluster(self, requirements: Requirements) -> Cluster:
         """A cluster with what is needed, every node published. Raises ConfigurationError or RetryableError."""
-        if self._cluster is None or self._needs != needs:
-            self.clear()
-            cluster = Cluster(dict(needs.nodes) or self._nodes, policies=needs.policies)
-            self._cluster, self._needs = cluster, needs
+        if self._cluster is None or self._requirements != requirements:
+            self.stop()
+            cluster = Cluster(dict(requirements.nodes) or self._nodes, policies=requirements.policies)
+            self._cluster, self._requirements = cluster, requirements
             cluster.start()
             self._prepare(cluster)
         return self._cluster
 
-    def clear(self) -> None:
+    def stop(self) -> None:
         """End the cluster that runs, if any. Idempotent."""
         if self._cluster is not None:
             self._cluster.stop()
-        self._cluster = self._needs = None
+        self._cluster = self._requirements = None

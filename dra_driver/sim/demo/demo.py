@@ -14,12 +14,11 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import forms as demo_forms
-from dra_driver.sim.demo import pending as demo_pending
-from dra_driver.sim.demo.cluster_pool import Stage
+from dra_driver.sim.demo import forms, pending
+from dra_driver.sim.demo.cluster_pool import ClusterPool
 from dra_driver.sim.demo.render import columns, table
-from dra_driver.sim.demo.requirements import Needs, group
-from dra_driver.sim.demo.scenario import Outcome, Scenario
+from dra_driver.sim.demo.requirements import Requirements, group_examples
+from dra_driver.sim.demo.scenario import ExampleResult, Scenario
 
 NODES_OF_DEMO = {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}
 CLASSES = Path("deploy/base/deviceclasses.yaml")
@@ -39,26 +38,26 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             f"no {EXAMPLES}/*.yaml and {CLASSES} below {root}: run this in a checkout of the project"
         )
     started = time.monotonic()
-    groups = group(examples)
-    outcomes: list[Outcome] = []
-    with Stage(nodes or NODES_OF_DEMO, lambda started_one: started_one.apply(root / CLASSES)) as stage:
-        cluster = stage.cluster(Needs())
+    groups = group_examples(examples)
+    results: list[ExampleResult] = []
+    with ClusterPool(nodes or NODES_OF_DEMO, lambda started_one: started_one.apply(root / CLASSES)) as pool:
+        cluster = pool.cluster(Requirements())
         _introduce(cluster, say, time.monotonic() - started)
-        outcomes += _run_all(cluster, groups.pop(Needs(), []), say)
-        explained = demo_pending.run(cluster, say)
+        results += _run_all(cluster, groups.pop(Requirements(), []), say)
+        explained = pending.run(cluster, say)
         say("CDI documents that stay: one per node, shared by all its containers")
         for node in cluster.nodes.values():
             say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
-        for needs, members in groups.items():
+        for requirements, members in groups.items():
             begun = time.monotonic()
-            cluster = stage.cluster(needs)
-            say(f"\nAnother cluster is up: {needs} ({time.monotonic() - begun:.1f} s).\n")
-            outcomes += _run_all(cluster, members, say)
-        alike = Needs(nodes=tuple(demo_forms.NODES.items()), policies=(root / demo_forms.POLICY,))
-        transformed = demo_forms.run(stage.cluster(alike), say)
-    good = sum(outcome.problem is None for outcome in outcomes)
-    say(f"\n{good} of {len(outcomes)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
-    return good == len(outcomes) and explained and transformed
+            cluster = pool.cluster(requirements)
+            say(f"\nAnother cluster is up: {requirements} ({time.monotonic() - begun:.1f} s).\n")
+            results += _run_all(cluster, members, say)
+        alike = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
+        transformed = forms.run(pool.cluster(alike), say)
+    good = sum(result.problem is None for result in results)
+    say(f"\n{good} of {len(results)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
+    return good == len(results) and explained and transformed
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
@@ -68,19 +67,19 @@ def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
     say(_devices(cluster) + "\n")
 
 
-def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[Outcome]:
+def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[ExampleResult]:
     documents: list[str] = []
     scenario = Scenario(
         cluster.client,
         leftovers=cluster.leftovers,
         observe=lambda _path: documents.extend(_documents(cluster)),
     )
-    outcomes = []
+    results = []
     for path in examples:
         documents.clear()
-        outcomes.append(outcome := scenario.run(path, namespace=f"demo-{path.stem}"[:63]))
-        say(_account(outcome, documents))
-    return outcomes
+        results.append(result := scenario.run(path, namespace=f"demo-{path.stem}"[:63]))
+        say(_account(result, documents))
+    return results
 
 
 def checkout() -> Path:
@@ -135,16 +134,16 @@ def _documents(cluster: Cluster) -> list[str]:
     return lines
 
 
-def _account(outcome: Outcome, documents: list[str]) -> str:
-    verdict = "ok" if outcome.problem is None else "FAILED"
-    lines = [f"--- {outcome.example}: {verdict} (reached {outcome.reached_s:.2f} s, deleted {outcome.deleted_s:.2f} s)"]
-    lines += [f"    states   {expectation.text}" for expectation in outcome.expectations]
-    for sight in outcome.sights:
-        where = f"on {sight.node}" if sight.node else "on no node"
-        lines.append(f"    pod      {sight.pod}/{sight.container}: {sight.phase} {where}")
-        lines += [f"      log    {line}" for line in sight.log.splitlines()]
-        lines += [f"      says   {sight.note}"] if sight.note else []
+def _account(result: ExampleResult, documents: list[str]) -> str:
+    verdict = "ok" if result.problem is None else "FAILED"
+    lines = [f"--- {result.example}: {verdict} (reached {result.reached_s:.2f} s, deleted {result.deleted_s:.2f} s)"]
+    lines += [f"    states   {expectation.text}" for expectation in result.expectations]
+    for container in result.containers:
+        where = f"on {container.node}" if container.node else "on no node"
+        lines.append(f"    pod      {container.pod}/{container.container}: {container.phase} {where}")
+        lines += [f"      log    {line}" for line in container.log.splitlines()]
+        lines += [f"      says   {container.note}"] if container.note else []
     lines += [f"    cdi      {line}" for line in documents]
-    if outcome.problem is not None:
-        lines.append(f"    problem  {outcome.problem}")
+    if result.problem is not None:
+        lines.append(f"    problem  {result.problem}")
     return "\n".join(lines) + "\n"

@@ -28,7 +28,7 @@ from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS
 from dra_driver.sim.client import Client
-from dra_driver.sim.demo.observed import Devices, difference, granted, seen
+from dra_driver.sim.demo.observed import Devices, allocated_devices, difference, observed_devices
 from dra_driver.sim.objects import condition, is_ready
 
 _LINE: Final = re.compile(r"^#[ \t]*expect:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -66,7 +66,7 @@ _SEVERAL: Final = re.compile(
 )
 
 
-def parse(text: str) -> Expectation:
+def parse_expectation(text: str) -> Expectation:
     """One statement. Raises ConfigurationError when it has none of the known forms."""
     for form, kind, state in _FORMS:
         if match := form.fullmatch(text):
@@ -90,12 +90,12 @@ def parse(text: str) -> Expectation:
     raise ConfigurationError(f"cannot read the expectation {text!r}")
 
 
-def read(path: Path) -> list[Expectation]:
+def read_expectations(path: Path) -> list[Expectation]:
     """All statements of a file. Raises ConfigurationError when there is none: an example has to say what it shows."""
     lines = _LINE.findall(path.read_text(encoding="utf-8"))
     if not lines:
         raise ConfigurationError(f"{path} has no '# expect:' line")
-    return [parse(line) for line in lines]
+    return [parse_expectation(line) for line in lines]
 
 
 def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -> str | None:
@@ -112,17 +112,17 @@ def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -
 
 def seen_gpus(log: str) -> tuple[str, ...]:
     """UUIDs of all GPUs that a log lists in the format of ``nvidia-smi -L``, in order, each once."""
-    return seen(log).listed
+    return observed_devices(log).listed
 
 
 def granted_gpus(pod: Obj, client: Client) -> tuple[str, ...]:
     """UUIDs of the whole GPUs that the pod's claims were allocated, as their ResourceSlices name them."""
-    return granted(pod, client).gpus
+    return allocated_devices(pod, client).gpus
 
 
 def _seen_by(pod: Obj, client: Client) -> Devices:
     """What the logs of all of the pod's containers list together."""
-    return sum((seen(log) for log in _logs_of(pod, client).values()), Devices())
+    return sum((observed_devices(log) for log in _logs_of(pod, client).values()), Devices())
 
 
 def _logs_of(pod: Obj, client: Client) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _sees(expectation: Expectation, pod: Obj, client: Client) -> str | None:
     profiles = {partition.profile for partition in found.partitions}
     if expectation.profile and profiles != {expectation.profile}:
         return f"its containers see MIG devices of {', '.join(sorted(profiles))}"
-    return difference(found, granted(pod, client))
+    return difference(found, allocated_devices(pod, client))
 
 
 def _logs(expectation: Expectation, client: Client, namespace: str) -> str | None:
@@ -242,7 +242,7 @@ def _containers(expectation: Expectation, client: Client, namespace: str) -> str
     found = {}
     for name in expectation.names:
         pod, _, container = name.partition("/")
-        found[name] = seen(client.log(namespace, pod, container))
+        found[name] = observed_devices(client.log(namespace, pod, container))
     return _compare(expectation, found)
 
 

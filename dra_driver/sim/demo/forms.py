@@ -12,7 +12,7 @@ from dra_driver.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo.chapter import WAIT_S, Say, make_pod, play
+from dra_driver.sim.demo.chapter import WAIT_S, Say, make_pod, run_chapter
 from dra_driver.sim.demo.expectations import why_unscheduled
 from dra_driver.sim.demo.render import columns, table
 from dra_driver.sim.objects import claim_names, is_ready
@@ -26,7 +26,7 @@ _SHARES: Final = {"share-10": ("10Gi", 20), "share-20": ("20Gi", 30), "share-30"
 def run(cluster: Cluster, say: Say) -> bool:
     """The chapter, on a cluster of `NODES` under `POLICY`; whether all went as told. Leaves nothing behind."""
     say("--- one GPU, whatever is asked for")
-    problem = play(cluster, say, NAMESPACE, lambda: _play(cluster, say))
+    problem = run_chapter(cluster, say, NAMESPACE, lambda: _play(cluster, say))
     if not problem:
         say("    They ended; no instance, daemon, file or journal row is left.\n")
     return not problem
@@ -95,12 +95,12 @@ def _await(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def _await_pending(cluster: Cluster, names: Sequence[str]) -> None:
-    def unsaid() -> str | None:
+    def unreported() -> str | None:
         return next(
             (f"{name} is not turned down yet" for name in names if not why_unscheduled(_pod(cluster, name))), None
         )
 
-    cluster.wait(unsaid, WAIT_S, "the scheduler to turn down what does not fit")
+    cluster.wait(unreported, WAIT_S, "the scheduler to turn down what does not fit")
 
 
 def _count_ready(cluster: Cluster, names: Sequence[str], wanted: int) -> str | None:

@@ -10,7 +10,7 @@ import yaml
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
 
 _BY_TYPE = {(kind.api_version, kind.kind): kind for kind in ALL_KINDS}
@@ -30,7 +30,7 @@ def load(path: Path) -> list[Obj]:
     return objects
 
 
-def kind_of(obj: Obj) -> Kind:
+def kind_of(obj: Obj) -> ResourceKind:
     """The registry's kind of an object. Raises ConfigurationError for one that the embedded cluster does not have."""
     wanted = (str(obj.get("apiVersion")), str(obj.get("kind")))
     kind = _BY_TYPE.get(wanted)
@@ -39,7 +39,7 @@ def kind_of(obj: Obj) -> Kind:
     return kind
 
 
-def at_home(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[Obj]]:
+def split_namespace(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[Obj]]:
     """The Namespace object that the others live in, and the others: the objects' own if they bring one, else a plain
     one called ``namespace``."""
     everything = list(objects)

@@ -53,7 +53,7 @@ class Devices:
         return _unique(*self.gpus, *self.parents)
 
 
-def seen(log: str) -> Devices:
+def observed_devices(log: str) -> Devices:
     """What a log lists in the format of ``nvidia-smi -L``, in order, each once. Other lines are passed over."""
     gpus: list[str] = []
     partitions: list[Partition] = []
@@ -72,7 +72,7 @@ def seen(log: str) -> Devices:
     )
 
 
-def granted(pod: Obj, client: Client) -> Devices:
+def allocated_devices(pod: Obj, client: Client) -> Devices:
     """What the pod's claims were allocated, as the ResourceSlices describe it; a share is the GPU that it is of."""
     published = {
         (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device.get("attributes") or {}

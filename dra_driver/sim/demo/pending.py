@@ -15,7 +15,7 @@ from dra_driver.kube.state import read_cluster
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo.chapter import WAIT_S, Say, make_pod, play
+from dra_driver.sim.demo.chapter import WAIT_S, Say, make_pod, run_chapter
 from dra_driver.sim.objects import is_ready
 
 NAMESPACE: Final = "demo-pending"
@@ -25,7 +25,7 @@ _CLASS: Final = "gpu.nvidia.com"
 def run(cluster: Cluster, say: Say) -> bool:
     """The chapter; whether the explanation was right. Leaves nothing behind."""
     say("--- why is my pod Pending?")
-    return not play(cluster, say, NAMESPACE, lambda: _play(cluster, say))
+    return not run_chapter(cluster, say, NAMESPACE, lambda: _play(cluster, say))
 
 
 def _play(cluster: Cluster, say: Say) -> None:
@@ -36,7 +36,7 @@ def _play(cluster: Cluster, say: Say) -> None:
         _make_pod(cluster, holders[-1], model, max(count - 1, 1), node=node)
     cluster.wait(lambda: _unready(cluster, holders), WAIT_S, "the pods that take the GPUs")
     _make_pod(cluster, "train", model, 2)
-    cluster.wait(lambda: _unsaid(cluster), WAIT_S, "the scheduler to turn the pod down")
+    cluster.wait(lambda: _not_reported(cluster), WAIT_S, "the scheduler to turn the pod down")
     say(f"    All {model} of each node but one are taken by {', '.join(holders)}; train wants two on one node.\n")
     state = read_cluster(RestClient(Connection.load(str(cluster.kubeconfig))), NAMESPACE)
     say(f"$ kubectl dra explain pod/train -n {NAMESPACE}")
@@ -72,6 +72,6 @@ def _unready(cluster: Cluster, names: list[str]) -> str | None:
     return ", ".join(name for name, pod in pods.items() if pod is None or not is_ready(pod)) or None
 
 
-def _unsaid(cluster: Cluster) -> str | None:
+def _not_reported(cluster: Cluster) -> str | None:
     conditions: list[Obj] = entries(cluster.store.get(PODS, "train", NAMESPACE), "status", "conditions")
     return None if any(item.get("reason") == "Unschedulable" for item in conditions) else "it says nothing yet"

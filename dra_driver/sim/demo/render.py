@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.printers.common import DEFAULT_PRINTER
 
 _GAP = "   "
 
 
-def table(kind: Kind, objects: Iterable[Obj], now: datetime) -> str:
+def table(kind: ResourceKind, objects: Iterable[Obj], now: datetime) -> str:
     """``kubectl get`` of objects of one kind, without the columns of ``-o wide``."""
     printer = kind.printer or DEFAULT_PRINTER
     shown = [index for index, column in enumerate(printer.columns) if not column.priority]

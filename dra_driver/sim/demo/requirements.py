@@ -25,7 +25,7 @@ _FILES: Final = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Requirements:
     """``nodes`` are pairs of a node's name and its hardware, () for whatever is there. Hashable, so it can be a key."""
 
     nodes: tuple[tuple[str, str], ...] = ()
@@ -37,7 +37,7 @@ class Needs:
         return ", ".join([*([nodes] if nodes else []), *(f"policy {path.name}" for path in self.policies)])
 
 
-def read(example: Path) -> Needs:
+def read_requirements(example: Path) -> Requirements:
     """The needs of one example. Raises ConfigurationError that names the example when it cannot be read as such."""
     try:
         text = example.read_text(encoding="utf-8")
@@ -55,14 +55,14 @@ def read(example: Path) -> Needs:
         if not nodes:
             raise ConfigurationError(f"{example}: '# cluster:' without a node, expected NAME=SPEC")
     found = tuple((name, str(_file(example, spec)) if spec.endswith(_FILES) else spec) for name, spec in nodes.items())
-    return Needs(nodes=found, policies=tuple(policies))
+    return Requirements(nodes=found, policies=tuple(policies))
 
 
-def group(examples: Iterable[Path]) -> dict[Needs, list[Path]]:
+def group_examples(examples: Iterable[Path]) -> dict[Requirements, list[Path]]:
     """Examples by what they need: those without needs first, then in the order in which the needs first appear."""
-    groups: dict[Needs, list[Path]] = {Needs(): []}
+    groups: dict[Requirements, list[Path]] = {Requirements(): []}
     for example in examples:
-        groups.setdefault(read(example), []).append(example)
+        groups.setdefault(read_requirements(example), []).append(example)
     return {needs: members for needs, members in groups.items() if members}
 
 

@@ -14,14 +14,14 @@ from dra_driver.errors import AlreadyExistsError, DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.client import Client
-from dra_driver.sim.demo import expectations as expect
-from dra_driver.sim.demo.manifests import at_home, deletion_order, kind_of, load
+from dra_driver.sim.demo.expectations import Expectation, read_expectations, unmet, why_unscheduled
+from dra_driver.sim.demo.manifests import deletion_order, kind_of, load, split_namespace
 
 POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ContainerReport:
     """What one container saw: its log, as it was when the example had reached its state. ``note``: why no node."""
 
     pod: str
@@ -33,12 +33,12 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ExampleResult:
     """How one example went. ``problem`` is None when everything was as stated and nothing was left behind."""
 
     example: str
-    expectations: Sequence[expect.Expectation]
-    sights: Sequence[Sight]
+    expectations: Sequence[Expectation]
+    containers: Sequence[ContainerReport]
     reached_s: float
     deleted_s: float
     problem: str | None
@@ -57,54 +57,54 @@ class Scenario:
         observe: Callable[[Path], None] = lambda _path: None,
         reach_s: float = 60.0,
         delete_s: float = 60.0,
-        settle_s: float = 0.3,
+        steady_s: float = 0.3,
     ) -> None:
         self._client = client
         self._leftovers = leftovers
         self._observe = observe
         self._reach_s = reach_s
         self._delete_s = delete_s
-        self._settle_s = settle_s
+        self._steady_s = steady_s
 
-    def run(self, path: Path, namespace: str) -> Outcome:
+    def run(self, path: Path, namespace: str) -> ExampleResult:
         """One example in ``namespace``, which is made for it and deleted after it, or in the one that it brings."""
-        expectations = expect.read(path)
-        home, objects = at_home(load(path), namespace)
-        namespace = home["metadata"]["name"]
+        expectations = read_expectations(path)
+        namespace_object, objects = split_namespace(load(path), namespace)
+        namespace = namespace_object["metadata"]["name"]
         started = time.monotonic()
-        problem, sights = None, []
+        problem, containers = None, []
         try:
-            self._apply(objects, home)
+            self._apply(objects, namespace_object)
             self._reach(expectations, namespace)
-            sights = self._look(namespace)
+            containers = self._container_reports(namespace)
             self._observe(path)
         except DraError as error:
-            problem, sights = str(error), self._look(namespace)
+            problem, containers = str(error), self._container_reports(namespace)
         reached = time.monotonic()
         try:
             self._remove(objects, namespace)
         except DraError as error:
             problem = problem or str(error)
-        return Outcome(
+        return ExampleResult(
             example=path.name,
             expectations=expectations,
-            sights=sights,
+            containers=containers,
             reached_s=reached - started,
             deleted_s=time.monotonic() - reached,
             problem=problem,
         )
 
-    def _apply(self, objects: Sequence[Obj], home: Obj) -> None:
+    def _apply(self, objects: Sequence[Obj], namespace_object: Obj) -> None:
         with suppress(AlreadyExistsError):
-            self._client.create(home, "")
+            self._client.create(namespace_object, "")
         for obj in objects:
-            self._client.create(obj, home["metadata"]["name"])
+            self._client.create(obj, namespace_object["metadata"]["name"])
 
-    def _reach(self, expectations: Sequence[expect.Expectation], namespace: str) -> None:
+    def _reach(self, expectations: Sequence[Expectation], namespace: str) -> None:
         """Everything as stated at once, and still so a moment later: a pod that stays Pending is not just slow."""
-        self._wait(lambda: expect.unmet(expectations, self._client, namespace), self._reach_s)
-        time.sleep(self._settle_s)
-        self._wait(lambda: expect.unmet(expectations, self._client, namespace), POLL_S)
+        self._wait(lambda: unmet(expectations, self._client, namespace), self._reach_s)
+        time.sleep(self._steady_s)
+        self._wait(lambda: unmet(expectations, self._client, namespace), POLL_S)
 
     def _remove(self, objects: Sequence[Obj], namespace: str) -> None:
         for obj in deletion_order(objects):
@@ -123,24 +123,24 @@ class Scenario:
         left += self._leftovers()
         return f"left behind after deletion: {', '.join(left)}" if left else None
 
-    def _look(self, namespace: str) -> list[Sight]:
-        sights = []
+    def _container_reports(self, namespace: str) -> list[ContainerReport]:
+        containers = []
         for pod in self._client.list(PODS, namespace):
             for container in pod["spec"]["containers"]:
                 log = ""
                 with suppress(DraError):  # a container that never started has no log
                     log = self._client.log(namespace, pod["metadata"]["name"], container["name"])
-                sights.append(
-                    Sight(
+                containers.append(
+                    ContainerReport(
                         pod=pod["metadata"]["name"],
                         node=dig(pod, "spec", "nodeName", default=""),
                         phase=dig(pod, "status", "phase", default=""),
                         container=container["name"],
                         log=log,
-                        note=expect.why_unscheduled(pod),
+                        note=why_unscheduled(pod),
                     )
                 )
-        return sights
+        return containers
 
     @staticmethod
     def _wait(complaint: Callable[[], str | None], timeout_s: float) -> None:

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.sim.node.node import NodeFolders, SimulatedNode
-from dra_driver.sim.node.node_process import MpsHostProcess, NodeProcess
+from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
+from dra_driver.sim.node.node_process import MpsHostSubprocess, NodeSubprocess
 from dra_driver.sim.store import Store
 
 DRIVER = "gpu.nvidia.com"
@@ -28,14 +28,14 @@ class ClusterNode:
         self.folders = folders
         self._store = store
         self._number = number
-        self.process = NodeProcess(name, spec, folders, kubeconfig, policies)
-        self.mps_host = MpsHostProcess(DRIVER, folders)
-        self.kubelet = SimulatedNode(store, name, folders, number=number)
+        self.process = NodeSubprocess(name, spec, folders, kubeconfig, policies)
+        self.mps_host = MpsHostSubprocess(DRIVER, folders)
+        self.kubelet = SimulatedKubelet(store, name, folders, number=number)
 
     def restart_kubelet(self) -> None:
         """Stop the kubelet and start a new one, which wipes the node's slices as the real one does."""
         self.kubelet.stop()
-        self.kubelet = SimulatedNode(self._store, self.name, self.folders, number=self._number)
+        self.kubelet = SimulatedKubelet(self._store, self.name, self.folders, number=self._number)
         self.kubelet.start()
 
     def claim_files(self) -> list[Path]:
@@ -77,7 +77,7 @@ class ClusterNode:
             *(f"CDI document {path.name}" for path in self.claim_files()),
             *([f"{rows} claims in the journal"] if rows else []),
             *(f"container folder {path.name}" for path in self.folders.views.iterdir()),
-            *(f"the kubelet holds claims of pod {pod}" for pod in self.kubelet.kubelet.state.pods()),
+            *(f"the kubelet holds claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
             *self.changed_gpus(),
         ]

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from dra_driver.errors import RetryableError
 from dra_driver.sim.node.cdi_files import Edits, Wire, inject
-from dra_driver.sim.node.kubelet_state import Device
+from dra_driver.sim.node.kubelet_state import DeviceResponse
 
 CHECK_TIMEOUT_S = 10.0
 MAX_LOG_BYTES = 64 * 1024
@@ -31,7 +31,7 @@ class CheckResult:
     output: str
 
 
-def cdi_names(container: Wire, claims: Mapping[str, Sequence[Device]]) -> list[str]:
+def cdi_names(container: Wire, claims: Mapping[str, Sequence[DeviceResponse]]) -> list[str]:
     """CDI names for the claims that a container refers to, as the kubelet's GetResources finds them.
 
     ``claims`` maps the pod's claim names to prepared devices. A reference without a request takes every device, one
@@ -43,7 +43,7 @@ def cdi_names(container: Wire, claims: Mapping[str, Sequence[Device]]) -> list[s
     return names
 
 
-def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[Device]) -> list[str]:
+def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[DeviceResponse]) -> list[str]:
     """CDI names for a container's extended resources; ``status`` is the pod's ``extendedResourceClaimStatus``.
 
     ``devices`` are those of the claim that it names. Only its mappings count: a container that asks for a resource
@@ -57,7 +57,7 @@ def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[Device])
     return names
 
 
-def _of_request(devices: Sequence[Device], request: str) -> list[str]:
+def _of_request(devices: Sequence[DeviceResponse], request: str) -> list[str]:
     found = (device for device in devices if not request or not device.request_names or request in device.request_names)
     return [name for device in found for name in device.cdi_ids]
 

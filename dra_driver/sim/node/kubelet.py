@@ -21,7 +21,7 @@ from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver._pb.health_v1alpha1 import api_pb2 as health
 from dra_driver._pb.pluginregistration import api_pb2 as registration
 from dra_driver.errors import RetryableError
-from dra_driver.sim.node.kubelet_state import Device, KubeletState, NodeClaim
+from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 from dra_driver.sim.node.registry import Identity, check_served, find_sockets
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class _Socket:
         self.not_before = 0.0
 
 
-class FakeKubelet:
+class DraManager:
     """The driver-facing half of a kubelet. Start it once, stop it once; a new one over the same folders is a restart.
 
     ``on_wipe`` is called with a driver's name when it has been without a connected instance for ``wiping_delay_s``:
@@ -234,13 +234,13 @@ class FakeKubelet:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._look()
+                self._scan_sockets()
                 self._wipe_absent()
             except Exception:  # thread boundary: a strange file must not end the search for plugins
                 log.exception("looking for plugins failed")
             self._stop.wait(self._interval_s)
 
-    def _look(self) -> None:
+    def _scan_sockets(self) -> None:
         found = dict(find_sockets(self._registry))
         for path in [path for path, known in self._sockets.items() if found.get(path) != known.identity]:
             self._deregister(self._sockets.pop(path))
@@ -332,9 +332,9 @@ class FakeKubelet:
                 self._on_wipe(name)
 
 
-def _devices(driver: str, answer: Any) -> tuple[Device, ...]:
+def _devices(driver: str, answer: Any) -> tuple[DeviceResponse, ...]:
     return tuple(
-        Device(
+        DeviceResponse(
             driver=driver,
             request_names=tuple(device.request_names),
             pool=device.pool_name,

@@ -26,7 +26,7 @@ class NodeClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceResponse:
     """One device as a driver answered it. ``share_id`` is "" for a device that nobody shares."""
 
     driver: str
@@ -38,12 +38,12 @@ class Device:
 
 
 @dataclass(slots=True)
-class Entry:
+class ClaimInfo:
     """A claim on this node. ``prepared`` lives in memory only."""
 
     claim: NodeClaim
     pods: set[str] = field(default_factory=set)
-    devices: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    devices: dict[str, tuple[DeviceResponse, ...]] = field(default_factory=dict)
     prepared: bool = False
 
 
@@ -63,10 +63,10 @@ class KubeletState:
                 if same and entry.claim.uid != claim.uid:
                     old = f"old ResourceClaim with same name {claim.name} and different UID {entry.claim.uid}"
                     raise RetryableError(f"{old} is not unprepared yet")
-            self._entries.setdefault(claim.uid, Entry(claim)).pods.add(pod_uid)
+            self._entries.setdefault(claim.uid, ClaimInfo(claim)).pods.add(pod_uid)
             self._save()
 
-    def set_prepared(self, uid: str, driver: str, devices: tuple[Device, ...]) -> None:
+    def set_prepared(self, uid: str, driver: str, devices: tuple[DeviceResponse, ...]) -> None:
         """What a driver answered for the claim. The claim is prepared once all of its drivers have."""
         with self._lock:
             entry = self._entries.get(uid)
@@ -81,7 +81,7 @@ class KubeletState:
         with self._lock:
             return uid in self._entries and self._entries[uid].prepared
 
-    def devices(self, uid: str) -> tuple[Device, ...]:
+    def devices(self, uid: str) -> tuple[DeviceResponse, ...]:
         """All devices of the claim; empty for an unknown one."""
         with self._lock:
             entry = self._entries.get(uid)
@@ -133,7 +133,7 @@ class KubeletState:
             raise StorageError(f"the simulated kubelet cannot write {self._path}: {error.strerror}") from error
 
 
-def _load(path: Path) -> dict[str, Entry]:
+def _load(path: Path) -> dict[str, ClaimInfo]:
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:
@@ -144,10 +144,10 @@ def _load(path: Path) -> dict[str, Entry]:
     for item in document["claims"]:
         claim = NodeClaim(**{**item["claim"], "drivers": tuple(item["claim"]["drivers"])})
         devices = {driver: tuple(map(_device, listed)) for driver, listed in item["devices"].items()}
-        entries[claim.uid] = Entry(claim, set(item["pods"]), devices)
+        entries[claim.uid] = ClaimInfo(claim, set(item["pods"]), devices)
     return entries
 
 
-def _device(item: dict[str, Any]) -> Device:
+def _device(item: dict[str, Any]) -> DeviceResponse:
     lists = {name: tuple(item[name]) for name in ("request_names", "cdi_ids")}
-    return Device(**{**item, **lists})
+    return DeviceResponse(**{**item, **lists})

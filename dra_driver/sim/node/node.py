@@ -15,11 +15,11 @@ from dra_driver.allocation.pod_fit import MAX_PODS
 from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
-from dra_driver.sim.loop import Loop
-from dra_driver.sim.node.kubelet import FakeKubelet
+from dra_driver.sim.loop import ControllerLoop
+from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.pod_worker import PodHost, PodWorker
 from dra_driver.sim.objects import is_finished, uid
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class NodeFolders:
             folder.mkdir(parents=True, exist_ok=True)
 
 
-class SimulatedNode:
+class SimulatedKubelet:
     """Start it once, stop it once; a new one over the same folders is a restart of the kubelet.
 
     Nothing is cleaned up by `stop`: containers go on, as they do when a kubelet is stopped.
@@ -72,13 +72,13 @@ class SimulatedNode:
         self._number = number
         self._stop = threading.Event()
         folders.make()
-        self.kubelet = FakeKubelet(
+        self.dra = DraManager(
             folders.registry, folders.kubelet_state, wiping_delay_s=wiping_delay_s, on_wipe=self._wipe
         )
         self._host = PodHost(
             store=store,
-            kubelet=self.kubelet,
-            recorder=Recorder(store, "kubelet", name),
+            dra=self.dra,
+            recorder=StoreEventRecorder(store, "kubelet", name),
             views=folders.views,
             cdi_directories=(folders.cdi,),
             host_ip=f"10.0.{number}.1",
@@ -90,13 +90,13 @@ class SimulatedNode:
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()
         self._next_ip = 2
-        self._loop = Loop(f"kubelet-{name}", store, (PODS,), self.step)
+        self._loop = ControllerLoop(f"kubelet-{name}", store, (PODS,), self.step)
 
     def start(self) -> None:
         """Announce the node, wipe its slices, begin to work."""
-        self._announce()
+        self._register_node()
         self._wipe("")
-        self.kubelet.start()
+        self.dra.start()
         self._loop.start()
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class SimulatedNode:
             worker.wake()
         for worker in workers:
             worker.join(STOP_TIMEOUT_S)
-        self.kubelet.stop()
+        self.dra.stop()
 
     def step(self) -> float | None:
         """One look at this node's pods."""
@@ -118,22 +118,22 @@ class SimulatedNode:
             worker.update(present.get(pod_uid))
         for pod_uid, pod in present.items():
             if pod_uid not in self._workers and pod_uid not in self._finished:
-                self._begin(pod)
+                self._start_worker(pod)
         self._finished &= present.keys()
         left = self._clean_up(present)
         return 1.0 if left else None
 
-    def _begin(self, pod: Obj) -> None:
+    def _start_worker(self, pod: Obj) -> None:
         if is_finished(pod):
             self._finished.add(uid(pod))
             return
         address = f"10.244.{self._number}.{self._next_ip % 250 + 2}"
         self._next_ip += 1
-        worker = PodWorker(self._host, pod, address, self._ended)
+        worker = PodWorker(self._host, pod, address, self._worker_ended)
         self._workers[uid(pod)] = worker
         worker.start()
 
-    def _ended(self, pod_uid: str) -> None:
+    def _worker_ended(self, pod_uid: str) -> None:
         self._finished.add(pod_uid)
         self._workers.pop(pod_uid, None)
         self._loop.wake()
@@ -144,12 +144,12 @@ class SimulatedNode:
         for folder in self.folders.views.iterdir():
             if folder.name not in present and folder.name not in self._workers:
                 shutil.rmtree(folder, ignore_errors=True)
-        for pod_uid in self.kubelet.state.pods():
+        for pod_uid in self.dra.state.pods():
             pod = present.get(pod_uid)
             if pod_uid in self._workers or (pod is not None and not is_finished(pod)):
                 continue
             try:
-                self.kubelet.unprepare(pod_uid)
+                self.dra.unprepare(pod_uid)
             except DraError as error:
                 log.info("claims of a pod that is gone are still prepared", extra={"pod": pod_uid, "reason": error})
                 left = True
@@ -164,7 +164,7 @@ class SimulatedNode:
             except NotFoundError:
                 continue
 
-    def _announce(self) -> None:
+    def _register_node(self) -> None:
         try:
             self._store.create(NODES, _node(self.name, self._host.host_ip))
         except AlreadyExistsError:

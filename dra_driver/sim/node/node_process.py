@@ -31,7 +31,7 @@ _INHERITED = (
 )
 
 
-class ChildProcess:
+class DriverSubprocess:
     """One ``dra-driver`` subcommand. `start` after `kill` or `stop` is a restart; one owner."""
 
     def __init__(self, what: str, arguments: Sequence[str], log: Path) -> None:
@@ -98,7 +98,7 @@ class ChildProcess:
             return self._child.wait(STOP_TIMEOUT_S)
 
 
-class NodeProcess(ChildProcess):
+class NodeSubprocess(DriverSubprocess):
     """``dra-driver kubelet-plugin`` for one node; ``policies`` is its folder of policies."""
 
     def __init__(self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path) -> None:
@@ -116,7 +116,7 @@ class NodeProcess(ChildProcess):
         super().__init__("node process", arguments, folders.log)
 
 
-class MpsHostProcess(ChildProcess):
+class MpsHostSubprocess(DriverSubprocess):
     """``dra-driver mps-host`` for one node, with the simulated driver's MPS programs.
 
     Needs no privilege: its daemons share this user's files and one folder of shared memory, which no simulated client

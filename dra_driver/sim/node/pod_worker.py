@@ -17,11 +17,11 @@ from dra_driver.errors import ConflictError, DraError, NotFoundError, RetryableE
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
-from dra_driver.sim.node.kubelet import FakeKubelet
+from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import DeleteOptions, Store
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class PodHost:
     """What a worker needs of its node. A real kubelet's ``prepare_retry_s`` is 60-90 s, its ``restart_s`` 10 s."""
 
     store: Store
-    kubelet: FakeKubelet
-    recorder: Recorder
+    dra: DraManager
+    recorder: StoreEventRecorder
     views: Path
     cdi_directories: Sequence[Path]
     host_ip: str
@@ -154,7 +154,7 @@ class PodWorker:
         if extended := extended_claim_name(self._pod):
             named[_EXTENDED] = extended
         claims = {name: self._claim(name, claim) for name, claim in named.items()}
-        self._host.kubelet.prepare(self._uid, list(claims.values()))
+        self._host.dra.prepare(self._uid, list(claims.values()))
         return {name: claim.uid for name, claim in claims.items()}
 
     def _claim(self, name: str, claim_name: str | None) -> NodeClaim:
@@ -181,7 +181,7 @@ class PodWorker:
         self._host.recorder.warning(self._pod, "FailedPrepareDynamicResources", text)
 
     def _unprepare(self) -> None:
-        self._host.kubelet.unprepare(self._uid)
+        self._host.dra.unprepare(self._uid)
 
     def _report_unprepare(self, error: DraError) -> None:
         text = f"Failed to unprepare dynamic resources: {error}"
@@ -208,7 +208,7 @@ class PodWorker:
         name, recorder = container["name"], self._host.recorder
         path = f"spec.containers{{{name}}}"
         view = self._view(name)
-        devices = {claim: self._host.kubelet.state.devices(claim_uid) for claim, claim_uid in claims.items()}
+        devices = {claim: self._host.dra.state.devices(claim_uid) for claim, claim_uid in claims.items()}
         extended = dig(self._pod, "status", "extendedResourceClaimStatus", default={})
         cdi = cdi_names(container, devices) + extended_cdi_names(container, extended, devices.get(_EXTENDED, ()))
         view.create(container, cdi, self._host.cdi_directories)

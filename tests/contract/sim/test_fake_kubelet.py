@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import ClaimError, RetryableError
-from dra_driver.sim.node.kubelet import FakeKubelet
+from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from tests.contract.kubelet.conftest import DRIVER, Plugin, folder, plugin
 
@@ -29,27 +29,27 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None
 
 
 @pytest.fixture
-def kubelet(plugin: Plugin, folder: Path) -> Iterator[FakeKubelet]:
+def kubelet(plugin: Plugin, folder: Path) -> Iterator[DraManager]:
     made = start(folder)
     until(lambda: DRIVER in made.drivers(), "the registration")
     yield made
     made.stop()
 
 
-def start(folder: Path, **more: object) -> FakeKubelet:
-    made = FakeKubelet(folder / "reg", folder / "state", interval_s=INTERVAL_S, **more)  # type: ignore[arg-type]
+def start(folder: Path, **more: object) -> DraManager:
+    made = DraManager(folder / "reg", folder / "state", interval_s=INTERVAL_S, **more)  # type: ignore[arg-type]
     made.start()
     return made
 
 
-def test_registers_and_speaks_the_newest_service(kubelet: FakeKubelet, plugin: Plugin) -> None:
+def test_registers_and_speaks_the_newest_service(kubelet: DraManager, plugin: Plugin) -> None:
     """The driver learns that it is registered; calls go to the first of its services that a kubelet knows."""
     until(lambda: plugin.registration.problem is None, "the notification")
     assert kubelet.plugin(DRIVER).service == "v1.DRAPlugin"
     assert kubelet.plugin(DRIVER).endpoint == str(plugin.paths.dra)
 
 
-def test_prepares_once_and_unprepares_once(kubelet: FakeKubelet, plugin: Plugin) -> None:
+def test_prepares_once_and_unprepares_once(kubelet: DraManager, plugin: Plugin) -> None:
     """A claim that is prepared is not asked for again by a second pod, and is given back after the last one."""
     kubelet.prepare("pod-1", [claim()])
     kubelet.prepare("pod-2", [claim()])
@@ -62,7 +62,7 @@ def test_prepares_once_and_unprepares_once(kubelet: FakeKubelet, plugin: Plugin)
     assert [ref.uid for ref in plugin.preparer.unprepared] == ["uid-1"]
 
 
-def test_an_error_of_one_claim_is_the_pods_error(kubelet: FakeKubelet, plugin: Plugin) -> None:
+def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Plugin) -> None:
     """The text of the driver reaches whoever reads the pod's events, with the claim's name."""
     plugin.preparer.answers["uid-1"] = ClaimError("GPU gpu-9 does not exist here")
     with pytest.raises(RetryableError, match="ResourceClaim default/claim-uid-1: GPU gpu-9 does not exist here"):
@@ -72,7 +72,7 @@ def test_an_error_of_one_claim_is_the_pods_error(kubelet: FakeKubelet, plugin: P
     assert kubelet.state.devices("uid-1")
 
 
-def test_nothing_is_called_while_a_driver_is_missing(kubelet: FakeKubelet, plugin: Plugin) -> None:
+def test_nothing_is_called_while_a_driver_is_missing(kubelet: DraManager, plugin: Plugin) -> None:
     """All drivers of all claims have to be there first."""
     with pytest.raises(RetryableError, match=r"DRA driver nic\.example\.com is not registered"):
         kubelet.prepare("pod-1", [claim(), claim("uid-2", "nic.example.com")])
@@ -81,7 +81,7 @@ def test_nothing_is_called_while_a_driver_is_missing(kubelet: FakeKubelet, plugi
 
 
 def test_a_restarted_kubelet_prepares_again_and_can_still_unprepare(
-    kubelet: FakeKubelet, plugin: Plugin, folder: Path
+    kubelet: DraManager, plugin: Plugin, folder: Path
 ) -> None:
     """What was prepared is asked for again by a pod that starts; what is given back needs no claim object."""
     kubelet.prepare("pod-1", [claim()])
@@ -97,7 +97,7 @@ def test_a_restarted_kubelet_prepares_again_and_can_still_unprepare(
         again.stop()
 
 
-def test_health_streams_are_opened_and_held(kubelet: FakeKubelet, plugin: Plugin) -> None:
+def test_health_streams_are_opened_and_held(kubelet: DraManager, plugin: Plugin) -> None:
     """Kubelets up to 1.36 open one to every driver; it stays open and says nothing."""
     from dra_driver.telemetry import metrics
 
@@ -105,9 +105,7 @@ def test_health_streams_are_opened_and_held(kubelet: FakeKubelet, plugin: Plugin
     assert kubelet.plugin(DRIVER).health_messages == 0
 
 
-def test_a_socket_that_vanishes_deregisters_and_one_that_returns_registers(
-    kubelet: FakeKubelet, plugin: Plugin
-) -> None:
+def test_a_socket_that_vanishes_deregisters_and_one_that_returns_registers(kubelet: DraManager, plugin: Plugin) -> None:
     """A new socket under an old name is a new process."""
     plugin.paths.registration.unlink()
     until(lambda: DRIVER not in kubelet.drivers(), "the deregistration")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import requirements as needs
-from dra_driver.sim.demo.cluster_pool import Stage
+from dra_driver.sim.demo.cluster_pool import ClusterPool
 from dra_driver.sim.demo.demo import CLASSES, checkout
-from dra_driver.sim.demo.scenario import Outcome, Scenario
+from dra_driver.sim.demo.requirements import read_requirements
+from dra_driver.sim.demo.scenario import ExampleResult, Scenario
 
 HEADER = "# cluster: gpu-a=1xh100-sxm5-80gb\n"
 POLICY = """\
@@ -73,9 +73,9 @@ MIG_CLASS = CLASS % {"name": "slices", "resource": "nvidia.com/mig-1g.10gb", "fi
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def pool() -> Iterator[ClusterPool]:
     """One cluster at a time."""
-    with Stage({"gpu-a": "1xl4-24gb"}, lambda cluster: cluster.apply(checkout() / CLASSES)) as made:
+    with ClusterPool({"gpu-a": "1xl4-24gb"}, lambda cluster: cluster.apply(checkout() / CLASSES)) as made:
         yield made
 
 
@@ -84,16 +84,16 @@ def tmp_name(folder: Path) -> str:
     return folder.name.replace("_", "-")[:50]
 
 
-def play(stage: Stage, folder: Path, text: str) -> tuple[Outcome, Cluster]:
+def play(pool: ClusterPool, folder: Path, text: str) -> tuple[ExampleResult, Cluster]:
     """The example with this text, on the cluster that it asks for."""
     path = folder / "example.yaml"
     path.write_text(text)
-    cluster = stage.cluster(needs.read(path))
+    cluster = pool.cluster(read_requirements(path))
     scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     return scenario.run(path, namespace=f"forms-{tmp_name(folder)}"), cluster
 
 
-def test_seven_slices_by_extended_resources(stage: Stage, tmp_path: Path) -> None:
+def test_seven_slices_by_extended_resources(pool: ClusterPool, tmp_path: Path) -> None:
     """Seven pods have a slice each; an eighth and a pod for the whole GPU wait; afterwards the GPU is as it was."""
     names = [f"p{at}" for at in range(8)]
     expected = [f"# expect: pod/{name} Running sees 1 MIG device\n" for name in names[:7]]
@@ -102,18 +102,18 @@ def test_seven_slices_by_extended_resources(stage: Stage, tmp_path: Path) -> Non
     expected.append(f"# expect: pods {' '.join(names[:7])} same GPU\n")
     pods = [POD % {"name": name, "resource": "nvidia.com/mig-1g.10gb"} for name in names]
     pods.append(POD % {"name": "whole", "resource": "nvidia.com/gpu"})
-    outcome, _ = play(stage, tmp_path, HEADER + "".join(expected) + GPU_CLASS + MIG_CLASS + "".join(pods))
-    assert outcome.problem is None
+    result, _ = play(pool, tmp_path, HEADER + "".join(expected) + GPU_CLASS + MIG_CLASS + "".join(pods))
+    assert result.problem is None
 
 
-def test_whole_again_after_the_slices(stage: Stage, tmp_path: Path) -> None:
+def test_whole_again_after_the_slices(pool: ClusterPool, tmp_path: Path) -> None:
     """The same cluster: MIG mode was switched off with the last slice, so the GPU serves as a whole."""
     text = HEADER + "# expect: pod/whole Running sees 1 GPU\n" + GPU_CLASS
-    outcome, _ = play(stage, tmp_path, text + POD % {"name": "whole", "resource": "nvidia.com/gpu"})
-    assert outcome.problem is None
+    result, _ = play(pool, tmp_path, text + POD % {"name": "whole", "resource": "nvidia.com/gpu"})
+    assert result.problem is None
 
 
-def test_memory_shares_under_mps(stage: Stage, tmp_path: Path) -> None:
+def test_memory_shares_under_mps(pool: ClusterPool, tmp_path: Path) -> None:
     """Three pods share one GPU with 10, 20 and 30 GiB, each told its limit; the daemon ends with the last of them."""
     (tmp_path / "mps.yaml").write_text(POLICY % "MPS")
     names = {"ten": 10, "twenty": 20, "thirty": 30}
@@ -126,27 +126,27 @@ def test_memory_shares_under_mps(stage: Stage, tmp_path: Path) -> None:
     ]
     expected.append("# expect: pods ten twenty thirty same GPU\n# expect: pod/over Pending\n")
     shares = [SHARE % {"name": name, "memory": f"{gib}Gi"} for name, gib in {**names, "over": 30}.items()]
-    outcome, cluster = play(stage, tmp_path, HEADER + "# policy: mps.yaml\n" + "".join(expected) + "".join(shares))
-    assert outcome.problem is None
+    result, cluster = play(pool, tmp_path, HEADER + "# policy: mps.yaml\n" + "".join(expected) + "".join(shares))
+    assert result.problem is None
     assert cluster.nodes["gpu-a"].mps_host.is_running
 
 
-def test_time_slices_need_no_daemon(stage: Stage, tmp_path: Path) -> None:
+def test_time_slices_need_no_daemon(pool: ClusterPool, tmp_path: Path) -> None:
     """Two pods take turns; a container under time slicing is told nothing of MPS."""
     (tmp_path / "turns.yaml").write_text(POLICY % "TimeSlicing")
     expected = "# expect: pod/a Running sees 1 GPU\n# expect: pod/b Running sees 1 GPU\n# expect: pods a b same GPU\n"
     shares = [SHARE % {"name": name, "memory": "8Gi"} for name in ("a", "b")]
-    outcome, _ = play(stage, tmp_path, HEADER + "# policy: turns.yaml\n" + expected + "".join(shares))
-    assert outcome.problem is None
-    assert all("CUDA_MPS" not in sight.log for sight in outcome.sights)
+    result, _ = play(pool, tmp_path, HEADER + "# policy: turns.yaml\n" + expected + "".join(shares))
+    assert result.problem is None
+    assert all("CUDA_MPS" not in container.log for container in result.containers)
 
 
-def test_an_example_without_needs_runs_on_what_is_there(stage: Stage, tmp_path: Path) -> None:
-    """The stage goes back to its own nodes, with no policy in force."""
+def test_an_example_without_needs_runs_on_what_is_there(pool: ClusterPool, tmp_path: Path) -> None:
+    """The pool goes back to its own nodes, with no policy in force."""
     text = (
         "# expect: pod/whole Running sees 1 GPU\n" + GPU_CLASS + POD % {"name": "whole", "resource": "nvidia.com/gpu"}
     )
-    outcome, cluster = play(stage, tmp_path, text)
-    assert outcome.problem is None
-    assert "NVIDIA L4" in outcome.sights[0].log
+    result, cluster = play(pool, tmp_path, text)
+    assert result.problem is None
+    assert "NVIDIA L4" in result.containers[0].log
     assert not list(cluster.policies.iterdir())

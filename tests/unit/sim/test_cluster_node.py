@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
-from dra_driver.sim.node.node_process import ChildProcess
+from dra_driver.sim.node.node_process import DriverSubprocess
 from dra_driver.sim.store import Store
 
 
@@ -83,7 +83,7 @@ def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Pat
 
 def test_a_process_that_was_never_started_ends_quietly(tmp_path: Path) -> None:
     """A cluster that fails at its start is stopped like any other."""
-    process = ChildProcess("thing", ["version"], tmp_path / "log")
+    process = DriverSubprocess("thing", ["version"], tmp_path / "log")
     process.ask_to_stop()
     assert process.stop() is None
     assert not process.is_running

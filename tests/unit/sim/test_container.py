@@ -9,7 +9,7 @@ import pytest
 from dra_driver.errors import RetryableError
 from dra_driver.sim.node.cdi_files import inject
 from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
-from dra_driver.sim.node.kubelet_state import Device
+from dra_driver.sim.node.kubelet_state import DeviceResponse
 
 KIND = "k8s.gpu.example.com/claim"
 
@@ -189,8 +189,8 @@ def test_nothing_is_created_through_a_mounted_folder(tmp_path: Path) -> None:
     assert not list((tmp_path / "host").iterdir())
 
 
-def _device(name: str, *requests: str) -> Device:
-    return Device(driver="d", request_names=requests, pool="p", device=name, cdi_ids=(f"id-{name}",))
+def _device(name: str, *requests: str) -> DeviceResponse:
+    return DeviceResponse(driver="d", request_names=requests, pool="p", device=name, cdi_ids=(f"id-{name}",))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.client import StoreClient
-from dra_driver.sim.demo import expectations as expect
+from dra_driver.sim.demo.expectations import parse_expectation, read_expectations, seen_gpus, unmet
 from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import allocated, claim, gpu, node, resource_slice
 
@@ -58,7 +58,7 @@ def run_pod(store: Store, name: str, *seen: str, granted: tuple[str, ...] = ("gp
 
 
 def complaint(store: Store, text: str) -> str | None:
-    return expect.unmet([expect.parse(text)], StoreClient(store), "default")
+    return unmet([parse_expectation(text)], StoreClient(store), "default")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def complaint(store: Store, text: str) -> str | None:
 )
 def test_grammar(text: str) -> None:
     """Every form of the grammar is read as what it says."""
-    assert expect.parse(text).text == text
+    assert parse_expectation(text).text == text
 
 
 @pytest.mark.parametrize(
@@ -105,17 +105,17 @@ def test_grammar(text: str) -> None:
 def test_typing_mistakes_are_errors(text: str) -> None:
     """A statement that nobody can read must not pass as met."""
     with pytest.raises(ConfigurationError, match="cannot read the expectation"):
-        expect.parse(text)
+        parse_expectation(text)
 
 
 def test_a_file_must_state_something(tmp_path: Path) -> None:
     """An example without a statement would always pass."""
     (tmp_path / "x.yaml").write_text("# expected: nothing\nkind: Pod\n")
     with pytest.raises(ConfigurationError, match="no '# expect:' line"):
-        expect.read(tmp_path / "x.yaml")
+        read_expectations(tmp_path / "x.yaml")
     (tmp_path / "x.yaml").write_text("# expect:\nkind: Pod\n")
     with pytest.raises(ConfigurationError, match="cannot read the expectation ''"):
-        expect.read(tmp_path / "x.yaml")
+        read_expectations(tmp_path / "x.yaml")
 
 
 def test_sees_counts_and_compares_with_what_was_granted(store: Store) -> None:
@@ -184,7 +184,7 @@ def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
 def test_only_whole_lines_of_nvidia_smi_count() -> None:
     """A UUID that a program mentions somewhere is not a GPU that it sees."""
     log = f"hello {UUIDS[0]}\n{line(0, UUIDS[1])}\nGPU 1: broken (UUID: {UUIDS[0]}) trailing\n"
-    assert expect.seen_gpus(log) == (UUIDS[1],)
+    assert seen_gpus(log) == (UUIDS[1],)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.objects import FINALIZER, extended_claim_name
-from dra_driver.sim.scheduler import Scheduler
+from dra_driver.sim.scheduler import EmbeddedScheduler
 from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import DRIVER, device_class, gpu, node, resource_slice
 
@@ -64,7 +64,7 @@ def message_of(store: Store, name: str) -> str:
 def test_one_claim_serves_all_containers_of_a_pod(store: RefusingStore) -> None:
     """Allocated, reserved and protected; the pod's status says which container gets which request."""
     created = pod(store, "p", {"nvidia.com/gpu": 1}, {MIG: 1, "cpu": "1"})
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     (claim,) = claims(store)
     metadata, status = claim["metadata"], claim["status"]
     assert metadata["name"].startswith("p-extended-resources-")
@@ -94,7 +94,7 @@ def test_every_class_is_a_resource_without_saying_so(store: RefusingStore) -> No
     resources = {"requests": {f"deviceclass.resource.kubernetes.io/{DRIVER}": 2}}
     container = {"name": "main", "image": "i", "resources": resources}
     store.create(PODS, {"metadata": {"name": "p"}, "spec": {"containers": [container]}}, namespace="default")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     (claim,) = claims(store)
     assert [item["device"] for item in claim["status"]["allocation"]["devices"]["results"]] == ["gpu-0", "gpu-1"]
 
@@ -110,7 +110,7 @@ def test_every_class_is_a_resource_without_saying_so(store: RefusingStore) -> No
 def test_a_pod_that_does_not_fit_makes_no_claim(store: RefusingStore, asked: dict[str, Any], said: str) -> None:
     """It stays Pending with the scheduler's usual words, and nothing is written for it."""
     pod(store, "p", asked)
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert said in message_of(store, "p")
     assert not claims(store)
 
@@ -121,7 +121,7 @@ def test_a_node_that_offers_the_resource_itself_needs_no_claim(store: RefusingSt
     plugin["status"]["allocatable"]["nvidia.com/gpu"] = "4"
     store.update_status(NODES, plugin)
     pod(store, "p", {"nvidia.com/gpu": 3})
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert dig(store.get(PODS, "p", "default"), "spec", "nodeName") == "a"
     assert not claims(store)
 
@@ -130,7 +130,7 @@ def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: Refus
     """The claim of the failed attempt is removed before the next one allocates, so no device is held twice."""
     store.refusals = 1
     pod(store, "p", {"nvidia.com/gpu": 2})
-    scheduler = Scheduler(store)
+    scheduler = EmbeddedScheduler(store)
     scheduler.step()
     (first,) = claims(store)
     scheduler.step()
@@ -146,7 +146,7 @@ def test_beside_claims_of_its_own(store: RefusingStore) -> None:
     body = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
     store.create(RESOURCE_CLAIMS, {"metadata": {"name": "own"}, "spec": body}, namespace="default")
     pod(store, "p", {"nvidia.com/gpu": 1}, resourceClaims=[{"name": "own", "resourceClaimName": "own"}])
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     held = {
         result["device"] for claim in claims(store) for result in claim["status"]["allocation"]["devices"]["results"]
     }
@@ -158,7 +158,7 @@ def test_beside_claims_of_its_own(store: RefusingStore) -> None:
 def test_the_claim_goes_with_its_pod(store: RefusingStore, end: str) -> None:
     """Also when the pod is done and stays: its devices serve the next pod."""
     pod(store, "p", {"nvidia.com/gpu": 2})
-    scheduler, controller = Scheduler(store), ClaimController(store)
+    scheduler, controller = EmbeddedScheduler(store), ClaimController(store)
     scheduler.step()
     current = store.get(PODS, "p", "default")
     current["status"]["phase"] = "Succeeded"

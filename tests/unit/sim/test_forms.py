@@ -5,7 +5,7 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.controllers.claims import ClaimController
-from dra_driver.sim.scheduler import Scheduler
+from dra_driver.sim.scheduler import EmbeddedScheduler
 from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, node, resource_slice
 
@@ -77,17 +77,17 @@ def test_seven_partitions_then_the_whole(store: Store) -> None:
     for at in range(8):
         pod(store, f"part-{at}", ONE_G)
     pod(store, "whole", WHOLE)
-    scheduler, controller = Scheduler(store), ClaimController(store)
+    scheduler, controller = EmbeddedScheduler(store), ClaimController(store)
     scheduler.step()
     assert running(store) == {f"part-{at}" for at in range(7)}
     store.delete(PODS, "part-7", "default")
     for at in range(6):
         delete(store, f"part-{at}", controller)
-    scheduler = Scheduler(store)
+    scheduler = EmbeddedScheduler(store)
     scheduler.step()
     assert "whole" not in running(store)
     delete(store, "part-6", controller)
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert "whole" in running(store)
 
 
@@ -108,7 +108,7 @@ def test_shares_say_what_they_consume(store: Store) -> None:
         pod(store, f"g{gib}", WHOLE, capacity={"requests": {"memory": f"{gib}Gi"}})
     pod(store, "over", WHOLE, capacity={"requests": {"memory": "30Gi"}})
     pod(store, "plain", WHOLE)
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert running(store) == {"g10", "g20", "g30"}
     results = [result_of(store, f"g{gib}") for gib in (10, 20, 30)]
     assert [result["consumedCapacity"] for result in results] == [{"memory": f"{gib}Gi"} for gib in (10, 20, 30)]
@@ -121,6 +121,6 @@ def test_a_plain_claim_has_a_shared_gpu_alone(store: Store) -> None:
     _share(store)
     pod(store, "plain", WHOLE)
     pod(store, "share", WHOLE, capacity={"requests": {"memory": "1Mi"}})
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert running(store) == {"plain"}
     assert result_of(store, "plain")["consumedCapacity"] == {"memory": "80Gi"}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import RetryableError, StorageError
-from dra_driver.sim.node.kubelet_state import Device, KubeletState, NodeClaim
+from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 
-DEVICE = Device(driver="d", request_names=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))
+DEVICE = DeviceResponse(driver="d", request_names=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))
 
 
 def claim(uid: str = "u1", name: str = "c") -> NodeClaim:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim.demo.requirements import Needs, group, parse_nodes, read
+from dra_driver.sim.demo.requirements import Requirements, group_examples, parse_nodes, read_requirements
 
 
 def example(folder: Path, name: str, *lines: str) -> Path:
@@ -17,8 +17,8 @@ def example(folder: Path, name: str, *lines: str) -> Path:
 
 def test_an_example_without_needs_runs_on_whatever_is_there(tmp_path: Path) -> None:
     """The examples that need nothing special say nothing about it."""
-    needs = read(example(tmp_path, "x.yaml"))
-    assert needs == Needs()
+    needs = read_requirements(example(tmp_path, "x.yaml"))
+    assert needs == Requirements()
     assert str(needs) == ""
 
 
@@ -27,7 +27,7 @@ def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
     for name in ("policies/mps.yaml", "policies/b.yaml", "hardware.yaml"):
         (tmp_path / name).write_text("")
-    needs = read(
+    needs = read_requirements(
         example(
             tmp_path,
             "x.yaml",
@@ -56,7 +56,7 @@ def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
 def test_needs_that_cannot_be_met_are_errors(tmp_path: Path, lines: list[str], said: str) -> None:
     """An example that ran on other hardware than it says would show nothing."""
     with pytest.raises(ConfigurationError, match=said) as refused:
-        read(example(tmp_path, "x.yaml", *lines))
+        read_requirements(example(tmp_path, "x.yaml", *lines))
     assert "x.yaml" in str(refused.value)
 
 
@@ -69,9 +69,9 @@ def test_examples_are_grouped_by_what_they_need(tmp_path: Path) -> None:
         example(tmp_path, "c.yaml", "# cluster: gpu-a=2xh100-sxm5-80gb"),
         example(tmp_path, "d.yaml", mig),
     ]
-    names = [[path.name for path in members] for members in group(paths).values()]
+    names = [[path.name for path in members] for members in group_examples(paths).values()]
     assert names == [["b.yaml"], ["a.yaml", "d.yaml"], ["c.yaml"]]
-    assert not group([])
+    assert not group_examples([])
 
 
 def test_node_flags() -> None:

@@ -5,7 +5,7 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.controllers.claims import ClaimController
-from dra_driver.sim.scheduler import Scheduler
+from dra_driver.sim.scheduler import EmbeddedScheduler
 from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
 
@@ -42,7 +42,7 @@ def test_allocates_reserves_and_binds(store: Store) -> None:
     """A pod on a node always has its devices: allocation, user and finalizer are written before the binding."""
     store.create(RESOURCE_CLAIMS, claim("c"))
     created = pod(store, "p", "c")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert node_of(store, "p") == "a"
     stored = store.get(RESOURCE_CLAIMS, "c", "default")
     assert [result["device"] for result in stored["status"]["allocation"]["devices"]["results"]] == ["gpu-0"]
@@ -57,7 +57,7 @@ def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
     store.create(RESOURCE_CLAIMS, claim("c"))
     pod(store, "p", "c")
     pod(store, "q", "c")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert node_of(store, "p") == node_of(store, "q") == "a"
     assert len(store.get(RESOURCE_CLAIMS, "c", "default")["status"]["reservedFor"]) == 2
 
@@ -66,7 +66,7 @@ def test_says_why_no_node_fits(store: Store) -> None:
     """The words are those that people know from the real scheduler, in condition and event."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     expected = (
         "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2 nodes are "
         "available: 2 Preemption is not helpful for scheduling."
@@ -82,7 +82,7 @@ def test_counts_reasons_of_nodes(store: Store) -> None:
     cordoned["spec"]["unschedulable"] = True
     store.update(NODES, cordoned)
     pod(store, "p", "c")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert "1 cannot allocate all claims, 1 node(s) were unschedulable" in message_of(store, "p")
 
 
@@ -90,7 +90,7 @@ def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
     """Nothing is tried again, and nothing written, while nothing has changed that could help."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
-    scheduler = Scheduler(store)
+    scheduler = EmbeddedScheduler(store)
     scheduler.step()
     before = store.revision
     assert scheduler.step() is None
@@ -101,7 +101,7 @@ def test_a_change_is_looked_at_after_the_backoff(store: Store) -> None:
     """A claim that was refused is tried again when slices change, not at once and not never."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
-    scheduler = Scheduler(store)
+    scheduler = EmbeddedScheduler(store)
     scheduler.step()
     store.create(NODES, {**node("d"), "spec": {}})
     store.create(RESOURCE_SLICES, resource_slice("d", gpu("gpu-0"), gpu("gpu-1"), gpu("gpu-2")))
@@ -115,7 +115,7 @@ def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> N
     """The person who wrote the expression reads the error where they look."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly("gpu", 'device.attributes["gpu.nvidia.com"].nope == "x"')))
     pod(store, "p", "c")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     conditions = store.get(PODS, "p", "default")["status"]["conditions"]
     assert conditions[0]["reason"] == "SchedulerError"
     assert "no such key: nope" in conditions[0]["message"]
@@ -129,7 +129,7 @@ def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> N
 def test_pods_without_claims_and_without_their_claims(store: Store, claims: tuple[str, ...], said: str) -> None:
     """A pod that needs no device is simply placed; one whose claim nobody made says which."""
     pod(store, "p", *claims)
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert message_of(store, "p") == said
     assert bool(node_of(store, "p")) == (not said)
 
@@ -138,7 +138,7 @@ def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
     """Gated pods and pods of other schedulers are nobody's business here."""
     pod(store, "gated", schedulingGates=[{"name": "later"}])
     pod(store, "other", schedulerName="other")
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert node_of(store, "gated") == node_of(store, "other") == ""
 
 
@@ -151,7 +151,7 @@ def test_first_come_first_served(store: Store) -> None:
     for name in ("zz", "mm", "aa"):
         store.create(RESOURCE_CLAIMS, claim(name))
         pod(store, name, name, **where)
-    Scheduler(store).step()
+    EmbeddedScheduler(store).step()
     assert [node_of(store, name) for name in ("zz", "mm", "aa")] == ["a", "a", ""]
 
 
@@ -166,7 +166,7 @@ def test_generated_claims_are_waited_for_and_used(store: Store) -> None:
     claims = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
     body = {"metadata": {"name": "p"}, "spec": {"containers": [container], "resourceClaims": claims}}
     store.create(PODS, body, namespace="default")
-    scheduler, controller = Scheduler(store), ClaimController(store)
+    scheduler, controller = EmbeddedScheduler(store), ClaimController(store)
     scheduler.step()
     assert node_of(store, "p") == ""
     assert message_of(store, "p") == ""

@@ -14,7 +14,7 @@ from dra_driver.sim.demo import manifests
 from dra_driver.sim.demo.render import table
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.objects import condition, set_condition
-from dra_driver.sim.recorder import Recorder
+from dra_driver.sim.recorder import StoreEventRecorder
 from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import node
 
@@ -122,7 +122,7 @@ def test_node_affinity_counts() -> None:
 def test_repeated_events_count_up() -> None:
     """A pod that fails every few seconds has one event with a count, not a thousand."""
     store = Store()
-    recorder = Recorder(store, "kubelet", "a")
+    recorder = StoreEventRecorder(store, "kubelet", "a")
     subject = store.create(PODS, pod(), namespace="default")
     for _ in range(3):
         recorder.warning(subject, "Failed", "x" * 2000)

@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import target_of
-from dra_driver.sim.apiserver.podsubs import LogPlan, log_text
+from dra_driver.sim.apiserver.pod_subresources import LogPlan, log_text
 from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.watching import Frames, WatchPlan
 from dra_driver.sim.store import Store

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
-from dra_driver.sim.apiserver.problems import bad_request, plain
+from dra_driver.sim.apiserver.problems import bad_request, status_error
 
 MAX_OPERATIONS = 10_000  # k8s.io/apiserver pkg/endpoints/handlers/patch.go maxJSONPatchOperations
 
@@ -14,7 +14,7 @@ def apply_json_patch(target: Any, operations: object) -> Any:
         raise bad_request("a JSON patch must be a list of operations")
     if len(operations) > MAX_OPERATIONS:
         limit = f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
-        raise plain(413, "RequestEntityTooLarge", limit)
+        raise status_error(413, "RequestEntityTooLarge", limit)
     for operation in operations:
         if not isinstance(operation, dict) or "op" not in operation or "path" not in operation:
             raise bad_request("every operation of a JSON patch needs op and path")
@@ -23,7 +23,7 @@ def apply_json_patch(target: Any, operations: object) -> Any:
 
 
 def _failed(message: str) -> Exception:
-    return plain(422, "Invalid", f"the server rejected our request due to an error in our request: {message}")
+    return status_error(422, "Invalid", f"the server rejected our request due to an error in our request: {message}")
 
 
 def _apply(target: Any, operation: Obj) -> Any:

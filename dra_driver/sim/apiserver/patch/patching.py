@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.patch.jsonpatch import apply_json_patch
 from dra_driver.sim.apiserver.patch.mergepatch import merge
 from dra_driver.sim.apiserver.patch.serverapply import apply
@@ -40,7 +40,7 @@ class Patch:
         return self.type == APPLY_PATCH
 
 
-def apply_patch(kind: Kind, old: Obj | None, patch: Patch, *, now: str, subresource: str = "") -> Obj:
+def apply_patch(kind: ResourceKind, old: Obj | None, patch: Patch, *, now: str, subresource: str = "") -> Obj:
     """A new object: ``old`` with ``patch`` applied. Raises InvalidObjectError (400, 422) or ConflictError (apply)."""
     if patch.type == JSON_PATCH:
         changed = apply_json_patch(copy_json(old), patch.body)

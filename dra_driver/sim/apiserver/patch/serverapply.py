@@ -7,7 +7,7 @@ KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
 
 from dra_driver.errors import ConflictError
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.patch.fieldsets import (
     Path,
     contains,
@@ -26,7 +26,9 @@ from dra_driver.sim.apiserver.schema import FieldType, type_of
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
 
 
-def apply(kind: Kind, live: Obj | None, config: Obj, manager: str, now: str, *, force: bool, subresource: str) -> Obj:
+def apply(
+    kind: ResourceKind, live: Obj | None, config: Obj, manager: str, now: str, *, force: bool, subresource: str
+) -> Obj:
     """The object after ``manager`` applied ``config``. Raises ConflictError when another applier owns a field
     differently.
     """
@@ -42,7 +44,7 @@ def apply(kind: Kind, live: Obj | None, config: Obj, manager: str, now: str, *, 
     managers = [copy_json(entry) for entry in entries(result, "metadata", "managedFields")]
     mine = next((entry for entry in managers if _is_mine(entry, manager, subresource)), None)
     others = [entry for entry in managers if entry is not mine]
-    _settle_conflicts(result, config, wanted, others, type_, force=force)
+    _resolve_conflicts(result, config, wanted, others, type_, force=force)
     before = mine["fieldsV1"] if mine else {}
     merged = _merge(result, config, type_)
     for path in _longest_first(before):
@@ -86,7 +88,9 @@ def _longest_first(fields: Obj) -> list[Path]:
     return sorted(paths(fields), key=len, reverse=True)
 
 
-def _settle_conflicts(live: Obj, config: Obj, wanted: Obj, others: list[Obj], type_: FieldType, *, force: bool) -> None:
+def _resolve_conflicts(
+    live: Obj, config: Obj, wanted: Obj, others: list[Obj], type_: FieldType, *, force: bool
+) -> None:
     """Take over fields from other managers when forced, else refuse those whose value would change."""
     found: list[tuple[str, Path]] = []
     for entry in others:

@@ -7,9 +7,9 @@ The status of claims has its own file.
 from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
-from dra_driver.sim.apiserver.kind import Review, Rules
+from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import label_key
-from dra_driver.sim.apiserver.problems import Problem, forbidden_field, invalid, required, unsupported
+from dra_driver.sim.apiserver.problems import FieldProblem, forbidden_field, invalid, required, unsupported
 from dra_driver.sim.apiserver.rules.claim_status import forget_deallocated, status_problems
 from dra_driver.sim.apiserver.rules.dra import (
     MAX_CONFIGS,
@@ -52,7 +52,7 @@ def _default_devices(devices: Obj) -> None:
                 toleration.setdefault("operator", "Equal")
 
 
-def _one_of_problems(request: Obj, path: str) -> list[Problem]:
+def _one_of_problems(request: Obj, path: str) -> list[FieldProblem]:
     text = "exactly one of `exactly` or `firstAvailable` is required"
     has_subs, has_exactly = bool(entries(request, "firstAvailable")), "exactly" in request
     if has_subs and has_exactly:
@@ -60,7 +60,7 @@ def _one_of_problems(request: Obj, path: str) -> list[Problem]:
     return [] if has_subs or has_exactly else [required(path, text)]
 
 
-def _requested(part: Obj, path: str, review: Review) -> list[Problem]:
+def _requested(part: Obj, path: str, review: Review) -> list[FieldProblem]:
     """What ``exactly`` and every subrequest have in common."""
     problems = class_name(part.get("deviceClassName", ""), f"{path}.deviceClassName")
     problems += selectors(part, path, review)
@@ -74,17 +74,17 @@ def _requested(part: Obj, path: str, review: Review) -> list[Problem]:
     return problems + tolerations(part, path)
 
 
-def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Problem]:
+def device_claim_problems(devices: Obj, path: str, review: Review) -> list[FieldProblem]:
     """Everything wrong with ``spec.devices``."""
     names = request_names(devices)
 
     def name_of(item: Obj) -> Any:
         return item.get("name", "")
 
-    def check_sub(sub: Obj, here: str) -> list[Problem]:
+    def check_sub(sub: Obj, here: str) -> list[FieldProblem]:
         return label_name(sub.get("name", ""), f"{here}.name") + _requested(sub, here, review)
 
-    def check_request(request: Obj, here: str) -> list[Problem]:
+    def check_request(request: Obj, here: str) -> list[FieldProblem]:
         problems = label_name(request.get("name", ""), f"{here}.name")
         if wrong := _one_of_problems(request, here):
             return problems + wrong
@@ -93,7 +93,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Probl
         subs, where = entries(request, "firstAvailable"), f"{here}.firstAvailable"
         return problems + each_unique(subs, MAX_SUBREQUESTS, check_sub, name_of, where)
 
-    def check_constraint(constraint: Obj, here: str) -> list[Problem]:
+    def check_constraint(constraint: Obj, here: str) -> list[FieldProblem]:
         problems = references(constraint, here, names)
         for field in ("matchAttribute", "distinctAttribute"):
             if field in constraint:
@@ -101,7 +101,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Probl
         text = 'exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set'
         return [*problems, required(here, text)]
 
-    def check_config(config: Obj, here: str) -> list[Problem]:
+    def check_config(config: Obj, here: str) -> list[FieldProblem]:
         return references(config, here, names) + configuration(config, here)
 
     return [
@@ -111,16 +111,16 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Probl
     ]
 
 
-def references(owner: Obj, path: str, names: RequestNames) -> list[Problem]:
+def references(owner: Obj, path: str, names: RequestNames) -> list[FieldProblem]:
     """Names of requests that a constraint or configuration applies to."""
 
-    def check(name: str, here: str) -> list[Problem]:
+    def check(name: str, here: str) -> list[FieldProblem]:
         return reference_problems(name, here, names)
 
     return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, lambda name: name, f"{path}.requests")
 
 
-def reference_problems(name: str, path: str, names: RequestNames) -> list[Problem]:
+def reference_problems(name: str, path: str, names: RequestNames) -> list[FieldProblem]:
     """One reference, ``request`` or ``request/subrequest``."""
     request, slash, sub = name.partition("/")
     if "/" in sub:
@@ -131,7 +131,7 @@ def reference_problems(name: str, path: str, names: RequestNames) -> list[Proble
     return problems
 
 
-def _admin_access(devices: Obj, path: str, review: Review) -> list[Problem]:
+def _admin_access(devices: Obj, path: str, review: Review) -> list[FieldProblem]:
     for at, request in enumerate(entries(devices, "requests")):
         if mapping(request, "exactly").get("adminAccess"):
             if review.namespace_labels().get(ADMIN_ACCESS_LABEL) == "true":
@@ -143,11 +143,11 @@ def _admin_access(devices: Obj, path: str, review: Review) -> list[Problem]:
     return []
 
 
-def _validate_claim(obj: Obj, review: Review) -> list[Problem]:
+def _validate_claim(obj: Obj, review: Review) -> list[FieldProblem]:
     if review.subresource == "status" and review.old is not None:
         names = request_names(mapping(obj, "spec", "devices"))
 
-        def check(name: str, here: str) -> list[Problem]:
+        def check(name: str, here: str) -> list[FieldProblem]:
             return reference_problems(name, here, names)
 
         return status_problems(obj, review.old, check)
@@ -158,7 +158,7 @@ def _validate_claim(obj: Obj, review: Review) -> list[Problem]:
     return _admin_access(devices, path, review) + device_claim_problems(devices, path, review)
 
 
-def _validate_template(obj: Obj, review: Review) -> list[Problem]:
+def _validate_template(obj: Obj, review: Review) -> list[FieldProblem]:
     if review.old is not None:
         changed = mapping(obj, "spec") != mapping(review.old, "spec")
         return [invalid("spec", obj.get("spec"), "field is immutable")] if changed else []
@@ -168,7 +168,7 @@ def _validate_template(obj: Obj, review: Review) -> list[Problem]:
     return _admin_access(devices, "spec.devices", review) + problems + device_claim_problems(devices, path, review)
 
 
-def _validate_class(obj: Obj, review: Review) -> list[Problem]:
+def _validate_class(obj: Obj, review: Review) -> list[FieldProblem]:
     spec = mapping(obj, "spec")
     problems = selectors(spec, "spec", review)
     problems += each(entries(spec, "config"), MAX_CONFIGS, configuration, "spec.config")
@@ -184,13 +184,13 @@ def _is_extended_resource(name: str) -> bool:
     return bool(slash) and not native and not name.startswith("requests.") and not label_key(f"requests.{name}")
 
 
-CLAIM_RULES = Rules(
+CLAIM_RULES = WriteRules(
     default=lambda obj: _default_devices(mapping(obj, "spec", "devices")),
     prepare_update=forget_deallocated,
     validate=_validate_claim,
 )
-TEMPLATE_RULES = Rules(
+TEMPLATE_RULES = WriteRules(
     default=lambda obj: _default_devices(mapping(obj, "spec", "spec", "devices")),
     validate=_validate_template,
 )
-CLASS_RULES = Rules(validate=_validate_class)
+CLASS_RULES = WriteRules(validate=_validate_class)

@@ -3,8 +3,8 @@
 import base64
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries
-from dra_driver.sim.apiserver.kind import Review, Rules
-from dra_driver.sim.apiserver.problems import Problem, invalid, required
+from dra_driver.sim.apiserver.kind import Review, WriteRules
+from dra_driver.sim.apiserver.problems import FieldProblem, invalid, required
 
 
 def _label_namespace(obj: Obj) -> None:
@@ -30,10 +30,10 @@ def _default_service(obj: Obj) -> None:
             port["targetPort"] = port.get("port", 0)
 
 
-def _validate_service(obj: Obj, review: Review) -> list[Problem]:
+def _validate_service(obj: Obj, review: Review) -> list[FieldProblem]:
     if review.subresource:
         return []
-    problems: list[Problem] = []
+    problems: list[FieldProblem] = []
     headless = dig(obj, "spec", "clusterIP") == "None" or dig(obj, "spec", "type") == "ExternalName"
     if not entries(obj, "spec", "ports") and not headless:
         problems.append(required("spec.ports"))
@@ -51,7 +51,7 @@ def _default_secret(obj: Obj) -> None:
         child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()
 
 
-def _validate_secret(obj: Obj, _review: Review) -> list[Problem]:
+def _validate_secret(obj: Obj, _review: Review) -> list[FieldProblem]:
     problems = []
     for key, value in (obj.get("data") or {}).items():
         try:
@@ -74,7 +74,7 @@ def _create_service(obj: Obj) -> None:
     obj["status"] = {"loadBalancer": {}}
 
 
-def _validate_event(obj: Obj, review: Review) -> list[Problem]:
+def _validate_event(obj: Obj, review: Review) -> list[FieldProblem]:
     """The object of an event and the event live in one namespace; those of cluster objects in default."""
     if review.old is not None:
         return []
@@ -85,7 +85,9 @@ def _validate_event(obj: Obj, review: Review) -> list[Problem]:
     return [invalid("involvedObject.namespace", involved, "does not match event.namespace")]
 
 
-NAMESPACE_RULES = Rules(prepare_create=_create_namespace, prepare_update=lambda obj, _old, _sub: _label_namespace(obj))
-SERVICE_RULES = Rules(default=_default_service, prepare_create=_create_service, validate=_validate_service)
-SECRET_RULES = Rules(default=_default_secret, validate=_validate_secret)
-EVENT_RULES = Rules(default=_default_event, validate=_validate_event)
+NAMESPACE_RULES = WriteRules(
+    prepare_create=_create_namespace, prepare_update=lambda obj, _old, _sub: _label_namespace(obj)
+)
+SERVICE_RULES = WriteRules(default=_default_service, prepare_create=_create_service, validate=_validate_service)
+SECRET_RULES = WriteRules(default=_default_secret, validate=_validate_secret)
+EVENT_RULES = WriteRules(default=_default_event, validate=_validate_event)

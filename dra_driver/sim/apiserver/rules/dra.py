@@ -11,7 +11,15 @@ from typing import Any
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
 from dra_driver.sim.apiserver.kind import Review
 from dra_driver.sim.apiserver.names import c_identifier, dns_label, dns_subdomain, label_key, label_value
-from dra_driver.sim.apiserver.problems import Problem, duplicate, invalid, required, too_long, too_many, unsupported
+from dra_driver.sim.apiserver.problems import (
+    FieldProblem,
+    duplicate,
+    invalid,
+    required,
+    too_long,
+    too_many,
+    unsupported,
+)
 
 MAX_REQUESTS = 32
 MAX_SELECTORS = 32
@@ -23,10 +31,10 @@ TAINT_EFFECTS = ("NoExecute", "NoSchedule", "None")
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-Check = Callable[[Any, str], list[Problem]]
+Check = Callable[[Any, str], list[FieldProblem]]
 
 
-def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[Problem]:
+def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[FieldProblem]:
     """Check a list's items; a list that is too long is one problem and its items are not looked at."""
     if limit >= 0 and len(items) > limit:
         return [too_many(path, len(items), limit)]
@@ -35,7 +43,7 @@ def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[Prob
 
 def each_unique(
     items: Sequence[Any], limit: int, check: Check, key: Callable[[Any], Hashable], path: str
-) -> list[Problem]:
+) -> list[FieldProblem]:
     """Like `each`, and no two items may have the same key."""
     problems = each(items, limit, check, path)
     if limit >= 0 and len(items) > limit:
@@ -49,12 +57,12 @@ def each_unique(
     return problems
 
 
-def label_name(name: str, path: str) -> list[Problem]:
+def label_name(name: str, path: str) -> list[FieldProblem]:
     """A DNS label: devices, requests, counters."""
     return [invalid(path, name, text) for text in dns_label(name)]
 
 
-def driver_name(name: str, path: str) -> list[Problem]:
+def driver_name(name: str, path: str) -> list[FieldProblem]:
     """A driver's name: a subdomain of at most 63 characters, capitals tolerated."""
     if not name:
         return [required(path)]
@@ -62,7 +70,7 @@ def driver_name(name: str, path: str) -> list[Problem]:
     return problems + [invalid(path, name, text) for text in dns_subdomain(name.lower())]
 
 
-def pool_name(name: str, path: str) -> list[Problem]:
+def pool_name(name: str, path: str) -> list[FieldProblem]:
     """A pool's name: subdomains separated by slashes."""
     if not name:
         return [required(path)]
@@ -70,12 +78,12 @@ def pool_name(name: str, path: str) -> list[Problem]:
     return problems + [invalid(path, part, text) for part in name.split("/") for text in dns_subdomain(part)]
 
 
-def class_name(name: str, path: str) -> list[Problem]:
+def class_name(name: str, path: str) -> list[FieldProblem]:
     """The name of a DeviceClass."""
     return [invalid(path, name, text) for text in dns_subdomain(name)] if name else [required(path)]
 
 
-def qualified_name(name: str, path: str) -> list[Problem]:
+def qualified_name(name: str, path: str) -> list[FieldProblem]:
     """``[domain/]identifier``: names of attributes and capacities."""
     domain, slash, identifier = name.partition("/")
     if not slash:
@@ -88,7 +96,7 @@ def qualified_name(name: str, path: str) -> list[Problem]:
     )
 
 
-def fully_qualified_name(name: str, path: str) -> list[Problem]:
+def fully_qualified_name(name: str, path: str) -> list[FieldProblem]:
     """A qualified name with its domain: matchAttribute and distinctAttribute."""
     problems = qualified_name(name, path)
     if "/" not in name:
@@ -97,12 +105,12 @@ def fully_qualified_name(name: str, path: str) -> list[Problem]:
     return problems
 
 
-def _identifier(name: str, path: str) -> list[Problem]:
+def _identifier(name: str, path: str) -> list[FieldProblem]:
     problems = [too_long(path, 32)] if len(name) > 32 else []
     return problems + [invalid(path, name, text) for text in c_identifier(name[:32])]
 
 
-def lower_uuid(text: str, path: str) -> list[Problem]:
+def lower_uuid(text: str, path: str) -> list[FieldProblem]:
     """A share's ID."""
     if _UUID.fullmatch(text):
         return []
@@ -113,7 +121,7 @@ def lower_uuid(text: str, path: str) -> list[Problem]:
     return [invalid(path, text, f"uid must be in RFC 4122 normalized form, {form}")]
 
 
-def json_object(value: Any, path: str, limit: int) -> list[Problem]:
+def json_object(value: Any, path: str, limit: int) -> list[FieldProblem]:
     """Free-form data: an object of at most ``limit`` bytes as JSON."""
     if value is None:
         return [required(path)]
@@ -122,7 +130,7 @@ def json_object(value: Any, path: str, limit: int) -> list[Problem]:
     return [] if isinstance(value, dict) else [invalid(path, "<value omitted>", "must be a valid JSON object")]
 
 
-def configuration(config: Obj, path: str) -> list[Problem]:
+def configuration(config: Obj, path: str) -> list[FieldProblem]:
     """The opaque part of a configuration entry."""
     opaque = config.get("opaque")
     if opaque is None:
@@ -131,10 +139,10 @@ def configuration(config: Obj, path: str) -> list[Problem]:
     return problems + json_object(opaque.get("parameters"), f"{path}.opaque.parameters", MAX_OPAQUE_BYTES)
 
 
-def selectors(owner: Obj, path: str, review: Review) -> list[Problem]:
+def selectors(owner: Obj, path: str, review: Review) -> list[FieldProblem]:
     """CEL selectors of a request or class."""
 
-    def check(selector: Obj, here: str) -> list[Problem]:
+    def check(selector: Obj, here: str) -> list[FieldProblem]:
         if selector.get("cel") is None:
             return [required(f"{here}.cel")]
         expression = selector["cel"].get("expression", "")
@@ -149,10 +157,10 @@ def selectors(owner: Obj, path: str, review: Review) -> list[Problem]:
     return each(entries(owner, "selectors"), MAX_SELECTORS, check, f"{path}.selectors")
 
 
-def tolerations(owner: Obj, path: str) -> list[Problem]:
+def tolerations(owner: Obj, path: str) -> list[FieldProblem]:
     """Tolerations of a request."""
 
-    def check(toleration: Obj, here: str) -> list[Problem]:
+    def check(toleration: Obj, here: str) -> list[FieldProblem]:
         problems = [invalid(f"{here}.key", toleration["key"], text) for text in label_key(toleration.get("key") or "a")]
         operator, value = toleration.get("operator", ""), toleration.get("value", "")
         if operator == "Exists" and value:
@@ -169,7 +177,7 @@ def tolerations(owner: Obj, path: str) -> list[Problem]:
     return each(entries(owner, "tolerations"), MAX_TOLERATIONS, check, f"{path}.tolerations")
 
 
-def taint(item: Obj, path: str) -> list[Problem]:
+def taint(item: Obj, path: str) -> list[FieldProblem]:
     """A taint on a device."""
     key, value, effect = item.get("key", ""), item.get("value", ""), item.get("effect", "")
     problems = [invalid(f"{path}.key", key, text) for text in label_key(key)]
@@ -181,11 +189,11 @@ def taint(item: Obj, path: str) -> list[Problem]:
     return problems
 
 
-def binding_conditions(owner: Obj, path: str) -> list[Problem]:
+def binding_conditions(owner: Obj, path: str) -> list[FieldProblem]:
     """bindingConditions and bindingFailureConditions: both or none, disjoint, at most four each."""
     conditions, failures = entries(owner, "bindingConditions"), entries(owner, "bindingFailureConditions")
 
-    def check(name: str, here: str) -> list[Problem]:
+    def check(name: str, here: str) -> list[FieldProblem]:
         return [invalid(here, name, text) for text in label_key(name)]
 
     def identity(name: str) -> str:

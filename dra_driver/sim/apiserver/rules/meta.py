@@ -1,18 +1,18 @@
 """Validation of metadata, the same for every kind (k8s.io/apimachinery pkg/api/validation/objectmeta.go)."""
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
-from dra_driver.sim.apiserver.kind import Kind
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.names import label_key, label_value
-from dra_driver.sim.apiserver.problems import Problem, forbidden_field, invalid, required, too_long, wrong_type
+from dra_driver.sim.apiserver.problems import FieldProblem, forbidden_field, invalid, required, too_long, wrong_type
 
 MAX_ANNOTATION_BYTES = 256 * 1024
 _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
-def meta_problems(kind: Kind, obj: Obj, path: str = "metadata") -> list[Problem]:
+def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[FieldProblem]:
     """Everything wrong with the metadata of an object about to be created."""
     metadata = mapping(obj, "metadata")
-    problems: list[Problem] = []
+    problems: list[FieldProblem] = []
     base = metadata.get("generateName")
     if isinstance(base, str) and base:
         # A base may end in "-": the random suffix follows.
@@ -26,7 +26,7 @@ def meta_problems(kind: Kind, obj: Obj, path: str = "metadata") -> list[Problem]
     return problems + common_problems(metadata, path)
 
 
-def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[Problem]:
+def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[FieldProblem]:
     """Everything wrong with the metadata of a changed object."""
     new, before = mapping(obj, "metadata"), mapping(old, "metadata")
     problems = [
@@ -46,7 +46,7 @@ def _go_list(items: list[str]) -> str:
     return f"[]string{{{quoted}}}"
 
 
-def common_problems(metadata: Obj, path: str) -> list[Problem]:
+def common_problems(metadata: Obj, path: str) -> list[FieldProblem]:
     """Labels, annotations, finalizers and owners: the parts that creates and updates check alike."""
     return [
         *label_problems(metadata.get("labels"), f"{path}.labels"),
@@ -56,9 +56,9 @@ def common_problems(metadata: Obj, path: str) -> list[Problem]:
     ]
 
 
-def label_problems(labels: object, path: str) -> list[Problem]:
+def label_problems(labels: object, path: str) -> list[FieldProblem]:
     """Keys and values of a label map."""
-    problems: list[Problem] = []
+    problems: list[FieldProblem] = []
     for key, value in labels.items() if isinstance(labels, dict) else ():
         problems += [invalid(path, key, text) for text in label_key(key)]
         if not isinstance(value, str):
@@ -68,8 +68,8 @@ def label_problems(labels: object, path: str) -> list[Problem]:
     return problems
 
 
-def _annotation_problems(annotations: object, path: str) -> list[Problem]:
-    problems: list[Problem] = []
+def _annotation_problems(annotations: object, path: str) -> list[FieldProblem]:
+    problems: list[FieldProblem] = []
     size = 0
     for key, value in annotations.items() if isinstance(annotations, dict) else ():
         problems += [invalid(path, key, text) for text in label_key(key.lower())]
@@ -82,7 +82,7 @@ def _annotation_problems(annotations: object, path: str) -> list[Problem]:
     return problems
 
 
-def _finalizer_problems(metadata: Obj, path: str) -> list[Problem]:
+def _finalizer_problems(metadata: Obj, path: str) -> list[FieldProblem]:
     problems = []
     for at, name in enumerate(entries(metadata, "finalizers")):
         problems += [invalid(path, name, text) for text in label_key(str(name))]
@@ -92,8 +92,8 @@ def _finalizer_problems(metadata: Obj, path: str) -> list[Problem]:
     return problems
 
 
-def _owner_problems(metadata: Obj, path: str) -> list[Problem]:
-    problems: list[Problem] = []
+def _owner_problems(metadata: Obj, path: str) -> list[FieldProblem]:
+    problems: list[FieldProblem] = []
     controllers: list[str] = []
     for reference in entries(metadata, "ownerReferences"):
         for field in ("apiVersion", "kind", "name", "uid"):

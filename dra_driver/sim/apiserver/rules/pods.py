@@ -5,10 +5,10 @@ to claims and what may change later; the rest of a pod's some thousand rules is 
 """
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
-from dra_driver.sim.apiserver.kind import Review, Rules
+from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import dns_label, dns_subdomain, label_key
 from dra_driver.sim.apiserver.problems import (
-    Problem,
+    FieldProblem,
     duplicate,
     forbidden_field,
     invalid,
@@ -101,7 +101,7 @@ def qos_class(spec: Obj) -> str:
     return kinds.pop() if len(kinds) == 1 else "Burstable" if kinds else "BestEffort"
 
 
-def pod_spec_problems(spec: Obj, path: str) -> list[Problem]:
+def pod_spec_problems(spec: Obj, path: str) -> list[FieldProblem]:
     """Containers, their names and claims."""
     problems, seen = _claim_problems(spec, f"{path}.resourceClaims"), set()
     claims = {item.get("name") for item in entries(spec, "resourceClaims")}
@@ -123,8 +123,8 @@ def pod_spec_problems(spec: Obj, path: str) -> list[Problem]:
     return problems
 
 
-def _claim_problems(spec: Obj, path: str) -> list[Problem]:
-    problems: list[Problem] = []
+def _claim_problems(spec: Obj, path: str) -> list[FieldProblem]:
+    problems: list[FieldProblem] = []
     seen = set()
     for at, item in enumerate(entries(spec, "resourceClaims")):
         here, name = f"{path}[{at}]", item.get("name", "")
@@ -146,7 +146,7 @@ def _claim_problems(spec: Obj, path: str) -> list[Problem]:
     return problems
 
 
-def _container_problems(container: Obj, path: str, claims: set[object]) -> list[Problem]:
+def _container_problems(container: Obj, path: str, claims: set[object]) -> list[FieldProblem]:
     name = container.get("name", "")
     problems = [invalid(f"{path}.name", name, text) for text in dns_label(name)] if name else [required(f"{path}.name")]
     if not container.get("image"):
@@ -176,7 +176,7 @@ def _frozen(spec: Obj) -> Obj:
     return kept
 
 
-def _validate_pod(pod: Obj, review: Review) -> list[Problem]:
+def _validate_pod(pod: Obj, review: Review) -> list[FieldProblem]:
     if review.subresource:
         return extended_claim_problems(pod) if review.subresource == "status" else []
     spec = mapping(pod, "spec")
@@ -196,6 +196,6 @@ def _keep_assigned(pod: Obj, old: Obj, subresource: str) -> None:
             child(pod, "spec").setdefault(field, copy_json(before))
 
 
-POD_RULES = Rules(
+POD_RULES = WriteRules(
     default=_default_pod, prepare_create=_prepare_create, prepare_update=_keep_assigned, validate=_validate_pod
 )

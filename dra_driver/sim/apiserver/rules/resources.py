@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dra_driver.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.names import dns_label, dns_subdomain
-from dra_driver.sim.apiserver.problems import Problem, duplicate, invalid, required
+from dra_driver.sim.apiserver.problems import FieldProblem, duplicate, invalid, required
 
 _NO_LIMIT = "Limit must be set for non overcommitable resources"
 _NO_CONTAINER = "must match the name of an entry in spec.initContainers.name or spec.containers.name"
@@ -30,12 +30,12 @@ def is_extended(resource: str) -> bool:
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
 
-def resource_problems(container: Obj, path: str) -> list[Problem]:
+def resource_problems(container: Obj, path: str) -> list[FieldProblem]:
     """Everything wrong with a container's requests and limits; ``path`` is the container's."""
     return list(_problems(mapping(container, "resources"), f"{path}.resources"))
 
 
-def _problems(resources: Obj, path: str) -> Iterator[Problem]:
+def _problems(resources: Obj, path: str) -> Iterator[FieldProblem]:
     limits, requests = mapping(resources, "limits"), mapping(resources, "requests")
     for where, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
@@ -47,7 +47,7 @@ def _problems(resources: Obj, path: str) -> Iterator[Problem]:
             yield required(f"{path}.limits", _NO_LIMIT)
 
 
-def _amount_problems(name: str, text: str, path: str) -> Iterator[Problem]:
+def _amount_problems(name: str, text: str, path: str) -> Iterator[FieldProblem]:
     amount = _quantity(text)
     if amount is None:
         return  # the decoder has refused it already
@@ -57,7 +57,7 @@ def _amount_problems(name: str, text: str, path: str) -> Iterator[Problem]:
         yield invalid(path, text, "must be an integer")
 
 
-def _unequal(name: str, text: str, limit_text: str, path: str) -> Iterator[Problem]:
+def _unequal(name: str, text: str, limit_text: str, path: str) -> Iterator[FieldProblem]:
     amount, limit = _quantity(text), _quantity(limit_text)
     if amount is None or limit is None or amount == limit:
         return
@@ -74,13 +74,13 @@ def _quantity(text: str) -> Quantity | None:
         return None
 
 
-def extended_claim_problems(pod: Obj) -> list[Problem]:
+def extended_claim_problems(pod: Obj) -> list[FieldProblem]:
     """What is wrong with ``status.extendedResourceClaimStatus``."""
     status = mapping(pod, "status", "extendedResourceClaimStatus")
     return list(_status_problems(pod, status)) if status else []
 
 
-def _status_problems(pod: Obj, status: Obj) -> Iterator[Problem]:
+def _status_problems(pod: Obj, status: Obj) -> Iterator[FieldProblem]:
     path, name = "status.extendedResourceClaimStatus", status.get("resourceClaimName", "")
     asked = {
         container.get("name"): mapping(container, "resources", "requests")

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc3339
-from dra_driver.sim.apiserver.kind import Review, Rules
+from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import dns_subdomain
-from dra_driver.sim.apiserver.problems import Problem, invalid, required, too_many
+from dra_driver.sim.apiserver.problems import FieldProblem, invalid, required, too_many
 from dra_driver.sim.apiserver.rules.devices import device_problems, node_selector_problems
 from dra_driver.sim.apiserver.rules.dra import driver_name, each_unique, label_name, pool_name
 
@@ -39,7 +39,7 @@ def _drop_gated(obj: Obj) -> None:
                 attribute.pop(field, None)
 
 
-def _pool(spec: Obj, path: str) -> list[Problem]:
+def _pool(spec: Obj, path: str) -> list[FieldProblem]:
     pool = mapping(spec, "pool")
     problems = pool_name(pool.get("name", ""), f"{path}.name")
     if (count := pool.get("resourceSliceCount", 0)) <= 0:
@@ -49,7 +49,7 @@ def _pool(spec: Obj, path: str) -> list[Problem]:
     return problems
 
 
-def _immutable(spec: Obj, old: Obj) -> list[Problem]:
+def _immutable(spec: Obj, old: Obj) -> list[FieldProblem]:
     pairs = (
         ("spec.pool.name", dig(spec, "pool", "name"), dig(old, "pool", "name")),
         ("spec.driver", spec.get("driver"), old.get("driver")),
@@ -58,8 +58,8 @@ def _immutable(spec: Obj, old: Obj) -> list[Problem]:
     return [invalid(path, new, "field is immutable") for path, new, before in pairs if new != before]
 
 
-def _node_selection(spec: Obj, path: str) -> list[Problem]:
-    problems: list[Problem] = []
+def _node_selection(spec: Obj, path: str) -> list[FieldProblem]:
+    problems: list[FieldProblem] = []
     chosen: list[str] = []
     if "nodeName" in spec:
         if spec["nodeName"]:
@@ -89,7 +89,7 @@ def _node_selection(spec: Obj, path: str) -> list[Problem]:
     return problems
 
 
-def _counter_set(item: Obj, path: str) -> list[Problem]:
+def _counter_set(item: Obj, path: str) -> list[FieldProblem]:
     name, counters = item.get("name", ""), mapping(item, "counters")
     problems = label_name(name, f"{path}.name") if name else [required(f"{path}.name")]
     if not counters:
@@ -104,7 +104,7 @@ def _is_limited(device: Obj) -> bool:
     return bool(device.get("taints") or device.get("consumesCounters"))
 
 
-def _validate(obj: Obj, review: Review) -> list[Problem]:
+def _validate(obj: Obj, review: Review) -> list[FieldProblem]:
     spec, path = mapping(obj, "spec"), "spec"
     problems = driver_name(spec.get("driver", ""), f"{path}.driver") + _pool(spec, f"{path}.pool")
     old_devices: dict[Any, Obj] = {}
@@ -117,7 +117,7 @@ def _validate(obj: Obj, review: Review) -> list[Problem]:
     devices, per_device = entries(spec, "devices"), bool(spec.get("perDeviceNodeSelection"))
     limit = MAX_DEVICES_WITH_TAINTS_OR_COUNTERS if any(map(_is_limited, devices)) else MAX_DEVICES
 
-    def check(device: Obj, here: str) -> list[Problem]:
+    def check(device: Obj, here: str) -> list[FieldProblem]:
         return device_problems(device, old_devices.get(device.get("name")), here, per_device=per_device)
 
     def name_of(item: Obj) -> Any:
@@ -128,7 +128,7 @@ def _validate(obj: Obj, review: Review) -> list[Problem]:
     return problems + each_unique(sets, MAX_COUNTER_SETS, _counter_set, name_of, f"{path}.sharedCounters")
 
 
-SLICE_RULES = Rules(
+SLICE_RULES = WriteRules(
     default=_default,
     prepare_create=_drop_gated,
     prepare_update=lambda obj, _old, _sub: _drop_gated(obj),

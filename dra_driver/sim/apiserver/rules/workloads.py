@@ -5,8 +5,8 @@ Follows kubernetes/kubernetes pkg/apis/{apps,batch}/v1/defaults.go, their valida
 """
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
-from dra_driver.sim.apiserver.kind import Review, Rules
-from dra_driver.sim.apiserver.problems import Problem, invalid, required, unsupported
+from dra_driver.sim.apiserver.kind import Review, WriteRules
+from dra_driver.sim.apiserver.problems import FieldProblem, invalid, required, unsupported
 from dra_driver.sim.apiserver.rules.pods import default_pod_spec, pod_spec_problems
 from dra_driver.sim.apiserver.selectors import object_match
 
@@ -99,7 +99,7 @@ def _keep_selector(obj: Obj, old: Obj, subresource: str) -> None:
                 labels.setdefault(key, value)
 
 
-def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) -> list[Problem]:
+def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) -> list[FieldProblem]:
     if review.subresource:
         return []
     spec = mapping(obj, "spec")
@@ -120,7 +120,7 @@ def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) ->
     return problems
 
 
-def _selector_problems(spec: Obj) -> list[Problem]:
+def _selector_problems(spec: Obj) -> list[FieldProblem]:
     selector = spec.get("selector")
     if selector is None:
         return [required("spec.selector")]
@@ -132,11 +132,11 @@ def _selector_problems(spec: Obj) -> list[Problem]:
     return []
 
 
-def _validate_always(obj: Obj, review: Review) -> list[Problem]:
+def _validate_always(obj: Obj, review: Review) -> list[FieldProblem]:
     return _template_problems(obj, review, restart=("Always",))
 
 
-def _validate_job(obj: Obj, review: Review) -> list[Problem]:
+def _validate_job(obj: Obj, review: Review) -> list[FieldProblem]:
     problems = _template_problems(obj, review, restart=("OnFailure", "Never"))
     if review.old is not None and not review.subresource:
         template, before = dig(obj, "spec", "template"), dig(review.old, "spec", "template")
@@ -145,9 +145,9 @@ def _validate_job(obj: Obj, review: Review) -> list[Problem]:
     return problems
 
 
-DEPLOYMENT_RULES = Rules(default=_default_deployment, validate=_validate_always)
-REPLICA_SET_RULES = Rules(default=_default_replica_set, validate=_validate_always)
-DAEMON_SET_RULES = Rules(default=_default_daemon_set, prepare_create=_no_daemons_yet, validate=_validate_always)
-JOB_RULES = Rules(
+DEPLOYMENT_RULES = WriteRules(default=_default_deployment, validate=_validate_always)
+REPLICA_SET_RULES = WriteRules(default=_default_replica_set, validate=_validate_always)
+DAEMON_SET_RULES = WriteRules(default=_default_daemon_set, prepare_create=_no_daemons_yet, validate=_validate_always)
+JOB_RULES = WriteRules(
     default=_default_job, prepare_create=_select_own_pods, prepare_update=_keep_selector, validate=_validate_job
 )
