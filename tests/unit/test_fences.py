@@ -1,0 +1,134 @@
+"""Every import contract of pyproject.toml fails when it is broken, in every package: lint-imports runs on a copy."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VIOLATION = "zz_violation"
+"""Name of the module that is added to each package of the copy."""
+CONTRACTS: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+FENCES = {
+    module: {pattern.split(" -> ")[0] for pattern in contract["ignore_imports"]}
+    for contract in CONTRACTS
+    if contract["type"] == "forbidden"
+    for module in contract["forbidden_modules"]
+}
+"""Third-party package -> patterns of the modules that may import it."""
+LAYERS = [contract for contract in CONTRACTS if contract["type"] == "layers"]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package and its contracts, to be broken."""
+    shutil.copytree(ROOT / "dra_driver", tmp_path / "dra_driver", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint(copy: Path) -> tuple[int, str]:
+    """Exit status and output of lint-imports."""
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    found = subprocess.run(
+        [*command, "--no-cache", "--no-logo"], cwd=copy, capture_output=True, text=True, check=False, timeout=100
+    )
+    return found.returncode, found.stdout + found.stderr
+
+
+def packages(copy: Path) -> Iterator[str]:
+    """Dotted names of all packages, generated code apart."""
+    for init in sorted(copy.glob("dra_driver/**/__init__.py")):
+        name = ".".join(init.parent.relative_to(copy).parts)
+        if name.startswith("dra_driver.") and not name.startswith("dra_driver._pb"):
+            yield name
+
+
+def add(copy: Path, package: str, text: str) -> None:
+    (copy / package.replace(".", "/") / f"{VIOLATION}.py").write_text(text)
+
+
+def is_exempt(package: str, module: str) -> bool:
+    """Whether every module of ``package`` may import ``module``."""
+    wholes = {pattern.rpartition(".")[0] for pattern in FENCES[module] if pattern.endswith(".*")}
+    trees = {pattern.removesuffix(".**") for pattern in FENCES[module] if pattern.endswith(".**")}
+    return package in wholes or any(package == tree or package.startswith(f"{tree}.") for tree in trees)
+
+
+def test_the_package_as_it_stands_keeps_all_contracts(copy: Path) -> None:
+    """Otherwise the other tests here would prove nothing."""
+    status, output = lint(copy)
+    assert status == 0, output
+
+
+def test_every_third_party_package_is_fenced_out_of_every_package(copy: Path) -> None:
+    """A forbidden import in each package is reported, once for each third-party package; exempt packages are silent."""
+    rooms = list(packages(copy))
+    for room in rooms:
+        add(copy, room, '"""Breaks every fence."""\n' + "".join(f"import {module}\n" for module in FENCES))
+    status, output = lint(copy)
+    seen = set(re.findall(rf"(dra_driver[\w.]*)\.{VIOLATION}\s*->\s*([\w.]+)", output.replace("\n", " ")))
+    expected = {(room, module) for room in rooms for module in FENCES if not is_exempt(room, module)}
+    for room in rooms:
+        sys.stdout.write(f"{room}: refuses {', '.join(sorted(module for at, module in seen if at == room))}\n")
+    assert status != 0
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("contract", "lower", "upper"),
+    [
+        pytest.param(contract, lower, upper, id=f"{contract['containers'][0]}: {lower} -> {upper}")
+        for contract in LAYERS
+        for upper, lower in zip(contract["layers"], contract["layers"][1:], strict=False)
+    ],
+)
+def test_a_layer_that_imports_the_one_above_is_reported(
+    copy: Path, contract: dict[str, Any], lower: str, upper: str
+) -> None:
+    """For each two neighbouring layers of each contract."""
+    container = contract["containers"][0]
+    low, high = (existing(copy, container, layer) for layer in (lower, upper))
+    text = f'"""Looks up."""\nfrom {container} import {high}\n'
+    folder = copy / container.replace(".", "/") / low
+    if folder.is_dir():
+        add(copy, f"{container}.{low}", text)
+    else:
+        path = folder.with_suffix(".py")
+        path.write_text(path.read_text() + text.split("\n", 1)[1])
+    status, output = lint(copy)
+    assert status != 0
+    assert re.search(rf"{container}\.{low}\S* -> \S*{container}\.{high}", output.replace("\n", " ")), output[-2000:]
+
+
+@pytest.mark.parametrize("contract", LAYERS, ids=lambda each: each["containers"][0])
+def test_a_new_module_needs_a_layer(copy: Path, contract: dict[str, Any]) -> None:
+    """Layers are exhaustive."""
+    container = contract["containers"][0]
+    add(copy, container, '"""Has no layer."""\n')
+    status, output = lint(copy)
+    assert status != 0
+    assert VIOLATION in output
+
+
+def test_nothing_in_the_package_reads_the_schema_models(copy: Path) -> None:
+    """Nodes would load pydantic with them."""
+    add(copy, "dra_driver.policy", '"""Reads the models."""\nfrom dra_driver.config.schemas import gpu_policy\n')
+    status, output = lint(copy)
+    assert status != 0
+    assert f"dra_driver.policy.{VIOLATION}" in output
+
+
+def existing(copy: Path, container: str, layer: str) -> str:
+    """A module or package of the layer that exists; layers may name packages to come."""
+    names = re.findall(r"\w+", layer)
+    base = copy / container.replace(".", "/")
+    return next(name for name in names if (base / name).is_dir() or (base / f"{name}.py").is_file())
