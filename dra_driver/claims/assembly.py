@@ -13,8 +13,8 @@ from dra_driver.claims.boot import read_boot_id
 from dra_driver.claims.dependencies import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, HardwareTools, Tools
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal.journal import Journal
-from dra_driver.claims.processes import Owners
-from dra_driver.claims.waiting import Patience
+from dra_driver.claims.processes import ProcessRegistry
+from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.claims.workflow.service import ClaimService
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
@@ -30,7 +30,7 @@ class Claims:
     ``close`` once the last call is answered; it leaves journal, files and prepared claims as they are.
     """
 
-    def __init__(self, service: ClaimService, journal: Journal, owners: Owners) -> None:
+    def __init__(self, service: ClaimService, journal: Journal, owners: ProcessRegistry) -> None:
         self.service = service
         self.journal = journal
         self._owners = owners
@@ -60,7 +60,7 @@ def open_claims(
     terms: Callable[[], Terms] = lambda: {},
     count: Callable[[Event], None] = lambda _event: None,
     boot_id: str | None = None,
-    patience: Patience | None = None,
+    retry_policy: RetryPolicy | None = None,
 ) -> Claims:
     """Open the journal in ``directory`` (made with mode 0700 when missing) and everything that works on it.
 
@@ -69,7 +69,7 @@ def open_claims(
     and `ConfigurationError` as `journal.Journal.open` does.
     """
     directory = Path(directory)
-    owners = Owners.register(directory, uuid.uuid4().hex)
+    owners = ProcessRegistry.register(directory, uuid.uuid4().hex)
     try:
         boot = read_boot_id() if boot_id is None else boot_id
         journal = Journal.open(directory / JOURNAL, boot_id=boot, owner=owners.own)
@@ -89,6 +89,6 @@ def open_claims(
         hardware=hardware(journal) if hardware else None,
         terms=terms,
         count=count,
-        patience=patience or Patience(),
+        retry_policy=retry_policy or RetryPolicy(),
     )
     return Claims(ClaimService(tools, lister=lister), journal, owners)

@@ -31,7 +31,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LivePartition:
+class InstanceIds:
     """What a partition is on the hardware, once it is there: the ids that its container's files are made from."""
 
     gi_id: int
@@ -39,7 +39,7 @@ class LivePartition:
     uuid: MigUuid
 
     @classmethod
-    def of(cls, instance: MigInstance) -> "LivePartition | None":
+    def of(cls, instance: MigInstance) -> "InstanceIds | None":
         """The instance's ids; None for one that no program can use."""
         device = instance.device
         if device is None or device.uuid is None:
@@ -59,7 +59,7 @@ class HeldPartition:
     profile_name: str
     size: int
     made: bool
-    live: LivePartition | None = None
+    live: InstanceIds | None = None
 
     def overlaps(self, other: "HeldPartition") -> bool:
         """Whether both want a memory slice of the same GPU."""
@@ -182,7 +182,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stray:
+class OrphanedPartition:
     """A partition that this driver made for a claim which is not in the journal any more.
 
     An older version of the driver, working beside this one during an update, frees claims without knowing of
@@ -212,10 +212,10 @@ class Conflict:
 class Blocked:
     """Why a claim could not be begun.
 
-    ``by`` are entries that hold what it wants, or its own one; ``strays`` are partitions in the way that nobody has any
-    more. ``conflict`` is the first one found, None for the claim's own entry and where only strays are in the way.
+    ``by`` are entries that hold what it wants, or its own one; ``orphaned_partitions`` overlap and have no claim any
+    more. ``conflict`` is the first one found, None for the claim's own entry and where only those are in the way.
     """
 
     by: tuple[Entry, ...] = ()
-    strays: tuple[Stray, ...] = ()
+    orphaned_partitions: tuple[OrphanedPartition, ...] = ()
     conflict: Conflict | None = None

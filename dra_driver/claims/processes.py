@@ -22,7 +22,7 @@ _SUFFIX = ".lock"
 _TRIES = 100
 
 
-class Owners:
+class ProcessRegistry:
     """This run's lock and the question about others'. Thread-safe.
 
     Files of dead runs are removed when a new run starts, so their number is bounded by the crashes in between.
@@ -34,7 +34,7 @@ class Owners:
         self._fd = fd
 
     @classmethod
-    def register(cls, directory: Path | str, own: str) -> "Owners":
+    def register(cls, directory: Path | str, own: str) -> "ProcessRegistry":
         """Announce this run under ``own``, an id never used before. Raises StorageError when no file can be made."""
         directory = Path(directory)
         try:

@@ -50,7 +50,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """Seconds from the start of a call during which an error of a kind is waited out.
 
     ``call_s`` bounds everything, for all claims of the call together; the kubelet gives up after 45 s. ``read_s``: with
@@ -87,15 +87,15 @@ class Patience:
                 return 0.0
 
 
-class Bell(Protocol):
+class WakeableClock(Protocol):
     """A clock in seconds, and a wait that a ring ends early."""
 
     def now(self) -> float: ...
-    def ring(self) -> None: ...
+    def wake_all(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
 
 
-class RealBell:
+class MonotonicClock:
     """The real one. Thread-safe; a ring wakes everybody who waits at that moment."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class RealBell:
         """Monotonic seconds."""
         return time.monotonic()
 
-    def ring(self) -> None:
+    def wake_all(self) -> None:
         """Something changed that a waiting call may be waiting for."""
         with self._condition:
             self._rings += 1

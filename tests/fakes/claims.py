@@ -174,20 +174,20 @@ class FakeCdiProvider:
         return claim_spec(NAMES, pairs)
 
 
-class FakeBell:
+class FakeClock:
     """Waiting takes no time: it moves the clock, then does what was planned for that moment."""
 
     def __init__(self) -> None:
         self.time = 1000.0
         self.waits: list[float] = []
-        self.rings = 0
+        self.wakes = 0
         self._planned: list[tuple[float, Callable[[], object]]] = []
 
     def now(self) -> float:
         return self.time
 
-    def ring(self) -> None:
-        self.rings += 1
+    def wake_all(self) -> None:
+        self.wakes += 1
 
     def wait(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -202,7 +202,7 @@ class FakeBell:
         self._planned.append((self.time + seconds, action))
 
 
-class FakeOwners:
+class FakeProcessRegistry:
     """Which runs are alive, by decree."""
 
     def __init__(self, own: str = "run-1", alive: Collection[str] = ()) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dra_driver.claims.dependencies import HardwareTools, Tools
-from dra_driver.claims.entry import Attempt, HeldPartition, LivePartition, State, gpus_of
-from dra_driver.claims.hardware.orphans import STEP_S, remove_strays, settle_for
+from dra_driver.claims.entry import Attempt, HeldPartition, InstanceIds, State, gpus_of
+from dra_driver.claims.hardware.orphans import STEP_S, remove_orphaned_partitions, settle_for
 from dra_driver.claims.planning.plan import ClaimPlan
 from dra_driver.claims.planning.sharing_plan import partition_daemons
 from dra_driver.claims.waiting import Budget
@@ -45,7 +45,7 @@ def look(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
         if part is None or device.admin_access:
             continue
         there = tools.require_hardware().mig.find(part.id)
-        live = LivePartition.of(there) if there else None
+        live = InstanceIds.of(there) if there else None
         if there is not None and live is None and not _is_ours(tools, part):
             raise NoRoomError(
                 f"{device.device} of claim {todo.ref} cannot be made: GPU instance {there.gi_id} is in its place, half "
@@ -102,7 +102,7 @@ class _Work:
         self._budget = budget
 
     def within(self, most_s: float) -> float:
-        left_s = self._budget.deadline - UNDO_RESERVE_S - self.tools.bell.now()
+        left_s = self._budget.deadline - UNDO_RESERVE_S - self.tools.clock.now()
         return max(0.0, min(most_s, left_s))
 
 
@@ -121,7 +121,7 @@ def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt
             raise
         finally:
             hardware.changed()
-        todo = todo.with_device(position, partition=replace(part, live=LivePartition.of(made)))
+        todo = todo.with_device(position, partition=replace(part, live=InstanceIds.of(made)))
     return todo
 
 
@@ -135,11 +135,11 @@ def _create(hardware: HardwareTools, work: _Work, part: HeldPartition) -> MigIns
         return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
     except NoRoomError as error:
         gpu, journal = part.id.gpu_uuid, work.tools.journal
-        of_nobody = [stray for stray in journal.strays() if stray.partition.id.gpu_uuid == gpu]
+        of_nobody = [orphan for orphan in journal.orphaned_partitions() if orphan.partition.id.gpu_uuid == gpu]
         if error.left_over or not of_nobody or journal.rebuild_pending:
             raise
         try:
-            remove_strays(work.tools, gpu, within_s=work.within(STEP_S))
+            remove_orphaned_partitions(work.tools, gpu, within_s=work.within(STEP_S))
         except HardwareError as busy:
             raise GpuBusyError(
                 f"{error}; {of_nobody[0].partition.id} of an ended claim is still there: {busy}"
@@ -192,5 +192,7 @@ def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, HeldPartition]]:
 def _is_ours(tools: Tools, part: HeldPartition) -> bool:
     """Whether some claim, or none any more, had the partition made: then that is what is in the way."""
     holdings = tools.journal.holdings(part.id.gpu_uuid)
-    held = [held.device.partition for held in holdings] + [stray.partition for stray in tools.journal.strays()]
+    held = [held.device.partition for held in holdings] + [
+        orphan.partition for orphan in tools.journal.orphaned_partitions()
+    ]
     return any(each is not None and each.made and each.id == part.id for each in held)

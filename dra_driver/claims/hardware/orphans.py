@@ -65,8 +65,8 @@ def settle_all(tools: Tools, problems: list[str]) -> None:
     hardware = tools.hardware
     if hardware is None or tools.journal.rebuild_pending:
         return
-    for gpu in sorted({stray.partition.id.gpu_uuid for stray in tools.journal.strays()}):
-        _under_lock(tools, problems, (gpu,), partial(remove_strays, tools, gpu, within_s=STEP_S))
+    for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in tools.journal.orphaned_partitions()}):
+        _under_lock(tools, problems, (gpu,), partial(remove_orphaned_partitions, tools, gpu, within_s=STEP_S))
     for gpu in sorted(tools.journal.noted_gpus()):
         _under_lock(tools, problems, (gpu,), partial(_settle, tools, hardware, gpu))
     if tuple(_daemons_of_nobody(tools, hardware)):
@@ -74,22 +74,22 @@ def settle_all(tools: Tools, problems: list[str]) -> None:
         _under_lock(tools, problems, every, lambda: _end_daemons_of_nobody(tools, hardware, every))
 
 
-def remove_strays(tools: Tools, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None) -> None:
+def remove_orphaned_partitions(tools: Tools, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None) -> None:
     """Remove the GPU's partitions that no claim has any more, or of those only claim ``of``'s.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
     `MigWork`. All of them together are waited for ``within_s``.
     """
-    hardware, deadline = tools.require_hardware(), tools.bell.now() + within_s
-    for stray in tools.journal.strays():
-        if stray.partition.id.gpu_uuid != gpu or (of is not None and stray.uid != of):
+    hardware, deadline = tools.require_hardware(), tools.clock.now() + within_s
+    for orphan in tools.journal.orphaned_partitions():
+        if orphan.partition.id.gpu_uuid != gpu or (of is not None and orphan.uid != of):
             continue
         try:
-            destroy_own(tools, stray.partition, within_s=deadline - tools.bell.now())
+            destroy_own(tools, orphan.partition, within_s=deadline - tools.clock.now())
         finally:
             hardware.changed()
-        tools.journal.forget_stray(stray)
-        log.warning("a partition of nobody is removed", extra={"partition": str(stray.partition.id)})
+        tools.journal.forget_orphaned_partition(orphan)
+        log.warning("a partition of nobody is removed", extra={"partition": str(orphan.partition.id)})
 
 
 def not_known_yet(what: str) -> ClaimBusyError:

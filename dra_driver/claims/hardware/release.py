@@ -44,7 +44,7 @@ def take_back(tools: Tools, entry: Entry, *, within_s: float, without_driver: bo
     first: DraError | None = None
     answers = True
     try:
-        for gpu, step in _steps(tools, hardware, entry, tools.bell.now() + within_s):
+        for gpu, step in _steps(tools, hardware, entry, tools.clock.now() + within_s):
             try:
                 step()
             except DeviceLostError as error:
@@ -76,7 +76,7 @@ def _steps(tools: Tools, hardware: HardwareTools, entry: Entry, deadline: float)
     """With the GPU that each is about, and the time that the ones before it have left."""
 
     def left_s(least_s: float = 0.0) -> float:
-        return max(least_s, deadline - tools.bell.now())
+        return max(least_s, deadline - tools.clock.now())
 
     devices = [device for device in reversed(entry.devices) if device.changes_hardware]
     for daemon_id, gpus in _daemons_to_end(tools, entry.ref.uid, devices).items():

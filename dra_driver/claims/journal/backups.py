@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra_driver.claims.entry import HeldPartition, LivePartition, Stray
+from dra_driver.claims.entry import HeldPartition, InstanceIds, OrphanedPartition
 from dra_driver.claims.journal import values
 from dra_driver.errors import StorageError
 from dra_driver.files import UNFINISHED, replace_file
@@ -37,7 +37,7 @@ _MISTAKES = (ValueError, KeyError, TypeError, AttributeError, RecursionError, sq
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProvenNote:
+class NoteBackup:
     """One note about a GPU as it is in the journal."""
 
     key: str
@@ -46,30 +46,30 @@ class ProvenNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProvenPartition:
+class PartitionBackup:
     """A partition that was made, or is about to be, for the claim's result at ``position``."""
 
-    stray: Stray
+    orphan: OrphanedPartition
     device: DeviceName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class GpuStateBackup:
     """All that is proven about one GPU. ``boot_id`` is that of the boot in which it was written."""
 
     gpu: GpuUuid
     boot_id: str
-    notes: tuple[ProvenNote, ...] = ()
-    partitions: tuple[ProvenPartition, ...] = ()
+    notes: tuple[NoteBackup, ...] = ()
+    partitions: tuple[PartitionBackup, ...] = ()
 
 
-class Proofs:
+class GpuStateBackups:
     """The files below one folder, which is made when first needed (0700). Callers write one GPU's at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, proof: Proof) -> None:
+    def write(self, proof: GpuStateBackup) -> None:
         """Have the GPU's file say ``proof``; one that says nothing is removed. Raises `StorageError`."""
         path = self._path(proof.gpu)
         try:
@@ -85,7 +85,7 @@ class Proofs:
                 "check the plugin directory's path, permissions and free space"
             ) from error
 
-    def read(self) -> Iterator[Proof]:
+    def read(self) -> Iterator[GpuStateBackup]:
         """What every file says. One that cannot be read proves nothing, and is told in the log."""
         for path in self._files(_SUFFIX):
             try:
@@ -125,7 +125,7 @@ def _read(path: Path) -> bytes | None:
         return file.read(MAX_FILE)
 
 
-def _to_wire(proof: Proof) -> dict[str, Any]:
+def _to_wire(proof: GpuStateBackup) -> dict[str, Any]:
     return {
         "gpu": proof.gpu,
         "boot": proof.boot_id,
@@ -134,11 +134,11 @@ def _to_wire(proof: Proof) -> dict[str, Any]:
     }
 
 
-def _partition_to_wire(proven: ProvenPartition) -> dict[str, Any]:
-    stray, held = proven.stray, proven.stray.partition
+def _partition_to_wire(proven: PartitionBackup) -> dict[str, Any]:
+    orphan, held = proven.orphan, proven.orphan.partition
     wire: dict[str, Any] = {
-        "claim": stray.uid,
-        "position": stray.position,
+        "claim": orphan.uid,
+        "position": orphan.position,
         "device": proven.device,
         "profile": held.id.profile_id,
         "profileName": held.profile_name,
@@ -150,41 +150,45 @@ def _partition_to_wire(proven: ProvenPartition) -> dict[str, Any]:
     return wire
 
 
-def _from_wire(wire: Any) -> Proof:
+def _from_wire(wire: Any) -> GpuStateBackup:
     """Raises one of `_MISTAKES` for what `_to_wire` never writes."""
-    gpu = GpuUuid(_text(wire["gpu"]))
+    gpu = GpuUuid(_parse_text(wire["gpu"]))
     notes = (
-        ProvenNote(key=_text(each["key"]), value=_text(each["value"]), boot_id=_text(each["boot"]))
+        NoteBackup(key=_parse_text(each["key"]), value=_parse_text(each["value"]), boot_id=_parse_text(each["boot"]))
         for each in wire["notes"]
     )
     partitions = tuple(_partition_from_wire(gpu, each) for each in wire["partitions"])
-    return Proof(gpu=gpu, boot_id=_text(wire["boot"]), notes=tuple(notes), partitions=partitions)
+    return GpuStateBackup(gpu=gpu, boot_id=_parse_text(wire["boot"]), notes=tuple(notes), partitions=partitions)
 
 
-def _partition_from_wire(gpu: GpuUuid, wire: Any) -> ProvenPartition:
+def _partition_from_wire(gpu: GpuUuid, wire: Any) -> PartitionBackup:
     live = wire.get("live")
     held = HeldPartition(
-        id=PartitionId(gpu, _whole(wire["profile"]), _whole(wire["start"])),
-        profile_name=_text(wire["profileName"]),
-        size=_whole(wire["size"], least=1),
+        id=PartitionId(gpu, _parse_int(wire["profile"]), _parse_int(wire["start"])),
+        profile_name=_parse_text(wire["profileName"]),
+        size=_parse_int(wire["size"], least=1),
         made=True,
         live=None if live is None else _live_from_wire(live),
     )
-    stray = Stray(uid=values.uid(wire["claim"]), position=_whole(wire["position"]), partition=held)
-    return ProvenPartition(stray=stray, device=DeviceName(_text(wire["device"])))
+    orphan = OrphanedPartition(
+        uid=values.parse_uid(wire["claim"]), position=_parse_int(wire["position"]), partition=held
+    )
+    return PartitionBackup(orphan=orphan, device=DeviceName(_parse_text(wire["device"])))
 
 
-def _live_from_wire(wire: Any) -> LivePartition:
-    return LivePartition(gi_id=_whole(wire["gi"]), ci_id=_whole(wire["ci"]), uuid=MigUuid(_text(wire["uuid"])))
+def _live_from_wire(wire: Any) -> InstanceIds:
+    return InstanceIds(
+        gi_id=_parse_int(wire["gi"]), ci_id=_parse_int(wire["ci"]), uuid=MigUuid(_parse_text(wire["uuid"]))
+    )
 
 
-def _text(value: object) -> str:
+def _parse_text(value: object) -> str:
     if not isinstance(value, str) or len(value) > 512:
         raise ValueError(f"expected a text, found {repr(value)[:80]}")
     return value
 
 
-def _whole(value: object, *, least: int = 0) -> int:
+def _parse_int(value: object, *, least: int = 0) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
         raise ValueError(f"expected a whole number, found {repr(value)[:80]}")
     return value

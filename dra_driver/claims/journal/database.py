@@ -20,7 +20,7 @@ from dra_driver.claims.journal.file import (
     BUSY_TIMEOUT_S,
     FAILURES,
     OpenJournal,
-    is_damage,
+    is_corruption,
     open_database,
     storage_error,
 )
@@ -137,7 +137,7 @@ class Database:
         except FAILURES as error:
             # SQLITE_ERROR at this point is "no such table": somebody else's file is in place of ours.
             found = storage_error(self._path, doing, error)
-            if is_damage(error):
+            if is_corruption(error):
                 self._damaged = True
                 raise found from error
             raise StorageError(f"{found}; it is tried again") from error

@@ -12,7 +12,7 @@ that a partition on the hardware is ours. A row of ``sharing`` goes with its dev
 import json
 from collections.abc import Iterator, Sequence
 
-from dra_driver.claims.entry import HeldDevice, HeldPartition, HeldShare, HeldSharing, LivePartition
+from dra_driver.claims.entry import HeldDevice, HeldPartition, HeldShare, HeldSharing, InstanceIds
 from dra_driver.claims.journal import values
 from dra_driver.claims.journal.values import Row
 from dra_driver.model.ids import ClaimUid, GpuUuid, MigUuid
@@ -66,18 +66,20 @@ def partition(row: Row) -> HeldPartition | None:
         return None
     live = None
     if mig_uuid is not None:
-        live = LivePartition(
-            gi_id=values.whole("gi", gi),
-            ci_id=values.whole("ci", ci),
-            uuid=MigUuid(values.text("mig_uuid", mig_uuid)),
+        live = InstanceIds(
+            gi_id=values.parse_int("gi", gi),
+            ci_id=values.parse_int("ci", ci),
+            uuid=MigUuid(values.parse_text("mig_uuid", mig_uuid)),
         )
     return HeldPartition(
         id=PartitionId(
-            GpuUuid(values.text("gpu_uuid", gpu_uuid)), values.whole("profile", profile), values.whole("start", start)
+            GpuUuid(values.parse_text("gpu_uuid", gpu_uuid)),
+            values.parse_int("profile", profile),
+            values.parse_int("start", start),
         ),
-        profile_name=values.text("profile_name", name),
-        size=values.whole("size", size, least=1),
-        made=values.flag("made", made),
+        profile_name=values.parse_text("profile_name", name),
+        size=values.parse_int("size", size, least=1),
+        made=values.parse_flag("made", made),
         live=live,
     )
 
@@ -88,32 +90,32 @@ def sharing(row: Row) -> HeldSharing | None:
     if strategy is None:
         return None
     if strategy not in _STRATEGIES:
-        values.refuse("strategy", strategy)
+        values.corrupt_value("strategy", strategy)
     if interval not in _INTERVALS:
-        values.refuse("interval", interval)
+        values.corrupt_value("interval", interval)
     held = None
-    if values.flag("share", share):
+    if values.parse_flag("share", share):
         held = HeldShare(
             memory=_optional("memory", memory),
-            percent=values.whole("percent", percent, least=0, most=_MAX_PERCENT),
-            count=values.whole("shares", shares),
+            percent=values.parse_int("percent", percent, least=0, most=_MAX_PERCENT),
+            count=values.parse_int("shares", shares),
             total_memory=_optional("total_memory", total),
             max_shares=_optional("max_shares", most),
         )
     return HeldSharing(
-        strategy=Strategy(values.text("strategy", strategy)),
-        interval=Interval(values.text("interval", interval)),
+        strategy=Strategy(values.parse_text("strategy", strategy)),
+        interval=Interval(values.parse_text("interval", interval)),
         share=held,
-        daemon=None if daemon is None else _daemon(values.text("daemon", daemon)),
+        daemon=None if daemon is None else _daemon(values.parse_text("daemon", daemon)),
     )
 
 
 def _optional(column: str, value: object) -> int | None:
-    return None if value is None else values.whole(column, value)
+    return None if value is None else values.parse_int(column, value)
 
 
 def _daemon(text: str) -> MpsDaemon:
     try:
         return MpsDaemon.from_wire(json.loads(text))
     except (ValueError, RecursionError):
-        values.refuse("daemon", text)
+        values.corrupt_value("daemon", text)

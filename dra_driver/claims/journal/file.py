@@ -53,7 +53,9 @@ _ADVICE = {
 }
 # A constraint can only be violated when an index says otherwise than its table: whoever inserts has looked before, in
 # the same transaction.
-_DAMAGE = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT))
+_CORRUPTION = frozenset(
+    (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +126,9 @@ def primary_code(error: Exception) -> int:
     return -1 if code is None else int(code) & 0xFF
 
 
-def is_damage(error: Exception) -> bool:
+def is_corruption(error: Exception) -> bool:
     """Whether the file's content is at fault and not the moment."""
-    return primary_code(error) in _DAMAGE
+    return primary_code(error) in _CORRUPTION
 
 
 @contextlib.contextmanager
@@ -158,7 +160,7 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     try:
         return _opened(path, set_aside=None)
     except FAILURES as error:
-        if not is_damage(error) and not _claims_to_be_read_only(path, error):
+        if not is_corruption(error) and not _claims_to_be_read_only(path, error):
             raise storage_error(path, "read what is noted", error) from error
         reason = str(error)
     aside = _set_aside(path, now())
@@ -222,7 +224,7 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
-        raise values.damage(f"the schema's version is {version}")
+        raise values.corruption(f"the schema's version is {version}")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
@@ -244,19 +246,19 @@ def _check_content(connection: sqlite3.Connection) -> None:
     """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
     problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
     if problems != [("ok",)]:
-        raise values.damage(str(problems[0][0]))
+        raise values.corruption(str(problems[0][0]))
     # A device without its claim would be held for ever by nobody.
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise values.damage("a device belongs to no claim")
+        raise values.corruption("a device belongs to no claim")
     for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
         pass
-    for _ in rows.strays(connection.execute(rows.SELECT_STRAYS)):
+    for _ in rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)):
         pass
     for note in connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note"):
         for column in note:
-            values.text("of a GPU's note", column)
+            values.parse_text("of a GPU's note", column)
     if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
-        raise values.damage("there is a note that this driver never wrote")
+        raise values.corruption("there is a note that this driver never wrote")
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a file that can only be read is no journal
     connection.execute("ROLLBACK")

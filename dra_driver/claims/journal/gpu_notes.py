@@ -12,9 +12,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dra_driver.claims.entry import OwnerId, Stray
+from dra_driver.claims.entry import OrphanedPartition, OwnerId
 from dra_driver.claims.journal import details, rows, values
-from dra_driver.claims.journal.backups import Proof, Proofs, ProvenNote, ProvenPartition
+from dra_driver.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
 from dra_driver.claims.journal.database import Database
 from dra_driver.claims.journal.file import REBUILD, OpenJournal
 from dra_driver.errors import StorageError
@@ -23,7 +23,7 @@ from dra_driver.model.mig import PartitionId
 
 log = logging.getLogger(__name__)
 
-PROOFS = "made"
+BACKUPS_FOLDER = "made"
 """The folder beside the journal."""
 _MADE = f"""
 SELECT m.device, m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
@@ -32,33 +32,33 @@ WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 _MADE_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
 
 
-class GpuBook(Database):
+class GpuNotesStore(Database):
     """The part of the journal that is about GPUs. Thread-safe; errors and waits as `Database`."""
 
     def __init__(
         self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
-        self._proofs = Proofs(path.parent / PROOFS)
+        self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
         """The note's value, None without one."""
         with self._reading("read a GPU's note") as connection:
             query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
             row = connection.execute(query, (gpu, key)).fetchone()
-            return None if row is None else values.text("value", row[0])
+            return None if row is None else values.parse_text("value", row[0])
 
     def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
         """Write it; durable on return."""
         with self._writing("note a change of a GPU", durable=True) as connection:
             connection.execute("INSERT OR REPLACE INTO gpu_note VALUES (?, ?, ?, ?)", (gpu, key, value, self.boot_id))
-            self._prove(connection, (gpu,))
+            self._write_backups(connection, (gpu,))
 
     def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
         """Remove it, if it is there; durable on return."""
         with self._writing("clear a GPU's note", durable=True) as connection:
             connection.execute("DELETE FROM gpu_note WHERE gpu_uuid = ? AND key = ?", (gpu, key))
-            self._prove_less(connection, (gpu,))
+            self._write_backups_best_effort(connection, (gpu,))
 
     def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
         """GPUs that have such a note, sorted."""
@@ -69,8 +69,8 @@ class GpuBook(Database):
         found: dict[GpuUuid, frozenset[str]] = {}
         with self._reading("read the notes of GPUs") as connection:
             for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
-                uuid = GpuUuid(values.text("gpu_uuid", gpu))
-                found[uuid] = found.get(uuid, frozenset()) | {values.text("key", key)}
+                uuid = GpuUuid(values.parse_text("gpu_uuid", gpu))
+                found[uuid] = found.get(uuid, frozenset()) | {values.parse_text("key", key)}
         return found
 
     def drop_older_notes(self, keys: Sequence[str]) -> None:
@@ -80,7 +80,9 @@ class GpuBook(Database):
                 for key in keys:
                     query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
                     gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
-                    self._prove_less(connection, [GpuUuid(values.text("gpu_uuid", gpu)) for (gpu,) in gone])
+                    self._write_backups_best_effort(
+                        connection, [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
+                    )
 
     def made_partitions(self) -> frozenset[PartitionId]:
         """Partitions that this driver made, or is about to make or destroy, whether a claim has them or nobody.
@@ -90,24 +92,24 @@ class GpuBook(Database):
         with self._reading("list partitions that were made") as connection:
             return frozenset(
                 PartitionId(
-                    GpuUuid(values.text("gpu_uuid", gpu)),
-                    values.whole("profile", profile),
-                    values.whole("start", start),
+                    GpuUuid(values.parse_text("gpu_uuid", gpu)),
+                    values.parse_int("profile", profile),
+                    values.parse_int("start", start),
                 )
                 for gpu, profile, start in connection.execute(_MADE_IDS)
             )
 
-    def strays(self) -> tuple[Stray, ...]:
+    def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]:
         """Partitions that this driver made, and whose claim is not in the journal any more."""
         with self._reading("list partitions of nobody") as connection:
-            return tuple(rows.strays(connection.execute(rows.SELECT_STRAYS)))
+            return tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)))
 
-    def forget_stray(self, stray: Stray) -> None:
+    def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None:
         """The partition is gone; durable. Does nothing when a claim has it (again)."""
         with self._writing("forget a partition", durable=True) as connection:
-            if stray in tuple(rows.strays(connection.execute(rows.SELECT_STRAYS))):
-                connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (stray.uid, stray.position))
-                self._prove_less(connection, (stray.partition.id.gpu_uuid,))
+            if orphan in tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED))):
+                connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (orphan.uid, orphan.position))
+                self._write_backups_best_effort(connection, (orphan.partition.id.gpu_uuid,))
 
     @property
     def rebuild_pending(self) -> bool:
@@ -120,22 +122,22 @@ class GpuBook(Database):
         with self._writing("write a note", durable=True) as connection:
             connection.execute("DELETE FROM note WHERE key = ?", (REBUILD,))
 
-    def take_over_proofs(self) -> None:
+    def restore_from_backups(self) -> None:
         """Take into a journal that is to be rebuilt what the one before it left on file; else do nothing.
 
-        Partitions are `strays` until their claims are adopted. Those of an earlier boot are not there any more, and
+        Partitions are `orphaned_partitions` until their claims are adopted. Those of an earlier boot are gone, and
         what is in their place would be somebody else's. May be repeated: what the journal has already stays.
         """
         if not self.rebuild_pending:
             return
         with self._writing("take over what is proven", durable=True) as connection:
             if _is_pending(connection):  # still; another process may have been first
-                for proof in self._proofs.read():
+                for proof in self._backups.read():
                     connection.executemany(_KEEP_NOTE, [(proof.gpu, n.key, n.value, n.boot_id) for n in proof.notes])
                     if not self.boot_id or proof.boot_id in ("", self.boot_id):
                         connection.executemany(_KEEP_PARTITION, map(_mig_row, proof.partitions))
 
-    def prove(self) -> None:
+    def write_all_backups(self) -> None:
         """Have the files say what the journal says, whatever a crash or another version left there.
 
         Raises `StorageError`. Does nothing while a rebuild is pending: then the files may know more.
@@ -144,40 +146,40 @@ class GpuBook(Database):
             if _is_pending(connection):
                 return
             query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
-            gpus = [GpuUuid(values.text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
-            self._prove(connection, gpus)
-            self._proofs.keep_only(gpus)
+            gpus = [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
+            self._write_backups(connection, gpus)
+            self._backups.keep_only(gpus)
 
-    def _prove(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
+    def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
         """Copy what is known about the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed."""
         for gpu in sorted(set(gpus)):
-            self._proofs.write(self._proof(connection, gpu))
+            self._backups.write(self._backup(connection, gpu))
 
-    def _prove_less(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """The same after something was taken back: that succeeds without the copy, which `prove` puts right."""
+    def _write_backups_best_effort(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
+        """The same after a release: that succeeds without the copy, which `write_all_backups` puts right."""
         try:
-            self._prove(connection, gpus)
+            self._write_backups(connection, gpus)
         except StorageError as error:
             log.warning("what is left of a GPU's changes is not on file yet", extra={"reason": str(error)})
 
-    def _proof(self, connection: sqlite3.Connection, gpu: GpuUuid) -> Proof:
+    def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> GpuStateBackup:
         notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))
         made = connection.execute(_MADE, (gpu,)).fetchall()
-        strays = rows.strays(row[1:] for row in made)
-        return Proof(
+        orphaned_partitions = rows.orphaned_partitions(row[1:] for row in made)
+        return GpuStateBackup(
             gpu=gpu,
             boot_id=self.boot_id,
             notes=tuple(
-                ProvenNote(
-                    key=values.text("key", key),
-                    value=values.text("value", value),
-                    boot_id=values.text("boot_id", boot),
+                NoteBackup(
+                    key=values.parse_text("key", key),
+                    value=values.parse_text("value", value),
+                    boot_id=values.parse_text("boot_id", boot),
                 )
                 for key, value, boot in notes.fetchall()
             ),
             partitions=tuple(
-                ProvenPartition(stray=stray, device=DeviceName(values.text("device", row[0])))
-                for row, stray in zip(made, strays, strict=True)
+                PartitionBackup(orphan=orphan, device=DeviceName(values.parse_text("device", row[0])))
+                for row, orphan in zip(made, orphaned_partitions, strict=True)
             ),
         )
 
@@ -190,8 +192,8 @@ def _is_pending(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
 
 
-def _mig_row(proven: ProvenPartition) -> values.Row:
-    held, live = proven.stray.partition, proven.stray.partition.live
+def _mig_row(proven: PartitionBackup) -> values.Row:
+    held, live = proven.orphan.partition, proven.orphan.partition.live
     ids = (live.gi_id, live.ci_id, live.uuid) if live else (None, None, None)
     place = (held.id.gpu_uuid, held.id.profile_id, held.profile_name, held.id.start, held.size)
-    return (proven.stray.uid, proven.stray.position, proven.device, *place, 1, *ids)
+    return (proven.orphan.uid, proven.orphan.position, proven.device, *place, 1, *ids)

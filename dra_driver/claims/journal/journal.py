@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, Holding, OwnerId, State, Stray
+from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, Holding, OrphanedPartition, OwnerId, State
 from dra_driver.claims.journal import details, rows
 from dra_driver.claims.journal.file import OpenJournal
-from dra_driver.claims.journal.gpu_notes import GpuBook
-from dra_driver.claims.journal.values import damage, text
-from dra_driver.claims.journal.values import uid as uid_of
-from dra_driver.claims.planning.conflicts import conflicts, in_the_way
+from dra_driver.claims.journal.gpu_notes import GpuNotesStore
+from dra_driver.claims.journal.values import corruption, parse_text, parse_uid
+from dra_driver.claims.planning.conflicts import conflicts, overlaps
 from dra_driver.errors import StorageError
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid, GpuUuid
@@ -32,7 +31,7 @@ from dra_driver.model.terms import Form, Use
 # (SQLite uses one index for each half, and none for an OR of them.)
 _RIVALS = f"""{rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
 {rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
-_STRAYS = f"{rows.SELECT_STRAYS} AND m.gpu_uuid = ?1 UNION {rows.SELECT_STRAYS} AND m.uid = ?2"
+_ORPHANED_RIVALS = f"{rows.SELECT_ORPHANED} AND m.gpu_uuid = ?1 UNION {rows.SELECT_ORPHANED} AND m.uid = ?2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Counts:
     devices: int
 
 
-class Journal(GpuBook):
+class Journal(GpuNotesStore):
     """One open journal; how it is opened and closed, errors and waits, see `journal_database.Database`."""
 
     def __init__(
@@ -51,7 +50,7 @@ class Journal(GpuBook):
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
         self._attempts = itertools.count(1)
-        self.take_over_proofs()
+        self.restore_from_backups()
 
     def entry(self, uid: ClaimUid) -> Entry | None:
         """The claim's entry, None when there is none."""
@@ -68,7 +67,7 @@ class Journal(GpuBook):
     def uids(self) -> frozenset[ClaimUid]:
         """UIDs of all entries."""
         with self._reading("list claims") as connection:
-            return frozenset(uid_of(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
+            return frozenset(parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
 
     def counts(self) -> Counts:
         """How many claims and devices are in the journal, for metrics."""
@@ -89,7 +88,7 @@ class Journal(GpuBook):
         with self._reading("list uses"):
             # In this order: a partition that loses its claim in between is seen twice rather than not at all.
             held = tuple(holding.device.use for holding in self.holdings())
-            of_nobody = (stray.partition.id for stray in self.strays())
+            of_nobody = (orphan.partition.id for orphan in self.orphaned_partitions())
             return held + tuple(
                 Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in of_nobody
             )
@@ -157,7 +156,7 @@ class Journal(GpuBook):
         """Remove the entry and free its devices; durable. False when the entry is not this attempt's any more.
 
         Partitions that were made for it have to be gone: nothing tells afterwards that they were ours. With
-        ``partitions_left`` they may still be there, and are among the `strays` from now on.
+        ``partitions_left`` they may still be there, and are among the `orphaned_partitions` from now on.
         """
         with self._writing("forget a claim", durable=True) as connection:
             changed = self._change(
@@ -168,7 +167,7 @@ class Journal(GpuBook):
             if changed:
                 query = "DELETE FROM mig WHERE uid = ? AND made <= ? RETURNING gpu_uuid"
                 gone = connection.execute(query, (uid, int(not partitions_left))).fetchall()
-                self._prove_less(connection, [GpuUuid(text("gpu_uuid", gpu)) for (gpu,) in gone])
+                self._write_backups_best_effort(connection, [GpuUuid(parse_text("gpu_uuid", gpu)) for (gpu,) in gone])
             return changed
 
     def adopt(self, ref: ClaimRef, devices: Sequence[HeldDevice]) -> Blocked | None:
@@ -197,7 +196,7 @@ class Journal(GpuBook):
                 "AND uid NOT IN (SELECT uid FROM mig UNION SELECT uid FROM sharing) RETURNING uid",
                 (self.boot_id,),
             ).fetchall()
-            return tuple(sorted(uid_of(uid) for (uid,) in older))
+            return tuple(sorted(parse_uid(uid) for (uid,) in older))
 
     def _blocked(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], *, adopting: bool = False
@@ -205,24 +204,26 @@ class Journal(GpuBook):
         own = self.entry(ref.uid)
         if own is not None:
             return Blocked(by=(own,))
-        strays = self._strays_in_the_way(connection, ref, devices)
+        orphaned_partitions = self._overlapping_orphans(connection, ref, devices)
         if adopting:
             made = {device.partition.id for device in devices if device.partition is not None and device.partition.made}
-            strays = tuple(each for each in strays if each.uid != ref.uid or each.partition.id not in made)
+            orphaned_partitions = tuple(
+                each for each in orphaned_partitions if each.uid != ref.uid or each.partition.id not in made
+            )
         found = tuple(conflicts(devices, self._rivals(connection, ref, devices)))
-        if not found and not strays:
+        if not found and not orphaned_partitions:
             return None
         holders = dict.fromkeys(uid for conflict in found for uid in conflict.holders)
         return Blocked(
             by=tuple(self._holder(uid) for uid in holders),
-            strays=strays,
+            orphaned_partitions=orphaned_partitions,
             conflict=found[0] if found else None,
         )
 
     def _holder(self, uid: ClaimUid) -> Entry:
         found = self.entry(uid)
         if found is None:
-            raise damage("a device belongs to no claim")
+            raise corruption("a device belongs to no claim")
         return found
 
     def _rivals(self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]) -> list[Holding]:
@@ -231,13 +232,17 @@ class Journal(GpuBook):
         found = (held for each in wanted for held in rows.holdings(connection.execute(_RIVALS, (ref.uid, *each))))
         return list({(held.uid, held.device.device, held.device.share_id): held for held in found}.values())
 
-    def _strays_in_the_way(
+    def _overlapping_orphans(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]
-    ) -> tuple[Stray, ...]:
+    ) -> tuple[OrphanedPartition, ...]:
         wanted = dict.fromkeys(d.gpu_uuid for d in devices if not d.admin_access)
-        found = (stray for gpu in wanted for stray in rows.strays(connection.execute(_STRAYS, (gpu, ref.uid))))
+        found = (
+            orphan
+            for gpu in wanted
+            for orphan in rows.orphaned_partitions(connection.execute(_ORPHANED_RIVALS, (gpu, ref.uid)))
+        )
         return tuple(
-            stray for stray in dict.fromkeys(found) if stray.uid == ref.uid or in_the_way(devices, stray.partition)
+            orphan for orphan in dict.fromkeys(found) if orphan.uid == ref.uid or overlaps(devices, orphan.partition)
         )
 
     def _insert(
@@ -265,7 +270,7 @@ class Journal(GpuBook):
             connection.execute("DELETE FROM sharing WHERE uid = ?", (uid,))
             connection.executemany(details.INSERT_MIG, details.mig_rows(uid, devices))
             connection.executemany(details.INSERT_SHARING, details.sharing_rows(uid, devices))
-            self._prove(connection, [device.gpu_uuid for device in devices if device.partition is not None])
+            self._write_backups(connection, [device.gpu_uuid for device in devices if device.partition is not None])
 
     def _next_attempt(self) -> Attempt:
         return Attempt(owner=self.owner, number=next(self._attempts))

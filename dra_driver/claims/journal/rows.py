@@ -6,9 +6,9 @@ Owns the query for whole entries and its reverse. Refuses to know when rows are 
 import itertools
 from collections.abc import Iterable, Iterator
 
-from dra_driver.claims.entry import Attempt, Entry, HeldDevice, Holding, OwnerId, State, Stray
+from dra_driver.claims.entry import Attempt, Entry, HeldDevice, Holding, OrphanedPartition, OwnerId, State
 from dra_driver.claims.journal import details, values
-from dra_driver.claims.journal.values import Row, damage, uid
+from dra_driver.claims.journal.values import Row, corruption, parse_uid
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import DeviceName, GpuUuid, PoolName
 from dra_driver.model.mig import parse_partition_name
@@ -23,7 +23,7 @@ FROM claim AS c LEFT JOIN device AS d ON d.uid = c.uid {details.JOINS}
 BY_POSITION = "ORDER BY c.uid, d.position"
 SELECT_HOLDINGS = f"SELECT d.uid, {_DEVICE_COLUMNS} FROM device AS d {details.JOINS} WHERE d.admin = 0"  # noqa: S608
 """Devices that are held, from all claims; one without its claim is damage that is met when the claim is looked up."""
-SELECT_STRAYS = f"""
+SELECT_ORPHANED = f"""
 SELECT m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
 WHERE m.made = 1 AND NOT EXISTS (
   SELECT 1 FROM device AS d
@@ -36,52 +36,60 @@ _SHARING_AT = 15
 
 
 def entries(rows: Iterable[Row]) -> Iterator[Entry]:
-    """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `damage` for a row that is none of ours."""
+    """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `corruption` for a row that is none of ours."""
     for _, group in itertools.groupby(rows, key=lambda row: row[0]):
         first, *rest = group
         found, namespace, name, state, owner, attempt, boot_id, changed_at, *_ = first
         if state not in _STATES:
-            values.refuse("state", state)
+            values.corrupt_value("state", state)
         if first[8] is None:
-            raise damage("a claim has no device, and none was ever noted without one")
+            raise corruption("a claim has no device, and none was ever noted without one")
         yield Entry(
-            ref=ClaimRef(namespace=values.text("namespace", namespace), name=values.text("name", name), uid=uid(found)),
-            state=State(values.text("state", state)),
-            attempt=Attempt(owner=OwnerId(values.text("owner", owner)), number=values.whole("attempt", attempt)),
-            boot_id=values.text("boot_id", boot_id),
-            changed_at=values.seconds("changed_at", changed_at),
+            ref=ClaimRef(
+                namespace=values.parse_text("namespace", namespace),
+                name=values.parse_text("name", name),
+                uid=parse_uid(found),
+            ),
+            state=State(values.parse_text("state", state)),
+            attempt=Attempt(
+                owner=OwnerId(values.parse_text("owner", owner)), number=values.parse_int("attempt", attempt)
+            ),
+            boot_id=values.parse_text("boot_id", boot_id),
+            changed_at=values.parse_timestamp("changed_at", changed_at),
             devices=tuple(_held(row[8:]) for row in (first, *rest)),
         )
 
 
 def holdings(rows: Iterable[Row]) -> Iterator[Holding]:
-    """Rows of `SELECT_HOLDINGS`. Raises `damage`."""
+    """Rows of `SELECT_HOLDINGS`. Raises `corruption`."""
     for found, *columns in rows:
-        yield Holding(uid=uid(found), device=_held(tuple(columns)))
+        yield Holding(uid=parse_uid(found), device=_held(tuple(columns)))
 
 
-def strays(rows: Iterable[Row]) -> Iterator[Stray]:
-    """Rows of `SELECT_STRAYS`. Raises `damage`."""
+def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
+    """Rows of `SELECT_ORPHANED`. Raises `corruption`."""
     for found, position, *columns in rows:
         partition = details.partition(tuple(columns))
         if partition is None:
-            values.refuse("profile", None)
-        yield Stray(uid=uid(found), position=values.whole("position", position), partition=partition)
+            values.corrupt_value("profile", None)
+        yield OrphanedPartition(
+            uid=parse_uid(found), position=values.parse_int("position", position), partition=partition
+        )
 
 
 def _held(row: Row) -> HeldDevice:
     request, pool, device, share_id, admin, gpu_uuid = row[:_MIG_AT]
-    name = DeviceName(values.text("device", device))
+    name = DeviceName(values.parse_text("device", device))
     partition = details.partition(row[_MIG_AT:_SHARING_AT])
     if partition is None and parse_partition_name(name) is not None:
-        raise damage(f"it is not noted what partition {name} is")
+        raise corruption(f"it is not noted what partition {name} is")
     return HeldDevice(
-        request=values.text("request", request),
-        pool=PoolName(values.text("pool", pool)),
+        request=values.parse_text("request", request),
+        pool=PoolName(values.parse_text("pool", pool)),
         device=name,
-        share_id=values.text("share_id", share_id) or None,
-        admin_access=values.flag("admin", admin),
-        gpu_uuid=GpuUuid(values.text("gpu_uuid", gpu_uuid)),
+        share_id=values.parse_text("share_id", share_id) or None,
+        admin_access=values.parse_flag("admin", admin),
+        gpu_uuid=GpuUuid(values.parse_text("gpu_uuid", gpu_uuid)),
         partition=partition,
         sharing=details.sharing(row[_SHARING_AT:]),
     )

@@ -17,42 +17,42 @@ _UID = re.compile(r"[0-9A-Za-z-]{1,64}")  # no other one passes the names of CDI
 _LARGEST = 2**63 - 1
 
 
-def uid(value: object) -> ClaimUid:
-    """A claim's UID. Raises `damage`, as all below."""
+def parse_uid(value: object) -> ClaimUid:
+    """A claim's UID. Raises `corruption`, as all below."""
     if not isinstance(value, str) or not _UID.fullmatch(value):
-        refuse("uid", value)
+        corrupt_value("uid", value)
     return ClaimUid(value)
 
 
-def text(column: str, value: object) -> str:
+def parse_text(column: str, value: object) -> str:
     """Any text."""
-    return value if isinstance(value, str) else refuse(column, value)
+    return value if isinstance(value, str) else corrupt_value(column, value)
 
 
-def whole(column: str, value: object, *, least: int = 0, most: int = _LARGEST) -> int:
+def parse_int(column: str, value: object, *, least: int = 0, most: int = _LARGEST) -> int:
     """A whole number, not negative."""
     good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-    return value if good and isinstance(value, int) else refuse(column, value)
+    return value if good and isinstance(value, int) else corrupt_value(column, value)
 
 
-def flag(column: str, value: object) -> bool:
+def parse_flag(column: str, value: object) -> bool:
     """0 or 1."""
     if value not in (0, 1):
-        refuse(column, value)
+        corrupt_value(column, value)
     return value == 1
 
 
-def seconds(column: str, value: object) -> float:
+def parse_timestamp(column: str, value: object) -> float:
     """A moment."""
-    return value if isinstance(value, float) else refuse(column, value)
+    return value if isinstance(value, float) else corrupt_value(column, value)
 
 
-def refuse(column: str, value: object) -> NoReturn:
-    """Raise `damage` for a value that this driver never wrote."""
-    raise damage(f"column {column} holds {repr(value)[:80]}, which this driver never wrote")
+def corrupt_value(column: str, value: object) -> NoReturn:
+    """Raise `corruption` for a value that this driver never wrote."""
+    raise corruption(f"column {column} holds {repr(value)[:80]}, which this driver never wrote")
 
 
-def damage(reason: str) -> sqlite3.DatabaseError:
+def corruption(reason: str) -> sqlite3.DatabaseError:
     """What SQLite raises for a damaged file, for damage that it does not see itself."""
     error = sqlite3.DatabaseError(reason)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT

@@ -27,7 +27,7 @@ def conflicts(wanted: Sequence[HeldDevice], holdings: Sequence[Holding]) -> Iter
             yield from _too_much(device, devices, holdings)
 
 
-def contradiction(wanted: Sequence[HeldDevice]) -> str | None:
+def self_conflict(wanted: Sequence[HeldDevice]) -> str | None:
     """Why one claim's own devices cannot be had together, in words that follow "has"; None when they all go together.
 
     Shares count too: nothing that others give back would make a claim fit that asks for more than there is.
@@ -43,7 +43,7 @@ def contradiction(wanted: Sequence[HeldDevice]) -> str | None:
     return None
 
 
-def in_the_way(wanted: Sequence[HeldDevice], partition: HeldPartition) -> bool:
+def overlaps(wanted: Sequence[HeldDevice], partition: HeldPartition) -> bool:
     """Whether a partition that nobody has any more has to go before ``wanted`` can be had."""
     on_its_gpu = [each for each in wanted if not each.admin_access and each.gpu_uuid == partition.id.gpu_uuid]
     return any(each.partition is None or each.partition.overlaps(partition) for each in on_its_gpu)

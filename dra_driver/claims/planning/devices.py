@@ -11,7 +11,7 @@ hardware when the claim is prepared.
 import re
 from collections.abc import Iterator
 
-from dra_driver.claims.entry import HeldDevice, HeldPartition, LivePartition
+from dra_driver.claims.entry import HeldDevice, HeldPartition, InstanceIds
 from dra_driver.errors import ClaimError, DeviceLostError, UnknownDeviceError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
@@ -59,11 +59,11 @@ def same_gpu(ref: ClaimRef, held: HeldDevice, snapshot: Snapshot) -> Gpu:
         )
     if held.partition is not None and held.admin_access:
         found = instance_at(gpu, held.partition.id)
-        check_alive(ref, held, LivePartition.of(found) if found else None)
+        check_alive(ref, held, InstanceIds.of(found) if found else None)
     return gpu
 
 
-def check_alive(ref: ClaimRef, held: HeldDevice, found: LivePartition | None) -> None:
+def check_alive(ref: ClaimRef, held: HeldDevice, found: InstanceIds | None) -> None:
     """Raise `DeviceLostError` unless ``found`` is the partition that the claim was given."""
     was = held.partition.live if held.partition else None
     if was is None or found == was:
@@ -94,7 +94,7 @@ def existing(snapshot: Snapshot) -> str:
 def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: PartitionName) -> HeldPartition:
     place = PartitionId(gpu.uuid, part.profile_id, part.start)
     there = instance_at(gpu, place)
-    live = LivePartition.of(there) if there else None
+    live = InstanceIds.of(there) if there else None
     if there is not None and live is not None and (result.admin_access or not there.owned):
         return HeldPartition(id=place, profile_name=there.profile_name, size=there.size, made=False, live=live)
     if result.admin_access:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dra_driver.cdi.names import CdiNames
 from dra_driver.claims.entry import Entry, HeldDevice, HeldPartition, HeldSharing
 from dra_driver.claims.planning.configs import decode_all
-from dra_driver.claims.planning.conflicts import contradiction
+from dra_driver.claims.planning.conflicts import self_conflict
 from dra_driver.claims.planning.devices import identify, same_gpu
 from dra_driver.claims.planning.shares import share_of
 from dra_driver.claims.planning.sharing_plan import Granted, PartitionGroup, sharing_plan
@@ -120,7 +120,7 @@ def plan(
         for each, shared in zip(granted, sharing.devices, strict=True)
     ]
     found = ClaimPlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
-    if wrong := contradiction(found.held):
+    if wrong := self_conflict(found.held):
         raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
     return found
 

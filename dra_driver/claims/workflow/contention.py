@@ -7,7 +7,7 @@ import logging
 
 from dra_driver.claims.dependencies import Tools
 from dra_driver.claims.entry import Blocked, Entry
-from dra_driver.claims.hardware.orphans import not_known_yet, remove_strays
+from dra_driver.claims.hardware.orphans import not_known_yet, remove_orphaned_partitions
 from dra_driver.claims.planning.plan import ClaimPlan
 from dra_driver.claims.waiting import ClaimBusyError
 from dra_driver.claims.workflow.teardown import is_left_over, undo
@@ -28,14 +28,16 @@ def make_way(tools: Tools, todo: ClaimPlan, blocked: Blocked, *, within_s: float
     """
     if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
         raise busy(blocked.by[0])
-    if blocked.strays and tools.journal.rebuild_pending:
-        raise not_known_yet(f"whose {blocked.strays[0].partition.id} is, which is in the way of claim {todo.ref},")
+    if blocked.orphaned_partitions and tools.journal.rebuild_pending:
+        raise not_known_yet(
+            f"whose {blocked.orphaned_partitions[0].partition.id} is, which is in the way of claim {todo.ref},"
+        )
     within_s = min(within_s, STEP_S)
-    for gpu in sorted({stray.partition.id.gpu_uuid for stray in blocked.strays}):
+    for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in blocked.orphaned_partitions}):
         with tools.gpu_locks.hold((gpu,), within_s) as held:
             if not held:
                 raise ClaimBusyError(f"{gpu}, which claim {todo.ref} needs, is being changed; the kubelet tries again")
-            remove_strays(tools, gpu, within_s=within_s)
+            remove_orphaned_partitions(tools, gpu, within_s=within_s)
     if blocked.by and not [entry for entry in blocked.by if _clear(tools, entry, within_s)]:
         raise in_use(todo, blocked)
 

@@ -48,13 +48,13 @@ class Preparer:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._slots = threading.BoundedSemaphore(max(1, tools.patience.waiting))
+        self._slots = threading.BoundedSemaphore(max(1, tools.retry_policy.waiting))
 
     def prepare(self, ref: ClaimRef, *, budget: Budget) -> tuple[PreparedDevice, ...]:
         """The claim's devices, prepared, or an error, by ``budget.deadline`` unless disk or hardware itself hangs.
 
         Idempotent: a repeat gives an equal answer. Raises a `DraError` whose message says what to do, after waiting out
-        what may pass by itself (see `waiting.Patience`). On an error nothing of the claim is left, on disk or on a GPU,
+        what may pass by itself (`waiting.RetryPolicy`). On an error nothing of the claim is left, on disk or on a GPU,
         except when those refuse; then the entry keeps the devices until the next call or start.
         """
         try:
@@ -69,10 +69,10 @@ class Preparer:
 
     def _patiently(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         """Try again until it works, the error is of a kind that stays, or time is up."""
-        bell, pause_s = self._tools.bell, FIRST_PAUSE_S
+        clock, pause_s = self._tools.clock, FIRST_PAUSE_S
         self._tools.count("waited")
         while True:
-            bell.wait(pause_s)
+            clock.wait(pause_s)
             try:
                 return self._once(ref, budget)
             except DraError as error:
@@ -83,21 +83,22 @@ class Preparer:
                 pause_s = min(max(min(2 * pause_s, LONGEST_PAUSE_S), asked_s), left_s)
 
     def _pause_left_s(self, error: DraError, budget: Budget) -> float:
-        return self._tools.patience.pause_left_s(error, budget, self._tools.bell.now())
+        return self._tools.retry_policy.pause_left_s(error, budget, self._tools.clock.now())
 
     def _once(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         # The lock is not kept while waiting for anything else: an unprepare of the same claim must get in.
         with self._tools.locks.hold(ref.uid, self._left_s(budget)) as held:
             if not held:
                 raise RetryableError(
-                    f"claim {ref} is still being worked on by an earlier call after {self._tools.patience.call_s:g} s; "
+                    f"claim {ref} is still being worked on by an earlier call after "
+                    f"{self._tools.retry_policy.call_s:g} s; "
                     "the kubelet tries again"
                 )
             entry = self._settled(ref, budget)
             return self._repeat(entry, budget) if entry else self._prepare(ref, budget)
 
     def _left_s(self, budget: Budget) -> float:
-        return budget.deadline - self._tools.bell.now()
+        return budget.deadline - self._tools.clock.now()
 
     def _settled(self, ref: ClaimRef, budget: Budget) -> Entry | None:
         """The claim's entry if it is prepared, None when there is none (any more)."""
@@ -212,7 +213,7 @@ class Preparer:
 
     def _read(self, ref: ClaimRef, budget: Budget) -> AllocatedClaim:
         left_s = self._left_s(budget)
-        if left_s < self._tools.patience.read_s:
+        if left_s < self._tools.retry_policy.read_s:
             raise RetryableError(
                 f"claim {ref} was not read from the API server: earlier work left only {max(0.0, left_s):.1f} s of "
                 "this call's time; the kubelet tries again"

@@ -16,7 +16,7 @@ import logging
 from dataclasses import replace
 
 from dra_driver.claims.dependencies import ClaimLister, Tools
-from dra_driver.claims.entry import Blocked, LivePartition, gpus_of
+from dra_driver.claims.entry import Blocked, InstanceIds, gpus_of
 from dra_driver.claims.hardware.apply import with_daemons
 from dra_driver.claims.hardware.orphans import LOCK_S, settle_all
 from dra_driver.claims.hardware.ownership import is_same
@@ -42,12 +42,12 @@ class Rebuild:
         self._tools = tools
         self._lister = lister
         self._pause_s = FIRST_PAUSE_S
-        self._due = tools.bell.now() + FIRST_PAUSE_S
+        self._due = tools.clock.now() + FIRST_PAUSE_S
         self._said: str | None = None
 
     def try_if_due(self) -> None:
         """Does nothing unless a rebuild is pending and its pause is over. Never raises for the world's faults."""
-        if self._tools.bell.now() < self._due:
+        if self._tools.clock.now() < self._due:
             return
         pause_s = FIRST_PAUSE_S
         try:
@@ -56,7 +56,7 @@ class Rebuild:
                 pause_s = self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         except DraError as error:
             self._say(str(error))
-        self._due = self._tools.bell.now() + pause_s
+        self._due = self._tools.clock.now() + pause_s
 
     def _try(self) -> list[str]:
         """What could not be adopted although the API server answered."""
@@ -101,7 +101,7 @@ def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tu
 
 def _traces(tools: Tools) -> frozenset[ClaimUid]:
     """Claims that something tells of: a CDI file, or partitions that were made, with all ids."""
-    made = (stray.uid for stray in tools.journal.strays() if stray.partition.live is not None)
+    made = (orphan.uid for orphan in tools.journal.orphaned_partitions() if orphan.partition.live is not None)
     return frozenset(tools.writer.claim_uids()).union(made)
 
 
@@ -129,7 +129,11 @@ def adopt(tools: Tools, claim: AllocatedClaim) -> bool:
         return False
     blocked = _adopt_as_found(tools, claim)
     if blocked is not None:
-        holder = f"is held by claim {blocked.by[0].ref}" if blocked.by else f"has {blocked.strays[0].partition.id}"
+        holder = (
+            f"is held by claim {blocked.by[0].ref}"
+            if blocked.by
+            else f"has {blocked.orphaned_partitions[0].partition.id}"
+        )
         raise DeviceInUseError(f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}")
     tools.count("adopted")
     return True
@@ -137,10 +141,10 @@ def adopt(tools: Tools, claim: AllocatedClaim) -> bool:
 
 def _is_whole(tools: Tools, claim: AllocatedClaim) -> bool:
     """Whether all that is proven of a claim without a file is there; else it was on its way to be so, or to be gone."""
-    mine = [stray.partition for stray in tools.journal.strays() if stray.uid == claim.ref.uid]
+    mine = [orphan.partition for orphan in tools.journal.orphaned_partitions() if orphan.uid == claim.ref.uid]
     found = [tools.require_hardware().mig.find(partition.id) for partition in mine]
     return all(
-        there is not None and LivePartition.of(there) == partition.live
+        there is not None and InstanceIds.of(there) == partition.live
         for there, partition in zip(found, mine, strict=True)
     )
 
@@ -181,13 +185,17 @@ def _as_found(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
     The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that is not
     there and of which nothing is proven.
     """
-    mine = {stray.partition.id: stray.partition for stray in tools.journal.strays() if stray.uid == todo.ref.uid}
+    mine = {
+        orphan.partition.id: orphan.partition
+        for orphan in tools.journal.orphaned_partitions()
+        if orphan.uid == todo.ref.uid
+    }
     for position, device in enumerate(todo.devices):
         part = device.partition
         if part is None or device.admin_access:
             continue
         there, proven = tools.require_hardware().mig.find(part.id), mine.get(part.id)
-        live = LivePartition.of(there) if there else None
+        live = InstanceIds.of(there) if there else None
         made = proven is not None and (there is None or is_same(there, proven))
         if made and proven is not None:
             live = proven.live or live

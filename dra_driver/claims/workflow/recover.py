@@ -78,11 +78,11 @@ def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
 
 def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
     """Undo what dead runs left half done, and what is left of earlier boots, for about `MOST_S`."""
-    deadline = tools.bell.now() + MOST_S
+    deadline = tools.clock.now() + MOST_S
     for entry in tools.journal.entries():
         if entry.state is State.PREPARED and not is_of_earlier_boot(tools, entry):
             continue
-        if tools.bell.now() > deadline:
+        if tools.clock.now() > deadline:
             problems.append(f"claim {entry.ref} stays half done, with others perhaps: this took too long already")
             return
         with tools.locks.hold(entry.ref.uid, 0.0) as held:
@@ -105,14 +105,14 @@ def rewrite_files(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
     Cheap when none is missing: it lists the directory and the journal's UIDs, and is fit for every few seconds. Ends
     after about `MOST_S`.
     """
-    deadline = tools.bell.now() + MOST_S
+    deadline = tools.clock.now() + MOST_S
     without = tools.journal.uids() - frozenset(tools.writer.claim_uids())
     found = (tools.journal.entry(uid) for uid in sorted(without))
     missing = [entry for entry in found if entry is not None and entry.state is State.PREPARED]
     if missing:
         tools.provider.ensure_base()
     for entry in missing:
-        if tools.bell.now() > deadline:
+        if tools.clock.now() > deadline:
             problems.append(f"the CDI file of claim {entry.ref} is missing, with others perhaps: no time for it yet")
             return
         try:
@@ -134,7 +134,7 @@ def _settled(tools: Tools, problems: list[str]) -> tuple[ClaimUid, ...]:
 
 
 def _proven(tools: Tools) -> tuple[ClaimUid, ...]:
-    tools.journal.prove()
+    tools.journal.write_all_backups()
     return ()
 
 

@@ -32,7 +32,7 @@ class ClaimService:
     Order: ``recover`` before the first call of the kubelet; then from one thread ``maintain`` every ten minutes,
     ``settle_hardware`` every half minute and ``finish_rebuild`` every few seconds; ``rewrite_missing_files`` every few
     seconds from the same or another one; ``prepare`` and ``unprepare`` from any number of threads. Nothing to stop:
-    calls end by themselves within `waiting.Patience.call_s`.
+    calls end by themselves within `waiting.RetryPolicy.call_s`.
     """
 
     def __init__(self, tools: Tools, *, lister: ClaimLister | None = None) -> None:
@@ -49,7 +49,7 @@ class ClaimService:
     ) -> dict[ClaimUid, Prepared | DraError]:
         """Each claim's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
 
-        One after the other within one budget of time: `waiting.Patience.call_s`, or less when the caller waits only
+        One after the other within one budget of time: `waiting.RetryPolicy.call_s`, or less when the caller waits only
         ``within_s`` more. A claim whose turn comes after that is answered with an error and not touched.
         """
         budget = self._budget(within_s)
@@ -125,14 +125,14 @@ class ClaimService:
             log.warning("claims could not be maintained, tried again later", extra={"reason": str(error)})
 
     def _budget(self, within_s: float | None) -> Budget:
-        return self._tools.patience.budget(self._tools.bell.now(), within_s)
+        return self._tools.retry_policy.budget(self._tools.clock.now(), within_s)
 
     def _answers(
         self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: Budget
     ) -> dict[ClaimUid, Answer | DraError]:
         answers: dict[ClaimUid, Answer | DraError] = {}
         for ref in refs:
-            in_time = self._tools.bell.now() < budget.deadline
+            in_time = self._tools.clock.now() < budget.deadline
             answers[ref.uid] = _guarded(work, ref, what) if in_time else _late(ref, what)
         return answers
 

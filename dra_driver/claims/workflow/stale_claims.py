@@ -89,7 +89,7 @@ class Collector:
         if reason is None:
             self._suspected.pop(entry.ref.uid, None)
             return False
-        now = self._tools.bell.now()
+        now = self._tools.clock.now()
         known = self._suspected.get(entry.ref.uid)
         if known is None or known.attempt != entry.attempt:
             self._suspected[entry.ref.uid] = _Suspicion(attempt=entry.attempt, since=now)

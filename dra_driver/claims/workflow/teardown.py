@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from dra_driver.claims.dependencies import Tools
 from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
-from dra_driver.claims.hardware.orphans import remove_strays
+from dra_driver.claims.hardware.orphans import remove_orphaned_partitions
 from dra_driver.claims.hardware.release import take_back
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.model.ids import ClaimUid, GpuUuid
@@ -53,7 +53,7 @@ def undo(
     if not forgotten:
         # Another process took the entry over in between: it is its work now, and its file if it wrote one.
         remove_stray_file(tools, uid)
-    tools.bell.ring()
+    tools.clock.wake_all()
     return True
 
 
@@ -75,18 +75,18 @@ def _undo_unknown(tools: Tools, uid: ClaimUid, within_s: float) -> None:
 
     Its partitions, and first the daemons that are for it alone; what it shared with others is for `settle`.
     """
-    strays = [stray for stray in tools.journal.strays() if stray.uid == uid]
+    orphaned_partitions = [orphan for orphan in tools.journal.orphaned_partitions() if orphan.uid == uid]
     hardware = tools.hardware
-    if hardware is None or not strays:
+    if hardware is None or not orphaned_partitions:
         return
-    gpus = {stray.partition.id.gpu_uuid for stray in strays}
+    gpus = {orphan.partition.id.gpu_uuid for orphan in orphaned_partitions}
     with tools.gpu_locks.hold(gpus, within_s) as held:
         if not held:
             raise _locked(f"claim {uid}", gpus, within_s)
         for daemon in [each for each in hardware.mps.daemons() if each.startswith(f"{uid}-")]:
             hardware.mps.release(daemon, (), within_s=within_s)
         for gpu in sorted(gpus):
-            remove_strays(tools, gpu, within_s=within_s, of=uid)
+            remove_orphaned_partitions(tools, gpu, within_s=within_s, of=uid)
 
 
 def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLockedError:

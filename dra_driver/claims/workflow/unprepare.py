@@ -23,13 +23,13 @@ def unprepare_claim(tools: Tools, ref: ClaimRef, *, budget: Budget) -> None:
     claim keeps its devices, call again) or `ClaimBusyError` when an earlier call for the same claim does not end. If
     the process dies inside, the rest is done by the next call or at the next start. Thread-safe.
     """
-    with tools.locks.hold(ref.uid, budget.deadline - tools.bell.now()) as held:
+    with tools.locks.hold(ref.uid, budget.deadline - tools.clock.now()) as held:
         if not held:
             raise ClaimBusyError(
-                f"claim {ref} is still being worked on by an earlier call after {tools.patience.call_s:g} s; "
+                f"claim {ref} is still being worked on by an earlier call after {tools.retry_policy.call_s:g} s; "
                 "it is tried again"
             )
-        if undo(tools, ref.uid, within_s=budget.deadline - tools.bell.now(), without_driver=True):
+        if undo(tools, ref.uid, within_s=budget.deadline - tools.clock.now(), without_driver=True):
             tools.count("unprepared")
             log.info("claim unprepared", extra={"claim": str(ref)})
         else:

@@ -6,7 +6,7 @@ the kubelet again, or because a file is missing.
 
 from dra_driver.cdi.spec import CdiSpec
 from dra_driver.claims.dependencies import Tools
-from dra_driver.claims.entry import Entry, LivePartition, gpus_of
+from dra_driver.claims.entry import Entry, InstanceIds, gpus_of
 from dra_driver.claims.planning.devices import check_alive
 from dra_driver.claims.planning.plan import ClaimPlan, restore
 from dra_driver.claims.waiting import GpuLockedError
@@ -40,8 +40,8 @@ def _confirm(tools: Tools, again: ClaimPlan, within_s: float) -> None:
     for device in again.devices:
         if device.partition is not None and not device.admin_access:
             found = hardware.mig.find(device.partition.id)
-            check_alive(again.ref, device.held, LivePartition.of(found) if found else None)
+            check_alive(again.ref, device.held, InstanceIds.of(found) if found else None)
     daemons = [d.sharing.daemon for d in again.devices if d.sharing is not None and d.sharing.daemon is not None]
-    deadline = tools.bell.now() + within_s  # of all together; one that is ready takes no time
+    deadline = tools.clock.now() + within_s  # of all together; one that is ready takes no time
     for daemon in {daemon.id: daemon for daemon in daemons}.values():
-        hardware.mps.ensure(daemon, within_s=max(0.0, deadline - tools.bell.now()))
+        hardware.mps.ensure(daemon, within_s=max(0.0, deadline - tools.clock.now()))

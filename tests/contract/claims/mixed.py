@@ -183,7 +183,7 @@ class Node:
         uids = {ref(number).uid for number in self.living}
         assert self.room.journal.uids() == uids
         assert CdiWriter(str(self.folder / "cdi"), NAMES).claim_uids() == uids
-        assert self.room.journal.strays() == ()
+        assert self.room.journal.orphaned_partitions() == ()
 
     def finish(self) -> None:
         """Everything goes; nothing is left anywhere."""

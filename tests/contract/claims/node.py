@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.assembly import Claims, open_claims
-from dra_driver.claims.waiting import Patience
+from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.errors import ClaimReplacedError, DraError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.ids import PoolName
@@ -51,7 +51,7 @@ def open_room(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
         snapshot=lambda: machine(GPUS),
         lister=api,
         boot_id="boot",
-        patience=Patience(call_s=5.0, in_use_s=0.0),
+        retry_policy=RetryPolicy(call_s=5.0, in_use_s=0.0),
     )
 
 

@@ -130,7 +130,7 @@ class History:
             self.of_the_process(lambda: self.run.service.prepare([wanted.ref]))
 
     def rebuild(self) -> None:
-        self.room.bell.wait(700)
+        self.room.clock.wait(700)
         self.of_the_process(self.run.service.finish_rebuild)
 
     def lose(self) -> None:

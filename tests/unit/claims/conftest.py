@@ -10,7 +10,7 @@ import pytest
 from dra_driver.claims.dependencies import Event, HardwareTools, Tools
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal.journal import Journal
-from dra_driver.claims.waiting import Patience
+from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.claims.workflow.service import ClaimService
 from dra_driver.errors import DraError
 from dra_driver.gpu.simulated.backend import SimulatedBackend
@@ -23,12 +23,12 @@ from dra_driver.model.terms import Terms
 from tests.fakes.claims import (
     NAMES,
     POOL,
-    FakeBell,
     FakeCdiProvider,
     FakeCdiWriter,
     FakeClaims,
+    FakeClock,
     FakeMps,
-    FakeOwners,
+    FakeProcessRegistry,
     FakeSharing,
     FakeSlicer,
     machine,
@@ -44,7 +44,7 @@ class Room:
     api: FakeClaims = field(default_factory=FakeClaims)
     writer: FakeCdiWriter = field(default_factory=FakeCdiWriter)
     provider: FakeCdiProvider = field(default_factory=FakeCdiProvider)
-    bell: FakeBell = field(default_factory=FakeBell)
+    clock: FakeClock = field(default_factory=FakeClock)
     hardware: Snapshot = field(default_factory=lambda: machine(4))
     events: list[Event] = field(default_factory=list)
     opened: list[Journal] = field(default_factory=list)
@@ -54,8 +54,8 @@ class Room:
     wrap: Callable[[Any], Any] = lambda each: each
 
     def run(self, name: str = "run-1", *, alive: tuple[str, ...] = (), boot_id: str = "boot-1") -> "Run":
-        owners = FakeOwners(name, alive)
-        journal = Journal.open(self.folder / "state.db", boot_id=boot_id, owner=owners.own, now=self.bell.now)
+        owners = FakeProcessRegistry(name, alive)
+        journal = Journal.open(self.folder / "state.db", boot_id=boot_id, owner=owners.own, now=self.clock.now)
         self.opened.append(journal)
         snapshot: Callable[[], Snapshot] = lambda: self.hardware  # noqa: E731
         hardware = None
@@ -76,15 +76,15 @@ class Room:
             terms=lambda: self.terms,
             gpu_locks=GpuLocks(self.folder / "locks"),
             count=self.events.append,
-            bell=self.bell,
-            patience=Patience(),
+            clock=self.clock,
+            retry_policy=RetryPolicy(),
         )
         return Run(room=self, journal=journal, tools=tools, owners=owners)
 
     def hardware_tools(self, backend: SimulatedBackend, notes: Journal) -> HardwareTools:
         control = self.wrap(backend)
         return HardwareTools(
-            mig=MigManager(control, notes, sleep=self.bell.wait, clock=self.bell.now),
+            mig=MigManager(control, notes, sleep=self.clock.wait, clock=self.clock.now),
             slicer=self.wrap(FakeSlicer(self.sharing, notes)),
             mps=self.wrap(FakeMps(self.sharing, control, notes)),
             changed=lambda: None,
@@ -117,7 +117,7 @@ class Run:
     room: Room
     journal: Journal
     tools: Tools
-    owners: FakeOwners
+    owners: FakeProcessRegistry
 
     def __post_init__(self) -> None:
         self.service = ClaimService(self.tools, lister=self.room.api)

@@ -14,7 +14,7 @@ from dra_driver.claims.entry import (
     HeldPartition,
     HeldShare,
     HeldSharing,
-    LivePartition,
+    InstanceIds,
     State,
 )
 from dra_driver.claims.journal.journal import Journal
@@ -28,7 +28,7 @@ from tests.unit.claims.test_journal_file import change, open_at
 
 GPU = gpu(0).uuid
 OTHER = gpu(1).uuid
-LIVE = LivePartition(gi_id=9, ci_id=0, uuid=MigUuid("MIG-00000000-0000-0000-0000-000000000009"))
+LIVE = InstanceIds(gi_id=9, ci_id=0, uuid=MigUuid("MIG-00000000-0000-0000-0000-000000000009"))
 SHARE = "aaaaaaaa-0000-0000-0000-000000000000"
 # As released before there were partitions and shares.
 OLD_SCHEMA = """
@@ -74,7 +74,7 @@ class OlderProcess:
         return version == 1 and foreign is None and notes is None
 
 
-def partition(start: int = 0, size: int = 1, *, made: bool = True, live: LivePartition | None = LIVE) -> HeldPartition:
+def partition(start: int = 0, size: int = 1, *, made: bool = True, live: InstanceIds | None = LIVE) -> HeldPartition:
     return HeldPartition(id=PartitionId(GPU, 19, start), profile_name="1g.10gb", size=size, made=made, live=live)
 
 
@@ -186,8 +186,8 @@ def test_made_partitions_are_told_from_the_intent_until_they_are_gone(journal: J
     assert journal.made_partitions() == ours
     assert journal.forget(uid(2), undoing, partitions_left=True)
     assert journal.made_partitions() == ours, "a partition of nobody is still ours to remove"
-    (stray,) = journal.strays()
-    journal.forget_stray(stray)
+    (orphan,) = journal.orphaned_partitions()
+    journal.forget_orphaned_partition(orphan)
     assert journal.made_partitions() == {PartitionId(GPU, 19, 0)}
 
 
@@ -322,16 +322,16 @@ def test_what_that_process_frees_without_knowing_stays_noted_as_ours(journal: Jo
     for number in (1, 2):
         older.forget(number)
     assert older.is_content()
-    (stray,) = journal.strays()
-    assert stray.partition == partition()
+    (orphan,) = journal.orphaned_partitions()
+    assert orphan.partition == partition()
     assert [(use.partition, use.created_by_driver) for use in journal.uses()] == [(PartitionId(GPU, 19, 0), True)]
     blocked = journal.begin(ref(3), [held(0)])
     assert isinstance(blocked, Blocked)
-    assert (blocked.by, blocked.strays) == ((), (stray,))
+    assert (blocked.by, blocked.orphaned_partitions) == ((), (orphan,))
     begun(journal, 4, cut(partition(1)))
-    journal.forget_stray(stray)
-    journal.forget_stray(stray)
-    assert journal.strays() == ()
+    journal.forget_orphaned_partition(orphan)
+    journal.forget_orphaned_partition(orphan)
+    assert journal.orphaned_partitions() == ()
 
 
 def test_a_stray_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> None:
@@ -339,11 +339,11 @@ def test_a_stray_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> 
     prepared(journal, 1, cut(partition()))
     row = journal._connection.execute("SELECT * FROM device").fetchone()
     journal._connection.execute("DELETE FROM claim")
-    (stray,) = journal.strays()
+    (orphan,) = journal.orphaned_partitions()
     claim = (uid(1), "default", "claim-1", "prepared", "run-1", 1, "boot-1", 1.5)
     journal._connection.execute("INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)", claim)
     journal._connection.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-    journal.forget_stray(stray)
+    journal.forget_orphaned_partition(orphan)
     entry = journal.entry(uid(1))
     assert entry is not None
     assert entry.devices == (cut(partition()),)

@@ -22,7 +22,7 @@ from tests.unit.claims.conftest import Room, Run, simulated
 from tests.unit.claims.test_recover import lose_journal
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
-HOUSE = {"drop_older_boots", "drop_older_notes", "forget_stray", "note_rebuilt", "prove"}
+HOUSE = {"drop_older_boots", "drop_older_notes", "forget_orphaned_partition", "note_rebuilt", "write_all_backups"}
 FILES = {"write_claim", "remove_claim", "remove_orphans"}
 GPU = {
     "set_mig_mode",
@@ -79,7 +79,7 @@ class Node:
         journal, room = self.run.journal, self.room
         assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
         assert journal.uids() == room.writer.claim_uids()
-        assert journal.strays() == ()
+        assert journal.orphaned_partitions() == ()
         held = [h.device.partition for h in journal.holdings() if h.device.partition is not None]
         there = [(gpu.uuid, one.profile_id, one.start, one.gi_id) for gpu in room.gpus for one in gpu.mig_instances]
         noted = [(p.id.gpu_uuid, p.id.profile_id, p.id.start, p.live.gi_id if p.live else None) for p in held]

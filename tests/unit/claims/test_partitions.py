@@ -125,9 +125,9 @@ def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
     h100.prepare(claim(1, *(result(part, request=f"r-{at}") for at, part in enumerate(parts))))
     for made in instances(h100)[:-1]:
         hardware(h100).set_in_use(h100.room.gpus[0].uuid, made.gi_id)
-    before = h100.room.bell.now()
+    before = h100.room.clock.now()
     assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
-    assert h100.room.bell.now() - before < MOST_S + 1
+    assert h100.room.clock.now() - before < MOST_S + 1
     assert len(instances(h100)) == len(parts) - 1  # what nobody uses went all the same
 
 
@@ -162,7 +162,7 @@ def test_a_whole_gpu_is_joined_first_when_only_a_note_is_left(h100: Run) -> None
     gpu = h100.room.gpus[0].uuid
     hardware(h100).set_busy(gpu, "dcgm")
     assert h100.unprepare(ref(1)) is None
-    h100.room.bell.after(1.0, lambda: hardware(h100).set_busy(gpu, None))
+    h100.room.clock.after(1.0, lambda: hardware(h100).set_busy(gpu, None))
     h100.prepare(claim(2))
     assert not h100.room.gpus[0].mig_enabled
     assert h100.journal.noted_gpus() == {}
@@ -193,9 +193,9 @@ def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
 def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
     """As between whole GPUs: a predecessor's unprepare is seconds away."""
     h100.prepare(claim(1))
-    h100.room.bell.after(5.0, lambda: h100.unprepare(ref(1)))
+    h100.room.clock.after(5.0, lambda: h100.unprepare(ref(1)))
     h100.prepare(claim(2, result(h100.room.part(SMALL, 0))))
-    assert 5.0 <= sum(h100.room.bell.waits) < 8.0
+    assert 5.0 <= sum(h100.room.clock.waits) < 8.0
 
 
 def test_a_foreign_instance_is_used_and_stays(room: Room) -> None:
@@ -384,7 +384,7 @@ def test_a_claim_that_an_older_version_freed_leaves_its_partition_to_us(h100: Ru
     assert h100.room.backend is not None
     h100.service.maintain()
     assert h100.room.is_whole_again()
-    assert h100.journal.strays() == ()
+    assert h100.journal.orphaned_partitions() == ()
 
 
 def test_a_partition_of_nobody_makes_way(h100: Run) -> None:
@@ -444,7 +444,7 @@ def test_a_partition_of_nobody_gives_back_engines_that_another_place_needs(h100:
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     h100.prepare(claim(2, result(h100.room.part(media, 5))))
     assert [one.start for one in instances(h100)] == [5]
-    assert h100.journal.strays() == ()
+    assert h100.journal.orphaned_partitions() == ()
 
 
 def test_engines_that_a_busy_partition_of_nobody_has_are_blamed_on_it(h100: Run) -> None:
@@ -452,11 +452,11 @@ def test_engines_that_a_busy_partition_of_nobody_has_are_blamed_on_it(h100: Run)
     media = f"{SMALL}+me"
     h100.prepare(claim(1, result(h100.room.part(media, 3))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    (stray,) = instances(h100)
-    hardware(h100).set_in_use(h100.room.gpus[0].uuid, stray.gi_id)
+    (orphan,) = instances(h100)
+    hardware(h100).set_in_use(h100.room.gpus[0].uuid, orphan.gi_id)
     error = h100.refusal(claim(2, result(h100.room.part(media, 5))))
     assert isinstance(error, GpuBusyError)
     assert "of an ended claim is still there" in str(error)
-    assert instances(h100) == (stray,)
-    hardware(h100).set_in_use(h100.room.gpus[0].uuid, stray.gi_id, False)
+    assert instances(h100) == (orphan,)
+    hardware(h100).set_in_use(h100.room.gpus[0].uuid, orphan.gi_id, False)
     h100.prepare(claim(2, result(h100.room.part(media, 5))))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.claims.entry import State
-from dra_driver.claims.waiting import Patience
+from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.errors import (
     ApiUnreachableError,
     ClaimNotAllocatedError,
@@ -91,31 +91,31 @@ def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None
 def test_a_device_that_is_freed_soon_is_waited_for(run: Run) -> None:
     """A failed prepare costs the pod more than a minute; the predecessor's unprepare is seconds away."""
     run.prepare(claim(1))
-    run.room.bell.after(5.0, lambda: run.unprepare(ref(1)))
+    run.room.clock.after(5.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2))
-    assert 5.0 <= sum(run.room.bell.waits) < 7.0
+    assert 5.0 <= sum(run.room.clock.waits) < 7.0
 
 
 def test_waiting_for_a_device_ends_long_before_the_kubelet_gives_up(run: Run) -> None:
     """The answer names the claim; the kubelet's own timeout would say nothing."""
     run.prepare(claim(1))
     run.refusal(claim(2))
-    assert 19.0 < sum(run.room.bell.waits) <= 21.0
+    assert 19.0 < sum(run.room.clock.waits) <= 21.0
 
 
 def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> None:
     """What is waited for arrives through the same workers: when all wait, nothing is ever freed."""
-    tools = replace(run.tools, patience=Patience(waiting=1))
+    tools = replace(run.tools, retry_policy=RetryPolicy(waiting=1))
     impatient = Run(room=run.room, journal=run.journal, tools=tools, owners=run.owners)
     impatient.prepare(claim(1))
     waits_of_second = []
 
     def ask_while_the_first_waits() -> None:
-        before = len(run.room.bell.waits)
+        before = len(run.room.clock.waits)
         assert isinstance(impatient.refusal(claim(3)), DeviceInUseError)
-        waits_of_second.append(len(run.room.bell.waits) - before)
+        waits_of_second.append(len(run.room.clock.waits) - before)
 
-    run.room.bell.after(1.0, ask_while_the_first_waits)
+    run.room.clock.after(1.0, ask_while_the_first_waits)
     assert isinstance(impatient.refusal(claim(2)), DeviceInUseError)
     assert waits_of_second == [0]
     ask_while_the_first_waits()
@@ -144,7 +144,7 @@ def test_a_replaced_claim_is_refused_at_once(run: Run) -> None:
     """The kubelet asks for an object that is gone: waiting does not bring it back."""
     run.room.api.put(claim(2, name="same"))
     assert isinstance(run.refusal(ref(1, "same")), ClaimReplacedError)
-    assert run.room.bell.waits == []
+    assert run.room.clock.waits == []
 
 
 def test_an_unallocated_claim_is_refused_at_once(run: Run) -> None:
@@ -160,37 +160,37 @@ def test_an_api_server_that_comes_back_is_waited_for(run: Run) -> None:
     def back() -> None:
         run.room.api.outage = None
 
-    run.room.bell.after(12.0, back)
+    run.room.clock.after(12.0, back)
     run.prepare(claim(1))
-    assert 12.0 <= sum(run.room.bell.waits) < 14.0
+    assert 12.0 <= sum(run.room.clock.waits) < 14.0
 
 
 def test_an_api_server_that_stays_away_is_given_up_before_the_kubelet_does(run: Run) -> None:
     """The error arrives within the kubelet's 45 seconds."""
     run.room.api.outage = ApiUnreachableError("connection refused")
     assert isinstance(run.refusal(claim(1)), ApiUnreachableError)
-    assert 36.0 < sum(run.room.bell.waits) <= 40.0
+    assert 36.0 < sum(run.room.clock.waits) <= 40.0
 
 
 @pytest.mark.parametrize("slowest_s", [0.5, 5.0, 15.0, 60.0])
 def test_all_claims_of_a_call_are_answered_in_time_however_long_a_read_takes(run: Run, slowest_s: float) -> None:
     """After 45 s the kubelet reports its own timeout, and nobody learns that the API server is to blame."""
-    began = run.room.bell.now()
-    run.room.api.hangs = lambda within_s: run.room.bell.wait(min(slowest_s, within_s))
+    began = run.room.clock.now()
+    run.room.api.hangs = lambda within_s: run.room.clock.wait(min(slowest_s, within_s))
     refs = [run.room.api.put(claim(number, result(f"gpu-{number % 4}"))).ref for number in range(8)]
     answers = run.service.prepare(refs)
-    assert run.room.bell.now() - began <= 40.0
+    assert run.room.clock.now() - began <= 40.0
     assert all(isinstance(answers[of.uid], ApiUnreachableError | RetryableError) for of in refs)
     assert isinstance(answers[refs[0].uid], ApiUnreachableError), "the first one says what was in the way"
 
 
 def test_time_that_a_call_spent_in_a_queue_counts(run: Run) -> None:
     """The kubelet's 45 s begin when it sends, not when a thread of ours is free."""
-    began = run.room.bell.now()
-    run.room.api.hangs = run.room.bell.wait
+    began = run.room.clock.now()
+    run.room.api.hangs = run.room.clock.wait
     of = run.room.api.put(claim(1)).ref
     assert isinstance(run.service.prepare([of], within_s=12.0)[of.uid], ApiUnreachableError)
-    assert run.room.bell.now() - began <= 10.0
+    assert run.room.clock.now() - began <= 10.0
     assert isinstance(run.service.prepare([of], within_s=0.5)[of.uid], RetryableError)
     assert isinstance(run.service.unprepare([of], within_s=0.5)[of.uid], RetryableError)
     run.room.api.hangs = None
@@ -204,26 +204,26 @@ def test_no_read_begins_that_would_have_no_time(run: Run) -> None:
 
     def slow(within_s: float) -> None:
         left.append(within_s)
-        run.room.bell.wait(min(9.0, within_s))
+        run.room.clock.wait(min(9.0, within_s))
 
     run.room.api.hangs = slow
     run.refusal(ref(1))
-    assert min(left) >= run.tools.patience.read_s
+    assert min(left) >= run.tools.retry_policy.read_s
 
 
 def test_a_busy_api_server_is_asked_again_when_it_wishes(run: Run) -> None:
     """Retry-After is honoured, within the budget."""
     run.room.api.outage = ServerBusyError("try later", status=429, retry_after_s=7.0)
     run.refusal(claim(1))
-    assert run.room.bell.waits[1] == 7.0
-    assert sum(run.room.bell.waits) <= 40.0
+    assert run.room.clock.waits[1] == 7.0
+    assert sum(run.room.clock.waits) <= 40.0
 
 
 def test_a_refusing_api_server_is_not_waited_for(run: Run) -> None:
     """Missing rights do not appear within seconds."""
     run.room.api.outage = ForbiddenError("not allowed", status=403)
     assert isinstance(run.refusal(claim(1)), ForbiddenError)
-    assert run.room.bell.waits == []
+    assert run.room.clock.waits == []
 
 
 def test_a_driver_that_is_being_loaded_is_waited_for(run: Run) -> None:
@@ -233,7 +233,7 @@ def test_a_driver_that_is_being_loaded_is_waited_for(run: Run) -> None:
     def loaded() -> None:
         run.room.hardware = ready
 
-    run.room.bell.after(3.0, loaded)
+    run.room.clock.after(3.0, loaded)
     run.prepare(claim(1))
 
 
@@ -315,9 +315,9 @@ def test_a_claim_in_work_in_another_run_is_waited_for(room: Room) -> None:
         assert entry is not None
         assert run.journal.finish(uid(1), entry.attempt)
 
-    room.bell.after(2.0, finish)
+    room.clock.after(2.0, finish)
     assert run.prepare(ref(1))
-    assert 2.0 <= sum(room.bell.waits) < 4.0
+    assert 2.0 <= sum(room.clock.waits) < 4.0
 
 
 def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(room: Room) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from dra_driver.claims.entry import OwnerId
-from dra_driver.claims.processes import Owners
+from dra_driver.claims.processes import ProcessRegistry
 from dra_driver.errors import StorageError
 
 
 def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
     """Another run can tell, and does not disturb by asking."""
-    first, second = Owners.register(tmp_path, "one"), Owners.register(tmp_path, "two")
+    first, second = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
     assert second.is_alive(first.own)
     assert second.is_alive(first.own)
     assert second.is_alive(second.own)
@@ -26,7 +26,7 @@ def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
 def test_two_askers_do_not_take_each_other_for_the_owner(tmp_path: Path) -> None:
     """A run that died is dead for everybody, also when several ask at once."""
     dead = tmp_path / "owner-dead.lock"
-    asker, other = Owners.register(tmp_path, "one"), Owners.register(tmp_path, "two")
+    asker, other = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
     dead.write_text("")
     assert not asker.is_alive(OwnerId("dead"))
     assert not other.is_alive(OwnerId("dead"))
@@ -37,8 +37,8 @@ def test_two_askers_do_not_take_each_other_for_the_owner(tmp_path: Path) -> None
 def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
     """Crashes leave a file each, and a start removes them; living runs keep theirs."""
     (tmp_path / "owner-dead.lock").write_text("")
-    living = Owners.register(tmp_path, "living")
-    Owners.register(tmp_path, "new").close()
+    living = ProcessRegistry.register(tmp_path, "living")
+    ProcessRegistry.register(tmp_path, "new").close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["owner-living.lock"]
     living.close()
 
@@ -47,18 +47,18 @@ def test_a_directory_that_refuses_is_an_error_for_users(tmp_path: Path) -> None:
     """The sentence names the directory."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot announce this process in"):
-        Owners.register(tmp_path / "file" / "below", "one")
+        ProcessRegistry.register(tmp_path / "file" / "below", "one")
 
 
 def test_runs_that_start_together_do_not_sweep_each_other_away(tmp_path: Path) -> None:
     """A file that is made but not locked yet looks dead; its run must come out alive all the same."""
     for attempt in range(5):
-        made: list[Owners] = []
+        made: list[ProcessRegistry] = []
         gate = threading.Barrier(4)
 
         def start(number: int, attempt: int = attempt, gate: threading.Barrier = gate) -> None:
             gate.wait(10)
-            made.append(Owners.register(tmp_path, f"run-{attempt}-{number}"))  # noqa: B023 - joined below
+            made.append(ProcessRegistry.register(tmp_path, f"run-{attempt}-{number}"))  # noqa: B023 - joined below
 
         threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
         for thread in threads:

@@ -190,14 +190,14 @@ def test_a_pending_rebuild_is_tried_again_within_half_a_minute(room: Room) -> No
     room.api.outage = ApiUnreachableError("down")
     run = room.run("run-2")
     for _ in range(40):
-        room.bell.time += 30.0
+        room.clock.time += 30.0
         run.service.finish_rebuild()
     assert run.service.rebuild_pending
     room.api.outage = None
-    room.bell.time += 29.0
+    room.clock.time += 29.0
     run.service.finish_rebuild()
     assert run.service.rebuild_pending
-    room.bell.time += 1.0
+    room.clock.time += 1.0
     run.service.finish_rebuild()
     assert not run.service.rebuild_pending
     assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
@@ -211,11 +211,11 @@ def test_a_claim_that_cannot_be_adopted_does_not_make_a_node_list_all_claims_for
     run = room.run("run-2")
     lists = room.api.lists
     for _ in range(3600 // 5):
-        room.bell.time += 5.0
+        room.clock.time += 5.0
         run.service.finish_rebuild()
     assert 5 <= room.api.lists - lists <= 10
     room.hardware = machine(4)
-    room.bell.time += 600.0
+    room.clock.time += 600.0
     run.service.finish_rebuild()
     assert run.journal.uids() == {uid(1)}
 
@@ -313,7 +313,7 @@ def test_a_start_does_not_wait_for_every_claim(room: Room) -> None:
     for cut in room.gpus:
         for one in cut.mig_instances:
             room.backend.set_in_use(cut.uuid, one.gi_id)
-    before = room.bell.now()
+    before = room.clock.now()
     run = room.run("run-2")
-    assert room.bell.now() - before < 2 * MOST_S
+    assert room.clock.now() - before < 2 * MOST_S
     assert len(run.journal.entries()) == count

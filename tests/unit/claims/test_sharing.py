@@ -138,7 +138,7 @@ def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
     """As with whole GPUs."""
     run = shared(room)
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
-    room.bell.after(3.0, lambda: run.unprepare(ref(1)))
+    room.clock.after(3.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2, share_result(2, "60Gi", 50)))
     assert room.sharing.asked.count(f"end {uuid(run, 0)}") == 1
 
@@ -436,10 +436,10 @@ def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(room: Room) -
     run = room.run()
     parts = [result(room.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]
     run.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", mps(defaultActiveThreadPercentage=10))]))
-    room.sharing.takes = room.bell.wait
-    before = room.bell.now()
+    room.sharing.takes = room.clock.wait
+    before = room.clock.now()
     run.prepare(ref(1))
-    assert 0 < room.bell.now() - before <= LOCK_S
+    assert 0 < room.clock.now() - before <= LOCK_S
 
 
 def test_a_pod_ends_without_nvidia_smi_and_the_slice_is_reset_later(h100: Run) -> None:

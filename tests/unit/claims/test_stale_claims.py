@@ -19,7 +19,7 @@ def looks(run: Run, collector: Collector, times: int = 2) -> list[Collected]:
     found = []
     for _ in range(times):
         found.append(collector.collect())
-        run.room.bell.time += GRACE_S
+        run.room.clock.time += GRACE_S
     return found
 
 
@@ -52,7 +52,7 @@ def test_two_looks_in_a_row_are_not_enough(run: Run, collector: Collector) -> No
     """A pod deleted by force may still have containers for a while."""
     run.room.api.remove(ref(1))
     collector.collect()
-    run.room.bell.time += GRACE_S - 1
+    run.room.clock.time += GRACE_S - 1
     assert collector.collect().freed == ()
 
 
@@ -67,7 +67,7 @@ def test_an_error_says_nothing(run: Run, collector: Collector, outage: DraError)
     run.room.api.remove(ref(1))
     collector.collect()
     run.room.api.outage = outage
-    run.room.bell.time += GRACE_S
+    run.room.clock.time += GRACE_S
     assert collector.collect().freed == ()
 
 
@@ -95,7 +95,7 @@ def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: Collector) -> 
     """Whoever is at it knows better."""
     run.room.api.remove(ref(1))
     collector.collect()
-    run.room.bell.time += GRACE_S
+    run.room.clock.time += GRACE_S
     with run.tools.locks.hold(uid(1), 0.0):
         assert collector.collect().freed == ()
     assert collector.collect().freed == (uid(1),)
@@ -113,7 +113,7 @@ def test_maintenance_frees_what_was_forgotten(run: Run) -> None:
     run.prepare(claim(1))
     run.room.api.remove(ref(1))
     run.service.maintain()
-    run.room.bell.time += GRACE_S
+    run.room.clock.time += GRACE_S
     run.service.maintain()
     assert run.journal.entries() == ()
     assert "collected" in run.room.events

@@ -115,19 +115,19 @@ def test_a_defect_is_an_answer_too(run: Run, caplog: pytest.LogCaptureFixture) -
 def test_a_call_that_waits_for_the_device_is_woken(run: Run) -> None:
     """The successor's prepare goes on at once."""
     run.prepare(claim(1))
-    before = run.room.bell.rings
+    before = run.room.clock.wakes
     run.unprepare(ref(1))
-    assert run.room.bell.rings == before + 1
+    assert run.room.clock.wakes == before + 1
 
 
 def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
     """A worker that is stuck in the disk must not make the kubelet's next call hang for ever."""
-    service_deadline = run.tools.patience.call_s
+    service_deadline = run.tools.retry_policy.call_s
     run.prepare(claim(1))
     with run.tools.locks.hold(uid(1), 0.0):
-        run.room.bell.time -= service_deadline  # so that no time is left to wait for the lock
-        late = run.room.bell.now()
-        run.room.bell.now = lambda: late + next(ticks)  # type: ignore[method-assign]
+        run.room.clock.time -= service_deadline  # so that no time is left to wait for the lock
+        late = run.room.clock.now()
+        run.room.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]
         ticks = iter([0.0, 0.0, service_deadline])
         answer = run.unprepare(ref(1))
     assert "still being worked on by an earlier call" in str(answer)

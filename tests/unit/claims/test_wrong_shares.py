@@ -29,7 +29,7 @@ def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tup
     error = run.refusal(claim(2, *asked))
     assert isinstance(error, ClaimError)
     assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
-    assert room.bell.waits == []
+    assert room.clock.waits == []
 
 
 @pytest.mark.parametrize(
