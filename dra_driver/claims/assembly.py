@@ -10,7 +10,15 @@ from pathlib import Path
 
 from dra_driver.cdi.names import CdiNames
 from dra_driver.claims.boot import read_boot_id
-from dra_driver.claims.dependencies import CdiProvider, CdiWriter, ClaimLister, ClaimReader, Event, HardwareTools, Tools
+from dra_driver.claims.dependencies import (
+    CdiProvider,
+    CdiWriter,
+    ClaimDependencies,
+    ClaimLister,
+    ClaimReader,
+    Event,
+    HardwareDependencies,
+)
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal.journal import Journal
 from dra_driver.claims.processes import ProcessRegistry
@@ -56,7 +64,7 @@ def open_claims(
     provider: CdiProvider,
     snapshot: Callable[[], Snapshot],
     lister: ClaimLister | None = None,
-    hardware: Callable[[Journal], HardwareTools] | None = None,
+    hardware: Callable[[Journal], HardwareDependencies] | None = None,
     terms: Callable[[], Terms] = lambda: {},
     count: Callable[[Event], None] = lambda _event: None,
     boot_id: str | None = None,
@@ -76,7 +84,7 @@ def open_claims(
     except BaseException:
         owners.close()
         raise
-    tools = Tools(
+    deps = ClaimDependencies(
         pool=pool,
         names=names,
         reader=reader,
@@ -91,4 +99,4 @@ def open_claims(
         count=count,
         retry_policy=retry_policy or RetryPolicy(),
     )
-    return Claims(ClaimService(tools, lister=lister), journal, owners)
+    return Claims(ClaimService(deps, lister=lister), journal, owners)

@@ -75,7 +75,7 @@ class MigWork(Protocol):
     def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance: ...
     def destroy(self, partition: PartitionId, *, within_s: float) -> None: ...
     def find(self, partition: PartitionId) -> MigInstance | None: ...
-    def settle_mode(self, gpu: GpuUuid) -> bool: ...
+    def restore_mode(self, gpu: GpuUuid) -> bool: ...
     def ensure_whole(self, gpu: GpuUuid, *, within_s: float) -> None: ...
 
 
@@ -106,7 +106,7 @@ class MpsWork(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareTools:
+class HardwareDependencies:
     """What changes GPUs. ``changed`` is called after every change that a new snapshot would show."""
 
     mig: MigWork
@@ -164,7 +164,7 @@ def _uncounted(_event: Event) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class ClaimDependencies:
     """Handed to every function of this room that changes the world. ``pool`` is this node's pool name.
 
     Without ``hardware`` only what takes no change of a GPU is prepared. ``terms`` are those in force.
@@ -179,14 +179,14 @@ class Tools:
     owners: OwnerBook
     snapshot: Callable[[], Snapshot]
     gpu_locks: GpuLocks
-    hardware: HardwareTools | None = None
+    hardware: HardwareDependencies | None = None
     terms: Callable[[], Terms] = _no_terms
     count: Callable[[Event], None] = _uncounted
     clock: WakeableClock = field(default_factory=MonotonicClock)
     locks: ClaimLocks = field(default_factory=ClaimLocks)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
-    def require_hardware(self) -> HardwareTools:
+    def require_hardware(self) -> HardwareDependencies:
         """What changes GPUs. Raises `NotPermittedError` where this process was given nothing of the kind."""
         if self.hardware is None:
             raise NotPermittedError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.cdi.root import DriverRoot
-from dra_driver.claims.dependencies import HardwareTools
+from dra_driver.claims.dependencies import HardwareDependencies
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.backend import GpuBackend
@@ -36,9 +36,9 @@ class Hardware:
     proc_driver: str = "/proc/driver"
     renew_root: Callable[[], None] = lambda: None
 
-    def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareTools:
+    def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareDependencies:
         """What the claims room changes GPUs with. ``mps`` is the folder shared with the MPS host."""
-        return HardwareTools(
+        return HardwareDependencies(
             mig=MigManager(self.backend, notes),
             slicer=TimeSlicer(Smi(self.root.here("/")), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),

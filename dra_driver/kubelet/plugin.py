@@ -264,7 +264,7 @@ class NodeProcess:
         ]
         remote = [
             Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
-            Chore(name="hardware", every_s=SETTLE_EVERY_S, work=claims.service.settle_hardware),
+            Chore(name="hardware", every_s=SETTLE_EVERY_S, work=claims.service.reclaim_orphans),
             Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=claims.service.finish_rebuild),
         ]
         for name, chores in (("maintenance", local), ("claim-maintenance", remote)):

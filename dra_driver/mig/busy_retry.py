@@ -16,7 +16,7 @@ Sleep = Callable[[float], None]
 Result = TypeVar("Result")
 
 
-class Patience:
+class BusyRetry:
     """Time that one operation may take in all. For one thread.
 
     A monitor such as dcgm opens a GPU for moments at a time, so short pauses help where one long wait would not.

@@ -27,14 +27,14 @@ from dra_driver.errors import (
 )
 from dra_driver.gpu.backend import GpuControl
 from dra_driver.gpu.notes import MIG_MODE, GpuNotes
-from dra_driver.mig import messages as words
-from dra_driver.mig.busy_retry import Clock, Patience, Sleep
+from dra_driver.mig import messages
+from dra_driver.mig.busy_retry import BusyRetry, Clock, Sleep
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance, PartitionId
 
 log = logging.getLogger(__name__)
 
-ON_BY_US: Final = "on"
+SWITCHED_ON: Final = "on"
 
 UNDO_S: Final = 2.0
 """How long taking back half-made work may wait for a busy GPU beyond the caller's own limit."""
@@ -69,25 +69,25 @@ class MigManager:
         Dying half-way leaves a note, the mode on, or an instance without a compute instance: ``create`` with ``adopt``
         and `destroy` carry on from each.
         """
-        patience = self._patience(within_s)
-        self._switch_on(wanted.gpu_uuid, patience)
+        retry = self._retry(within_s)
+        self._switch_on(wanted.gpu_uuid, retry)
         try:
-            return self._make(wanted, size, patience, adopt=adopt)
+            return self._create(wanted, size, retry, adopt=adopt)
         except DraError:
-            self._settle_quietly(wanted.gpu_uuid)
+            self._restore_mode_best_effort(wanted.gpu_uuid)
             raise
 
     def destroy(self, partition: PartitionId, *, within_s: float) -> None:
         """Remove the partition, and MIG mode with it when it was the last one and the mode is ours.
 
         Absent, in whole or in part, is success, also because MIG mode is off. Raises GpuBusyError when a process still
-        uses it after ``within_s``. A mode that cannot be switched off is no error: its note stays for `settle_mode`.
+        uses it after ``within_s``. A mode that cannot be switched off is no error: its note stays for `restore_mode`.
         """
-        patience = self._patience(within_s)
+        retry = self._retry(within_s)
         instance = self.find(partition)
         if instance is not None:
-            self._remove(partition, instance, patience)
-        self._settle_quietly(partition.gpu_uuid)
+            self._remove(partition, instance, retry)
+        self._restore_mode_best_effort(partition.gpu_uuid)
 
     def find(self, partition: PartitionId) -> MigInstance | None:
         """The partition's GPU instance as it is now, whole or half made; None when there is none."""
@@ -97,7 +97,7 @@ class MigManager:
             return None
         return next((one for one in instances if _is_at(one, partition)), None)
 
-    def settle_mode(self, gpu: GpuUuid) -> bool:
+    def restore_mode(self, gpu: GpuUuid) -> bool:
         """Switch MIG mode off if this driver switched it on and nothing is left on the GPU, whoever made it.
 
         True when no note is left. False when instances are left, or the GPU is busy: call again later.
@@ -122,15 +122,15 @@ class MigManager:
         Raises GpuBusyError when somebody else switched it on, when an instance is left (waiting would not help: the
         caller holds the lock), or when the GPU is still busy after ``within_s``. Repeatable.
         """
-        patience = self._patience(within_s)
+        retry = self._retry(within_s)
         if self._is_on(gpu):
             if self._notes.gpu_note(gpu, MIG_MODE) is None:
-                raise GpuBusyError(words.mode_is_foreign(gpu))
+                raise GpuBusyError(messages.mode_not_owned(gpu))
             left = self._control.mig_instances(gpu)
             if left:
-                raise GpuBusyError(words.still_cut(gpu, left))
-            self._switch_off(gpu, patience)
-        self.settle_mode(gpu)
+                raise GpuBusyError(messages.instances_left(gpu, left))
+            self._switch_off(gpu, retry)
+        self.restore_mode(gpu)
 
     # --- MIG mode ---
 
@@ -140,59 +140,59 @@ class MigManager:
         except MigUnsupportedError:
             return False
 
-    def _switch_on(self, gpu: GpuUuid, patience: Patience) -> None:
+    def _switch_on(self, gpu: GpuUuid, retry: BusyRetry) -> None:
         """MIG mode on. The note comes first: a mode that is on without one would be taken for an administrator's and
-        stay on for ever, while a note without the mode is cleared by the next `settle_mode`."""
+        stay on for ever, while a note without the mode is cleared by the next `restore_mode`."""
         if self._control.mig_mode(gpu):
             return
         if self._notes.gpu_note(gpu, MIG_MODE) is None:
-            self._notes.set_gpu_note(gpu, MIG_MODE, ON_BY_US)
+            self._notes.set_gpu_note(gpu, MIG_MODE, SWITCHED_ON)
         try:
-            patience.attempt(partial(self._control.set_mig_mode, gpu, True))
+            retry.attempt(partial(self._control.set_mig_mode, gpu, True))
         except GpuBusyError as error:
-            self._settle_quietly(gpu)
-            raise GpuBusyError(words.mode_is_busy(gpu, "on", patience.waited_s, error)) from error
+            self._restore_mode_best_effort(gpu)
+            raise GpuBusyError(messages.mode_is_busy(gpu, "on", retry.waited_s, error)) from error
         except DraError:
-            self._settle_quietly(gpu)
+            self._restore_mode_best_effort(gpu)
             raise
         log.info("MIG mode switched on", extra={"gpu": gpu})
 
-    def _switch_off(self, gpu: GpuUuid, patience: Patience) -> None:
+    def _switch_off(self, gpu: GpuUuid, retry: BusyRetry) -> None:
         try:
-            patience.attempt(partial(self._control.set_mig_mode, gpu, False))
+            retry.attempt(partial(self._control.set_mig_mode, gpu, False))
         except GpuBusyError as error:
-            raise GpuBusyError(words.mode_is_busy(gpu, "off", patience.waited_s, error)) from error
+            raise GpuBusyError(messages.mode_is_busy(gpu, "off", retry.waited_s, error)) from error
         log.info("MIG mode switched off", extra={"gpu": gpu})
 
-    def _settle_quietly(self, gpu: GpuUuid) -> None:
-        """`settle_mode` after the real work: its failure neither hides an error nor undoes a success, for the note
+    def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
+        """`restore_mode` after the real work: its failure neither hides an error nor undoes a success, for the note
         stays and whoever keeps house tries again."""
         try:
-            self.settle_mode(gpu)
+            self.restore_mode(gpu)
         except DraError as error:
             log.warning("MIG mode could not be settled, it will be tried again", extra={"gpu": gpu, "reason": error})
 
     # --- instances ---
 
-    def _make(self, wanted: PartitionId, size: int, patience: Patience, *, adopt: bool) -> MigInstance:
+    def _create(self, wanted: PartitionId, size: int, retry: BusyRetry, *, adopt: bool) -> MigInstance:
         there = self._control.mig_instances(wanted.gpu_uuid)
         found = next((one for one in there if _is_at(one, wanted)), None)
         if found is not None:
             if not adopt:
-                raise NoRoomError(words.made_by_another(wanted, found))
-            return self._complete(wanted, found, patience)
+                raise NoRoomError(messages.foreign_instance(wanted, found))
+            return self._complete(wanted, found, retry)
         in_the_way = [one for one in there if one.overlaps(wanted.start, size)]
         if in_the_way:
-            raise NoRoomError(words.slices_are_taken(wanted, size, in_the_way))
+            raise NoRoomError(messages.memory_slices_taken(wanted, size, in_the_way))
         try:
             gi_id = self._control.create_gpu_instance(wanted.gpu_uuid, wanted.profile_id, wanted.start)
         except (NoRoomError, MigUnsupportedError):
             raise  # nothing was made; what is there now was made by somebody else in this very moment
         except DraError as error:
-            raise self._taken_back(wanted, error) from error
-        return self._finish(wanted, gi_id)
+            raise self._after_cleanup(wanted, error) from error
+        return self._add_compute_instance(wanted, gi_id)
 
-    def _complete(self, wanted: PartitionId, found: MigInstance, patience: Patience) -> MigInstance:
+    def _complete(self, wanted: PartitionId, found: MigInstance, retry: BusyRetry) -> MigInstance:
         """Finish an instance of an earlier attempt. What cannot be used is removed: the caller said that it is its own.
 
         Compute instances that do not span it are none that this driver makes; they go with the rest.
@@ -200,57 +200,57 @@ class MigManager:
         if found.device is not None:
             return found
         try:
-            self._remove_compute(wanted, found, patience)
+            self._remove_compute(wanted, found, retry)
         except DraError as error:
-            raise self._taken_back(wanted, error) from error
-        return self._finish(wanted, found.gi_id)
+            raise self._after_cleanup(wanted, error) from error
+        return self._add_compute_instance(wanted, found.gi_id)
 
-    def _finish(self, wanted: PartitionId, gi_id: int) -> MigInstance:
+    def _add_compute_instance(self, wanted: PartitionId, gi_id: int) -> MigInstance:
         """Give the GPU instance its compute instance, and return it as the GPU lists it then."""
         try:
             self._control.create_compute_instance(wanted.gpu_uuid, gi_id)
             made = self.find(wanted)
             if made is None or made.device is None:
-                raise DeviceLostError(words.not_listed(wanted, gi_id))
+                raise DeviceLostError(messages.not_listed(wanted, gi_id))
         except DraError as error:
-            raise self._taken_back(wanted, error) from error
+            raise self._after_cleanup(wanted, error) from error
         return made
 
-    def _taken_back(self, wanted: PartitionId, first: DraError) -> DraError:
+    def _after_cleanup(self, wanted: PartitionId, first: DraError) -> DraError:
         """``first``, after removing what is there of the partition; marked when that cannot be done for sure.
 
         It is our own: under the lock it was not there before, or the caller said so.
         """
-        patience = self._patience(UNDO_S)
+        retry = self._retry(UNDO_S)
         try:
             made = self.find(wanted)
             if made is not None:
-                self._remove(wanted, made, patience)
+                self._remove(wanted, made, retry)
         except DraError as second:
             log.warning("half-made partition is left", extra={"partition": str(wanted), "reason": str(second)})
-            failure = type(first)(words.left_over(first, second))
+            failure = type(first)(messages.cleanup_failed(first, second))
             if isinstance(failure, HardwareError):
                 failure.left_over = True
             return failure
         return first
 
-    def _remove(self, partition: PartitionId, instance: MigInstance, patience: Patience) -> None:
-        self._remove_compute(partition, instance, patience)
+    def _remove(self, partition: PartitionId, instance: MigInstance, retry: BusyRetry) -> None:
+        self._remove_compute(partition, instance, retry)
         try:
-            patience.attempt(partial(self._control.destroy_gpu_instance, partition.gpu_uuid, instance.gi_id))
+            retry.attempt(partial(self._control.destroy_gpu_instance, partition.gpu_uuid, instance.gi_id))
         except GpuBusyError as error:
-            raise GpuBusyError(words.partition_is_busy(partition, instance, patience.waited_s, error)) from error
+            raise GpuBusyError(messages.partition_is_busy(partition, instance, retry.waited_s, error)) from error
 
-    def _remove_compute(self, partition: PartitionId, instance: MigInstance, patience: Patience) -> None:
+    def _remove_compute(self, partition: PartitionId, instance: MigInstance, retry: BusyRetry) -> None:
         gpu, gi_id = partition.gpu_uuid, instance.gi_id
         for compute in instance.compute:
             try:
-                patience.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
+                retry.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
             except GpuBusyError as error:
-                raise GpuBusyError(words.partition_is_busy(partition, instance, patience.waited_s, error)) from error
+                raise GpuBusyError(messages.partition_is_busy(partition, instance, retry.waited_s, error)) from error
 
-    def _patience(self, within_s: float) -> Patience:
-        return Patience(within_s, sleep=self._sleep, clock=self._clock)
+    def _retry(self, within_s: float) -> BusyRetry:
+        return BusyRetry(within_s, sleep=self._sleep, clock=self._clock)
 
 
 def _is_at(instance: MigInstance, partition: PartitionId) -> bool:

@@ -1,6 +1,6 @@
 """Sentences about MIG that end up in ``kubectl describe pod``: what was seen, what was expected, what to do next.
 
-Owns the words alone.
+Owns the messages alone.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception) ->
     return f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s: {error}; {LOOK_FOR}"
 
 
-def mode_is_foreign(gpu: GpuUuid) -> str:
+def mode_not_owned(gpu: GpuUuid) -> str:
     """A whole GPU is wanted, and an administrator has it in MIG mode."""
     return (
         f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
@@ -28,7 +28,7 @@ def mode_is_foreign(gpu: GpuUuid) -> str:
     )
 
 
-def still_cut(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
+def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
     """A whole GPU is wanted, and instances are left."""
     return (
         f"{gpu} cannot be used as a whole: it is still cut into {_listed(left)}; "
@@ -36,7 +36,7 @@ def still_cut(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
     )
 
 
-def made_by_another(wanted: PartitionId, found: MigInstance) -> str:
+def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
     """Exactly what is wanted is there, without this driver having made it."""
     return (
         f"{wanted} was made by somebody else ({_listed([found])}) and is left alone; "
@@ -45,7 +45,7 @@ def made_by_another(wanted: PartitionId, found: MigInstance) -> str:
     )
 
 
-def slices_are_taken(wanted: PartitionId, size: int, in_the_way: Sequence[MigInstance]) -> str:
+def memory_slices_taken(wanted: PartitionId, size: int, in_the_way: Sequence[MigInstance]) -> str:
     """Others overlap what is wanted."""
     last = wanted.start + size - 1
     return f"{wanted} needs memory slices {wanted.start} to {last}, and these are taken by {_listed(in_the_way)}"
@@ -61,7 +61,7 @@ def partition_is_busy(partition: PartitionId, instance: MigInstance, waited_s: f
     return f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s: {error}; {LOOK_FOR}"
 
 
-def left_over(first: Exception, second: Exception) -> str:
+def cleanup_failed(first: Exception, second: Exception) -> str:
     """An error, and another one while taking back what was made."""
     return f"{first}; and the half-made instance could not be removed, which will be tried again: {second}"
 

@@ -10,11 +10,11 @@ from dra_driver.gpu.notes import COMPUTE_MODE, GpuNotes
 from dra_driver.model.ids import GpuUuid
 
 
-def borrow(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
+def set_with_undo(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
     """Make ``wanted`` the GPU's mode; a GPU that has it already and no note is left alone, and so is not given back.
 
     Idempotent. The caller holds the GPU's lock. Raises what `GpuControl` raises, and StorageError. A process that dies
-    half-way leaves a note, with which `give_back` puts things right.
+    half-way leaves a note, with which `restore` puts things right.
     """
     found = control.compute_mode(gpu)
     if found is wanted:
@@ -24,7 +24,7 @@ def borrow(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMo
     control.set_compute_mode(gpu, wanted)
 
 
-def give_back(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, ours: ComputeMode) -> None:
+def restore(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, ours: ComputeMode) -> None:
     """Set the noted mode again and clear the note; without a note nothing happens.
 
     A mode that is not ``ours`` any more was set by somebody else since, or by a reboot, and is left alone.

@@ -81,7 +81,7 @@ class MpsClient:
         try:
             folder.make()
             for gpu in daemon.gpus:
-                compute_mode.borrow(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+                compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
             if before != daemon:
                 folder.write_desired(daemon)
             self._wait_ready(daemon, folder, deadline)
@@ -109,7 +109,7 @@ class MpsClient:
                 )
             self._sleep(_STEP_S)
         for gpu in sorted({*gpus, *(known.gpus if known else ())}):
-            compute_mode.give_back(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            compute_mode.restore(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
         self._remove(folder, deadline)
         if known is not None:
             log.info("MPS daemon gone", extra={"daemon": daemon_id})

@@ -57,7 +57,7 @@ class TimeSlicer:
         before = self._notes.gpu_note(gpu, TIME_SLICE)
         self._notes.set_gpu_note(gpu, TIME_SLICE, interval.value)
         try:
-            compute_mode.borrow(self._control, self._notes, gpu, ComputeMode.DEFAULT)
+            compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.DEFAULT)
             self._command(gpu, interval, within_s)
         except DraError as error:
             self._undo(gpu, before, error)
@@ -89,7 +89,7 @@ class TimeSlicer:
 
     def _forget(self, gpu: GpuUuid) -> None:
         # The mode first: while there is a note of the slice, a repeat of the whole reset is harmless.
-        compute_mode.give_back(self._control, self._notes, gpu, ComputeMode.DEFAULT)
+        compute_mode.restore(self._control, self._notes, gpu, ComputeMode.DEFAULT)
         self._notes.clear_gpu_note(gpu, TIME_SLICE)
 
     def _command(self, gpu: GpuUuid, interval: Interval, within_s: float) -> None:

@@ -282,7 +282,7 @@ class FakeMps:
         taken = {device for other in self._node.running.values() for device in other.devices}
         assert not taken.intersection(daemon.devices), "a device is under one daemon at a time"
         for gpu in daemon.gpus:
-            compute_mode.borrow(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
         self._node.running[daemon.id] = daemon
 
     def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
@@ -291,7 +291,7 @@ class FakeMps:
             self._node.change(f"end {daemon_id}")
             del self._node.running[daemon_id]
         for gpu in sorted({*gpus, *(known.gpus if known else ())}):
-            compute_mode.give_back(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            compute_mode.restore(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
 
     def daemons(self) -> tuple[str, ...]:
         return tuple(sorted(self._node.running))

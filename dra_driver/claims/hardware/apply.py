@@ -1,22 +1,22 @@
 """Makes GPUs into what a claim was promised: partitions cut, time slices set, MPS daemons running.
 
 Owns the order of the steps and what is noted between them. Refuses to know how each is done (``mig/``, ``sharing/``),
-and CDI. The caller holds the locks of the claim's GPUs from `look` until the claim is noted as prepared.
+and CDI. The caller holds the locks of the claim's GPUs from `inspect_partitions` until the claim is noted as prepared.
 
-    1. `look`: is an instance at the place already? Then it is somebody else's and is used, not made
+    1. `inspect_partitions`: is an instance at the place already? Then it is somebody else's and is used, not made
     2. the caller notes the intent, durably
-    3. `make`: whole GPUs joined, partitions cut; noted: what they are called; time slices; MPS daemons
+    3. `apply_plan`: whole GPUs joined, partitions cut; noted: what they are called; time slices; MPS daemons
 
-A failure leaves whatever was done so far to the caller's `undo`. What was not made is noted as such first: an instance
-that appears in its place later would be somebody else's, and must not be taken for ours.
+A failure leaves whatever was done so far to the caller's `teardown`. What was not made is noted as such first: an
+instance that appears in its place later would be somebody else's, and must not be taken for ours.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dra_driver.claims.dependencies import HardwareTools, Tools
+from dra_driver.claims.dependencies import ClaimDependencies, HardwareDependencies
 from dra_driver.claims.entry import Attempt, HeldPartition, InstanceIds, State, gpus_of
-from dra_driver.claims.hardware.orphans import STEP_S, remove_orphaned_partitions, settle_for
+from dra_driver.claims.hardware.orphans import STEP_S, remove_orphaned_partitions, restore_gpu_for_claim
 from dra_driver.claims.planning.plan import ClaimPlan
 from dra_driver.claims.planning.sharing_plan import partition_daemons
 from dra_driver.claims.waiting import Budget
@@ -34,7 +34,7 @@ UNDO_RESERVE_S = 5.0
 """Of a call's time, what is kept for taking back what was done."""
 
 
-def look(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
+def inspect_partitions(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
     """The plan with, for each partition, whether it is there already. Changes nothing.
 
     Raises `NoRoomError` for an instance of somebody else's that no program can use. An instance that is ours is in the
@@ -44,9 +44,9 @@ def look(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
         part = device.partition
         if part is None or device.admin_access:
             continue
-        there = tools.require_hardware().mig.find(part.id)
+        there = deps.require_hardware().mig.find(part.id)
         live = InstanceIds.of(there) if there else None
-        if there is not None and live is None and not _is_ours(tools, part):
+        if there is not None and live is None and not _is_created_by_driver(deps, part):
             raise NoRoomError(
                 f"{device.device} of claim {todo.ref} cannot be made: GPU instance {there.gi_id} is in its place, half "
                 "made or cut into smaller compute instances by somebody else; remove it (nvidia-smi mig -dci, -dgi) or "
@@ -56,25 +56,27 @@ def look(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
     return todo
 
 
-def make(tools: Tools, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
-    """Carry out the plan, which `look` has been at and which is noted under ``attempt``. Returns it with all ids.
+def apply_plan(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
+    """Carry out the plan, which `inspect_partitions` has been at and which is noted under ``attempt``.
+
+    Returns it with all ids.
 
     Raises `HardwareError`, `StorageError`, `RetryableError` when the entry was taken over meanwhile.
     """
-    hardware, work, locked = tools.require_hardware(), _Work(tools, budget), gpus_of(todo.held)
+    hardware, work, locked = deps.require_hardware(), _Work(deps, budget), gpus_of(todo.held)
     for device in todo.devices:
         if device.held.form is not Form.PARTITION and not device.admin_access:
-            settle_for(tools, todo.ref.uid, device.gpu.uuid, locked, within_s=work.within(CREATE_S))
-    todo = _cut(hardware, work, todo, attempt)
+            restore_gpu_for_claim(deps, todo.ref.uid, device.gpu.uuid, locked, within_s=work.within(CREATE_S))
+    todo = _create_partitions(hardware, work, todo, attempt)
     if todo.partition_groups:
-        todo = with_daemons(todo)
-        if not tools.journal.amend(todo.ref.uid, attempt, todo.held):
+        todo = with_partition_daemons(todo)
+        if not deps.journal.amend(todo.ref.uid, attempt, todo.held):
             raise taken_over(todo)
-    _share(hardware, work, todo)
+    _apply_sharing(hardware, work, todo)
     return todo
 
 
-def with_daemons(todo: ClaimPlan) -> ClaimPlan:
+def with_partition_daemons(todo: ClaimPlan) -> ClaimPlan:
     """The plan with the daemons of its partitions, which are all there. Raises `InvalidParametersError`."""
     for group in todo.partition_groups:
         parts = [todo.devices[position].partition for position in group.positions]
@@ -97,16 +99,16 @@ def taken_over(todo: ClaimPlan) -> RetryableError:
 class _Work:
     """How much of the call's time each step may take."""
 
-    def __init__(self, tools: Tools, budget: Budget) -> None:
-        self.tools = tools
+    def __init__(self, deps: ClaimDependencies, budget: Budget) -> None:
+        self.deps = deps
         self._budget = budget
 
     def within(self, most_s: float) -> float:
-        left_s = self._budget.deadline - UNDO_RESERVE_S - self.tools.clock.now()
+        left_s = self._budget.deadline - UNDO_RESERVE_S - self.deps.clock.now()
         return max(0.0, min(most_s, left_s))
 
 
-def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt) -> ClaimPlan:
+def _create_partitions(hardware: HardwareDependencies, work: _Work, todo: ClaimPlan, attempt: Attempt) -> ClaimPlan:
     """Make the partitions that are not there, in the order of the allocation."""
     to_make = [at for at, part in _partitions(todo) if part.made]
     for count, position in enumerate(to_make):
@@ -114,10 +116,10 @@ def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt
         if part is None:
             continue
         try:
-            made = _create(hardware, work, part)
+            made = _create_partition(hardware, work, part)
         except DraError as error:
             left_over = isinstance(error, HardwareError) and error.left_over
-            _disown(work.tools, todo, attempt, to_make[count + 1 if left_over else count :])
+            _mark_not_created(work.deps, todo, attempt, to_make[count + 1 if left_over else count :])
             raise
         finally:
             hardware.changed()
@@ -125,7 +127,7 @@ def _cut(hardware: HardwareTools, work: _Work, todo: ClaimPlan, attempt: Attempt
     return todo
 
 
-def _create(hardware: HardwareTools, work: _Work, part: HeldPartition) -> MigInstance:
+def _create_partition(hardware: HardwareDependencies, work: _Work, part: HeldPartition) -> MigInstance:
     """Make it; where there is no room for it, once more when what nobody has any more is out of the way.
 
     Whatever overlaps it went before. What does not may still have the engines that it needs, as one ``+me`` has those
@@ -134,12 +136,12 @@ def _create(hardware: HardwareTools, work: _Work, part: HeldPartition) -> MigIns
     try:
         return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
     except NoRoomError as error:
-        gpu, journal = part.id.gpu_uuid, work.tools.journal
+        gpu, journal = part.id.gpu_uuid, work.deps.journal
         of_nobody = [orphan for orphan in journal.orphaned_partitions() if orphan.partition.id.gpu_uuid == gpu]
         if error.left_over or not of_nobody or journal.rebuild_pending:
             raise
         try:
-            remove_orphaned_partitions(work.tools, gpu, within_s=work.within(STEP_S))
+            remove_orphaned_partitions(work.deps, gpu, within_s=work.within(STEP_S))
         except HardwareError as busy:
             raise GpuBusyError(
                 f"{error}; {of_nobody[0].partition.id} of an ended claim is still there: {busy}"
@@ -147,7 +149,7 @@ def _create(hardware: HardwareTools, work: _Work, part: HeldPartition) -> MigIns
     return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
 
 
-def _disown(tools: Tools, todo: ClaimPlan, attempt: Attempt, positions: list[int]) -> None:
+def _mark_not_created(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt, positions: list[int]) -> None:
     """Note that these partitions were not made after all. When that fails they stay noted as ours, and are looked for.
 
     The entry then says more than is true, which only matters to an instance that somebody else makes in that place
@@ -158,28 +160,28 @@ def _disown(tools: Tools, todo: ClaimPlan, attempt: Attempt, positions: list[int
         if part is not None:
             todo = todo.with_device(position, partition=replace(part, made=False))
     try:
-        tools.journal.amend(todo.ref.uid, attempt, todo.held)
+        deps.journal.amend(todo.ref.uid, attempt, todo.held)
     except DraError:
         return  # the first error is the one to report
 
 
-def _share(hardware: HardwareTools, work: _Work, todo: ClaimPlan) -> None:
+def _apply_sharing(hardware: HardwareDependencies, work: _Work, todo: ClaimPlan) -> None:
     for device in todo.devices:
         sharing = device.sharing
         if sharing is None or sharing.strategy is not Strategy.TIME_SLICING:
             continue
-        if not _is_sliced(work.tools, todo, device.gpu.uuid, sharing.interval):
+        if not _has_interval(work.deps, todo, device.gpu.uuid, sharing.interval):
             hardware.slicer.set(device.gpu.uuid, sharing.interval, within_s=work.within(CREATE_S))
     daemons = [d.sharing.daemon for d in todo.devices if d.sharing is not None and d.sharing.daemon is not None]
     for daemon in {daemon.id: daemon for daemon in daemons}.values():
         hardware.mps.ensure(daemon, within_s=work.within(DAEMON_S))
 
 
-def _is_sliced(tools: Tools, todo: ClaimPlan, gpu: GpuUuid, interval: Interval) -> bool:
+def _has_interval(deps: ClaimDependencies, todo: ClaimPlan, gpu: GpuUuid, interval: Interval) -> bool:
     """Whether another claim's share has the interval already. The command takes up to a second on hardware."""
-    if tools.journal.gpu_note(gpu, TIME_SLICE) != interval:
+    if deps.journal.gpu_note(gpu, TIME_SLICE) != interval:
         return False
-    others = (tools.journal.entry(held.uid) for held in tools.journal.holdings(gpu) if held.uid != todo.ref.uid)
+    others = (deps.journal.entry(held.uid) for held in deps.journal.holdings(gpu) if held.uid != todo.ref.uid)
     return any(other is not None and other.state is State.PREPARED for other in others)
 
 
@@ -189,10 +191,10 @@ def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, HeldPartition]]:
             yield position, device.partition
 
 
-def _is_ours(tools: Tools, part: HeldPartition) -> bool:
+def _is_created_by_driver(deps: ClaimDependencies, part: HeldPartition) -> bool:
     """Whether some claim, or none any more, had the partition made: then that is what is in the way."""
-    holdings = tools.journal.holdings(part.id.gpu_uuid)
+    holdings = deps.journal.holdings(part.id.gpu_uuid)
     held = [held.device.partition for held in holdings] + [
-        orphan.partition for orphan in tools.journal.orphaned_partitions()
+        orphan.partition for orphan in deps.journal.orphaned_partitions()
     ]
     return any(each is not None and each.made and each.id == part.id for each in held)

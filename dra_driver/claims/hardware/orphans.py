@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
-from dra_driver.claims.dependencies import HardwareTools, Tools
+from dra_driver.claims.dependencies import ClaimDependencies, HardwareDependencies
 from dra_driver.claims.entry import Holding
-from dra_driver.claims.hardware.ownership import destroy_own
+from dra_driver.claims.hardware.ownership import destroy_if_owned
 from dra_driver.claims.waiting import ClaimBusyError, GpuLockedError
 from dra_driver.errors import DraError
 from dra_driver.gpu.notes import COMPUTE_MODE, MIG_MODE, TIME_SLICE
@@ -31,68 +31,72 @@ STEP_S = 5.0
 LOCK_S = 1.0
 
 
-def settle_for(tools: Tools, uid: ClaimUid, gpu: GpuUuid, locked: Collection[GpuUuid], *, within_s: float) -> None:
+def restore_gpu_for_claim(
+    deps: ClaimDependencies, uid: ClaimUid, gpu: GpuUuid, locked: Collection[GpuUuid], *, within_s: float
+) -> None:
     """Have the GPU as claim ``uid``, which begins to have all or a share of it, may expect it.
 
     The caller holds the locks of ``locked``, that GPU's among them, and the claim is noted. Costs nothing where nothing
     is noted about the GPU. What another claim's share needs stays. Raises `HardwareError`, `StorageError`,
     `GpuLockedError`, and `ClaimBusyError` while it is not known whose the settings are; repeatable.
     """
-    keys = tools.journal.noted_gpus().get(gpu)
+    keys = deps.journal.noted_gpus().get(gpu)
     if not keys:
         return
-    hardware = tools.require_hardware()
+    hardware = deps.require_hardware()
     if MIG_MODE in keys:
         try:
             hardware.mig.ensure_whole(gpu, within_s=within_s)
         finally:
             hardware.changed()
-    if any(held.uid != uid for held in tools.journal.holdings(gpu)):
+    if any(held.uid != uid for held in deps.journal.holdings(gpu)):
         return
-    if keys - {MIG_MODE} and tools.journal.rebuild_pending:
-        raise not_known_yet(f"whose settings {gpu} has ({', '.join(sorted(keys))})")
+    if keys - {MIG_MODE} and deps.journal.rebuild_pending:
+        raise ownership_unknown(f"whose settings {gpu} has ({', '.join(sorted(keys))})")
     if TIME_SLICE in keys:
         hardware.slicer.reset(gpu, within_s=STEP_S)
     if COMPUTE_MODE in keys:
-        _end_daemons_of_nobody(tools, hardware, locked, gpu)
+        _stop_orphaned_daemons(deps, hardware, locked, gpu)
 
 
-def settle_all(tools: Tools, problems: list[str]) -> None:
+def reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> None:
     """Look at everything that is noted, and take back what is nobody's. Waits for no GPU that is being worked on.
 
     What cannot be done now is a sentence in ``problems``. Raises `StorageError` when the journal cannot be read.
     """
-    hardware = tools.hardware
-    if hardware is None or tools.journal.rebuild_pending:
+    hardware = deps.hardware
+    if hardware is None or deps.journal.rebuild_pending:
         return
-    for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in tools.journal.orphaned_partitions()}):
-        _under_lock(tools, problems, (gpu,), partial(remove_orphaned_partitions, tools, gpu, within_s=STEP_S))
-    for gpu in sorted(tools.journal.noted_gpus()):
-        _under_lock(tools, problems, (gpu,), partial(_settle, tools, hardware, gpu))
-    if tuple(_daemons_of_nobody(tools, hardware)):
-        every = [gpu.uuid for gpu in tools.snapshot().gpus]  # a MIG device's daemon does not say which GPU is behind it
-        _under_lock(tools, problems, every, lambda: _end_daemons_of_nobody(tools, hardware, every))
+    for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in deps.journal.orphaned_partitions()}):
+        _with_gpus_locked(deps, problems, (gpu,), partial(remove_orphaned_partitions, deps, gpu, within_s=STEP_S))
+    for gpu in sorted(deps.journal.noted_gpus()):
+        _with_gpus_locked(deps, problems, (gpu,), partial(_reclaim_settings, deps, hardware, gpu))
+    if tuple(_orphaned_daemons(deps, hardware)):
+        every = [gpu.uuid for gpu in deps.snapshot().gpus]  # a MIG device's daemon does not say which GPU is behind it
+        _with_gpus_locked(deps, problems, every, lambda: _stop_orphaned_daemons(deps, hardware, every))
 
 
-def remove_orphaned_partitions(tools: Tools, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None) -> None:
+def remove_orphaned_partitions(
+    deps: ClaimDependencies, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None
+) -> None:
     """Remove the GPU's partitions that no claim has any more, or of those only claim ``of``'s.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
     `MigWork`. All of them together are waited for ``within_s``.
     """
-    hardware, deadline = tools.require_hardware(), tools.clock.now() + within_s
-    for orphan in tools.journal.orphaned_partitions():
+    hardware, deadline = deps.require_hardware(), deps.clock.now() + within_s
+    for orphan in deps.journal.orphaned_partitions():
         if orphan.partition.id.gpu_uuid != gpu or (of is not None and orphan.uid != of):
             continue
         try:
-            destroy_own(tools, orphan.partition, within_s=deadline - tools.clock.now())
+            destroy_if_owned(deps, orphan.partition, within_s=deadline - deps.clock.now())
         finally:
             hardware.changed()
-        tools.journal.forget_orphaned_partition(orphan)
+        deps.journal.forget_orphaned_partition(orphan)
         log.warning("a partition of nobody is removed", extra={"partition": str(orphan.partition.id)})
 
 
-def not_known_yet(what: str) -> ClaimBusyError:
+def ownership_unknown(what: str) -> ClaimBusyError:
     """Something may belong to a claim that was prepared before the journal was lost."""
     return ClaimBusyError(
         f"{what} is not known yet: the node's journal is new, and not all claims that were prepared before are known "
@@ -100,8 +104,10 @@ def not_known_yet(what: str) -> ClaimBusyError:
     )
 
 
-def _under_lock(tools: Tools, problems: list[str], gpus: Sequence[GpuUuid], work: Callable[[], None]) -> None:
-    with tools.gpu_locks.hold(gpus, LOCK_S) as held:
+def _with_gpus_locked(
+    deps: ClaimDependencies, problems: list[str], gpus: Sequence[GpuUuid], work: Callable[[], None]
+) -> None:
+    with deps.gpu_locks.hold(gpus, LOCK_S) as held:
         if not held:
             return  # somebody is at it; there is a next time
         try:
@@ -110,15 +116,15 @@ def _under_lock(tools: Tools, problems: list[str], gpus: Sequence[GpuUuid], work
             problems.append(f"{', '.join(gpus)} is not settled yet: {error}")
 
 
-def _settle(tools: Tools, hardware: HardwareTools, gpu: GpuUuid) -> None:
+def _reclaim_settings(deps: ClaimDependencies, hardware: HardwareDependencies, gpu: GpuUuid) -> None:
     """Each note that no claim has to do with. The caller holds the GPU's lock."""
-    holdings, keys = tools.journal.holdings(gpu), tools.journal.noted_gpus().get(gpu, frozenset())
-    if MIG_MODE in keys and not any(held.device.partition for held in holdings) and hardware.mig.settle_mode(gpu):
+    holdings, keys = deps.journal.holdings(gpu), deps.journal.noted_gpus().get(gpu, frozenset())
+    if MIG_MODE in keys and not any(held.device.partition for held in holdings) and hardware.mig.restore_mode(gpu):
         hardware.changed()
     if TIME_SLICE in keys and not uses_strategy(holdings, Strategy.TIME_SLICING):
         hardware.slicer.reset(gpu, within_s=STEP_S)
     if COMPUTE_MODE in keys and not any(held.device.sharing for held in holdings):
-        _end_daemons_of_nobody(tools, hardware, (gpu,), gpu)
+        _stop_orphaned_daemons(deps, hardware, (gpu,), gpu)
 
 
 def uses_strategy(holdings: tuple[Holding, ...], strategy: Strategy) -> bool:
@@ -129,30 +135,30 @@ def uses_strategy(holdings: tuple[Holding, ...], strategy: Strategy) -> bool:
     )
 
 
-def _daemons_of_nobody(tools: Tools, hardware: HardwareTools) -> Iterator[str]:
+def _orphaned_daemons(deps: ClaimDependencies, hardware: HardwareDependencies) -> Iterator[str]:
     # Listed before the journal is read: an intent is noted before its daemon is asked for, so a daemon of this list
     # that no entry knows was forgotten, not just begun. (Whether it is begun again is seen under the lock.)
     listed = hardware.mps.daemons()
     if listed:
         needed = {
             held.device.sharing.daemon.id
-            for held in tools.journal.holdings()
+            for held in deps.journal.holdings()
             if held.device.sharing is not None and held.device.sharing.daemon is not None
         }
         yield from (daemon for daemon in listed if daemon not in needed)
 
 
-def _end_daemons_of_nobody(
-    tools: Tools, hardware: HardwareTools, locked: Collection[GpuUuid], gpu: GpuUuid | None = None
+def _stop_orphaned_daemons(
+    deps: ClaimDependencies, hardware: HardwareDependencies, locked: Collection[GpuUuid], gpu: GpuUuid | None = None
 ) -> None:
     """End daemons that no entry needs, of one GPU or of all, and give that GPU's compute mode back."""
-    for daemon_id in _daemons_of_nobody(tools, hardware):
+    for daemon_id in _orphaned_daemons(deps, hardware):
         daemon = hardware.mps.daemon(daemon_id)
         if gpu is not None and daemon is not None and gpu not in daemon.gpus:
             continue
         # Ending it changes the mode of all its GPUs, and another claim may be about to begin on one of those.
         others = set(daemon.gpus if daemon else ()).difference(locked)
-        with tools.gpu_locks.hold(others, 0.0) as held:  # never waits: whoever has them may want ours
+        with deps.gpu_locks.hold(others, 0.0) as held:  # never waits: whoever has them may want ours
             if not held:
                 raise GpuLockedError(f"MPS daemon {daemon_id} of nobody cannot be ended: another call is at its GPUs")
             hardware.mps.release(daemon_id, (), within_s=STEP_S)

@@ -6,7 +6,7 @@ the ids: equal ones prove little, but other ones prove that ours is gone and thi
 
 import logging
 
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import HeldPartition
 from dra_driver.model.mig import MigInstance
 
@@ -19,12 +19,12 @@ def is_same(found: MigInstance, noted: HeldPartition) -> bool:
     return was is None or (found.gi_id == was.gi_id and (device is None or device.uuid == was.uuid))
 
 
-def destroy_own(tools: Tools, partition: HeldPartition, *, within_s: float) -> None:
+def destroy_if_owned(deps: ClaimDependencies, partition: HeldPartition, *, within_s: float) -> None:
     """Remove the partition; one that took its place since stays. The caller holds the GPU's lock.
 
     Raises as `MigWork.destroy`.
     """
-    mig = tools.require_hardware().mig
+    mig = deps.require_hardware().mig
     found = mig.find(partition.id)
     if found is not None and not is_same(found, partition):
         facts = {"partition": str(partition.id), "gi": found.gi_id}

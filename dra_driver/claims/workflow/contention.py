@@ -5,12 +5,12 @@ Owns the way from a blocked begin to a device that is free, or to the sentence t
 
 import logging
 
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Blocked, Entry
-from dra_driver.claims.hardware.orphans import not_known_yet, remove_orphaned_partitions
+from dra_driver.claims.hardware.orphans import ownership_unknown, remove_orphaned_partitions
 from dra_driver.claims.planning.plan import ClaimPlan
 from dra_driver.claims.waiting import ClaimBusyError
-from dra_driver.claims.workflow.teardown import is_left_over, undo
+from dra_driver.claims.workflow.teardown import is_abandoned, teardown
 from dra_driver.errors import DeviceInUseError, GpuBusyError
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ STEP_S = 5.0
 """For how long one leftover is waited for, and before that for its GPUs; the call tries again while it may."""
 
 
-def make_way(tools: Tools, todo: ClaimPlan, blocked: Blocked, *, within_s: float) -> None:
+def resolve_conflicts(deps: ClaimDependencies, todo: ClaimPlan, blocked: Blocked, *, within_s: float) -> None:
     """Undo what dead runs left of the blockers; return when that may have helped.
 
     The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
@@ -28,17 +28,17 @@ def make_way(tools: Tools, todo: ClaimPlan, blocked: Blocked, *, within_s: float
     """
     if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
         raise busy(blocked.by[0])
-    if blocked.orphaned_partitions and tools.journal.rebuild_pending:
-        raise not_known_yet(
+    if blocked.orphaned_partitions and deps.journal.rebuild_pending:
+        raise ownership_unknown(
             f"whose {blocked.orphaned_partitions[0].partition.id} is, which is in the way of claim {todo.ref},"
         )
     within_s = min(within_s, STEP_S)
     for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in blocked.orphaned_partitions}):
-        with tools.gpu_locks.hold((gpu,), within_s) as held:
+        with deps.gpu_locks.hold((gpu,), within_s) as held:
             if not held:
                 raise ClaimBusyError(f"{gpu}, which claim {todo.ref} needs, is being changed; the kubelet tries again")
-            remove_orphaned_partitions(tools, gpu, within_s=within_s)
-    if blocked.by and not [entry for entry in blocked.by if _clear(tools, entry, within_s)]:
+            remove_orphaned_partitions(deps, gpu, within_s=within_s)
+    if blocked.by and not [entry for entry in blocked.by if _clear(deps, entry, within_s)]:
         raise in_use(todo, blocked)
 
 
@@ -69,20 +69,20 @@ def in_use(todo: ClaimPlan, blocked: Blocked) -> DeviceInUseError:
     )
 
 
-def _clear(tools: Tools, blocker: Entry, within_s: float) -> bool:
+def _clear(deps: ClaimDependencies, blocker: Entry, within_s: float) -> bool:
     """Undo another claim's entry if it is a leftover; False when somebody has it."""
-    if not is_left_over(tools, blocker):
+    if not is_abandoned(deps, blocker):
         return False
-    with tools.locks.hold(blocker.ref.uid, 0.0) as held:  # never waits: two claims could wait for each other
-        now = tools.journal.entry(blocker.ref.uid) if held else blocker
+    with deps.locks.hold(blocker.ref.uid, 0.0) as held:  # never waits: two claims could wait for each other
+        now = deps.journal.entry(blocker.ref.uid) if held else blocker
         if now is None:
             return True
-        if not held or not is_left_over(tools, now):
+        if not held or not is_abandoned(deps, now):
             return False
         try:
-            undo(tools, now.ref.uid, only=now.attempt, within_s=within_s)
+            teardown(deps, now.ref.uid, only=now.attempt, within_s=within_s)
         except GpuBusyError as error:
             raise GpuBusyError(f"what claim {now.ref} had cannot be freed yet: {error}") from error
-    tools.count("undone")
+    deps.count("undone")
     log.warning("what an earlier run left half done is undone", extra={"claim": str(blocker.ref)})
     return True

@@ -1,7 +1,7 @@
 """NodePrepareResources for one claim.
 
 Owns the order of the steps and what is waited for. Refuses to know what a device needs in a container (``cdi``), how
-GPUs are changed (`make`) and how entries are stored.
+GPUs are changed (`apply_plan`) and how entries are stored.
 
     1. an entry in state ``prepared``: answer from it, after checking devices and files again; no API call
     2. GET the claim, make the plan; while a new journal is not rebuilt, a claim that was prepared before is adopted
@@ -22,16 +22,22 @@ import logging
 import threading
 from contextlib import suppress
 
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
-from dra_driver.claims.hardware.apply import look, make, taken_over
+from dra_driver.claims.hardware.apply import apply_plan, inspect_partitions, taken_over
 from dra_driver.claims.planning.plan import ClaimPlan, names_of, plan
 from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Budget, ClaimBusyError, GpuLockedError
 from dra_driver.claims.workflow.cdi_document import document_of
-from dra_driver.claims.workflow.contention import busy, make_way
+from dra_driver.claims.workflow.contention import busy, resolve_conflicts
 from dra_driver.claims.workflow.rebuild import adopt
-from dra_driver.claims.workflow.teardown import LEAST_S, is_left_over, is_of_earlier_boot, remove_stray_file, undo
-from dra_driver.claims.workflow.verify import restored
+from dra_driver.claims.workflow.teardown import (
+    LEAST_S,
+    is_abandoned,
+    is_of_earlier_boot,
+    remove_file_without_entry,
+    teardown,
+)
+from dra_driver.claims.workflow.verify import verify_prepared
 from dra_driver.errors import DraError, DriverUnavailableError, RetryableError, ServerBusyError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.model.gpu import Snapshot
@@ -46,9 +52,9 @@ LOCK_S = 10.0
 class Preparer:
     """Prepares claims, one call per claim at a time. Thread-safe."""
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._slots = threading.BoundedSemaphore(max(1, tools.retry_policy.waiting))
+    def __init__(self, deps: ClaimDependencies) -> None:
+        self._deps = deps
+        self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 
     def prepare(self, ref: ClaimRef, *, budget: Budget) -> tuple[PreparedDevice, ...]:
         """The claim's devices, prepared, or an error, by ``budget.deadline`` unless disk or hardware itself hangs.
@@ -58,23 +64,23 @@ class Preparer:
         except when those refuse; then the entry keeps the devices until the next call or start.
         """
         try:
-            return self._once(ref, budget)
+            return self._attempt(ref, budget)
         except DraError as error:
             if self._pause_left_s(error, budget) <= 0 or not self._slots.acquire(blocking=False):
                 raise
         try:
-            return self._patiently(ref, budget)
+            return self._retry(ref, budget)
         finally:
             self._slots.release()
 
-    def _patiently(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _retry(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         """Try again until it works, the error is of a kind that stays, or time is up."""
-        clock, pause_s = self._tools.clock, FIRST_PAUSE_S
-        self._tools.count("waited")
+        clock, pause_s = self._deps.clock, FIRST_PAUSE_S
+        self._deps.count("waited")
         while True:
             clock.wait(pause_s)
             try:
-                return self._once(ref, budget)
+                return self._attempt(ref, budget)
             except DraError as error:
                 left_s = self._pause_left_s(error, budget)
                 if left_s <= 0:
@@ -83,122 +89,122 @@ class Preparer:
                 pause_s = min(max(min(2 * pause_s, LONGEST_PAUSE_S), asked_s), left_s)
 
     def _pause_left_s(self, error: DraError, budget: Budget) -> float:
-        return self._tools.retry_policy.pause_left_s(error, budget, self._tools.clock.now())
+        return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())
 
-    def _once(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _attempt(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         # The lock is not kept while waiting for anything else: an unprepare of the same claim must get in.
-        with self._tools.locks.hold(ref.uid, self._left_s(budget)) as held:
+        with self._deps.locks.hold(ref.uid, self._left_s(budget)) as held:
             if not held:
                 raise RetryableError(
                     f"claim {ref} is still being worked on by an earlier call after "
-                    f"{self._tools.retry_policy.call_s:g} s; "
+                    f"{self._deps.retry_policy.call_s:g} s; "
                     "the kubelet tries again"
                 )
-            entry = self._settled(ref, budget)
-            return self._repeat(entry, budget) if entry else self._prepare(ref, budget)
+            entry = self._current_entry(ref, budget)
+            return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget)
 
     def _left_s(self, budget: Budget) -> float:
-        return budget.deadline - self._tools.clock.now()
+        return budget.deadline - self._deps.clock.now()
 
-    def _settled(self, ref: ClaimRef, budget: Budget) -> Entry | None:
+    def _current_entry(self, ref: ClaimRef, budget: Budget) -> Entry | None:
         """The claim's entry if it is prepared, None when there is none (any more)."""
-        tools = self._tools
-        entry = tools.journal.entry(ref.uid)
-        if entry is None or (entry.state is State.PREPARED and not is_of_earlier_boot(tools, entry)):
+        deps = self._deps
+        entry = deps.journal.entry(ref.uid)
+        if entry is None or (entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry)):
             return entry
-        if not is_left_over(tools, entry):
+        if not is_abandoned(deps, entry):
             raise busy(entry)
-        undo(tools, ref.uid, only=entry.attempt, within_s=self._left_s(budget))
-        tools.count("undone")
+        teardown(deps, ref.uid, only=entry.attempt, within_s=self._left_s(budget))
+        deps.count("undone")
         return None
 
-    def _repeat(self, entry: Entry, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _prepare_again(self, entry: Entry, budget: Budget) -> tuple[PreparedDevice, ...]:
         """Answer again, from the journal: no API call, but devices and files are looked at."""
-        tools = self._tools
-        tools.provider.ensure_base()
-        again, document = restored(tools, entry, self._snapshot(), within_s=min(LOCK_S, self._left_s(budget)))
-        if tools.writer.write_claim(entry.ref.uid, document):
-            tools.count("file-rewritten")
+        deps = self._deps
+        deps.provider.ensure_base()
+        again, document = verify_prepared(deps, entry, self._snapshot(), within_s=min(LOCK_S, self._left_s(budget)))
+        if deps.writer.write_claim(entry.ref.uid, document):
+            deps.count("file-rewritten")
             log.warning("CDI file was missing or different and is written again", extra={"claim": str(entry.ref)})
-        tools.count("repeated")
+        deps.count("repeated")
         log.info("claim was prepared before", extra={"claim": str(entry.ref), "devices": names_of(again.devices)})
         return again.prepared
 
     def _prepare(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
-        tools, claim = self._tools, self._read(ref, budget)
-        if tools.journal.rebuild_pending and adopt(tools, claim) and (entry := tools.journal.entry(ref.uid)):
-            return self._repeat(entry, budget)
-        todo = plan(claim, self._snapshot(), tools.names, tools.pool, tools.terms())
-        tools.provider.ensure_base()  # where no container could start, no GPU need be changed first
-        done = self._with_hardware(todo, budget) if todo.changes_hardware else self._as_it_is(todo, budget)
-        tools.count("prepared")
+        deps, claim = self._deps, self._read(ref, budget)
+        if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
+            return self._prepare_again(entry, budget)
+        todo = plan(claim, self._snapshot(), deps.names, deps.pool, deps.terms())
+        deps.provider.ensure_base()  # where no container could start, no GPU need be changed first
+        done = self._prepare_hardware(todo, budget) if todo.changes_hardware else self._prepare_unchanged(todo, budget)
+        deps.count("prepared")
         log.info("claim prepared", extra={"claim": str(ref), "devices": names_of(done.devices)})
         return done.prepared
 
-    def _as_it_is(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
+    def _prepare_unchanged(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
         """Whole GPUs, to which nothing has to be done unless a note says so."""
-        tools = self._tools
-        document = document_of(tools, todo)
-        attempt = self._begun(todo, budget)
+        deps = self._deps
+        document = document_of(deps, todo)
+        attempt = self._begin(todo, budget)
         try:
             # After ``begin``, so that nobody can leave a new note on these GPUs any more.
-            noted = frozenset(gpus_of(todo.held)) & tools.journal.noted_gpus().keys()
+            noted = frozenset(gpus_of(todo.held)) & deps.journal.noted_gpus().keys()
             if noted:
-                with tools.gpu_locks.hold(noted, self._lock_s(budget)) as held:
+                with deps.gpu_locks.hold(noted, self._lock_s(budget)) as held:
                     self._require_lock(todo, held=held)
-                    make(tools, todo, attempt, budget)
-            tools.writer.write_claim(todo.ref.uid, document)
+                    apply_plan(deps, todo, attempt, budget)
+            deps.writer.write_claim(todo.ref.uid, document)
             self._finish(todo, attempt)
         except DraError:
-            self._undo_quietly(todo, attempt, budget)
+            self._teardown_best_effort(todo, attempt, budget)
             raise
         return todo
 
-    def _with_hardware(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
+    def _prepare_hardware(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
         """Partitions, shares and GPUs with settings; from intent to answer under the locks of the claim's GPUs."""
-        tools = self._tools
-        tools.require_hardware()
+        deps = self._deps
+        deps.require_hardware()
         for _ in range(_ROUNDS):
             attempt: Attempt | None = None
             try:
-                with tools.gpu_locks.hold(gpus_of(todo.held), self._lock_s(budget)) as held:
+                with deps.gpu_locks.hold(gpus_of(todo.held), self._lock_s(budget)) as held:
                     self._require_lock(todo, held=held)
-                    todo = look(tools, todo)
-                    result = tools.journal.begin(todo.ref, todo.held, durable=True)
+                    todo = inspect_partitions(deps, todo)
+                    result = deps.journal.begin(todo.ref, todo.held, durable=True)
                     if isinstance(result, Attempt):
                         attempt = result
-                        return self._made(todo, attempt, budget)
+                        return self._apply_and_finish(todo, attempt, budget)
             except DraError:
                 if attempt is not None:  # the locks are free again: undoing takes them itself
-                    self._undo_quietly(todo, attempt, budget)
+                    self._teardown_best_effort(todo, attempt, budget)
                 raise
-            make_way(tools, todo, result, within_s=self._left_s(budget))
-        raise _changing_hands(todo)
+            resolve_conflicts(deps, todo, result, within_s=self._left_s(budget))
+        raise _changing_concurrently(todo)
 
-    def _made(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
-        done = make(self._tools, todo, attempt, budget)
-        self._tools.writer.write_claim(todo.ref.uid, document_of(self._tools, done))
+    def _apply_and_finish(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
+        done = apply_plan(self._deps, todo, attempt, budget)
+        self._deps.writer.write_claim(todo.ref.uid, document_of(self._deps, done))
         self._finish(done, attempt)
         return done
 
     def _finish(self, done: ClaimPlan, attempt: Attempt) -> None:
-        tools, ref = self._tools, done.ref
-        if not tools.journal.finish(ref.uid, attempt, done.held if done.changes_hardware else ()):
-            remove_stray_file(tools, ref.uid)
+        deps, ref = self._deps, done.ref
+        if not deps.journal.finish(ref.uid, attempt, done.held if done.changes_hardware else ()):
+            remove_file_without_entry(deps, ref.uid)
             raise taken_over(done)
 
-    def _undo_quietly(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> None:
+    def _teardown_best_effort(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> None:
         with suppress(DraError):  # the first failure is the one to report; what stays is undone later
-            undo(self._tools, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
+            teardown(self._deps, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
 
-    def _begun(self, todo: ClaimPlan, budget: Budget) -> Attempt:
+    def _begin(self, todo: ClaimPlan, budget: Budget) -> Attempt:
         """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""
         for _ in range(_ROUNDS):
-            result = self._tools.journal.begin(todo.ref, todo.held)
+            result = self._deps.journal.begin(todo.ref, todo.held)
             if isinstance(result, Attempt):
                 return result
-            make_way(self._tools, todo, result, within_s=self._left_s(budget))
-        raise _changing_hands(todo)
+            resolve_conflicts(self._deps, todo, result, within_s=self._left_s(budget))
+        raise _changing_concurrently(todo)
 
     def _lock_s(self, budget: Budget) -> float:
         return max(0.0, min(LOCK_S, self._left_s(budget)))
@@ -213,15 +219,15 @@ class Preparer:
 
     def _read(self, ref: ClaimRef, budget: Budget) -> AllocatedClaim:
         left_s = self._left_s(budget)
-        if left_s < self._tools.retry_policy.read_s:
+        if left_s < self._deps.retry_policy.read_s:
             raise RetryableError(
                 f"claim {ref} was not read from the API server: earlier work left only {max(0.0, left_s):.1f} s of "
                 "this call's time; the kubelet tries again"
             )
-        return self._tools.reader.read(ref, within_s=left_s)
+        return self._deps.reader.read(ref, within_s=left_s)
 
     def _snapshot(self) -> Snapshot:
-        snapshot = self._tools.snapshot()
+        snapshot = self._deps.snapshot()
         if not snapshot.gpus and not snapshot.left_out:
             raise DriverUnavailableError(
                 "no GPU of this node has been read yet: the NVIDIA driver is missing or still being loaded; "
@@ -230,5 +236,5 @@ class Preparer:
         return snapshot
 
 
-def _changing_hands(todo: ClaimPlan) -> ClaimBusyError:
+def _changing_concurrently(todo: ClaimPlan) -> ClaimBusyError:
     return ClaimBusyError(f"the devices of claim {todo.ref} are changing hands; the kubelet tries again")

@@ -15,10 +15,10 @@ cluster's claims, and the pauses grow to ten minutes.
 import logging
 from dataclasses import replace
 
-from dra_driver.claims.dependencies import ClaimLister, Tools
+from dra_driver.claims.dependencies import ClaimDependencies, ClaimLister
 from dra_driver.claims.entry import Blocked, InstanceIds, gpus_of
-from dra_driver.claims.hardware.apply import with_daemons
-from dra_driver.claims.hardware.orphans import LOCK_S, settle_all
+from dra_driver.claims.hardware.apply import with_partition_daemons
+from dra_driver.claims.hardware.orphans import LOCK_S, reclaim_orphans
 from dra_driver.claims.hardware.ownership import is_same
 from dra_driver.claims.planning.plan import ClaimPlan, plan
 from dra_driver.claims.waiting import GpuLockedError
@@ -38,16 +38,16 @@ LONGEST_PAUSE_S = 600.0
 class Rebuild:
     """Tries a pending rebuild again, at growing distances. For one thread; the first pause begins with the object."""
 
-    def __init__(self, tools: Tools, lister: ClaimLister | None) -> None:
-        self._tools = tools
+    def __init__(self, deps: ClaimDependencies, lister: ClaimLister | None) -> None:
+        self._deps = deps
         self._lister = lister
         self._pause_s = FIRST_PAUSE_S
-        self._due = tools.clock.now() + FIRST_PAUSE_S
+        self._due = deps.clock.now() + FIRST_PAUSE_S
         self._said: str | None = None
 
     def try_if_due(self) -> None:
         """Does nothing unless a rebuild is pending and its pause is over. Never raises for the world's faults."""
-        if self._tools.clock.now() < self._due:
+        if self._deps.clock.now() < self._due:
             return
         pause_s = FIRST_PAUSE_S
         try:
@@ -56,16 +56,16 @@ class Rebuild:
                 pause_s = self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         except DraError as error:
             self._say(str(error))
-        self._due = self._tools.clock.now() + pause_s
+        self._due = self._deps.clock.now() + pause_s
 
     def _try(self) -> list[str]:
         """What could not be adopted although the API server answered."""
-        if not self._tools.journal.rebuild_pending:
+        if not self._deps.journal.rebuild_pending:
             return []
         problems: list[str] = []
-        adopted = rebuild(self._tools, self._lister, problems)
+        adopted = rebuild(self._deps, self._lister, problems)
         if not problems:
-            settle_all(self._tools, problems)
+            reclaim_orphans(self._deps, problems)
         log.info("journal rebuilt" if not problems else "journal rebuilt in part", extra={"adopted": len(adopted)})
         return problems
 
@@ -75,7 +75,7 @@ class Rebuild:
         self._said = problem
 
 
-def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tuple[ClaimUid, ...]:
+def rebuild(deps: ClaimDependencies, lister: ClaimLister | None, problems: list[str]) -> tuple[ClaimUid, ...]:
     """Fill a new journal from the CDI files and the claims that the API server says they belong to.
 
     A claim is adopted as prepared when it has a CDI file of ours or partitions that were made to the end, is allocated
@@ -83,51 +83,51 @@ def rebuild(tools: Tools, lister: ClaimLister | None, problems: list[str]) -> tu
     kubelet calls again. Until every trace is explained, files and hardware stay as they are, and in-use checks know
     only what was adopted or prepared since.
     """
-    if not tools.journal.rebuild_pending:
+    if not deps.journal.rebuild_pending:
         return ()
-    unexplained = _traces(tools) - tools.journal.uids()
+    unexplained = _traces(deps) - deps.journal.uids()
     failures: list[str] = []
     adopted: list[ClaimUid] = []
     if unexplained and lister is None:
         failures.append("the journal is new and claims were prepared before it; which ones is asked later")
     elif unexplained and lister is not None:
-        claims = [claim for claim in lister.allocated(tools.pool) if claim.ref.uid in unexplained]
-        adopted = [claim.ref.uid for claim in claims if _adopt(tools, claim, failures)]
+        claims = [claim for claim in lister.allocated(deps.pool) if claim.ref.uid in unexplained]
+        adopted = [claim.ref.uid for claim in claims if _adopt(deps, claim, failures)]
     if not failures:
-        tools.journal.note_rebuilt()
+        deps.journal.note_rebuilt()
     problems += failures
     return tuple(adopted)
 
 
-def _traces(tools: Tools) -> frozenset[ClaimUid]:
+def _traces(deps: ClaimDependencies) -> frozenset[ClaimUid]:
     """Claims that something tells of: a CDI file, or partitions that were made, with all ids."""
-    made = (orphan.uid for orphan in tools.journal.orphaned_partitions() if orphan.partition.live is not None)
-    return frozenset(tools.writer.claim_uids()).union(made)
+    made = (orphan.uid for orphan in deps.journal.orphaned_partitions() if orphan.partition.live is not None)
+    return frozenset(deps.writer.claim_uids()).union(made)
 
 
-def _adopt(tools: Tools, claim: AllocatedClaim, failures: list[str]) -> bool:
-    with tools.locks.hold(claim.ref.uid, 0.0) as held:
+def _adopt(deps: ClaimDependencies, claim: AllocatedClaim, failures: list[str]) -> bool:
+    with deps.locks.hold(claim.ref.uid, 0.0) as held:
         if not held:
             return False  # it is being prepared or unprepared right now, which makes its entry known
         try:
-            return adopt(tools, claim)
+            return adopt(deps, claim)
         except DraError as error:
             failures.append(f"claim {claim.ref} was prepared before, but cannot be taken over: {error}")
             return False
 
 
-def adopt(tools: Tools, claim: AllocatedClaim) -> bool:
+def adopt(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
     """Take the claim into the journal as prepared; False when it is there, or nothing tells that it was prepared.
 
     The caller holds the claim's lock. Raises as `plan`, `DeviceInUseError` when another claim has a device of it, and
     `GpuLockedError`. To begin it anew instead would be wrong: a failure then takes away what its containers use.
     """
     uid = claim.ref.uid
-    if tools.journal.entry(uid) is not None or uid not in _traces(tools):
+    if deps.journal.entry(uid) is not None or uid not in _traces(deps):
         return False
-    if uid not in tools.writer.claim_uids() and not _is_whole(tools, claim):
+    if uid not in deps.writer.claim_uids() and not _is_whole(deps, claim):
         return False
-    blocked = _adopt_as_found(tools, claim)
+    blocked = _adopt_as_found(deps, claim)
     if blocked is not None:
         holder = (
             f"is held by claim {blocked.by[0].ref}"
@@ -135,51 +135,51 @@ def adopt(tools: Tools, claim: AllocatedClaim) -> bool:
             else f"has {blocked.orphaned_partitions[0].partition.id}"
         )
         raise DeviceInUseError(f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}")
-    tools.count("adopted")
+    deps.count("adopted")
     return True
 
 
-def _is_whole(tools: Tools, claim: AllocatedClaim) -> bool:
+def _is_whole(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
     """Whether all that is proven of a claim without a file is there; else it was on its way to be so, or to be gone."""
-    mine = [orphan.partition for orphan in tools.journal.orphaned_partitions() if orphan.uid == claim.ref.uid]
-    found = [tools.require_hardware().mig.find(partition.id) for partition in mine]
+    mine = [orphan.partition for orphan in deps.journal.orphaned_partitions() if orphan.uid == claim.ref.uid]
+    found = [deps.require_hardware().mig.find(partition.id) for partition in mine]
     return all(
         there is not None and InstanceIds.of(there) == partition.live
         for there, partition in zip(found, mine, strict=True)
     )
 
 
-def _adopt_as_found(tools: Tools, claim: AllocatedClaim) -> Blocked | None:
-    snapshot = tools.snapshot()
-    todo = plan(claim, snapshot, tools.names, tools.pool, _terms_as_found(tools, snapshot))
+def _adopt_as_found(deps: ClaimDependencies, claim: AllocatedClaim) -> Blocked | None:
+    snapshot = deps.snapshot()
+    todo = plan(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
     if not todo.changes_hardware:
-        return tools.journal.adopt(claim.ref, todo.held)
-    with tools.gpu_locks.hold(gpus_of(todo.held), LOCK_S) as held:
+        return deps.journal.adopt(claim.ref, todo.held)
+    with deps.gpu_locks.hold(gpus_of(todo.held), LOCK_S) as held:
         if not held:
             raise GpuLockedError("a GPU of it is being changed by another call; it is tried again")
-        return tools.journal.adopt(claim.ref, _as_found(tools, todo).held)
+        return deps.journal.adopt(claim.ref, _as_found(deps, todo).held)
 
 
-def _terms_as_found(tools: Tools, snapshot: Snapshot) -> Terms:
+def _terms_as_found(deps: ClaimDependencies, snapshot: Snapshot) -> Terms:
     """The terms in force, but sharing as it is carried out: a policy may have changed while claims kept the old one."""
-    terms = dict(tools.terms())
-    for gpu in snapshot.gpus if tools.hardware is not None else ():
-        now, found = terms_of(terms, gpu.uuid), _sharing_as_found(tools, gpu.uuid)
+    terms = dict(deps.terms())
+    for gpu in snapshot.gpus if deps.hardware is not None else ():
+        now, found = terms_of(terms, gpu.uuid), _sharing_as_found(deps, gpu.uuid)
         if found is not None and (now.sharing is None or now.sharing.strategy is not found.strategy):
             terms[gpu.uuid] = replace(now, sharing=found)
     return terms
 
 
-def _sharing_as_found(tools: Tools, gpu: GpuUuid) -> SharingTerms | None:
-    if tools.require_hardware().mps.daemon(gpu) is not None:  # only shares have a daemon of that name
+def _sharing_as_found(deps: ClaimDependencies, gpu: GpuUuid) -> SharingTerms | None:
+    if deps.require_hardware().mps.daemon(gpu) is not None:  # only shares have a daemon of that name
         return SharingTerms(strategy=Strategy.MPS)
-    noted = tools.journal.gpu_note(gpu, TIME_SLICE)
+    noted = deps.journal.gpu_note(gpu, TIME_SLICE)
     if noted is None or noted not in set(Interval):
         return None
     return SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval(noted))
 
 
-def _as_found(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
+def _as_found(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
     """The plan with what was made for the claim, as far as hardware and proofs tell; gone partitions as they were.
 
     The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that is not
@@ -187,14 +187,14 @@ def _as_found(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
     """
     mine = {
         orphan.partition.id: orphan.partition
-        for orphan in tools.journal.orphaned_partitions()
+        for orphan in deps.journal.orphaned_partitions()
         if orphan.uid == todo.ref.uid
     }
     for position, device in enumerate(todo.devices):
         part = device.partition
         if part is None or device.admin_access:
             continue
-        there, proven = tools.require_hardware().mig.find(part.id), mine.get(part.id)
+        there, proven = deps.require_hardware().mig.find(part.id), mine.get(part.id)
         live = InstanceIds.of(there) if there else None
         made = proven is not None and (there is None or is_same(there, proven))
         if made and proven is not None:
@@ -202,4 +202,4 @@ def _as_found(tools: Tools, todo: ClaimPlan) -> ClaimPlan:
         if live is None:
             raise DeviceLostError(f"partition {device.device} is not there any more")
         todo = todo.with_device(position, partition=replace(part, made=made, live=live))
-    return with_daemons(todo)
+    return with_partition_daemons(todo)

@@ -19,12 +19,12 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dra_driver.claims.dependencies import ClaimLister, Tools
+from dra_driver.claims.dependencies import ClaimDependencies, ClaimLister
 from dra_driver.claims.entry import Entry, State
-from dra_driver.claims.hardware.orphans import LOST_AT_REBOOT, settle_all
+from dra_driver.claims.hardware.orphans import LOST_AT_REBOOT, reclaim_orphans
 from dra_driver.claims.workflow.rebuild import rebuild
-from dra_driver.claims.workflow.teardown import is_left_over, is_of_earlier_boot, undo
-from dra_driver.claims.workflow.verify import restored
+from dra_driver.claims.workflow.teardown import is_abandoned, is_of_earlier_boot, teardown
+from dra_driver.claims.workflow.verify import verify_prepared
 from dra_driver.errors import DraError
 from dra_driver.model.ids import ClaimUid
 
@@ -50,20 +50,20 @@ class Recovery:
     problems: tuple[str, ...] = ()
 
 
-def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
+def recover(deps: ClaimDependencies, lister: ClaimLister | None) -> Recovery:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
     Never raises for the world's faults: they end in ``problems`` for the caller to report. ``lister``
     is asked once at most, and only when the journal is new while CDI files are there; None leaves it for later.
     """
     problems: list[str] = []
-    earlier = _attempt(problems, lambda: _forget_older_boots(tools))
-    undone = _attempt(problems, lambda: tuple(undo_left_over(tools, problems)))
-    adopted = _attempt(problems, lambda: rebuild(tools, lister, problems))
-    _attempt(problems, lambda: _settled(tools, problems))
-    _attempt(problems, lambda: _proven(tools))
-    rewritten = _attempt(problems, lambda: tuple(rewrite_files(tools, problems)))
-    orphans = _attempt(problems, lambda: remove_orphans(tools))
+    earlier = _run_step(problems, lambda: _forget_older_boots(deps))
+    undone = _run_step(problems, lambda: tuple(teardown_abandoned(deps, problems)))
+    adopted = _run_step(problems, lambda: rebuild(deps, lister, problems))
+    _run_step(problems, lambda: _reclaim_orphans(deps, problems))
+    _run_step(problems, lambda: _write_backups(deps))
+    rewritten = _run_step(problems, lambda: tuple(rewrite_files(deps, problems)))
+    orphans = _run_step(problems, lambda: remove_orphans(deps))
     found = Recovery(
         earlier_boot=earlier,
         undone=undone,
@@ -76,89 +76,89 @@ def recover(tools: Tools, lister: ClaimLister | None) -> Recovery:
     return found
 
 
-def undo_left_over(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
+def teardown_abandoned(deps: ClaimDependencies, problems: list[str]) -> Iterator[ClaimUid]:
     """Undo what dead runs left half done, and what is left of earlier boots, for about `MOST_S`."""
-    deadline = tools.clock.now() + MOST_S
-    for entry in tools.journal.entries():
-        if entry.state is State.PREPARED and not is_of_earlier_boot(tools, entry):
+    deadline = deps.clock.now() + MOST_S
+    for entry in deps.journal.entries():
+        if entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry):
             continue
-        if tools.clock.now() > deadline:
+        if deps.clock.now() > deadline:
             problems.append(f"claim {entry.ref} stays half done, with others perhaps: this took too long already")
             return
-        with tools.locks.hold(entry.ref.uid, 0.0) as held:
-            now = tools.journal.entry(entry.ref.uid) if held else None
-            if now is None or not is_left_over(tools, now):
+        with deps.locks.hold(entry.ref.uid, 0.0) as held:
+            now = deps.journal.entry(entry.ref.uid) if held else None
+            if now is None or not is_abandoned(deps, now):
                 continue
             try:
-                done = undo(tools, now.ref.uid, only=now.attempt, within_s=UNDO_S)
+                done = teardown(deps, now.ref.uid, only=now.attempt, within_s=UNDO_S)
             except DraError as error:
                 problems.append(f"claim {entry.ref} stays half done: {error}")
                 continue
         if done:
-            tools.count("undone")
+            deps.count("undone")
             yield entry.ref.uid
 
 
-def rewrite_files(tools: Tools, problems: list[str]) -> Iterator[ClaimUid]:
+def rewrite_files(deps: ClaimDependencies, problems: list[str]) -> Iterator[ClaimUid]:
     """Write the CDI files of prepared claims that have none. Files that are there are left to a repeated prepare.
 
     Cheap when none is missing: it lists the directory and the journal's UIDs, and is fit for every few seconds. Ends
     after about `MOST_S`.
     """
-    deadline = tools.clock.now() + MOST_S
-    without = tools.journal.uids() - frozenset(tools.writer.claim_uids())
-    found = (tools.journal.entry(uid) for uid in sorted(without))
+    deadline = deps.clock.now() + MOST_S
+    without = deps.journal.uids() - frozenset(deps.writer.claim_uids())
+    found = (deps.journal.entry(uid) for uid in sorted(without))
     missing = [entry for entry in found if entry is not None and entry.state is State.PREPARED]
     if missing:
-        tools.provider.ensure_base()
+        deps.provider.ensure_base()
     for entry in missing:
-        if tools.clock.now() > deadline:
+        if deps.clock.now() > deadline:
             problems.append(f"the CDI file of claim {entry.ref} is missing, with others perhaps: no time for it yet")
             return
         try:
-            if _rewrite(tools, entry):
-                tools.count("file-rewritten")
+            if _rewrite(deps, entry):
+                deps.count("file-rewritten")
                 yield entry.ref.uid
         except DraError as error:
             problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
 
 
-def _forget_older_boots(tools: Tools) -> tuple[ClaimUid, ...]:
-    tools.journal.drop_older_notes(LOST_AT_REBOOT)
-    return tools.journal.drop_older_boots()
+def _forget_older_boots(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
+    deps.journal.drop_older_notes(LOST_AT_REBOOT)
+    return deps.journal.drop_older_boots()
 
 
-def _settled(tools: Tools, problems: list[str]) -> tuple[ClaimUid, ...]:
-    settle_all(tools, problems)
+def _reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
+    reclaim_orphans(deps, problems)
     return ()
 
 
-def _proven(tools: Tools) -> tuple[ClaimUid, ...]:
-    tools.journal.write_all_backups()
+def _write_backups(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
+    deps.journal.write_all_backups()
     return ()
 
 
-def _rewrite(tools: Tools, entry: Entry) -> bool:
-    _, document = restored(tools, entry, tools.snapshot(), within_s=LOOK_S)
-    with tools.locks.hold(entry.ref.uid, 0.0) as held, tools.journal.exclusive():
-        now = tools.journal.entry(entry.ref.uid)
+def _rewrite(deps: ClaimDependencies, entry: Entry) -> bool:
+    _, document = verify_prepared(deps, entry, deps.snapshot(), within_s=LOOK_S)
+    with deps.locks.hold(entry.ref.uid, 0.0) as held, deps.journal.exclusive():
+        now = deps.journal.entry(entry.ref.uid)
         if not held or now is None or now.attempt != entry.attempt or now.state is not State.PREPARED:
             return False  # somebody is at it
-        return tools.writer.write_claim(entry.ref.uid, document)
+        return deps.writer.write_claim(entry.ref.uid, document)
 
 
-def remove_orphans(tools: Tools) -> tuple[ClaimUid, ...]:
+def remove_orphans(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
     """Remove our CDI files that belong to no entry; none while it is unknown what was prepared."""
-    with tools.journal.exclusive():  # otherwise another process could begin a claim and write its file in between
-        if tools.journal.rebuild_pending:
+    with deps.journal.exclusive():  # otherwise another process could begin a claim and write its file in between
+        if deps.journal.rebuild_pending:
             return ()
-        removed = tuple(tools.writer.remove_orphans(tools.journal.uids()))
+        removed = tuple(deps.writer.remove_orphans(deps.journal.uids()))
     for _ in removed:
-        tools.count("orphan-removed")
+        deps.count("orphan-removed")
     return removed
 
 
-def _attempt(problems: list[str], step: Callable[[], tuple[ClaimUid, ...]]) -> tuple[ClaimUid, ...]:
+def _run_step(problems: list[str], step: Callable[[], tuple[ClaimUid, ...]]) -> tuple[ClaimUid, ...]:
     try:
         return step()
     except DraError as error:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from dra_driver.claims.dependencies import ClaimLister, Tools
-from dra_driver.claims.hardware.orphans import settle_all
+from dra_driver.claims.dependencies import ClaimDependencies, ClaimLister
+from dra_driver.claims.hardware.orphans import reclaim_orphans
 from dra_driver.claims.waiting import Budget
 from dra_driver.claims.workflow.prepare import Preparer
 from dra_driver.claims.workflow.rebuild import Rebuild
 from dra_driver.claims.workflow.recover import Recovery, recover, rewrite_files
-from dra_driver.claims.workflow.stale_claims import Collector
+from dra_driver.claims.workflow.stale_claims import StaleClaimCollector
 from dra_driver.claims.workflow.unprepare import unprepare_claim
 from dra_driver.errors import DraError, RetryableError
 from dra_driver.model.claim import ClaimRef, PreparedDevice
@@ -27,22 +27,22 @@ Prepared = tuple[PreparedDevice, ...]
 
 
 class ClaimService:
-    """Prepare, unprepare, recover and collect over one set of tools.
+    """Prepare, unprepare, recover and collect over one set of dependencies.
 
     Order: ``recover`` before the first call of the kubelet; then from one thread ``maintain`` every ten minutes,
-    ``settle_hardware`` every half minute and ``finish_rebuild`` every few seconds; ``rewrite_missing_files`` every few
+    ``reclaim_orphans`` every half minute and ``finish_rebuild`` every few seconds; ``rewrite_missing_files`` every few
     seconds from the same or another one; ``prepare`` and ``unprepare`` from any number of threads. Nothing to stop:
     calls end by themselves within `waiting.RetryPolicy.call_s`.
     """
 
-    def __init__(self, tools: Tools, *, lister: ClaimLister | None = None) -> None:
-        self._tools = tools
+    def __init__(self, deps: ClaimDependencies, *, lister: ClaimLister | None = None) -> None:
+        self._deps = deps
         self._lister = lister
-        self._preparer = Preparer(tools)
-        self._collector = Collector(tools)
-        self._rebuild = Rebuild(tools, lister)
-        self._missing: tuple[str, ...] = ()
-        self._unsettled: tuple[str, ...] = ()
+        self._preparer = Preparer(deps)
+        self._stale_claims = StaleClaimCollector(deps)
+        self._rebuild = Rebuild(deps, lister)
+        self._file_problems: tuple[str, ...] = ()
+        self._orphan_problems: tuple[str, ...] = ()
 
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
@@ -58,11 +58,11 @@ class ClaimService:
     def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> dict[ClaimUid, DraError | None]:
         """None for each claim that holds nothing any more, else its error. Idempotent; time as in ``prepare``."""
         budget = self._budget(within_s)
-        return self._answers(partial(unprepare_claim, self._tools, budget=budget), refs, "unprepared", budget)
+        return self._answers(partial(unprepare_claim, self._deps, budget=budget), refs, "unprepared", budget)
 
     def recover(self) -> Recovery:
         """Make journal and files agree with reality; never raises for the world's faults. See `recover.recover`."""
-        return recover(self._tools, self._lister)
+        return recover(self._deps, self._lister)
 
     def rewrite_missing_files(self) -> tuple[str, ...]:
         """Write prepared claims' CDI files that vanished, for containers that restart before their next prepare.
@@ -72,20 +72,20 @@ class ClaimService:
         """
         problems: list[str] = []
         try:
-            for uid in rewrite_files(self._tools, problems):
+            for uid in rewrite_files(self._deps, problems):
                 log.warning("CDI file of a prepared claim was missing and is written again", extra={"uid": uid})
         except DraError as error:
             problems.append(str(error))
-        before, self._missing = self._missing, tuple(problems)
-        for problem in self._missing:
+        before, self._file_problems = self._file_problems, tuple(problems)
+        for problem in self._file_problems:
             if problem not in before:
                 log.warning("a CDI file cannot be put right, tried again soon", extra={"reason": problem})
-        return self._missing
+        return self._file_problems
 
     @property
     def rebuild_pending(self) -> bool:
         """Whether a new journal does not know yet what was prepared before it. Raises `StorageError`."""
-        return self._tools.journal.rebuild_pending
+        return self._deps.journal.rebuild_pending
 
     def finish_rebuild(self) -> None:
         """Rebuild a new journal if that is pending and due, see `rebuild.Rebuild`. Never raises for the world's faults.
@@ -94,7 +94,7 @@ class ClaimService:
         """
         self._rebuild.try_if_due()
 
-    def settle_hardware(self) -> None:
+    def reclaim_orphans(self) -> None:
         """Bring GPUs back to what they were where nobody needs anything else, see `settle`.
 
         For every half minute, and cheap while nothing is noted: a MIG mode that could not be switched off because
@@ -103,11 +103,11 @@ class ClaimService:
         """
         problems: list[str] = []
         try:
-            settle_all(self._tools, problems)
+            reclaim_orphans(self._deps, problems)
         except DraError as error:
             problems.append(str(error))
-        before, self._unsettled = self._unsettled, tuple(problems)
-        for problem in self._unsettled:
+        before, self._orphan_problems = self._orphan_problems, tuple(problems)
+        for problem in self._orphan_problems:
             if problem not in before:
                 log.warning("a GPU is not what it was yet, tried again soon", extra={"reason": problem})
 
@@ -119,20 +119,20 @@ class ClaimService:
         try:
             for problem in self.recover().problems:
                 log.warning("claims are not fully recovered, tried again later", extra={"reason": problem})
-            self._collector.collect(stopping)
-            self._tools.journal.tidy()
+            self._stale_claims.collect(stopping)
+            self._deps.journal.tidy()
         except DraError as error:
             log.warning("claims could not be maintained, tried again later", extra={"reason": str(error)})
 
     def _budget(self, within_s: float | None) -> Budget:
-        return self._tools.retry_policy.budget(self._tools.clock.now(), within_s)
+        return self._deps.retry_policy.budget(self._deps.clock.now(), within_s)
 
     def _answers(
         self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: Budget
     ) -> dict[ClaimUid, Answer | DraError]:
         answers: dict[ClaimUid, Answer | DraError] = {}
         for ref in refs:
-            in_time = self._tools.clock.now() < budget.deadline
+            in_time = self._deps.clock.now() < budget.deadline
             answers[ref.uid] = _guarded(work, ref, what) if in_time else _late(ref, what)
         return answers
 

@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Attempt, Entry, State
 from dra_driver.claims.waiting import GpuLockedError
-from dra_driver.claims.workflow.teardown import undo
+from dra_driver.claims.workflow.teardown import teardown
 from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
 from dra_driver.model.ids import ClaimUid
 
@@ -26,7 +26,7 @@ GRACE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectionResult:
     """What one look did: claims freed, claims that look over but have grace left, claims nobody could say about."""
 
     freed: tuple[ClaimUid, ...]
@@ -42,23 +42,23 @@ class _Suspicion:
     since: float
 
 
-class Collector:
+class StaleClaimCollector:
     """Remembers since when which claim looks over. For one thread; claims may come and go meanwhile.
 
     The memory is this run's: after a restart the grace begins anew.
     """
 
-    def __init__(self, tools: Tools, *, grace_s: float = GRACE_S) -> None:
-        self._tools = tools
+    def __init__(self, deps: ClaimDependencies, *, grace_s: float = GRACE_S) -> None:
+        self._deps = deps
         self._grace_s = grace_s
         self._suspected: dict[ClaimUid, _Suspicion] = {}
 
-    def collect(self, stopping: Callable[[], bool] = lambda: False) -> Collected:
+    def collect(self, stopping: Callable[[], bool] = lambda: False) -> CollectionResult:
         """Look at every prepared claim once: one API read each. ``stopping`` is asked before each.
 
         Raises `StorageError` when the journal cannot be read or written; what was freed until then stays freed.
         """
-        entries = [entry for entry in self._tools.journal.entries() if entry.state is State.PREPARED]
+        entries = [entry for entry in self._deps.journal.entries() if entry.state is State.PREPARED]
         self._suspected = {entry.ref.uid: s for entry in entries if (s := self._suspected.get(entry.ref.uid))}
         freed: list[ClaimUid] = []
         unknown = 0
@@ -73,12 +73,12 @@ class Collector:
                 continue
             if self._is_due(entry, reason) and self._free(entry, reason or ""):
                 freed.append(entry.ref.uid)
-        return Collected(freed=tuple(freed), suspected=len(self._suspected), unknown=unknown)
+        return CollectionResult(freed=tuple(freed), suspected=len(self._suspected), unknown=unknown)
 
     def _why_over(self, entry: Entry) -> str | None:
         """Why the claim is over, None when it is not. Raises whatever leaves that open."""
         try:
-            claim = self._tools.reader.read(entry.ref)
+            claim = self._deps.reader.read(entry.ref)
         except (ClaimReplacedError, ClaimNotAllocatedError) as error:
             return str(error)
         allocated = {(result.pool, result.device, result.share_id) for result in claim.results}
@@ -89,7 +89,7 @@ class Collector:
         if reason is None:
             self._suspected.pop(entry.ref.uid, None)
             return False
-        now = self._tools.clock.now()
+        now = self._deps.clock.now()
         known = self._suspected.get(entry.ref.uid)
         if known is None or known.attempt != entry.attempt:
             self._suspected[entry.ref.uid] = _Suspicion(attempt=entry.attempt, since=now)
@@ -97,17 +97,17 @@ class Collector:
         return now - known.since >= self._grace_s
 
     def _free(self, entry: Entry, reason: str) -> bool:
-        with self._tools.locks.hold(entry.ref.uid, 0.0) as held:
+        with self._deps.locks.hold(entry.ref.uid, 0.0) as held:
             if not held:
                 return False  # a call is at work on it, so the kubelet has not forgotten it
             try:
-                if not undo(self._tools, entry.ref.uid, only=entry.attempt):
+                if not teardown(self._deps, entry.ref.uid, only=entry.attempt):
                     return False
             except (HardwareError, GpuLockedError) as error:
                 # It is noted as being undone now, which `recover` carries on with.
                 log.warning("a claim that the kubelet forgot is not freed yet", extra={"reason": str(error)})
                 return False
         del self._suspected[entry.ref.uid]
-        self._tools.count("collected")
+        self._deps.count("collected")
         log.warning("a claim that the kubelet forgot is freed", extra={"claim": str(entry.ref), "reason": reason})
         return True

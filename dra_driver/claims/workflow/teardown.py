@@ -9,10 +9,10 @@ Callers hold the claim's lock, and no GPU's.
 
 from collections.abc import Collection
 
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
 from dra_driver.claims.hardware.orphans import remove_orphaned_partitions
-from dra_driver.claims.hardware.release import take_back
+from dra_driver.claims.hardware.release import release
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 
@@ -23,8 +23,8 @@ MOST_S = 15.0
 """What is not free by then is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
 
 
-def undo(
-    tools: Tools,
+def teardown(
+    deps: ClaimDependencies,
     uid: ClaimUid,
     *,
     only: Attempt | None = None,
@@ -34,59 +34,61 @@ def undo(
     """Remove the claim's CDI file, what was made of GPUs for it, and its entry, durably; False when there was no entry.
 
     With ``only``, an entry that is another attempt's is left alone: False. Waits for GPUs for about ``within_s``, at
-    most `MOST_S`. ``without_driver`` as in `take_back`. Raises `StorageError`, `HardwareError` (above all
+    most `MOST_S`. ``without_driver`` as in `release`. Raises `StorageError`, `HardwareError` (above all
     `GpuBusyError`: a process still runs in a partition) and `GpuLockedError`; the claim then stays in state
     ``unpreparing``, its devices held.
     """
-    attempt = tools.journal.start_unprepare(uid, only=only)
+    attempt = deps.journal.start_unprepare(uid, only=only)
     if attempt is None:
         if only is None:
-            _undo_unknown(tools, uid, max(0.0, min(within_s, MOST_S)))
-        remove_stray_file(tools, uid)
+            _teardown_without_entry(deps, uid, max(0.0, min(within_s, MOST_S)))
+        remove_file_without_entry(deps, uid)
         return False
-    tools.writer.remove_claim(uid)
-    entry = tools.journal.entry(uid)
+    deps.writer.remove_claim(uid)
+    entry = deps.journal.entry(uid)
     if entry is not None and entry.changes_hardware:
-        forgotten = _undo_hardware(tools, entry, attempt, max(0.0, min(within_s, MOST_S)), without_driver)
+        forgotten = _teardown_hardware(deps, entry, attempt, max(0.0, min(within_s, MOST_S)), without_driver)
     else:
-        forgotten = tools.journal.forget(uid, attempt)
+        forgotten = deps.journal.forget(uid, attempt)
     if not forgotten:
         # Another process took the entry over in between: it is its work now, and its file if it wrote one.
-        remove_stray_file(tools, uid)
-    tools.clock.wake_all()
+        remove_file_without_entry(deps, uid)
+    deps.clock.wake_all()
     return True
 
 
-def _undo_hardware(tools: Tools, entry: Entry, attempt: Attempt, within_s: float, without_driver: bool) -> bool:
+def _teardown_hardware(
+    deps: ClaimDependencies, entry: Entry, attempt: Attempt, within_s: float, without_driver: bool
+) -> bool:
     gpus = gpus_of(entry.devices)
-    with tools.gpu_locks.hold(gpus, within_s) as held:
+    with deps.gpu_locks.hold(gpus, within_s) as held:
         if not held:
             raise _locked(f"claim {entry.ref}", gpus, within_s)
         # Read again: while this waited, another run may have undone the claim and made it anew.
-        now = tools.journal.entry(entry.ref.uid)
+        now = deps.journal.entry(entry.ref.uid)
         if now is None or now.attempt != attempt:
             return False
-        done = take_back(tools, now, within_s=within_s, without_driver=without_driver)
-        return tools.journal.forget(entry.ref.uid, attempt, partitions_left=not done)
+        done = release(deps, now, within_s=within_s, without_driver=without_driver)
+        return deps.journal.forget(entry.ref.uid, attempt, partitions_left=not done)
 
 
-def _undo_unknown(tools: Tools, uid: ClaimUid, within_s: float) -> None:
+def _teardown_without_entry(deps: ClaimDependencies, uid: ClaimUid, within_s: float) -> None:
     """Take back what is left of a claim without an entry: the journal was lost, or an older version freed it.
 
     Its partitions, and first the daemons that are for it alone; what it shared with others is for `settle`.
     """
-    orphaned_partitions = [orphan for orphan in tools.journal.orphaned_partitions() if orphan.uid == uid]
-    hardware = tools.hardware
+    orphaned_partitions = [orphan for orphan in deps.journal.orphaned_partitions() if orphan.uid == uid]
+    hardware = deps.hardware
     if hardware is None or not orphaned_partitions:
         return
     gpus = {orphan.partition.id.gpu_uuid for orphan in orphaned_partitions}
-    with tools.gpu_locks.hold(gpus, within_s) as held:
+    with deps.gpu_locks.hold(gpus, within_s) as held:
         if not held:
             raise _locked(f"claim {uid}", gpus, within_s)
         for daemon in [each for each in hardware.mps.daemons() if each.startswith(f"{uid}-")]:
             hardware.mps.release(daemon, (), within_s=within_s)
         for gpu in sorted(gpus):
-            remove_orphaned_partitions(tools, gpu, within_s=within_s, of=uid)
+            remove_orphaned_partitions(deps, gpu, within_s=within_s, of=uid)
 
 
 def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLockedError:
@@ -96,26 +98,26 @@ def _locked(claim: str, gpus: Collection[GpuUuid], within_s: float) -> GpuLocked
     )
 
 
-def remove_stray_file(tools: Tools, uid: ClaimUid) -> None:
+def remove_file_without_entry(deps: ClaimDependencies, uid: ClaimUid) -> None:
     """Remove the claim's CDI file if the claim has no entry. Raises `StorageError`.
 
     Within one journal lock, because another process may be about to begin the same claim and write its file.
     """
-    with tools.journal.exclusive():
-        if tools.journal.entry(uid) is None:
-            tools.writer.remove_claim(uid)
+    with deps.journal.exclusive():
+        if deps.journal.entry(uid) is None:
+            deps.writer.remove_claim(uid)
 
 
-def is_left_over(tools: Tools, entry: Entry) -> bool:
+def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether nobody works on an entry any more and no container needs it: half done by a run that is dead, or of an
     earlier boot. Its claim's lock has to be held for entries of this run."""
-    if is_of_earlier_boot(tools, entry):
+    if is_of_earlier_boot(deps, entry):
         return True
     if entry.state is State.PREPARED:
         return False
-    return entry.attempt.owner == tools.owners.own or not tools.owners.is_alive(entry.attempt.owner)
+    return entry.attempt.owner == deps.owners.own or not deps.owners.is_alive(entry.attempt.owner)
 
 
-def is_of_earlier_boot(tools: Tools, entry: Entry) -> bool:
+def is_of_earlier_boot(deps: ClaimDependencies, entry: Entry) -> bool:
     """Whether the node was started anew since: no container of then runs. False while either boot is unknown."""
-    return bool(tools.journal.boot_id) and entry.boot_id not in ("", tools.journal.boot_id)
+    return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)

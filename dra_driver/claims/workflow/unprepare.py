@@ -8,29 +8,29 @@ longer exist. A failure keeps the pod in ``Terminating`` and is tried again afte
 
 import logging
 
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.waiting import Budget, ClaimBusyError
-from dra_driver.claims.workflow.teardown import undo
+from dra_driver.claims.workflow.teardown import teardown
 from dra_driver.model.claim import ClaimRef
 
 log = logging.getLogger(__name__)
 
 
-def unprepare_claim(tools: Tools, ref: ClaimRef, *, budget: Budget) -> None:
+def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: Budget) -> None:
     """Free what the claim holds on this node; nothing to free is success.
 
     Waits until ``budget.deadline`` for others at most. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the
     claim keeps its devices, call again) or `ClaimBusyError` when an earlier call for the same claim does not end. If
     the process dies inside, the rest is done by the next call or at the next start. Thread-safe.
     """
-    with tools.locks.hold(ref.uid, budget.deadline - tools.clock.now()) as held:
+    with deps.locks.hold(ref.uid, budget.deadline - deps.clock.now()) as held:
         if not held:
             raise ClaimBusyError(
-                f"claim {ref} is still being worked on by an earlier call after {tools.retry_policy.call_s:g} s; "
+                f"claim {ref} is still being worked on by an earlier call after {deps.retry_policy.call_s:g} s; "
                 "it is tried again"
             )
-        if undo(tools, ref.uid, within_s=budget.deadline - tools.clock.now(), without_driver=True):
-            tools.count("unprepared")
+        if teardown(deps, ref.uid, within_s=budget.deadline - deps.clock.now(), without_driver=True):
+            deps.count("unprepared")
             log.info("claim unprepared", extra={"claim": str(ref)})
         else:
             log.info("claim was not prepared, nothing to unprepare", extra={"claim": str(ref)})

@@ -5,7 +5,7 @@ the kubelet again, or because a file is missing.
 """
 
 from dra_driver.cdi.spec import CdiSpec
-from dra_driver.claims.dependencies import Tools
+from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Entry, InstanceIds, gpus_of
 from dra_driver.claims.planning.devices import check_alive
 from dra_driver.claims.planning.plan import ClaimPlan, restore
@@ -14,34 +14,36 @@ from dra_driver.claims.workflow.cdi_document import document_of
 from dra_driver.model.gpu import Snapshot
 
 
-def restored(tools: Tools, entry: Entry, snapshot: Snapshot, *, within_s: float) -> tuple[ClaimPlan, CdiSpec]:
+def verify_prepared(
+    deps: ClaimDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
+) -> tuple[ClaimPlan, CdiSpec]:
     """What was prepared, and its CDI document. Waits for GPUs, and for daemons that have to start, for ``within_s``.
 
     Raises `DeviceLostError` when a device is gone: its claim stays as it is until the pod is deleted. Also
     `MpsUnavailableError`, `GpuLockedError` and what `documents.document_of` raises.
     """
-    again = restore(entry, snapshot, tools.names)
+    again = restore(entry, snapshot, deps.names)
     if not again.changes_hardware:
-        return again, document_of(tools, again)
+        return again, document_of(deps, again)
     gpus = gpus_of(entry.devices)
-    with tools.gpu_locks.hold(gpus, within_s) as held:
+    with deps.gpu_locks.hold(gpus, within_s) as held:
         if not held:
             raise GpuLockedError(
                 f"claim {entry.ref} cannot be looked at: {', '.join(gpus)} is being changed by another call, waited "
                 f"for {within_s:.0f} s; it is tried again"
             )
-        _confirm(tools, again, within_s)
-        return again, document_of(tools, again)
+        _verify_hardware(deps, again, within_s)
+        return again, document_of(deps, again)
 
 
-def _confirm(tools: Tools, again: ClaimPlan, within_s: float) -> None:
+def _verify_hardware(deps: ClaimDependencies, again: ClaimPlan, within_s: float) -> None:
     """The partitions are there, the same ones, and the daemons run. The caller holds the locks of the GPUs."""
-    hardware = tools.require_hardware()
+    hardware = deps.require_hardware()
     for device in again.devices:
         if device.partition is not None and not device.admin_access:
             found = hardware.mig.find(device.partition.id)
             check_alive(again.ref, device.held, InstanceIds.of(found) if found else None)
     daemons = [d.sharing.daemon for d in again.devices if d.sharing is not None and d.sharing.daemon is not None]
-    deadline = tools.clock.now() + within_s  # of all together; one that is ready takes no time
+    deadline = deps.clock.now() + within_s  # of all together; one that is ready takes no time
     for daemon in {daemon.id: daemon for daemon in daemons}.values():
-        hardware.mps.ensure(daemon, within_s=max(0.0, deadline - tools.clock.now()))
+        hardware.mps.ensure(daemon, within_s=max(0.0, deadline - deps.clock.now()))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dra_driver.claims.dependencies import HardwareTools
+from dra_driver.claims.dependencies import HardwareDependencies
 from dra_driver.errors import DraError
 from dra_driver.gpu.notes import GpuNotes
 from dra_driver.mig.manager import MigManager
@@ -72,11 +72,11 @@ class Dying:
 class DyingNode(Node):
     """With the real MPS client. The first GPU is cut, the fifth one is shared under MPS."""
 
-    def hardware(self, journal: GpuNotes) -> HardwareTools:
+    def hardware(self, journal: GpuNotes) -> HardwareDependencies:
         host = FakeHost(self.folder / "mps").live()
         clock = Clock(host.work)
         control, notes = self.wrap(self.backend), self.wrap(journal)
-        return HardwareTools(
+        return HardwareDependencies(
             mig=MigManager(control, notes),
             slicer=FakeSlicer(self.sharing, notes),
             mps=self.wrap(MpsClient(self.folder / "mps", control, notes, sleep=clock.sleep, clock=clock)),

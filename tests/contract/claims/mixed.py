@@ -17,7 +17,7 @@ from typing import Any
 
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.assembly import Claims, open_claims
-from dra_driver.claims.dependencies import HardwareTools
+from dra_driver.claims.dependencies import HardwareDependencies
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import DraError, NoRoomError
 from dra_driver.gpu.notes import GpuNotes
@@ -124,10 +124,10 @@ class Node:
         assert not recovery.problems, recovery.problems
         return room
 
-    def hardware(self, journal: GpuNotes) -> HardwareTools:
+    def hardware(self, journal: GpuNotes) -> HardwareDependencies:
         """Partitions are real work on simulated GPUs; what sharing sets is faked."""
         control, notes = self.wrap(self.backend), self.wrap(journal)
-        return HardwareTools(
+        return HardwareDependencies(
             mig=MigManager(control, notes),
             slicer=FakeSlicer(self.sharing, notes),
             mps=FakeMps(self.sharing, control, notes),

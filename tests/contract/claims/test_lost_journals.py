@@ -85,7 +85,7 @@ class History:
             (25, self.unprepare),
             (12, self.again),
             (6, lambda: self.of_the_process(self.run.service.maintain)),
-            (4, lambda: self.of_the_process(self.run.service.settle_hardware)),
+            (4, lambda: self.of_the_process(self.run.service.reclaim_orphans)),
             (4, self.rebuild),
             (6, self.lose),
             (5, self.outage),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.claims.dependencies import Event, HardwareTools, Tools
+from dra_driver.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal.journal import Journal
 from dra_driver.claims.waiting import RetryPolicy
@@ -62,8 +62,8 @@ class Room:
         if self.backend is not None:
             owned = OwnedBackend(self.backend)
             owned.use_journal(journal)
-            snapshot, hardware = owned.snapshot, self.hardware_tools(self.backend, self.wrap(journal))
-        tools = Tools(
+            snapshot, hardware = owned.snapshot, self.hardware_dependencies(self.backend, self.wrap(journal))
+        deps = ClaimDependencies(
             pool=POOL,
             names=NAMES,
             reader=self.api,
@@ -79,11 +79,11 @@ class Room:
             clock=self.clock,
             retry_policy=RetryPolicy(),
         )
-        return Run(room=self, journal=journal, tools=tools, owners=owners)
+        return Run(room=self, journal=journal, deps=deps, owners=owners)
 
-    def hardware_tools(self, backend: SimulatedBackend, notes: Journal) -> HardwareTools:
+    def hardware_dependencies(self, backend: SimulatedBackend, notes: Journal) -> HardwareDependencies:
         control = self.wrap(backend)
-        return HardwareTools(
+        return HardwareDependencies(
             mig=MigManager(control, notes, sleep=self.clock.wait, clock=self.clock.now),
             slicer=self.wrap(FakeSlicer(self.sharing, notes)),
             mps=self.wrap(FakeMps(self.sharing, control, notes)),
@@ -116,11 +116,11 @@ class Run:
 
     room: Room
     journal: Journal
-    tools: Tools
+    deps: ClaimDependencies
     owners: FakeProcessRegistry
 
     def __post_init__(self) -> None:
-        self.service = ClaimService(self.tools, lister=self.room.api)
+        self.service = ClaimService(self.deps, lister=self.room.api)
         self.service.recover()  # what every start does; on a new journal it finds nothing
 
     def prepare(self, what: AllocatedClaim | ClaimRef) -> tuple[PreparedDevice, ...]:

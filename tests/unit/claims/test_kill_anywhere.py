@@ -206,9 +206,9 @@ class NodeHistory(RuleBasedStateMachine):
         self.runs += 1
         run = self.room.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
-            run.tools, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.room.writer, self.fuse, STEPS)
+            run.deps, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.room.writer, self.fuse, STEPS)
         )
-        return Run(room=self.room, journal=run.journal, tools=fused, owners=run.owners)
+        return Run(room=self.room, journal=run.journal, deps=fused, owners=run.owners)
 
 
 TestNodeHistory = NodeHistory.TestCase

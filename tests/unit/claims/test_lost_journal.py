@@ -146,7 +146,7 @@ def test_nothing_is_touched_while_the_api_server_cannot_say_whose_it_is(
     lose_journal(room)
     room.api.outage = OUTAGE
     run = room.run("run-2")
-    run.service.settle_hardware()
+    run.service.reclaim_orphans()
     run.service.maintain()
     assert room.gpus == there
     assert (room.sharing.asked, room.sharing.running) == (asked, running)

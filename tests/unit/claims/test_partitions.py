@@ -245,8 +245,8 @@ def test_an_instance_that_appears_while_ours_is_made_is_not_taken_for_ours(h100:
             if enabled:
                 backend.foreign_create(gpu.uuid, profile.profile_id, 0)
 
-    tools = h100.room.hardware_tools(Racing(), h100.journal)  # type: ignore[arg-type]
-    racing = Run(room=h100.room, journal=h100.journal, tools=replace(h100.tools, hardware=tools), owners=h100.owners)
+    deps = h100.room.hardware_dependencies(Racing(), h100.journal)  # type: ignore[arg-type]
+    racing = Run(room=h100.room, journal=h100.journal, deps=replace(h100.deps, hardware=deps), owners=h100.owners)
     assert isinstance(racing.refusal(claim(1, result(h100.room.part(SMALL, 0)))), NoRoomError)
     assert len(instances(h100)) == 1
     assert h100.journal.entries() == ()
@@ -415,7 +415,7 @@ def test_a_run_without_means_to_change_gpus_says_so(room: Room) -> None:
     """Whole GPUs work all the same."""
     room.backend = simulated()
     run = room.run()
-    bare = Run(room=room, journal=run.journal, tools=replace(run.tools, hardware=None), owners=run.owners)
+    bare = Run(room=room, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
     assert "without the means to change GPUs" in str(bare.refusal(claim(1, result(room.part(SMALL, 0)))))
     bare.prepare(claim(2))
 

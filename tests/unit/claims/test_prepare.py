@@ -105,8 +105,8 @@ def test_waiting_for_a_device_ends_long_before_the_kubelet_gives_up(run: Run) ->
 
 def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> None:
     """What is waited for arrives through the same workers: when all wait, nothing is ever freed."""
-    tools = replace(run.tools, retry_policy=RetryPolicy(waiting=1))
-    impatient = Run(room=run.room, journal=run.journal, tools=tools, owners=run.owners)
+    deps = replace(run.deps, retry_policy=RetryPolicy(waiting=1))
+    impatient = Run(room=run.room, journal=run.journal, deps=deps, owners=run.owners)
     impatient.prepare(claim(1))
     waits_of_second = []
 
@@ -208,7 +208,7 @@ def test_no_read_begins_that_would_have_no_time(run: Run) -> None:
 
     run.room.api.hangs = slow
     run.refusal(ref(1))
-    assert min(left) >= run.tools.retry_policy.read_s
+    assert min(left) >= run.deps.retry_policy.read_s
 
 
 def test_a_busy_api_server_is_asked_again_when_it_wishes(run: Run) -> None:
@@ -333,8 +333,8 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(room: 
         def __getattr__(self, name: str) -> object:
             return getattr(room.writer, name)
 
-    slow = replace(run.tools, writer=Slow())  # type: ignore[arg-type]
-    error = Run(room=room, journal=run.journal, tools=slow, owners=run.owners).refusal(claim(1))
+    slow = replace(run.deps, writer=Slow())  # type: ignore[arg-type]
+    error = Run(room=room, journal=run.journal, deps=slow, owners=run.owners).refusal(claim(1))
     assert isinstance(error, RetryableError)
     assert "was unprepared by another run" in str(error)
     assert nothing_left(run, 1)

@@ -84,7 +84,7 @@ def test_missing_files_of_prepared_claims_are_written_again(room: Room) -> None:
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
     file = room.writer.files.pop(uid(1))
-    again = recover(first.tools, None)
+    again = recover(first.deps, None)
     assert again.rewritten == (uid(1),)
     assert room.writer.files[uid(1)] == file
 
@@ -129,7 +129,7 @@ def test_files_of_nobody_are_removed(room: Room) -> None:
     run = room.run("run-1")
     run.prepare(claim(1))
     room.writer.files[uid(2)] = b"orphan"
-    assert recover(run.tools, None).orphans == (uid(2),)
+    assert recover(run.deps, None).orphans == (uid(2),)
     assert set(room.writer.files) == {uid(1)}
 
 
@@ -174,7 +174,7 @@ def test_without_the_api_server_files_are_kept_until_it_answers(room: Room) -> N
     room.api.outage = ApiUnreachableError("down")
     run = room.run("run-2")
     assert set(room.writer.files) == {uid(1)}
-    assert "down" in recover(run.tools, room.api).problems
+    assert "down" in recover(run.deps, room.api).problems
     run.journal.close()
     room.run("run-3")
     assert set(room.writer.files) == {uid(1)}
@@ -234,7 +234,7 @@ def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(
             assert run.unprepare(ref(1)) is None
             return found
 
-    assert recover(run.tools, Slow()).adopted == ()
+    assert recover(run.deps, Slow()).adopted == ()
     assert run.journal.entries() == ()
 
 
@@ -283,7 +283,7 @@ def test_trouble_is_reported_and_the_rest_is_done(room: Room) -> None:
     run.prepare(claim(2, result("gpu-1")))
     room.writer.files.clear()
     room.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
-    found = recover(run.tools, None)
+    found = recover(run.deps, None)
     assert found.rewritten == (uid(2),)
     assert [problem for problem in found.problems if "claim-1" in problem and "not there any more" in problem]
 
@@ -296,8 +296,8 @@ def test_a_disk_that_refuses_everything_does_not_stop_a_start(room: Room) -> Non
     room.writer.failure = StorageError("read-only")
     room.provider.failure = DriverUnavailableError("no driver")
     run.owners.alive.clear()
-    again = Run(room=room, journal=run.journal, tools=run.tools, owners=run.owners)
-    assert recover(again.tools, None).problems
+    again = Run(room=room, journal=run.journal, deps=run.deps, owners=run.owners)
+    assert recover(again.deps, None).problems
     assert run.journal.uids() == {uid(1)}
 
 

@@ -448,10 +448,10 @@ def test_a_pod_ends_without_nvidia_smi_and_the_slice_is_reset_later(h100: Run) -
     h100.room.sharing.failure = CommandError("nvidia-smi did not end in time")
     assert h100.unprepare(ref(1)) is None
     assert h100.journal.entries() == ()
-    h100.service.settle_hardware()
+    h100.service.reclaim_orphans()
     assert isinstance(h100.refusal(claim(2)), CommandError)
     h100.room.sharing.failure = None
-    h100.service.settle_hardware()
+    h100.service.reclaim_orphans()
     assert h100.room.is_whole_again()
     h100.prepare(ref(2))
 
@@ -467,9 +467,9 @@ def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
         hardware.fail_next(method, DriverUnavailableError("being replaced"), times=0)
     assert h100.unprepare(ref(1)) is None
     assert h100.journal.entries() == ()
-    h100.service.settle_hardware()
+    h100.service.reclaim_orphans()
     hardware.clear_faults()
-    h100.service.settle_hardware()
+    h100.service.reclaim_orphans()
     assert h100.room.is_whole_again()
     assert mode(h100) is ComputeMode.DEFAULT
 
@@ -481,7 +481,7 @@ def test_a_leftover_daemon_is_not_ended_while_another_call_is_at_one_of_its_gpus
     (daemon,) = h100.room.sharing.running
     with GpuLocks(h100.room.folder / "locks").hold((uuid(h100, 1),), 0.0) as held:
         assert held
-        h100.service.settle_hardware()
+        h100.service.reclaim_orphans()
         assert isinstance(h100.refusal(claim(2, result("gpu-0"))), GpuLockedError)
         assert list(h100.room.sharing.running) == [daemon]
         assert mode(h100, 1) is ComputeMode.EXCLUSIVE_PROCESS

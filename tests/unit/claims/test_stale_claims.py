@@ -2,19 +2,19 @@
 
 import pytest
 
-from dra_driver.claims.workflow.stale_claims import GRACE_S, Collected, Collector
+from dra_driver.claims.workflow.stale_claims import GRACE_S, CollectionResult, StaleClaimCollector
 from dra_driver.errors import ApiUnreachableError, ClaimError, DraError, ForbiddenError
 from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.claims.conftest import Run
 
 
 @pytest.fixture
-def collector(run: Run) -> Collector:
+def collector(run: Run) -> StaleClaimCollector:
     run.prepare(claim(1))
-    return Collector(run.tools)
+    return StaleClaimCollector(run.deps)
 
 
-def looks(run: Run, collector: Collector, times: int = 2) -> list[Collected]:
+def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[CollectionResult]:
     """Looks ten minutes apart."""
     found = []
     for _ in range(times):
@@ -23,14 +23,16 @@ def looks(run: Run, collector: Collector, times: int = 2) -> list[Collected]:
     return found
 
 
-def test_a_claim_in_use_is_never_freed(run: Run, collector: Collector) -> None:
+def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector) -> None:
     """However often it is looked at."""
-    assert looks(run, collector, 5) == [Collected(freed=(), suspected=0, unknown=0)] * 5
+    assert looks(run, collector, 5) == [CollectionResult(freed=(), suspected=0, unknown=0)] * 5
     assert uid(1) in run.room.writer.files
 
 
 @pytest.mark.parametrize("ending", ["gone", "replaced", "deallocated", "moved"])
-def test_a_claim_that_is_over_is_freed_at_the_second_look(run: Run, collector: Collector, ending: str) -> None:
+def test_a_claim_that_is_over_is_freed_at_the_second_look(
+    run: Run, collector: StaleClaimCollector, ending: str
+) -> None:
     """The device is back for others, the file is gone, and the first look only notes it."""
     match ending:
         case "gone":
@@ -42,13 +44,13 @@ def test_a_claim_that_is_over_is_freed_at_the_second_look(run: Run, collector: C
         case "moved":
             run.room.api.put(claim(1, result("gpu-0", pool="node-b/gpu.nvidia.com")))
     first, second = looks(run, collector)
-    assert first == Collected(freed=(), suspected=1, unknown=0)
-    assert second == Collected(freed=(uid(1),), suspected=0, unknown=0)
+    assert first == CollectionResult(freed=(), suspected=1, unknown=0)
+    assert second == CollectionResult(freed=(uid(1),), suspected=0, unknown=0)
     assert run.journal.entries() == ()
     assert run.room.writer.files == {}
 
 
-def test_two_looks_in_a_row_are_not_enough(run: Run, collector: Collector) -> None:
+def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollector) -> None:
     """A pod deleted by force may still have containers for a while."""
     run.room.api.remove(ref(1))
     collector.collect()
@@ -59,7 +61,7 @@ def test_two_looks_in_a_row_are_not_enough(run: Run, collector: Collector) -> No
 @pytest.mark.parametrize(
     "outage", [ApiUnreachableError("down"), ForbiddenError("no", status=403), ClaimError("malformed")]
 )
-def test_an_error_says_nothing(run: Run, collector: Collector, outage: DraError) -> None:
+def test_an_error_says_nothing(run: Run, collector: StaleClaimCollector, outage: DraError) -> None:
     """Only a positive answer frees a device; also not as the second of two looks."""
     run.room.api.outage = outage
     assert [look.unknown for look in looks(run, collector)] == [1, 1]
@@ -71,7 +73,7 @@ def test_an_error_says_nothing(run: Run, collector: Collector, outage: DraError)
     assert collector.collect().freed == ()
 
 
-def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: Collector) -> None:
+def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: StaleClaimCollector) -> None:
     """The grace starts anew; an API server restored from a backup shows how."""
     run.room.api.remove(ref(1))
     looks(run, collector, 1)
@@ -81,7 +83,7 @@ def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: 
     assert looks(run, collector, 1)[0].freed == ()
 
 
-def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: Collector) -> None:
+def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: StaleClaimCollector) -> None:
     """Suspicion belongs to one preparation of a claim."""
     run.room.api.remove(ref(1))
     looks(run, collector, 1)
@@ -91,20 +93,20 @@ def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: Co
     assert looks(run, collector, 1)[0].freed == ()
 
 
-def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: Collector) -> None:
+def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: StaleClaimCollector) -> None:
     """Whoever is at it knows better."""
     run.room.api.remove(ref(1))
     collector.collect()
     run.room.clock.time += GRACE_S
-    with run.tools.locks.hold(uid(1), 0.0):
+    with run.deps.locks.hold(uid(1), 0.0):
         assert collector.collect().freed == ()
     assert collector.collect().freed == (uid(1),)
 
 
-def test_collecting_stops_when_the_process_does(run: Run, collector: Collector) -> None:
+def test_collecting_stops_when_the_process_does(run: Run, collector: StaleClaimCollector) -> None:
     """A node full of claims does not delay the end."""
     reads = run.room.api.reads
-    assert collector.collect(lambda: True) == Collected(freed=(), suspected=0, unknown=0)
+    assert collector.collect(lambda: True) == CollectionResult(freed=(), suspected=0, unknown=0)
     assert run.room.api.reads == reads
 
 

@@ -122,9 +122,9 @@ def test_a_call_that_waits_for_the_device_is_woken(run: Run) -> None:
 
 def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
     """A worker that is stuck in the disk must not make the kubelet's next call hang for ever."""
-    service_deadline = run.tools.retry_policy.call_s
+    service_deadline = run.deps.retry_policy.call_s
     run.prepare(claim(1))
-    with run.tools.locks.hold(uid(1), 0.0):
+    with run.deps.locks.hold(uid(1), 0.0):
         run.room.clock.time -= service_deadline  # so that no time is left to wait for the lock
         late = run.room.clock.now()
         run.room.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]

@@ -127,10 +127,10 @@ def test_settling_after_any_death() -> None:
     for at in range(first, last):
         node = killed(plain, create, at)
         if not node.instances:
-            assert node.manager.settle_mode(node.gpu)
+            assert node.manager.restore_mode(node.gpu)
             assert node.untouched
         else:
-            assert not node.manager.settle_mode(node.gpu)
+            assert not node.manager.restore_mode(node.gpu)
             assert node.noted
 
 

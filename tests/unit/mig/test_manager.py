@@ -66,9 +66,9 @@ def test_foreign_instances_keep_the_mode_on() -> None:
     foreign = node.foreign(TWO, 0, "none")
     node.destroy(ONE, 6)
     assert node.instances == (foreign,)
-    assert not node.manager.settle_mode(node.gpu)
+    assert not node.manager.restore_mode(node.gpu)
     node.backend.foreign_destroy(node.gpu, foreign.gi_id)
-    assert node.manager.settle_mode(node.gpu)
+    assert node.manager.restore_mode(node.gpu)
     assert node.untouched
 
 
@@ -306,16 +306,16 @@ def test_a_partition_in_use_is_not_destroyed() -> None:
 
 
 def test_a_mode_that_cannot_go_off_does_not_hold_up_a_destroy() -> None:
-    """The partition is gone, which is what was asked; the note stays for the next settle_mode."""
+    """The partition is gone, which is what was asked; the note stays for the next restore_mode."""
     node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
     node.destroy(ONE, 6)
     assert node.instances == ()
     assert node.noted
-    assert not node.manager.settle_mode(node.gpu)
+    assert not node.manager.restore_mode(node.gpu)
     node.backend.set_busy(node.gpu, None)
-    assert node.manager.settle_mode(node.gpu)
+    assert node.manager.restore_mode(node.gpu)
     assert node.untouched
 
 
@@ -327,7 +327,7 @@ def test_a_lost_gpu_does_not_undo_a_destroy() -> None:
     node.destroy(ONE, 6)
     assert node.noted
     with pytest.raises(DeviceLostError):
-        node.manager.settle_mode(node.gpu)
+        node.manager.restore_mode(node.gpu)
 
 
 def test_a_full_disk_keeps_the_mode_off() -> None:
@@ -385,6 +385,6 @@ def test_a_stale_note_is_cleared() -> None:
     """Dead between note and mode, or somebody switched it off by hand: nothing is left to do."""
     node = Node()
     node.notes.values[node.gpu, "mig-mode"] = "on"
-    assert node.manager.settle_mode(node.gpu)
+    assert node.manager.restore_mode(node.gpu)
     assert node.untouched
-    assert node.manager.settle_mode(node.gpu)
+    assert node.manager.restore_mode(node.gpu)

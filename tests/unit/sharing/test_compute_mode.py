@@ -5,7 +5,7 @@ import pytest
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
-from dra_driver.sharing.compute_mode import borrow, give_back
+from dra_driver.sharing.compute_mode import restore, set_with_undo
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.sharing import FakeControl
 
@@ -17,11 +17,11 @@ EXCLUSIVE, DEFAULT, PROHIBITED = ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFA
 def test_the_mode_of_before_comes_back(before: ComputeMode) -> None:
     control, notes = FakeControl(), FakeGpuNotes()
     control.modes[GPU] = before
-    borrow(control, notes, GPU, EXCLUSIVE)
-    borrow(control, notes, GPU, EXCLUSIVE)
+    set_with_undo(control, notes, GPU, EXCLUSIVE)
+    set_with_undo(control, notes, GPU, EXCLUSIVE)
     assert control.modes[GPU] is EXCLUSIVE
-    give_back(control, notes, GPU, EXCLUSIVE)
-    give_back(control, notes, GPU, EXCLUSIVE)
+    restore(control, notes, GPU, EXCLUSIVE)
+    restore(control, notes, GPU, EXCLUSIVE)
     assert (control.modes[GPU], notes.values) == (before, {})
 
 
@@ -29,8 +29,8 @@ def test_a_mode_that_fits_already_is_not_ours_to_give_back() -> None:
     """Some administrators run all their GPUs in exclusive mode."""
     control, notes = FakeControl(), FakeGpuNotes()
     control.modes[GPU] = EXCLUSIVE
-    borrow(control, notes, GPU, EXCLUSIVE)
-    give_back(control, notes, GPU, EXCLUSIVE)
+    set_with_undo(control, notes, GPU, EXCLUSIVE)
+    restore(control, notes, GPU, EXCLUSIVE)
     assert (control.modes[GPU], control.calls, notes.log) == (EXCLUSIVE, [], [])
 
 
@@ -38,16 +38,16 @@ def test_an_older_note_is_never_overwritten() -> None:
     """After a death between note and change, or after a reboot, what was noted first is what an administrator set."""
     control, notes = FakeControl(), FakeGpuNotes()
     notes.set_gpu_note(GPU, COMPUTE_MODE, "PROHIBITED")
-    borrow(control, notes, GPU, EXCLUSIVE)
-    give_back(control, notes, GPU, EXCLUSIVE)
+    set_with_undo(control, notes, GPU, EXCLUSIVE)
+    restore(control, notes, GPU, EXCLUSIVE)
     assert control.modes[GPU] is PROHIBITED
 
 
 def test_what_somebody_set_meanwhile_is_left_alone() -> None:
     control, notes = FakeControl(), FakeGpuNotes()
-    borrow(control, notes, GPU, EXCLUSIVE)
+    set_with_undo(control, notes, GPU, EXCLUSIVE)
     control.modes[GPU] = PROHIBITED
-    give_back(control, notes, GPU, EXCLUSIVE)
+    restore(control, notes, GPU, EXCLUSIVE)
     assert (control.modes[GPU], notes.values) == (PROHIBITED, {})
 
 
@@ -55,5 +55,5 @@ def test_a_note_that_nobody_can_read_means_the_default() -> None:
     control, notes = FakeControl(), FakeGpuNotes()
     control.modes[GPU] = EXCLUSIVE
     notes.set_gpu_note(GPU, COMPUTE_MODE, "SOMETHING_NEW")
-    give_back(control, notes, GPU, EXCLUSIVE)
+    restore(control, notes, GPU, EXCLUSIVE)
     assert control.modes[GPU] is DEFAULT
