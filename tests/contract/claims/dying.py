@@ -99,10 +99,10 @@ class DyingNode(Node):
         """Prepare all, then unprepare all."""
         for each in self.wanted():
             self.api.put(each)
-            answer = self.room.service.prepare([each.ref])[each.ref.uid]
+            answer = self.claims.service.prepare([each.ref])[each.ref.uid]
             assert not isinstance(answer, DraError), answer
         for number in CLAIMS:
-            error = self.room.service.unprepare([ref(number)])[ref(number).uid]
+            error = self.claims.service.unprepare([ref(number)])[ref(number).uid]
             assert error is None, error
 
 

@@ -84,7 +84,7 @@ class Book:
 
 
 class Node:
-    """A node process' claims room over simulated GPUs whose state outlives it; ``restart`` opens it anew."""
+    """A node process' claims service over simulated GPUs whose state outlives it; ``restart`` opens it anew."""
 
     def __init__(
         self, folder: Path, seed: int, spec: str = SPEC, wrap: Callable[[Any], Any] = lambda each: each
@@ -101,12 +101,12 @@ class Node:
         self.living: dict[int, Book] = {}
         self.tally = Tally()
         self.numbers = iter(range(1, 1 << 30))
-        self.room = self._open()
+        self.claims = self._open()
 
     def _open(self) -> Claims:
         owned = OwnedBackend(self.backend)
 
-        room = open_claims(
+        claims = open_claims(
             self.folder / "plugin",
             pool=POOL,
             names=NAMES,
@@ -119,10 +119,10 @@ class Node:
             terms=lambda: self.terms,
             boot_id="boot",
         )
-        owned.use_journal(room.journal)
-        recovery = room.service.recover()
+        owned.use_journal(claims.journal)
+        recovery = claims.service.recover()
         assert not recovery.problems, recovery.problems
-        return room
+        return claims
 
     def hardware(self, journal: GpuNotes) -> HardwareDependencies:
         """Partitions are real work on simulated GPUs; what sharing sets is faked."""
@@ -135,8 +135,8 @@ class Node:
         )
 
     def restart(self) -> None:
-        self.room.close()
-        self.room = self._open()
+        self.claims.close()
+        self.claims = self._open()
 
     def round(self) -> None:
         """One claim comes or goes."""
@@ -153,10 +153,10 @@ class Node:
             return
         form, results, configs = wanted
         self.api.put(claim(number, *results, configs=configs))
-        answer = self.room.service.prepare([ref(number)])[ref(number).uid]
+        answer = self.claims.service.prepare([ref(number)])[ref(number).uid]
         if isinstance(answer, NoRoomError):
             assert form == "partition", answer
-            assert self.room.journal.entry(ref(number).uid) is None
+            assert self.claims.journal.entry(ref(number).uid) is None
             book.forget(number)
             self.tally.refused += 1
             return
@@ -166,7 +166,7 @@ class Node:
         self.tally.prepared[form] += 1
 
     def end(self, number: int) -> None:
-        answer = self.room.service.unprepare([ref(number)])[ref(number).uid]
+        answer = self.claims.service.unprepare([ref(number)])[ref(number).uid]
         assert answer is None, answer
         self.living.pop(number).forget(number)
         self.api.remove(ref(number))
@@ -181,9 +181,9 @@ class Node:
                 book.shares and self.terms[gpu.uuid].sharing.strategy is Strategy.MPS  # type: ignore[union-attr]
             )
         uids = {ref(number).uid for number in self.living}
-        assert self.room.journal.uids() == uids
+        assert self.claims.journal.uids() == uids
         assert CdiWriter(str(self.folder / "cdi"), NAMES).claim_uids() == uids
-        assert self.room.journal.orphaned_partitions() == ()
+        assert self.claims.journal.orphaned_partitions() == ()
 
     def finish(self) -> None:
         """Everything goes; nothing is left anywhere."""
@@ -191,11 +191,11 @@ class Node:
             self.end(number)
         self.check()
         assert self.sharing.idle
-        assert self.room.journal.noted_gpus() == {}
-        assert self.room.journal.uses() == ()
+        assert self.claims.journal.noted_gpus() == {}
+        assert self.claims.journal.uses() == ()
         assert sum(len(gpu.mig_instances) for gpu in self.backend.snapshot().gpus) == 0
         assert all(self.backend.compute_mode(book.gpu.uuid) == 0 for book in self.books)
-        self.room.close()
+        self.claims.close()
 
     def _whole(self, number: int, book: Book) -> Any:
         if not book.free:

@@ -39,7 +39,7 @@ class EveryClaim:
         return tuple(self.read(ref(number)) for number in range(64)) if pool == POOL else ()
 
 
-def open_room(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
+def open_claims_service(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
     api = EveryClaim(gpus)
     return open_claims(
         state,
@@ -55,12 +55,14 @@ def open_room(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
     )
 
 
-def churn(room: Claims, start: int) -> None:
+def churn(claims: Claims, start: int) -> None:
     """Prepare and unprepare eight claims round and round; a line before and after each call."""
     number = start
     while True:
         call, what = (
-            (room.service.prepare, "prepare") if (number // GPUS) % 2 == 0 else (room.service.unprepare, "unprepare")
+            (claims.service.prepare, "prepare")
+            if (number // GPUS) % 2 == 0
+            else (claims.service.unprepare, "unprepare")
         )
         of = ref(number % GPUS)
         say({"begin": what, "claim": number % GPUS})
@@ -70,35 +72,35 @@ def churn(room: Claims, start: int) -> None:
         number += 1
 
 
-def race(room: Claims, own: int, go: Path, rounds: int) -> None:
+def race(claims: Claims, own: int, go: Path, rounds: int) -> None:
     """In each round, at the same moment as the other process: prepare a claim for GPU 0; let go of it later."""
     for number in range(rounds):
         of = ref(own * 1000 + number)
         while not (go / f"go-{number}").exists():
             time.sleep(0.0005)
-        answer = room.service.prepare([of])[of.uid]
+        answer = claims.service.prepare([of])[of.uid]
         say({"round": number, "won": not isinstance(answer, DraError), "answer": str(answer)})
         while not (go / f"over-{number}").exists():
             time.sleep(0.0005)
-        assert room.service.unprepare([of])[of.uid] is None
+        assert claims.service.unprepare([of])[of.uid] is None
         say({"free": number})
 
 
-def small_files(room: Claims, limit: int) -> None:
-    """Prepare claims until files may not grow any more, then unprepare all with room to write again."""
+def small_files(claims: Claims, limit: int) -> None:
+    """Prepare claims until files may not grow any more, then unprepare all with space to write again."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     errors = []
     for number in range(GPUS):
-        answer = room.service.prepare([ref(number)])[ref(number).uid]
+        answer = claims.service.prepare([ref(number)])[ref(number).uid]
         errors += [str(answer)] if isinstance(answer, DraError) else []
-    say({"errors": errors, "prepared": len(room.journal.entries())})
+    say({"errors": errors, "prepared": len(claims.journal.entries())})
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
-    again = [room.service.prepare([ref(number)])[ref(number).uid] for number in range(GPUS)]
+    again = [claims.service.prepare([ref(number)])[ref(number).uid] for number in range(GPUS)]
     say(
         {
             "errors": [str(answer) for answer in again if isinstance(answer, DraError)],
-            "prepared": len(room.journal.entries()),
+            "prepared": len(claims.journal.entries()),
         }
     )
 
@@ -109,17 +111,17 @@ def say(line: dict[str, object]) -> None:
 
 
 def main(state: str, cdi: str, mode: str, *arguments: str) -> None:
-    room = open_room(state, cdi, gpus=1 if mode == "race" else GPUS)
-    room.service.recover()
+    claims = open_claims_service(state, cdi, gpus=1 if mode == "race" else GPUS)
+    claims.service.recover()
     say({"ready": True})
     match mode:
         case "churn":
-            churn(room, int(arguments[0]))
+            churn(claims, int(arguments[0]))
         case "race":
-            race(room, int(arguments[0]), Path(arguments[1]), int(arguments[2]))
+            race(claims, int(arguments[0]), Path(arguments[1]), int(arguments[2]))
         case "small-files":
-            small_files(room, int(arguments[0]))
-    room.close()
+            small_files(claims, int(arguments[0]))
+    claims.close()
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ def test_kill_9_while_gpus_change_loses_doubles_and_leaves_nothing(lane: int) ->
 
 def check(node: DyingNode) -> None:
     """``node`` has just recovered."""
-    journal = node.room.journal
+    journal = node.claims.journal
     assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
     parts = [held.device.partition for held in journal.holdings() if held.device.partition is not None]
     there = [one.gi_id for gpu in node.backend.snapshot().gpus for one in gpu.mig_instances]
     assert sorted(part.live.gi_id for part in parts if part.live is not None) == sorted(there)
     assert node.backend.snapshot().gpus[0].mig_enabled == bool(there)
     for number in CLAIMS:
-        assert node.room.service.unprepare([ref(number)]) == {ref(number).uid: None}
+        assert node.claims.service.unprepare([ref(number)]) == {ref(number).uid: None}
     assert list((node.folder / "mps" / "daemons").iterdir()) == []
     node.finish()

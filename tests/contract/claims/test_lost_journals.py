@@ -28,7 +28,7 @@ from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, result, share_result
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
-from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_kill_hardware import STEPS, mps_config, slice_config
 from tests.unit.claims.test_recover import lose_journal
 
@@ -45,11 +45,11 @@ class History:
         self.dice = random.Random(seed)  # noqa: S311 - a history, not a secret
         self.fuse = Fuse()
         self.backend = simulated("4xh100-sxm5-80gb")
-        self.room = Room(folder, backend=self.backend, wrap=lambda each: Fused(each, self.fuse, STEPS))
+        self.claims_node = ClaimsNode(folder, backend=self.backend, wrap=lambda each: Fused(each, self.fuse, STEPS))
         slices = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG)
         by_mps = SharingTerms(strategy=Strategy.MPS)
-        self.gpus = [gpu.uuid for gpu in self.room.gpus]
-        self.room.terms = {
+        self.gpus = [gpu.uuid for gpu in self.claims_node.gpus]
+        self.claims_node.terms = {
             self.gpus[BY_MPS]: GpuTerms(sharing=by_mps),
             self.gpus[IN_TURNS]: GpuTerms(sharing=slices),
         }
@@ -64,7 +64,7 @@ class History:
         """As often as it takes: a start may be killed as well."""
         while True:
             self.runs += 1
-            found = self.killed_or(lambda: self.room.run(f"run-{self.runs}"))
+            found = self.killed_or(lambda: self.claims_node.run(f"run-{self.runs}"))
             if isinstance(found, Run):
                 self.run = found
                 return found
@@ -107,10 +107,10 @@ class History:
         if not self.fits(wanted):
             return
         uid = wanted.ref.uid
-        self.there[uid] = self.room.api.put(wanted)
+        self.there[uid] = self.claims_node.api.put(wanted)
         answer = self.of_the_process(lambda: self.run.service.prepare([wanted.ref]))
         if answer is not Killed and not isinstance(answer[uid], DraError):
-            self.answered[uid] = self.room.writer.files[uid]
+            self.answered[uid] = self.claims_node.writer.files[uid]
 
     def unprepare(self) -> None:
         if self.there:
@@ -122,7 +122,7 @@ class History:
 
     def over(self, wanted: AllocatedClaim) -> None:
         del self.there[wanted.ref.uid]
-        self.room.api.remove(wanted.ref)
+        self.claims_node.api.remove(wanted.ref)
 
     def again(self) -> None:
         if self.answered:
@@ -130,19 +130,19 @@ class History:
             self.of_the_process(lambda: self.run.service.prepare([wanted.ref]))
 
     def rebuild(self) -> None:
-        self.room.clock.wait(700)
+        self.claims_node.clock.wait(700)
         self.of_the_process(self.run.service.finish_rebuild)
 
     def lose(self) -> None:
         """Mostly while the API server cannot say whose things are, and at times the kubelet asks before it is asked."""
-        lose_journal(self.room)
-        self.room.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
+        lose_journal(self.claims_node)
+        self.claims_node.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
         self.start()
         if self.dice.random() < 0.5:
-            self.room.api.outage = None
+            self.claims_node.api.outage = None
 
     def outage(self) -> None:
-        self.room.api.outage = None if self.room.api.outage else ApiUnreachableError("connection refused")
+        self.claims_node.api.outage = None if self.claims_node.api.outage else ApiUnreachableError("connection refused")
 
     def hardware_fails(self) -> None:
         error = self.dice.choice([GpuBusyError("in use"), DriverUnavailableError("being replaced")])
@@ -150,7 +150,7 @@ class History:
 
     def sharing_fails(self) -> None:
         errors: list[DraError] = [CommandError("nvidia-smi is missing"), MpsUnavailableError("no host")]
-        self.room.sharing.failure = None if self.room.sharing.failure else self.dice.choice(errors)
+        self.claims_node.sharing.failure = None if self.claims_node.sharing.failure else self.dice.choice(errors)
 
     def wanted(self, number: int) -> AllocatedClaim:
         gib, percent = self.dice.randint(1, 30), self.dice.randint(1, 50)
@@ -171,8 +171,8 @@ class History:
 
     def part(self, request: str) -> AllocatedDevice:
         name, minor = self.dice.choice(["1g.10gb", "2g.20gb", "3g.40gb"]), self.dice.randrange(2)
-        start = self.dice.choice(self.room.profile(name, minor).starts)
-        return result(self.room.part(name, start, minor), request=request)
+        start = self.dice.choice(self.claims_node.profile(name, minor).starts)
+        return result(self.claims_node.part(name, start, minor), request=request)
 
     def fits(self, wanted: AllocatedClaim) -> bool:
         """As the scheduler sees it."""
@@ -191,29 +191,31 @@ class History:
             if part is None:
                 found.append((int(each.device.removeprefix("gpu-")), 0, 8, each.share_id))
                 continue
-            profile = self.room.gpus[part.minor].profile(part.profile_id)
+            profile = self.claims_node.gpus[part.minor].profile(part.profile_id)
             assert profile is not None
             found.append((part.minor, part.start, part.start + profile.memory_slices, None))
         return found
 
     def check(self) -> None:
         """What was answered is there: partitions, daemons with their GPUs' modes, time slices."""
-        uuids = {one.device.uuid for gpu in self.room.gpus for one in gpu.mig_instances if one.device is not None}
+        uuids = {
+            one.device.uuid for gpu in self.claims_node.gpus for one in gpu.mig_instances if one.device is not None
+        }
         for uid, file in self.answered.items():
             for device in json.loads(file)["devices"]:
                 edits = device["containerEdits"]
                 assert {env.split("=")[1] for env in edits["env"] if "_MIG_" in env} <= uuids
                 for mount in edits.get("mounts", []):
-                    daemon = self.room.sharing.running[mount["hostPath"].split("/")[2]]
+                    daemon = self.claims_node.sharing.running[mount["hostPath"].split("/")[2]]
                     modes = {self.backend.compute_mode(gpu) for gpu in daemon.gpus}
                     assert modes <= {ComputeMode.EXCLUSIVE_PROCESS}
             for each in self.there[uid].results:
                 if each.device == f"gpu-{IN_TURNS}" or "timeSlicingConfig" in str(self.there[uid].configs):
-                    assert self.room.sharing.slices[self.gpus[int(each.device[-1])]] is Interval.LONG
+                    assert self.claims_node.sharing.slices[self.gpus[int(each.device[-1])]] is Interval.LONG
 
     def end(self) -> None:
         """All is well again, and all claims end."""
-        self.room.api.outage = self.room.sharing.failure = None
+        self.claims_node.api.outage = self.claims_node.sharing.failure = None
         self.backend.clear_faults()
         self.start()
         assert not self.run.journal.rebuild_pending
@@ -223,9 +225,9 @@ class History:
             assert self.run.service.unprepare([wanted.ref]) == {wanted.ref.uid: None}
             self.over(wanted)
         self.run.service.maintain()
-        assert self.room.is_whole_again()
-        assert (self.run.journal.uses(), self.room.writer.files) == ((), {})
-        assert not list((self.room.folder / "made").glob("*"))
+        assert self.claims_node.is_whole_again()
+        assert (self.run.journal.uses(), self.claims_node.writer.files) == ((), {})
+        assert not list((self.claims_node.folder / "made").glob("*"))
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
@@ -239,5 +241,5 @@ def test_what_was_answered_holds_and_nothing_is_left(seed: int) -> None:
                 history.check()
             history.end()
         finally:
-            for journal in history.room.opened:
+            for journal in history.claims_node.opened:
                 journal.close()

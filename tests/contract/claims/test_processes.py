@@ -13,7 +13,7 @@ from typing import Any
 
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.entry import State
-from tests.contract.claims.node import GPUS, open_room
+from tests.contract.claims.node import GPUS, open_claims_service
 from tests.fakes.claims import NAMES, ref, uid
 
 KILLS = 12
@@ -53,16 +53,16 @@ def test_kill_9_at_any_moment_loses_no_promise(tmp_path: Path) -> None:
         told = {line["claim"]: line["done"] for line in said if "done" in line}
         unanswered = said[-1]["claim"] if said and "begin" in said[-1] else None
         cut_off += unanswered is not None
-        room = open_room(str(state), str(cdi))
-        found = room.service.recover()
+        claims = open_claims_service(str(state), str(cdi))
+        found = claims.service.recover()
         assert not found.problems
-        entries = {entry.ref.uid: entry for entry in room.journal.entries()}
+        entries = {entry.ref.uid: entry for entry in claims.journal.entries()}
         assert {entry.state for entry in entries.values()} <= {State.PREPARED}
         assert CdiWriter(str(cdi), NAMES).claim_uids() == set(entries)
         for number, what in told.items():
             assert number == unanswered or (uid(number) in entries) == (what == "prepare"), (number, what)
-        room.service.unprepare([ref(number) for number in range(GPUS)])
-        room.close()
+        claims.service.unprepare([ref(number) for number in range(GPUS)])
+        claims.close()
         assert list(cdi.glob("*claim_*")) == []
     assert cut_off > 0, "no kill met a call; the churn is too slow or the pauses too short"
 
@@ -96,12 +96,12 @@ def said(process: subprocess.Popen[str]) -> dict[str, Any]:
 def test_a_disk_that_takes_no_more_fails_claims_with_a_sentence_and_recovers(tmp_path: Path) -> None:
     """Files that must not grow stand for a full disk: each claim either is prepared or leaves nothing."""
     state, cdi = tmp_path / "state", tmp_path / "cdi"
-    room = open_room(str(state), str(cdi))  # keeps the log from being emptied by the last one to close it
-    room.service.recover()
+    claims = open_claims_service(str(state), str(cdi))  # keeps the log from being emptied by the last one to close it
+    claims.service.recover()
     limit = (state / "state.db-wal").stat().st_size + 30_000
     with node(state, cdi, "small-files", limit) as process:
         first, second = lines(process)
-    room.close()
+    claims.close()
     assert first["errors"]
     assert all("in the journal" in error and "the disk refuses" in error for error in first["errors"])
     assert second == {"errors": [], "prepared": GPUS}
@@ -110,13 +110,13 @@ def test_a_disk_that_takes_no_more_fails_claims_with_a_sentence_and_recovers(tmp
 
 def test_a_journal_can_be_looked_at_while_it_is_used(tmp_path: Path) -> None:
     """A person with the sqlite3 command disturbs nobody and reads plain words."""
-    room = open_room(str(tmp_path), str(tmp_path / "cdi"))
-    room.service.recover()
-    room.service.prepare([ref(3)])
+    claims = open_claims_service(str(tmp_path), str(tmp_path / "cdi"))
+    claims.service.recover()
+    claims.service.prepare([ref(3)])
     reader = sqlite3.connect(f"file:{tmp_path}/state.db?mode=ro", uri=True)
     assert reader.execute("SELECT namespace, name, state, device FROM claim JOIN device USING (uid)").fetchall() == [
         ("default", "claim-3", "prepared", "gpu-3")
     ]
-    assert room.service.unprepare([ref(3)]) == {uid(3): None}
+    assert claims.service.unprepare([ref(3)]) == {uid(3): None}
     reader.close()
-    room.close()
+    claims.close()

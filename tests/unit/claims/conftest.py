@@ -1,4 +1,4 @@
-"""One claims room over fakes and a real journal in a temporary directory."""
+"""A claims service over fakes and a real journal in a temporary directory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ from tests.fakes.claims import (
 
 
 @dataclass
-class Room:
+class ClaimsNode:
     """A node with four GPUs. ``run`` opens the same state as another run of the driver would."""
 
     folder: Path
@@ -79,7 +79,7 @@ class Room:
             clock=self.clock,
             retry_policy=RetryPolicy(),
         )
-        return Run(room=self, journal=journal, deps=deps, owners=owners)
+        return Run(node=self, journal=journal, deps=deps, owners=owners)
 
     def hardware_dependencies(self, backend: SimulatedBackend, notes: Journal) -> HardwareDependencies:
         control = self.wrap(backend)
@@ -114,13 +114,13 @@ class Room:
 class Run:
     """One run of the driver."""
 
-    room: Room
+    node: ClaimsNode
     journal: Journal
     deps: ClaimDependencies
     owners: FakeProcessRegistry
 
     def __post_init__(self) -> None:
-        self.service = ClaimService(self.deps, lister=self.room.api)
+        self.service = ClaimService(self.deps, lister=self.node.api)
         self.service.recover()  # what every start does; on a new journal it finds nothing
 
     def prepare(self, what: AllocatedClaim | ClaimRef) -> tuple[PreparedDevice, ...]:
@@ -136,7 +136,7 @@ class Run:
         return answer
 
     def answer(self, what: AllocatedClaim | ClaimRef) -> tuple[PreparedDevice, ...] | DraError:
-        of = what if isinstance(what, ClaimRef) else self.room.api.put(what).ref
+        of = what if isinstance(what, ClaimRef) else self.node.api.put(what).ref
         answers = self.service.prepare([of])
         assert list(answers) == [of.uid]
         return answers[of.uid]
@@ -148,16 +148,16 @@ class Run:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    made = Room(tmp_path)
+def node(tmp_path: Path) -> Iterator[ClaimsNode]:
+    made = ClaimsNode(tmp_path)
     yield made
     for journal in made.opened:
         journal.close()
 
 
 @pytest.fixture
-def run(room: Room) -> Run:
-    return room.run()
+def run(node: ClaimsNode) -> Run:
+    return node.run()
 
 
 def simulated(spec: str = "2xh100-sxm5-80gb", state: Path | None = None) -> SimulatedBackend:
@@ -165,7 +165,7 @@ def simulated(spec: str = "2xh100-sxm5-80gb", state: Path | None = None) -> Simu
 
 
 @pytest.fixture
-def h100(room: Room) -> Run:
+def h100(node: ClaimsNode) -> Run:
     """A run on a node with two H100."""
-    room.backend = simulated()
-    return room.run()
+    node.backend = simulated()
+    return node.run()

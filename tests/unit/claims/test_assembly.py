@@ -1,4 +1,4 @@
-"""The room over one directory."""
+"""The claims service over one directory."""
 
 from pathlib import Path
 

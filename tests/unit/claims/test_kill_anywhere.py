@@ -21,7 +21,7 @@ from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import claim, machine, ref, result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
-from tests.unit.claims.conftest import Room, Run
+from tests.unit.claims.conftest import ClaimsNode, Run
 
 JOURNAL_STEPS = ["begin", "finish", "start_unprepare", "forget", "adopt", "drop_older_boots", "note_rebuilt"]
 FILE_STEPS = ["write_claim", "remove_claim", "remove_orphans"]
@@ -36,7 +36,7 @@ class NodeHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir=memory_folder()))
-        self.room = Room(self.folder, hardware=machine(GPUS))
+        self.node = ClaimsNode(self.folder, hardware=machine(GPUS))
         self.fuse = Fuse()
         self.boot = 1
         self.runs = 0
@@ -46,20 +46,20 @@ class NodeHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.room.api.outage = None
+            self.node.api.outage = None
             self.after_maintenance_files_and_entries_agree()
         finally:
             self._close()
 
     def _close(self) -> None:
-        for journal in self.room.opened:
+        for journal in self.node.opened:
             journal.close()
         shutil.rmtree(self.folder)
 
     @initialize(devices=st.lists(st.tuples(st.integers(0, GPUS - 1), st.booleans()), min_size=6, max_size=6))
     def claims_exist(self, devices: list[tuple[int, bool]]) -> None:
         for number, (minor, admin) in enumerate(devices, 1):
-            self.room.api.put(claim(number, result(f"gpu-{minor}", admin_access=admin)))
+            self.node.api.put(claim(number, result(f"gpu-{minor}", admin_access=admin)))
 
     @rule(number=CLAIMS)
     def prepare(self, number: int) -> None:
@@ -70,7 +70,7 @@ class NodeHistory(RuleBasedStateMachine):
         answer = self.run.unprepare(ref(number))
         assert answer is None
         assert self.run.journal.entry(uid(number)) is None
-        assert uid(number) not in self.room.writer.files
+        assert uid(number) not in self.node.writer.files
         self._forget(uid(number))
 
     @rule(number=CLAIMS, steps=st.integers(0, 9), what=st.sampled_from(["prepare", "unprepare"]))
@@ -97,38 +97,38 @@ class NodeHistory(RuleBasedStateMachine):
     @rule()
     def rebooted(self) -> None:
         self.boot += 1
-        self.room.writer.files.clear()
+        self.node.writer.files.clear()
         self.answers.clear()
         self.with_file.clear()
         self.run = self._start()
 
     @rule(number=CLAIMS)
     def somebody_removes_a_file(self, number: int) -> None:
-        self.room.writer.files.pop(uid(number), None)
+        self.node.writer.files.pop(uid(number), None)
         self.with_file.discard(uid(number))
         if self.run.journal.entry(uid(number)) is None:
             self._forget(uid(number))  # a lost journal and a lost file: nothing on the node tells of it any more
 
     @rule(away=st.booleans())
     def the_api_server_goes_or_comes(self, away: bool) -> None:
-        self.room.api.outage = ApiUnreachableError("connection refused") if away else None
+        self.node.api.outage = ApiUnreachableError("connection refused") if away else None
 
     @rule()
     def journal_lost(self) -> None:
-        for journal in self.room.opened:
+        for journal in self.node.opened:
             journal.close()
         for path in self.folder.glob("state.db*"):
             path.unlink()
-        for prepared in [each for each in self.answers if each not in self.room.writer.files]:
+        for prepared in [each for each in self.answers if each not in self.node.writer.files]:
             self._forget(prepared)  # nothing on the node tells of it any more
         self.run = self._start()
 
     @rule(number=CLAIMS, what=st.sampled_from(["prepare", "unprepare"]))
     def the_disk_refuses(self, number: int, what: str) -> None:
-        self.room.writer.failure = StorageError("the disk is full")
+        self.node.writer.failure = StorageError("the disk is full")
         call: Callable[..., object] = self.run.answer if what == "prepare" else self.run.unprepare
         call(ref(number))
-        self.room.writer.failure = None
+        self.node.writer.failure = None
         entry = self.run.journal.entry(uid(number))
         if entry is None or entry.state is not State.PREPARED:
             self._forget(uid(number))
@@ -137,9 +137,9 @@ class NodeHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeated(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(sorted(self.answers)))
-        before, self.room.api.outage = self.room.api.outage, None
+        before, self.node.api.outage = self.node.api.outage, None
         self.run.service.maintain()
-        self.room.api.outage = before
+        self.node.api.outage = before
         if self.run.journal.entry(known) is not None:
             assert self.run.prepare(self._claim(known).ref) == self.answers[known]
             self.with_file.add(known)
@@ -153,7 +153,7 @@ class NodeHistory(RuleBasedStateMachine):
 
     @invariant()
     def what_the_kubelet_was_told_is_still_so(self) -> None:
-        assert self.with_file <= set(self.room.writer.files)
+        assert self.with_file <= set(self.node.writer.files)
         prepared = {entry.ref.uid for entry in self.run.journal.entries() if entry.state is State.PREPARED}
         assert set(self.answers) <= prepared or self.run.journal.rebuild_pending
 
@@ -163,16 +163,16 @@ class NodeHistory(RuleBasedStateMachine):
         entries = self.run.journal.entries()
         assert {entry.state for entry in entries} <= {State.PREPARED}
         with_entry = {entry.ref.uid for entry in entries}
-        assert with_entry <= set(self.room.writer.files)
-        assert with_entry == set(self.room.writer.files) or self.run.journal.rebuild_pending
+        assert with_entry <= set(self.node.writer.files)
+        assert with_entry == set(self.node.writer.files) or self.run.journal.rebuild_pending
         for entry in entries:
             names = [f"{entry.ref.uid}-{device.device}" for device in entry.devices]
-            assert self.room.writer.devices(entry.ref.uid) == names
+            assert self.node.writer.devices(entry.ref.uid) == names
 
     def _prepare(self, number: int) -> None:
         answer = self.run.answer(ref(number))
         if isinstance(answer, ApiUnreachableError):
-            assert self.room.api.outage is not None
+            assert self.node.api.outage is not None
             return
         if isinstance(answer, DraError):
             assert isinstance(answer, DeviceInUseError), answer
@@ -181,7 +181,7 @@ class NodeHistory(RuleBasedStateMachine):
             assert holders
             return
         assert self.answers.setdefault(uid(number), answer) == answer
-        assert uid(number) in self.room.writer.files
+        assert uid(number) in self.node.writer.files
         self.with_file.add(uid(number))
 
     def _forget(self, of: ClaimUid) -> None:
@@ -189,7 +189,7 @@ class NodeHistory(RuleBasedStateMachine):
         self.with_file.discard(of)
 
     def _claim(self, of: ClaimUid) -> AllocatedClaim:
-        found = [each for each in self.room.api.by_name.values() if each is not None and each.ref.uid == of]
+        found = [each for each in self.node.api.by_name.values() if each is not None and each.ref.uid == of]
         return found[0]
 
     def _until_killed(self, call: Callable[[], object], steps: int) -> None:
@@ -204,11 +204,11 @@ class NodeHistory(RuleBasedStateMachine):
     def _start(self) -> Run:
         """Another run over the same files; the one before is dead and its connection just dropped."""
         self.runs += 1
-        run = self.room.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
+        run = self.node.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
-            run.deps, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.room.writer, self.fuse, STEPS)
+            run.deps, journal=Fused(run.journal, self.fuse, STEPS), writer=Fused(self.node.writer, self.fuse, STEPS)
         )
-        return Run(room=self.room, journal=run.journal, deps=fused, owners=run.owners)
+        return Run(node=self.node, journal=run.journal, deps=fused, owners=run.owners)
 
 
 TestNodeHistory = NodeHistory.TestCase

@@ -18,7 +18,7 @@ from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
-from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_recover import lose_journal
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
@@ -47,21 +47,21 @@ def slice_config() -> OpaqueConfig:
     return OpaqueConfig(source="FromClaim", requests=(), parameters=parameters)
 
 
-class Node:
+class KillableNode:
     """A node with two H100 whose process can be killed. Claims 8 and 9 are prepared before and stay."""
 
     def __init__(self, folder: Path, shared: SharingTerms | None = None) -> None:
         folder.mkdir()
         self.fuse = Fuse()
-        self.room = Room(folder, backend=simulated(), wrap=lambda each: Fused(each, self.fuse, STEPS))
+        self.claims_node = ClaimsNode(folder, backend=simulated(), wrap=lambda each: Fused(each, self.fuse, STEPS))
         self.runs = 0
         if shared is not None:
-            self.room.terms = {self.room.gpus[0].uuid: GpuTerms(sharing=shared)}
+            self.claims_node.terms = {self.claims_node.gpus[0].uuid: GpuTerms(sharing=shared)}
         self.run = self.start()
 
     def start(self) -> Run:
         self.runs += 1
-        return self.room.run(f"run-{self.runs}")
+        return self.claims_node.run(f"run-{self.runs}")
 
     def until_killed(self, call: Callable[[], object], steps: int) -> bool:
         """Whether the process was killed; it is started again then."""
@@ -76,54 +76,56 @@ class Node:
 
     def check(self) -> None:
         """Journal, files and hardware say the same."""
-        journal, room = self.run.journal, self.room
+        journal, claims_node = self.run.journal, self.claims_node
         assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
-        assert journal.uids() == room.writer.claim_uids()
+        assert journal.uids() == claims_node.writer.claim_uids()
         assert journal.orphaned_partitions() == ()
         held = [h.device.partition for h in journal.holdings() if h.device.partition is not None]
-        there = [(gpu.uuid, one.profile_id, one.start, one.gi_id) for gpu in room.gpus for one in gpu.mig_instances]
+        there = [
+            (gpu.uuid, one.profile_id, one.start, one.gi_id) for gpu in claims_node.gpus for one in gpu.mig_instances
+        ]
         noted = [(p.id.gpu_uuid, p.id.profile_id, p.id.start, p.live.gi_id if p.live else None) for p in held]
         assert sorted(noted) == sorted(there)
-        cut = {gpu.uuid for gpu in room.gpus if gpu.mig_enabled}
+        cut = {gpu.uuid for gpu in claims_node.gpus if gpu.mig_enabled}
         assert cut == set(journal.gpus_with_note("mig-mode")) == {p.id.gpu_uuid for p in held}
         shared = [(h.device.gpu_uuid, h.device.sharing) for h in journal.holdings() if h.device.sharing is not None]
-        assert set(room.sharing.running) == {s.daemon.id for _, s in shared if s.daemon is not None}
+        assert set(claims_node.sharing.running) == {s.daemon.id for _, s in shared if s.daemon is not None}
         sliced = {(gpu, s.interval) for gpu, s in shared if s.interval is not Interval.DEFAULT}
-        assert set(room.sharing.slices.items()) == sliced
-        for gpu in room.gpus:
-            exclusive = any(gpu.uuid in daemon.gpus for daemon in room.sharing.running.values())
-            assert room.backend is not None
-            assert (room.backend.compute_mode(gpu.uuid) is ComputeMode.EXCLUSIVE_PROCESS) == exclusive
+        assert set(claims_node.sharing.slices.items()) == sliced
+        for gpu in claims_node.gpus:
+            exclusive = any(gpu.uuid in daemon.gpus for daemon in claims_node.sharing.running.values())
+            assert claims_node.backend is not None
+            assert (claims_node.backend.compute_mode(gpu.uuid) is ComputeMode.EXCLUSIVE_PROCESS) == exclusive
 
 
-def partition(node: Node) -> AllocatedClaim:
-    return claim(1, result(node.room.part("1g.10gb", 0)))
+def partition(node: KillableNode) -> AllocatedClaim:
+    return claim(1, result(node.claims_node.part("1g.10gb", 0)))
 
 
-def four_partitions(node: Node) -> AllocatedClaim:
+def four_partitions(node: KillableNode) -> AllocatedClaim:
     places = (("3g.40gb", 4, 0), ("2g.20gb", 2, 0), ("1g.10gb", 0, 0), ("7g.80gb", 0, 1))
-    return claim(1, *(result(node.room.part(*each), request=f"r{at}") for at, each in enumerate(places)))
+    return claim(1, *(result(node.claims_node.part(*each), request=f"r{at}") for at, each in enumerate(places)))
 
 
-def partition_under_mps(node: Node) -> AllocatedClaim:
-    return claim(1, result(node.room.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])
+def partition_under_mps(node: KillableNode) -> AllocatedClaim:
+    return claim(1, result(node.claims_node.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])
 
 
-def gpus_under_mps(node: Node) -> AllocatedClaim:
+def gpus_under_mps(node: KillableNode) -> AllocatedClaim:
     return claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[mps_config("GpuConfig")])
 
 
-def gpu_with_a_slice(node: Node) -> AllocatedClaim:
+def gpu_with_a_slice(node: KillableNode) -> AllocatedClaim:
     return claim(1, configs=[slice_config()])
 
 
-def share(node: Node) -> AllocatedClaim:
+def share(node: KillableNode) -> AllocatedClaim:
     return claim(1, share_result(1, "10Gi", 10))
 
 
 MPS = SharingTerms(strategy=Strategy.MPS)
 SLICED = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT)
-CASES: list[tuple[Callable[[Node], AllocatedClaim], SharingTerms | None, Sequence[str]]] = [
+CASES: list[tuple[Callable[[KillableNode], AllocatedClaim], SharingTerms | None, Sequence[str]]] = [
     (partition, None, ()),
     (partition, None, ("1g.10gb",)),
     (four_partitions, None, ()),
@@ -137,10 +139,10 @@ CASES: list[tuple[Callable[[Node], AllocatedClaim], SharingTerms | None, Sequenc
 ]
 
 
-def beside(node: Node, what: Sequence[str]) -> None:
+def beside(node: KillableNode, what: Sequence[str]) -> None:
     """Claims of others on the same GPU."""
     for number, each in enumerate(what, 8):
-        other = share_result(number, "5Gi", 5) if each == "share" else result(node.room.part(each, 6))
+        other = share_result(number, "5Gi", 5) if each == "share" else result(node.claims_node.part(each, 6))
         node.run.prepare(claim(number, other))
 
 
@@ -157,7 +159,7 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
     memory: Path,
     what: str,
     lost: bool,
-    wanted: Callable[[Node], AllocatedClaim],
+    wanted: Callable[[KillableNode], AllocatedClaim],
     shared: SharingTerms | None,
     others: Sequence[str],
 ) -> None:
@@ -167,17 +169,17 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
     """
     steps, killed = 0, True
     while killed:
-        node = Node(memory / str(steps), shared)
+        node = KillableNode(memory / str(steps), shared)
         beside(node, others)
         before = node.run.journal.uids()
-        node.room.api.put(wanted(node))
+        node.claims_node.api.put(wanted(node))
         if what == "unprepare":
             node.run.prepare(ref(1))
         call = node.run.service.prepare if what == "prepare" else node.run.service.unprepare
         killed = node.until_killed(lambda call=call: call([ref(1)]), steps)  # type: ignore[misc]
         if killed:
             if lost:
-                lose_journal(node.room)
+                lose_journal(node.claims_node)
             # The next start may be killed as well; another one follows.
             node.until_killed(node.start, steps % 7)
             node.run = node.start()
@@ -189,8 +191,8 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
         node.check()
         for number in range(8, 8 + len(others)):
             assert node.run.unprepare(ref(number)) is None
-        assert node.room.is_whole_again()
-        for journal in node.room.opened:
+        assert node.claims_node.is_whole_again()
+        for journal in node.claims_node.opened:
             journal.close()
         steps += 1
     assert steps >= 7, "intent, file and result each have a before and an after"

@@ -14,7 +14,7 @@ from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, ref, result, share_result, uid
-from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_kill_hardware import gpus_under_mps, mps_config, slice_config
 from tests.unit.claims.test_recover import lose_journal
 
@@ -22,40 +22,40 @@ SMALL, HALF = "1g.10gb", "3g.40gb"
 OUTAGE = ApiUnreachableError("connection refused")
 
 
-def damage_journal(room: Room) -> None:
+def damage_journal(node: ClaimsNode) -> None:
     """What is left of it is not to be read."""
-    for journal in room.opened:
+    for journal in node.opened:
         journal.close()
-    for path in room.folder.glob("state.db-*"):
+    for path in node.folder.glob("state.db-*"):
         path.unlink()
-    (room.folder / "state.db").write_bytes(b"damaged" * 1000)
+    (node.folder / "state.db").write_bytes(b"damaged" * 1000)
 
 
 @dataclass
 class Node:
     """What `test_kill_hardware`'s claims are made for."""
 
-    room: Room
+    node: ClaimsNode
 
 
-def partitions(room: Room) -> list[AllocatedClaim]:
-    two = [result(room.part(SMALL, 0)), result(room.part(HALF, 4), request="b")]
-    return [claim(1, *two), claim(2, result(room.part(SMALL, 1))), claim(3, result(room.part("7g.80gb", 0, 1)))]
+def partitions(node: ClaimsNode) -> list[AllocatedClaim]:
+    two = [result(node.part(SMALL, 0)), result(node.part(HALF, 4), request="b")]
+    return [claim(1, *two), claim(2, result(node.part(SMALL, 1))), claim(3, result(node.part("7g.80gb", 0, 1)))]
 
 
-def partition_under_mps(room: Room) -> list[AllocatedClaim]:
-    return [claim(1, result(room.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])]
+def partition_under_mps(node: ClaimsNode) -> list[AllocatedClaim]:
+    return [claim(1, result(node.part("2g.20gb", 2)), configs=[mps_config("MigDeviceConfig")])]
 
 
-def whole_under_mps(room: Room) -> list[AllocatedClaim]:
-    return [gpus_under_mps(Node(room))]  # type: ignore[arg-type]
+def whole_under_mps(node: ClaimsNode) -> list[AllocatedClaim]:
+    return [gpus_under_mps(Node(node))]  # type: ignore[arg-type]
 
 
-def time_sliced(_: Room) -> list[AllocatedClaim]:
+def time_sliced(_: ClaimsNode) -> list[AllocatedClaim]:
     return [claim(1, configs=[slice_config()])]
 
 
-def shares(_: Room) -> list[AllocatedClaim]:
+def shares(_: ClaimsNode) -> list[AllocatedClaim]:
     return [claim(number, share_result(number, "10Gi", 10)) for number in (1, 2)]
 
 
@@ -72,42 +72,45 @@ FORMS = [
 
 
 def prepared(
-    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None = None
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None = None
 ) -> list[AllocatedClaim]:
     """A node with two H100 on which claims have been prepared."""
-    room.backend = simulated()
+    node.backend = simulated()
     if sharing is not None:
-        room.terms = {room.gpus[0].uuid: GpuTerms(sharing=sharing)}
-    run = room.run("run-1")
-    claims = what(room)
+        node.terms = {node.gpus[0].uuid: GpuTerms(sharing=sharing)}
+    run = node.run("run-1")
+    claims = what(node)
     for each in claims:
         run.prepare(each)
     return claims
 
 
-def is_untouched(room: Room) -> bool:
-    assert room.backend is not None
-    modes = {room.backend.compute_mode(gpu.uuid) for gpu in room.gpus}
-    return room.is_whole_again() and modes == {ComputeMode.DEFAULT} and not list((room.folder / "made").iterdir())
+def is_untouched(node: ClaimsNode) -> bool:
+    assert node.backend is not None
+    modes = {node.backend.compute_mode(gpu.uuid) for gpu in node.gpus}
+    return node.is_whole_again() and modes == {ComputeMode.DEFAULT} and not list((node.folder / "made").iterdir())
 
 
-def backend(room: Room) -> SimulatedBackend:
-    assert room.backend is not None
-    return room.backend
+def backend(node: ClaimsNode) -> SimulatedBackend:
+    assert node.backend is not None
+    return node.backend
 
 
 @pytest.mark.parametrize("lose", [lose_journal, damage_journal])
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_claims_go_on_and_at_their_end_gpus_are_what_they_were(
-    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None, lose: Callable[[Room], None]
+    node: ClaimsNode,
+    what: Callable[[ClaimsNode], list[AllocatedClaim]],
+    sharing: SharingTerms | None,
+    lose: Callable[[ClaimsNode], None],
 ) -> None:
     """The new journal says what the old one said, so nothing stays cut, switched or set for ever."""
-    claims = prepared(room, what, sharing)
-    before = {each.ref.uid: room.opened[-1].entry(each.ref.uid) for each in claims}
-    answers = {each.ref.uid: room.writer.files[each.ref.uid] for each in claims}
-    asked = list(room.sharing.asked)
-    lose(room)
-    run = room.run("run-2")
+    claims = prepared(node, what, sharing)
+    before = {each.ref.uid: node.opened[-1].entry(each.ref.uid) for each in claims}
+    answers = {each.ref.uid: node.writer.files[each.ref.uid] for each in claims}
+    asked = list(node.sharing.asked)
+    lose(node)
+    run = node.run("run-2")
     assert not run.journal.rebuild_pending
     for each in claims:
         entry, was = run.journal.entry(each.ref.uid), before[each.ref.uid]
@@ -115,117 +118,117 @@ def test_claims_go_on_and_at_their_end_gpus_are_what_they_were(
         assert was is not None
         assert entry.devices == was.devices
         run.prepare(each.ref)
-    assert room.writer.files == answers
-    assert room.sharing.asked == asked, "nothing is set or started again under somebody's feet"
+    assert node.writer.files == answers
+    assert node.sharing.asked == asked, "nothing is set or started again under somebody's feet"
     for each in claims:
         assert run.unprepare(each.ref) is None
-    assert is_untouched(room)
+    assert is_untouched(node)
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_what_no_claim_has_any_more_is_taken_back_at_the_start(
-    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
     """The pods ended while the node was away, and their claims with them."""
-    for each in prepared(room, what, sharing):
-        room.api.remove(each.ref)
-    lose_journal(room)
-    run = room.run("run-2")
-    assert is_untouched(room)
-    assert room.writer.files == {}
+    for each in prepared(node, what, sharing):
+        node.api.remove(each.ref)
+    lose_journal(node)
+    run = node.run("run-2")
+    assert is_untouched(node)
+    assert node.writer.files == {}
     run.prepare(claim(9))
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_nothing_is_touched_while_the_api_server_cannot_say_whose_it_is(
-    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
     """Containers are at work in it; when it answers, nobody has noticed anything."""
-    claims = prepared(room, what, sharing)
-    there, asked, running = room.gpus, list(room.sharing.asked), dict(room.sharing.running)
-    lose_journal(room)
-    room.api.outage = OUTAGE
-    run = room.run("run-2")
+    claims = prepared(node, what, sharing)
+    there, asked, running = node.gpus, list(node.sharing.asked), dict(node.sharing.running)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
     run.service.reclaim_orphans()
     run.service.maintain()
-    assert room.gpus == there
-    assert (room.sharing.asked, room.sharing.running) == (asked, running)
+    assert node.gpus == there
+    assert (node.sharing.asked, node.sharing.running) == (asked, running)
     assert run.journal.uses() == () or all(use.created_by_driver for use in run.journal.uses())
-    room.api.outage = None
+    node.api.outage = None
     run.service.recover()
     assert run.journal.uids() == {each.ref.uid for each in claims}
-    assert (room.sharing.asked, room.gpus) == (asked, there)
+    assert (node.sharing.asked, node.gpus) == (asked, there)
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_a_pod_can_end_while_the_api_server_is_away(
-    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
     """Partitions go at once; what others may share goes when it is known that nobody does."""
-    claims = prepared(room, what, sharing)
-    lose_journal(room)
-    room.api.outage = OUTAGE
-    run = room.run("run-2")
+    claims = prepared(node, what, sharing)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
     for each in claims:
         assert run.unprepare(each.ref) is None
-        room.api.remove(each.ref)
-    assert all(not gpu.mig_instances for gpu in room.gpus)
-    room.api.outage = None
+        node.api.remove(each.ref)
+    assert all(not gpu.mig_instances for gpu in node.gpus)
+    node.api.outage = None
     run.service.recover()
-    assert is_untouched(room)
+    assert is_untouched(node)
 
 
-def test_a_share_that_comes_or_goes_meanwhile_disturbs_no_neighbour(room: Room) -> None:
+def test_a_share_that_comes_or_goes_meanwhile_disturbs_no_neighbour(node: ClaimsNode) -> None:
     """A share in the new journal does not know of the others, so it does not take itself for the last one."""
-    prepared(room, shares, MPS)
-    lose_journal(room)
-    room.api.outage = OUTAGE
-    run = room.run("run-2")
-    room.api.outage = None
+    prepared(node, shares, MPS)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    node.api.outage = None
     answer = run.answer(claim(3, share_result(3, "10Gi", 10)))
     assert isinstance(answer, ClaimBusyError) or not isinstance(answer, DraError)
     assert run.unprepare(ref(3)) is None
-    assert room.sharing.asked == [f"start {room.gpus[0].uuid}"]
+    assert node.sharing.asked == [f"start {node.gpus[0].uuid}"]
     run.service.recover()
     assert {uid(1), uid(2)} <= run.journal.uids()
 
 
-def test_a_partition_of_nobody_known_is_in_the_way_until_it_is_known(room: Room) -> None:
+def test_a_partition_of_nobody_known_is_in_the_way_until_it_is_known(node: ClaimsNode) -> None:
     """Neither is it cut away under a container, nor is its place given to another claim."""
-    prepared(room, partitions)
-    lose_journal(room)
-    room.api.outage = OUTAGE
-    run = room.run("run-2")
-    room.api.outage = None
-    there = room.gpus
-    for wanted in (claim(8, result(room.part(HALF, 0))), claim(9)):
+    prepared(node, partitions)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    node.api.outage = None
+    there = node.gpus
+    for wanted in (claim(8, result(node.part(HALF, 0))), claim(9)):
         error = run.refusal(wanted)
         assert isinstance(error, ClaimBusyError)
         assert "the node's journal is new" in str(error)
-    assert room.gpus == there
+    assert node.gpus == there
 
 
-def test_another_instance_in_the_place_of_ours_is_somebody_elses(room: Room) -> None:
+def test_another_instance_in_the_place_of_ours_is_somebody_elses(node: ClaimsNode) -> None:
     """Someone removed ours and made another one, with ids that tell: it is used, and it stays."""
-    prepared(room, lambda room: [claim(1, result(room.part(SMALL, 0))), claim(2, result(room.part(SMALL, 1)))])
-    lose_journal(room)
-    room.api.remove(ref(2))
-    (file,) = (room.folder / "made").iterdir()
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
+    lose_journal(node)
+    node.api.remove(ref(2))
+    (file,) = (node.folder / "made").iterdir()
     proof = json.loads(file.read_text())
     for each in proof["partitions"]:
         each["live"]["gi"] += 40  # ids follow from the place here, so it is the proof that is moved
     file.write_text(json.dumps(proof))
-    there = room.gpus[0].mig_instances
-    run = room.run("run-2")
+    there = node.gpus[0].mig_instances
+    run = node.run("run-2")
     assert run.unprepare(ref(1)) is None
     run.service.maintain()
-    assert room.gpus[0].mig_instances == there
+    assert node.gpus[0].mig_instances == there
     assert run.journal.uses() == ()
 
 
 def test_another_instance_in_the_place_of_a_claims_own_stays_when_it_ends(h100: Run) -> None:
     """The same without any loss: what unprepare removes is what prepare made."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     entry = h100.journal.entry(uid(1))
     assert entry is not None
     (device,) = entry.devices
@@ -237,60 +240,60 @@ def test_another_instance_in_the_place_of_a_claims_own_stays_when_it_ends(h100: 
     h100.journal.forget(uid(1), attempt)
     assert h100.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
     assert h100.unprepare(ref(1)) is None
-    assert len(h100.room.gpus[0].mig_instances) == 1
+    assert len(h100.node.gpus[0].mig_instances) == 1
 
 
-def test_a_partition_that_is_gone_is_told_to_whoever_prepares_again(room: Room) -> None:
+def test_a_partition_that_is_gone_is_told_to_whoever_prepares_again(node: ClaimsNode) -> None:
     """Its claim is known, so the pod is told why it cannot go on, and can end."""
-    prepared(room, lambda room: [claim(1, result(room.part(SMALL, 0)))])
-    gpu, (ours,) = room.gpus[0].uuid, room.gpus[0].mig_instances
-    lose_journal(room)
-    backend(room).foreign_destroy(gpu, ours.gi_id)
-    run = room.run("run-2")
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    gpu, (ours,) = node.gpus[0].uuid, node.gpus[0].mig_instances
+    lose_journal(node)
+    backend(node).foreign_destroy(gpu, ours.gi_id)
+    run = node.run("run-2")
     assert not run.journal.rebuild_pending
     assert isinstance(run.refusal(ref(1)), DeviceLostError)
     assert run.unprepare(ref(1)) is None
-    assert is_untouched(room)
+    assert is_untouched(node)
 
 
-def test_a_claim_whose_file_is_lost_as_well_is_known_by_its_partition(room: Room) -> None:
+def test_a_claim_whose_file_is_lost_as_well_is_known_by_its_partition(node: ClaimsNode) -> None:
     """Both are in folders of the node; the proof is enough."""
-    (wanted,) = prepared(room, lambda room: [claim(1, result(room.part(SMALL, 0)))])
-    file = room.writer.files.pop(uid(1))
-    lose_journal(room)
-    run = room.run("run-2")
-    assert room.writer.files == {uid(1): file}
+    (wanted,) = prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    file = node.writer.files.pop(uid(1))
+    lose_journal(node)
+    run = node.run("run-2")
+    assert node.writer.files == {uid(1): file}
     assert run.unprepare(wanted.ref) is None
-    assert is_untouched(room)
+    assert is_untouched(node)
 
 
-def test_instances_of_an_earlier_boot_are_not_there_any_more(room: Room) -> None:
+def test_instances_of_an_earlier_boot_are_not_there_any_more(node: ClaimsNode) -> None:
     """What is in their place after a reboot was made by whoever sets up the node."""
-    prepared(room, lambda room: [claim(1, result(room.part(SMALL, 0)))])
-    lose_journal(room)
-    room.api.remove(ref(1))
-    room.run("run-2", boot_id="boot-2")
-    assert len(room.gpus[0].mig_instances) == 1
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    lose_journal(node)
+    node.api.remove(ref(1))
+    node.run("run-2", boot_id="boot-2")
+    assert len(node.gpus[0].mig_instances) == 1
 
 
-def test_a_proof_that_cannot_be_read_proves_nothing(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_proof_that_cannot_be_read_proves_nothing(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
     """As without one: the partition is used, not ours, and the log says why."""
-    prepared(room, lambda room: [claim(1, result(room.part(SMALL, 0)))])
-    lose_journal(room)
-    (file,) = (room.folder / "made").iterdir()
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    lose_journal(node)
+    (file,) = (node.folder / "made").iterdir()
     for damage in (b"", b"[]", b"\xff", b'{"gpu": 3}', file.read_bytes().replace(str(uid(1)).encode(), b"../../etc")):
         caplog.clear()
         file.write_bytes(damage)
-        run = room.run("run-2")
+        run = node.run("run-2")
         assert run.prepare(ref(1))
         assert "is not proven" in caplog.text
-        lose_journal(room)
+        lose_journal(node)
 
 
-def test_a_proof_is_private_and_there_before_the_gpu_is_changed(room: Room) -> None:
+def test_a_proof_is_private_and_there_before_the_gpu_is_changed(node: ClaimsNode) -> None:
     """Nothing is cut that only the journal knows of."""
-    room.backend = simulated()
-    run = room.run()
+    node.backend = simulated()
+    run = node.run()
     seen: list[str] = []
 
     class Watching:
@@ -299,27 +302,27 @@ def test_a_proof_is_private_and_there_before_the_gpu_is_changed(room: Room) -> N
 
         def __getattr__(self, name: str) -> object:
             if name in {"set_mig_mode", "create_gpu_instance"}:
-                seen.append("".join(path.read_text() for path in (room.folder / "made").iterdir()))
+                seen.append("".join(path.read_text() for path in (node.folder / "made").iterdir()))
             return getattr(self._target, name)
 
-    room.wrap = Watching
-    run = room.run("run-2")
-    run.prepare(claim(1, result(room.part(SMALL, 0))))
+    node.wrap = Watching
+    run = node.run("run-2")
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
     assert all(str(uid(1)) in text and "mig-mode" in text for text in seen)
     assert len(seen) == 2
-    (file,) = (room.folder / "made").iterdir()
+    (file,) = (node.folder / "made").iterdir()
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_without_room_for_the_proof_nothing_is_cut(room: Room) -> None:
+def test_without_room_for_the_proof_nothing_is_cut(node: ClaimsNode) -> None:
     """What cannot be written down twice is not done; what is taken back needs no room."""
-    room.backend = simulated()
-    run = room.run()
-    (room.folder / "made").write_text("in the way")
-    error = run.refusal(claim(1, result(room.part(SMALL, 0))))
+    node.backend = simulated()
+    run = node.run()
+    (node.folder / "made").write_text("in the way")
+    error = run.refusal(claim(1, result(node.part(SMALL, 0))))
     assert isinstance(error, StorageError)
     assert "plugin directory" in str(error)
-    assert room.is_whole_again()
+    assert node.is_whole_again()
     assert run.journal.entries() == ()
 
 
@@ -327,55 +330,55 @@ def test_a_whole_gpu_writes_no_proof(run: Run, tmp_path: Path) -> None:
     """Most claims change nothing, and pay for nothing."""
     run.prepare(claim(1))
     assert run.unprepare(ref(1)) is None
-    assert not (run.room.folder / "made").exists()
+    assert not (run.node.folder / "made").exists()
 
 
-def test_proofs_that_are_wrong_are_put_right_while_the_journal_is_good(room: Room) -> None:
+def test_proofs_that_are_wrong_are_put_right_while_the_journal_is_good(node: ClaimsNode) -> None:
     """A version of before, a crash or a full disk left them."""
-    prepared(room, lambda room: [claim(1, result(room.part(SMALL, 0)))])
-    (file,) = (room.folder / "made").iterdir()
+    prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
+    (file,) = (node.folder / "made").iterdir()
     good = file.read_bytes()
     file.unlink()
     (file.parent / "GPU-gone.json").write_bytes(good)
     (file.parent / "GPU-gone.json.0011.tmp").write_bytes(b"{")
-    room.run("run-2")
+    node.run("run-2")
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert file.read_bytes() == good
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
 def test_a_claim_that_is_prepared_again_before_it_is_known_is_taken_over(
-    room: Room, what: Callable[[Room], list[AllocatedClaim]], sharing: SharingTerms | None
+    node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
     """The kubelet may ask first. Beginning anew, and failing, would take away what its containers use."""
-    claims = prepared(room, what, sharing)
-    there, asked, files = room.gpus, list(room.sharing.asked), dict(room.writer.files)
-    lose_journal(room)
-    room.api.outage = OUTAGE
-    run = room.run("run-2")
-    room.api.outage = None
-    room.provider.failure = StorageError("the disk is full")
+    claims = prepared(node, what, sharing)
+    there, asked, files = node.gpus, list(node.sharing.asked), dict(node.writer.files)
+    lose_journal(node)
+    node.api.outage = OUTAGE
+    run = node.run("run-2")
+    node.api.outage = None
+    node.provider.failure = StorageError("the disk is full")
     for each in claims:
         assert isinstance(run.refusal(each.ref), StorageError)
-    room.provider.failure = None
-    assert (room.gpus, room.sharing.asked, room.writer.files) == (there, asked, files)
+    node.provider.failure = None
+    assert (node.gpus, node.sharing.asked, node.writer.files) == (there, asked, files)
     for each in claims:
         run.prepare(each.ref)
         assert run.unprepare(each.ref) is None
     run.service.recover()
-    assert is_untouched(room)
+    assert is_untouched(node)
 
 
 @pytest.mark.parametrize("terms", [MPS, SLICED])
-def test_shares_are_known_again_although_the_policy_has_changed(room: Room, terms: SharingTerms) -> None:
+def test_shares_are_known_again_although_the_policy_has_changed(node: ClaimsNode, terms: SharingTerms) -> None:
     """What is carried out says how the GPU is shared; the new policy waits for its end, as without a loss."""
-    claims = prepared(room, shares, terms)
-    lose_journal(room)
-    room.terms = {}
-    run = room.run("run-2")
+    claims = prepared(node, shares, terms)
+    lose_journal(node)
+    node.terms = {}
+    run = node.run("run-2")
     assert run.journal.uids() == {each.ref.uid for each in claims}
     assert {use.sharing for use in run.journal.uses()} == {terms}
     for each in claims:
         run.prepare(each.ref)
         assert run.unprepare(each.ref) is None
-    assert is_untouched(room)
+    assert is_untouched(node)

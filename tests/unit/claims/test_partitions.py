@@ -21,23 +21,23 @@ from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.mig import MigInstance
 from dra_driver.model.terms import Form
 from tests.fakes.claims import claim, ref, result, uid
-from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 
 SMALL, HALF = "1g.10gb", "3g.40gb"
 
 
 def hardware(run: Run) -> SimulatedBackend:
-    assert run.room.backend is not None
-    return run.room.backend
+    assert run.node.backend is not None
+    return run.node.backend
 
 
 def instances(run: Run, minor: int = 0) -> tuple[MigInstance, ...]:
-    return run.room.gpus[minor].mig_instances
+    return run.node.gpus[minor].mig_instances
 
 
 def test_a_partition_is_cut_and_its_container_gets_exactly_it(h100: Run) -> None:
     """The ids in the file and in the journal are those of the instance that is there."""
-    answer = h100.prepare(claim(1, result(h100.room.part(SMALL, 2))))
+    answer = h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
     (made,) = instances(h100)
     assert (made.profile_name, made.start) == (SMALL, 2)
     entry = h100.journal.entry(uid(1))
@@ -47,63 +47,63 @@ def test_a_partition_is_cut_and_its_container_gets_exactly_it(h100: Run) -> None
     assert held.live is not None
     assert made.device is not None
     assert (held.made, held.live.gi_id, held.live.uuid) == (True, made.gi_id, made.device.uuid)
-    assert f"_MIG_{made.gi_id}_0_UUID={made.device.uuid}" in h100.room.writer.files[uid(1)].decode()
-    assert answer[0].device == h100.room.part(SMALL, 2)
-    assert h100.room.gpus[0].mig_enabled
-    assert not h100.room.gpus[1].mig_enabled
+    assert f"_MIG_{made.gi_id}_0_UUID={made.device.uuid}" in h100.node.writer.files[uid(1)].decode()
+    assert answer[0].device == h100.node.part(SMALL, 2)
+    assert h100.node.gpus[0].mig_enabled
+    assert not h100.node.gpus[1].mig_enabled
 
 
 def test_unprepare_joins_the_gpu_again_when_the_last_partition_goes(h100: Run) -> None:
     """MIG mode is ours, and stays as long as anybody needs it."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    h100.prepare(claim(2, result(h100.room.part(HALF, 4))))
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    h100.prepare(claim(2, result(h100.node.part(HALF, 4))))
     assert h100.unprepare(ref(1)) is None
     assert [one.profile_name for one in instances(h100)] == [HALF]
     assert h100.unprepare(ref(2)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.uses() == ()
-    assert uid(2) not in h100.room.writer.files
+    assert uid(2) not in h100.node.writer.files
 
 
 def test_four_different_slices_in_one_claim(h100: Run) -> None:
     """Each result is a device of its own."""
-    names = [h100.room.part(*each) for each in ((HALF, 4), ("2g.20gb", 2), (SMALL, 1), (SMALL, 0))]
+    names = [h100.node.part(*each) for each in ((HALF, 4), ("2g.20gb", 2), (SMALL, 1), (SMALL, 0))]
     answer = h100.prepare(claim(1, *(result(name, request=f"r{i}") for i, name in enumerate(names))))
     assert [each.device for each in answer] == names
     assert len(instances(h100)) == 4
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_what_fails_half_way_is_taken_back(h100: Run) -> None:
     """The second of two partitions cannot be made: the first one goes, the mode too, and the error is the first one."""
-    h100.room.backend = hardware(h100)
+    h100.node.backend = hardware(h100)
     hardware(h100).fail_next("create_compute_instance", NoRoomError("no engines are left"), skip=1)
-    error = h100.refusal(claim(1, result(h100.room.part(SMALL, 0)), result(h100.room.part(SMALL, 1), request="b")))
+    error = h100.refusal(claim(1, result(h100.node.part(SMALL, 0)), result(h100.node.part(SMALL, 1), request="b")))
     assert "no engines are left" in str(error)
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.entries() == ()
-    assert h100.room.writer.files == {}
+    assert h100.node.writer.files == {}
 
 
 def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
     """Hardware follows the journal: what was not answered is not kept."""
-    before = claim(1, result(h100.room.part(SMALL, 0)))
+    before = claim(1, result(h100.node.part(SMALL, 0)))
     h100.prepare(before)
     assert h100.unprepare(ref(1)) is None
-    h100.room.provider.failure = None
-    h100.room.writer.failure = StorageError("the disk is full")
+    h100.node.provider.failure = None
+    h100.node.writer.failure = StorageError("the disk is full")
     assert isinstance(h100.refusal(before), StorageError)
-    h100.room.writer.failure = None
+    h100.node.writer.failure = None
     h100.service.maintain()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.entries() == ()
 
 
 def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
     """A process that will not end: unprepare fails with what to look for, and the next one succeeds."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    gpu, (made,) = h100.room.gpus[0].uuid, instances(h100)
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
     hardware(h100).set_in_use(gpu, made.gi_id)
     error = h100.unprepare(ref(1))
     assert isinstance(error, GpuBusyError)
@@ -116,111 +116,111 @@ def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
     assert f"what claim default/claim-1 (uid {uid(1)}) had cannot be freed yet" in str(busy)
     hardware(h100).set_in_use(gpu, made.gi_id, False)
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
     """Each waited for by itself would keep the GPU locked, and a worker busy, long after the kubelet gave up."""
-    parts = [h100.room.part(SMALL, start) for start in range(5)]
+    parts = [h100.node.part(SMALL, start) for start in range(5)]
     h100.prepare(claim(1, *(result(part, request=f"r-{at}") for at, part in enumerate(parts))))
     for made in instances(h100)[:-1]:
-        hardware(h100).set_in_use(h100.room.gpus[0].uuid, made.gi_id)
-    before = h100.room.clock.now()
+        hardware(h100).set_in_use(h100.node.gpus[0].uuid, made.gi_id)
+    before = h100.node.clock.now()
     assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
-    assert h100.room.clock.now() - before < MOST_S + 1
+    assert h100.node.clock.now() - before < MOST_S + 1
     assert len(instances(h100)) == len(parts) - 1  # what nobody uses went all the same
 
 
 def test_maintenance_frees_what_could_not_be_freed(h100: Run) -> None:
     """The kubelet tries again as well, unless the pod was deleted by force."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    gpu, (made,) = h100.room.gpus[0].uuid, instances(h100)
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
     hardware(h100).set_in_use(gpu, made.gi_id)
     assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
     hardware(h100).set_in_use(gpu, made.gi_id, False)
     h100.service.maintain()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.entries() == ()
 
 
 def test_a_mode_that_could_not_be_switched_off_is_switched_off_later(h100: Run) -> None:
     """A monitor that has the GPU open does not keep the pod from ending."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    gpu = h100.room.gpus[0].uuid
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu = h100.node.gpus[0].uuid
     hardware(h100).set_busy(gpu, "dcgm")
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.gpus[0].mig_enabled
+    assert h100.node.gpus[0].mig_enabled
     assert h100.journal.gpus_with_note("mig-mode") == (gpu,)
     hardware(h100).set_busy(gpu, None)
     h100.service.maintain()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_a_whole_gpu_is_joined_first_when_only_a_note_is_left(h100: Run) -> None:
     """The scheduler may give it away as soon as the last partition is gone."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    gpu = h100.room.gpus[0].uuid
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    gpu = h100.node.gpus[0].uuid
     hardware(h100).set_busy(gpu, "dcgm")
     assert h100.unprepare(ref(1)) is None
-    h100.room.clock.after(1.0, lambda: hardware(h100).set_busy(gpu, None))
+    h100.node.clock.after(1.0, lambda: hardware(h100).set_busy(gpu, None))
     h100.prepare(claim(2))
-    assert not h100.room.gpus[0].mig_enabled
+    assert not h100.node.gpus[0].mig_enabled
     assert h100.journal.noted_gpus() == {}
 
 
 def test_a_whole_gpu_that_stays_busy_is_refused_and_free_again(h100: Run) -> None:
     """Nothing runs on a whole GPU in MIG mode, so no container gets one."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    hardware(h100).set_busy(h100.room.gpus[0].uuid, "dcgm")
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    hardware(h100).set_busy(h100.node.gpus[0].uuid, "dcgm")
     assert h100.unprepare(ref(1)) is None
     assert isinstance(h100.refusal(claim(2)), GpuBusyError)
     assert h100.journal.entry(uid(2)) is None
-    assert uid(2) not in h100.room.writer.files
+    assert uid(2) not in h100.node.writer.files
 
 
 def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
     """What counters tell the scheduler holds here as well, with the name of who has it."""
-    h100.prepare(claim(1, result(h100.room.part(HALF, 0)), name="train"))
+    h100.prepare(claim(1, result(h100.node.part(HALF, 0)), name="train"))
     whole = h100.refusal(claim(2))
     assert isinstance(whole, DeviceInUseError)
-    assert f"beside {h100.room.part(HALF, 0)}: that one is prepared for claim default/train" in str(whole)
-    assert isinstance(h100.refusal(claim(3, result(h100.room.part(SMALL, 3)))), DeviceInUseError)
-    h100.prepare(claim(4, result(h100.room.part(SMALL, 4))))
+    assert f"beside {h100.node.part(HALF, 0)}: that one is prepared for claim default/train" in str(whole)
+    assert isinstance(h100.refusal(claim(3, result(h100.node.part(SMALL, 3)))), DeviceInUseError)
+    h100.prepare(claim(4, result(h100.node.part(SMALL, 4))))
     assert h100.unprepare(ref(1, "train")) is None
-    h100.prepare(claim(5, result(h100.room.part(SMALL, 3))))
+    h100.prepare(claim(5, result(h100.node.part(SMALL, 3))))
 
 
 def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
     """As between whole GPUs: a predecessor's unprepare is seconds away."""
     h100.prepare(claim(1))
-    h100.room.clock.after(5.0, lambda: h100.unprepare(ref(1)))
-    h100.prepare(claim(2, result(h100.room.part(SMALL, 0))))
-    assert 5.0 <= sum(h100.room.clock.waits) < 8.0
+    h100.node.clock.after(5.0, lambda: h100.unprepare(ref(1)))
+    h100.prepare(claim(2, result(h100.node.part(SMALL, 0))))
+    assert 5.0 <= sum(h100.node.clock.waits) < 8.0
 
 
-def test_a_foreign_instance_is_used_and_stays(room: Room) -> None:
+def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
     """Static: it was there before the claim and is there after it, and so is MIG mode."""
-    room.backend = simulated()
-    gpu, profile = room.gpus[0], room.profile(SMALL)
-    room.backend.foreign_mig_mode(gpu.uuid, True)
-    made = room.backend.foreign_create(gpu.uuid, profile.profile_id, 1)
-    run = room.run()
-    run.prepare(claim(1, result(room.part(SMALL, 1))))
+    node.backend = simulated()
+    gpu, profile = node.gpus[0], node.profile(SMALL)
+    node.backend.foreign_mig_mode(gpu.uuid, True)
+    made = node.backend.foreign_create(gpu.uuid, profile.profile_id, 1)
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 1))))
     assert run.journal.uses()[0].created_by_driver is False
-    assert f"_MIG_{made.gi_id}_0_" in room.writer.files[uid(1)].decode()
+    assert f"_MIG_{made.gi_id}_0_" in node.writer.files[uid(1)].decode()
     assert run.unprepare(ref(1)) is None
     assert instances(run) == (made,)
-    assert room.gpus[0].mig_enabled
+    assert node.gpus[0].mig_enabled
 
 
-def test_an_instance_that_nobody_can_use_is_left_alone_with_a_sentence(room: Room) -> None:
+def test_an_instance_that_nobody_can_use_is_left_alone_with_a_sentence(node: ClaimsNode) -> None:
     """Half made by somebody else, exactly where the claim's partition would be."""
-    room.backend = simulated()
-    gpu, profile = room.gpus[0], room.profile(SMALL)
-    room.backend.foreign_mig_mode(gpu.uuid, True)
-    made = room.backend.foreign_create(gpu.uuid, profile.profile_id, 1, compute="none")
-    run = room.run()
-    error = run.refusal(claim(1, result(room.part(SMALL, 1))))
+    node.backend = simulated()
+    gpu, profile = node.gpus[0], node.profile(SMALL)
+    node.backend.foreign_mig_mode(gpu.uuid, True)
+    made = node.backend.foreign_create(gpu.uuid, profile.profile_id, 1, compute="none")
+    run = node.run()
+    error = run.refusal(claim(1, result(node.part(SMALL, 1))))
     assert isinstance(error, NoRoomError)
     assert f"GPU instance {made.gi_id} is in its place" in str(error)
     assert instances(run) == (made,)
@@ -229,7 +229,7 @@ def test_an_instance_that_nobody_can_use_is_left_alone_with_a_sentence(room: Roo
 
 def test_an_instance_that_appears_while_ours_is_made_is_not_taken_for_ours(h100: Run) -> None:
     """Somebody is faster than the claim: undoing the claim must not destroy what they made."""
-    gpu, profile = h100.room.gpus[0], h100.room.profile(SMALL)
+    gpu, profile = h100.node.gpus[0], h100.node.profile(SMALL)
     backend = hardware(h100)
 
     class Racing:
@@ -245,9 +245,9 @@ def test_an_instance_that_appears_while_ours_is_made_is_not_taken_for_ours(h100:
             if enabled:
                 backend.foreign_create(gpu.uuid, profile.profile_id, 0)
 
-    deps = h100.room.hardware_dependencies(Racing(), h100.journal)  # type: ignore[arg-type]
-    racing = Run(room=h100.room, journal=h100.journal, deps=replace(h100.deps, hardware=deps), owners=h100.owners)
-    assert isinstance(racing.refusal(claim(1, result(h100.room.part(SMALL, 0)))), NoRoomError)
+    deps = h100.node.hardware_dependencies(Racing(), h100.journal)  # type: ignore[arg-type]
+    racing = Run(node=h100.node, journal=h100.journal, deps=replace(h100.deps, hardware=deps), owners=h100.owners)
+    assert isinstance(racing.refusal(claim(1, result(h100.node.part(SMALL, 0)))), NoRoomError)
     assert len(instances(h100)) == 1
     assert h100.journal.entries() == ()
 
@@ -258,14 +258,14 @@ def test_a_profile_that_the_gpu_lacks_is_refused_with_those_it_has(h100: Run) ->
     assert isinstance(error, UnknownDeviceError)
     assert "it has no MIG profile 77; it has" in str(error)
     assert SMALL in str(error)
-    error = h100.refusal(claim(2, result(h100.room.part(HALF, 0).removesuffix("0") + "1")))
+    error = h100.refusal(claim(2, result(h100.node.part(HALF, 0).removesuffix("0") + "1")))
     assert f"its {HALF} begins at memory slices 0, 4" in str(error)
     assert "device gpu-7-mig-1g10gb-19-0 of claim" in str(h100.refusal(claim(3, result("gpu-7-mig-1g10gb-19-0"))))
 
 
 def test_admin_access_cuts_nothing(h100: Run) -> None:
     """It looks at what is there, whoever has it, and leaves it alone."""
-    name = h100.room.part(SMALL, 0)
+    name = h100.node.part(SMALL, 0)
     error = h100.refusal(claim(1, result(name, admin_access=True)))
     assert isinstance(error, ClaimError)
     assert "admin access cuts nothing" in str(error)
@@ -276,160 +276,160 @@ def test_admin_access_cuts_nothing(h100: Run) -> None:
     assert len(instances(h100)) == 1
     assert h100.unprepare(ref(2)) is None
     assert isinstance(h100.refusal(ref(3)), ClaimError)
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_a_repeat_answers_the_same_and_notices_that_the_partition_is_gone(h100: Run) -> None:
     """A container that starts anew must not be given files of a device that is another one now."""
-    wanted = claim(1, result(h100.room.part(SMALL, 0)))
+    wanted = claim(1, result(h100.node.part(SMALL, 0)))
     first = h100.prepare(wanted)
-    del h100.room.writer.files[uid(1)]
+    del h100.node.writer.files[uid(1)]
     assert h100.prepare(wanted) == first
-    assert uid(1) in h100.room.writer.files
-    hardware(h100).foreign_destroy(h100.room.gpus[0].uuid, instances(h100)[0].gi_id)
+    assert uid(1) in h100.node.writer.files
+    hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
     error = h100.refusal(wanted)
     assert isinstance(error, DeviceLostError)
     assert "which is gone: there is none in its place" in str(error)
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -> None:
     """It would name the nodes of whatever is cut there next."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
-    h100.room.writer.files.clear()
-    hardware(h100).foreign_destroy(h100.room.gpus[0].uuid, instances(h100)[0].gi_id)
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    h100.node.writer.files.clear()
+    hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
     (problem,) = h100.service.rewrite_missing_files()
     assert "which is gone" in problem
-    assert h100.room.writer.files == {}
+    assert h100.node.writer.files == {}
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_after_a_reboot_partitions_are_looked_for(room: Room, left: bool) -> None:
+def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) -> None:
     """They do not survive one; if one is there all the same it goes, and the claim is prepared anew."""
-    room.backend = simulated()
-    run = room.run()
-    run.prepare(claim(1, result(room.part(SMALL, 0))))
+    node.backend = simulated()
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
     if not left:
-        room.backend = simulated()
-    again = room.run("run-2", boot_id="boot-2")
+        node.backend = simulated()
+    again = node.run("run-2", boot_id="boot-2")
     assert again.journal.entries() == ()
-    assert room.is_whole_again()
+    assert node.is_whole_again()
     again.prepare(ref(1))
     assert len(instances(again)) == 1
 
 
-def test_after_a_reboot_without_a_driver_entries_wait(room: Room) -> None:
+def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
     """What cannot be looked at is not forgotten; a claim that is prepared again meanwhile waits, too."""
-    room.backend = simulated()
-    run = room.run()
-    run.prepare(claim(1, result(room.part(SMALL, 0))))
-    room.backend.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
-    again = room.run("run-2", boot_id="boot-2")
+    node.backend = simulated()
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
+    node.backend.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
+    again = node.run("run-2", boot_id="boot-2")
     assert again.journal.entry(uid(1)) is not None
     assert isinstance(again.refusal(ref(1)), DriverUnavailableError)
-    room.backend.clear_faults()
+    node.backend.clear_faults()
     again.service.maintain()
     assert again.journal.entries() == ()
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
 def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
     """It will not answer before a reset; if it comes back with the partition, that one is still ours to remove."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     hardware(h100).mark_lost(0, "fallen off the bus")
     assert h100.unprepare(ref(1)) is None
     assert h100.journal.entries() == ()
     assert h100.journal.uses()[0].created_by_driver
     hardware(h100).restore(0)
     h100.service.maintain()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.uses() == ()
 
 
 def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> None:
     """Its partition would stay until somebody looks again."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     hardware(h100).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
     assert isinstance(h100.unprepare(ref(1)), DeviceLostError)
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.uses() == ()
 
 
-def test_after_a_reboot_without_its_gpu_a_partition_waits(room: Room) -> None:
+def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> None:
     """The claim goes; the partition is looked for when the GPU is back."""
-    room.backend = simulated()
-    run = room.run()
-    run.prepare(claim(1, result(room.part(SMALL, 0))))
+    node.backend = simulated()
+    run = node.run()
+    run.prepare(claim(1, result(node.part(SMALL, 0))))
     for minor in range(2):
-        room.backend.mark_lost(minor, "fallen off the bus")
-    again = room.run("run-2", boot_id="boot-2")
+        node.backend.mark_lost(minor, "fallen off the bus")
+    again = node.run("run-2", boot_id="boot-2")
     assert again.journal.entries() == ()
     assert isinstance(again.refusal(ref(1)), UnknownDeviceError)
     for minor in range(2):
-        room.backend.restore(minor)
+        node.backend.restore(minor)
     again.service.maintain()
     assert again.journal.entries() == ()
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
 def test_a_claim_that_an_older_version_freed_leaves_its_partition_to_us(h100: Run) -> None:
     """That version, beside this one in an update, knows of no partitions: it deletes the claim and nothing else."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     assert h100.journal.entries() == ()
     (use,) = h100.journal.uses()
     assert (use.form, use.created_by_driver) == (Form.PARTITION, True)
-    assert h100.room.backend is not None
+    assert h100.node.backend is not None
     h100.service.maintain()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.journal.orphaned_partitions() == ()
 
 
 def test_a_partition_of_nobody_makes_way(h100: Run) -> None:
     """Whoever needs the GPU does not wait for maintenance."""
-    h100.prepare(claim(1, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     h100.prepare(claim(2))
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert h100.unprepare(ref(2)) is None
-    h100.prepare(claim(3, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(3),))
-    h100.prepare(claim(3, result(h100.room.part(SMALL, 0))))
+    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
     assert h100.unprepare(ref(3)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
-def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(room: Room) -> None:
+def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(node: ClaimsNode) -> None:
     """Ampere: the error says so, and nothing is left."""
-    room.backend = simulated("1xa100-sxm4-40gb")
-    run = room.run()
-    error = run.refusal(claim(1, result(room.part("1g.5gb", 0))))
+    node.backend = simulated("1xa100-sxm4-40gb")
+    run = node.run()
+    error = run.refusal(claim(1, result(node.part("1g.5gb", 0))))
     assert "reset" in str(error)
-    assert room.is_whole_again()
+    assert node.is_whole_again()
     assert run.journal.entries() == ()
 
 
-def test_a_run_without_means_to_change_gpus_says_so(room: Room) -> None:
+def test_a_run_without_means_to_change_gpus_says_so(node: ClaimsNode) -> None:
     """Whole GPUs work all the same."""
-    room.backend = simulated()
-    run = room.run()
-    bare = Run(room=room, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
-    assert "without the means to change GPUs" in str(bare.refusal(claim(1, result(room.part(SMALL, 0)))))
+    node.backend = simulated()
+    run = node.run()
+    bare = Run(node=node, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
+    assert "without the means to change GPUs" in str(bare.refusal(claim(1, result(node.part(SMALL, 0)))))
     bare.prepare(claim(2))
 
 
-def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(room: Room) -> None:
+def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(node: ClaimsNode) -> None:
     """Where the proof is lost with the journal: the claim goes on, and what is left at its end is left."""
-    room.backend = simulated()
-    run = room.run()
-    first = run.prepare(claim(1, result(room.part(SMALL, 0))))
+    node.backend = simulated()
+    run = node.run()
+    first = run.prepare(claim(1, result(node.part(SMALL, 0))))
     run.journal.close()
-    for path in room.folder.glob("state.db*"):
+    for path in node.folder.glob("state.db*"):
         path.unlink()
-    shutil.rmtree(room.folder / "made")
-    again = room.run("run-2")
+    shutil.rmtree(node.folder / "made")
+    again = node.run("run-2")
     assert not again.journal.rebuild_pending
     assert again.prepare(ref(1)) == first
     assert again.unprepare(ref(1)) is None
@@ -440,9 +440,9 @@ def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(room: Room) -> N
 def test_a_partition_of_nobody_gives_back_engines_that_another_place_needs(h100: Run) -> None:
     """The scheduler takes them for free: at most one ``+me`` is on a GPU, wherever it lies."""
     media = f"{SMALL}+me"
-    h100.prepare(claim(1, result(h100.room.part(media, 3))))
+    h100.prepare(claim(1, result(h100.node.part(media, 3))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    h100.prepare(claim(2, result(h100.room.part(media, 5))))
+    h100.prepare(claim(2, result(h100.node.part(media, 5))))
     assert [one.start for one in instances(h100)] == [5]
     assert h100.journal.orphaned_partitions() == ()
 
@@ -450,13 +450,13 @@ def test_a_partition_of_nobody_gives_back_engines_that_another_place_needs(h100:
 def test_engines_that_a_busy_partition_of_nobody_has_are_blamed_on_it(h100: Run) -> None:
     """The pod's event says what is in the way, and nothing of the attempt is left."""
     media = f"{SMALL}+me"
-    h100.prepare(claim(1, result(h100.room.part(media, 3))))
+    h100.prepare(claim(1, result(h100.node.part(media, 3))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     (orphan,) = instances(h100)
-    hardware(h100).set_in_use(h100.room.gpus[0].uuid, orphan.gi_id)
-    error = h100.refusal(claim(2, result(h100.room.part(media, 5))))
+    hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id)
+    error = h100.refusal(claim(2, result(h100.node.part(media, 5))))
     assert isinstance(error, GpuBusyError)
     assert "of an ended claim is still there" in str(error)
     assert instances(h100) == (orphan,)
-    hardware(h100).set_in_use(h100.room.gpus[0].uuid, orphan.gi_id, False)
-    h100.prepare(claim(2, result(h100.room.part(media, 5))))
+    hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id, False)
+    h100.prepare(claim(2, result(h100.node.part(media, 5))))

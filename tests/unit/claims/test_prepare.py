@@ -23,13 +23,13 @@ from dra_driver.errors import (
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import changed, claim, gpu, machine, ref, result, uid
-from tests.unit.claims.conftest import Room, Run
+from tests.unit.claims.conftest import ClaimsNode, Run
 
 FULL = StorageError("the disk is full")
 
 
 def nothing_left(run: Run, number: int) -> bool:
-    return run.journal.entry(uid(number)) is None and uid(number) not in run.room.writer.files
+    return run.journal.entry(uid(number)) is None and uid(number) not in run.node.writer.files
 
 
 def test_a_claim_is_noted_and_has_its_file_when_it_is_answered(run: Run) -> None:
@@ -38,44 +38,44 @@ def test_a_claim_is_noted_and_has_its_file_when_it_is_answered(run: Run) -> None
     entry = run.journal.entry(uid(1))
     assert entry is not None
     assert (entry.state, entry.ref, entry.devices[0].gpu_uuid) == (State.PREPARED, ref(1), gpu(2).uuid)
-    assert run.room.writer.devices(uid(1)) == [f"{uid(1)}-gpu-2"]
+    assert run.node.writer.devices(uid(1)) == [f"{uid(1)}-gpu-2"]
     assert devices[0].cdi_device_ids[1].endswith(f"={uid(1)}-gpu-2")
-    assert run.room.provider.base_checks == 1
+    assert run.node.provider.base_checks == 1
 
 
 def test_a_repeat_answers_the_same_without_the_api_server(run: Run) -> None:
     """After its restart the kubelet asks again, perhaps while the API server is away."""
     first = run.prepare(claim(1))
-    run.room.api.outage = ApiUnreachableError("down")
+    run.node.api.outage = ApiUnreachableError("down")
     assert run.prepare(ref(1)) == first
-    assert run.room.api.reads == 1
-    assert run.room.provider.base_checks == 2
+    assert run.node.api.reads == 1
+    assert run.node.provider.base_checks == 2
 
 
 @pytest.mark.parametrize("damage", [None, b"{}"])
 def test_a_repeat_puts_a_missing_or_changed_file_right(run: Run, damage: bytes | None) -> None:
     """The CDI directory is in memory and empties under a running node process, too."""
     first = run.prepare(claim(1))
-    file = run.room.writer.files.pop(uid(1))
+    file = run.node.writer.files.pop(uid(1))
     if damage is not None:
-        run.room.writer.files[uid(1)] = damage
+        run.node.writer.files[uid(1)] = damage
     assert run.prepare(ref(1)) == first
-    assert run.room.writer.files[uid(1)] == file
-    assert "file-rewritten" in run.room.events
+    assert run.node.writer.files[uid(1)] == file
+    assert "file-rewritten" in run.node.events
 
 
 def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
     """A container must not start with a device that is not there, nor with another of the same name."""
     run.prepare(claim(1))
-    run.room.hardware = changed(run.room.hardware, 0, uuid=gpu(9).uuid)
+    run.node.hardware = changed(run.node.hardware, 0, uuid=gpu(9).uuid)
     assert isinstance(run.refusal(ref(1)), DeviceLostError)
     assert run.journal.entry(uid(1)) is not None
 
 
-def test_a_repeat_survives_a_restart_of_the_driver(room: Room) -> None:
+def test_a_repeat_survives_a_restart_of_the_driver(node: ClaimsNode) -> None:
     """A new run answers from what the old one noted."""
-    first = room.run("run-1").prepare(claim(1))
-    assert room.run("run-2").prepare(ref(1)) == first
+    first = node.run("run-1").prepare(claim(1))
+    assert node.run("run-2").prepare(ref(1)) == first
 
 
 def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None:
@@ -91,31 +91,31 @@ def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None
 def test_a_device_that_is_freed_soon_is_waited_for(run: Run) -> None:
     """A failed prepare costs the pod more than a minute; the predecessor's unprepare is seconds away."""
     run.prepare(claim(1))
-    run.room.clock.after(5.0, lambda: run.unprepare(ref(1)))
+    run.node.clock.after(5.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2))
-    assert 5.0 <= sum(run.room.clock.waits) < 7.0
+    assert 5.0 <= sum(run.node.clock.waits) < 7.0
 
 
 def test_waiting_for_a_device_ends_long_before_the_kubelet_gives_up(run: Run) -> None:
     """The answer names the claim; the kubelet's own timeout would say nothing."""
     run.prepare(claim(1))
     run.refusal(claim(2))
-    assert 19.0 < sum(run.room.clock.waits) <= 21.0
+    assert 19.0 < sum(run.node.clock.waits) <= 21.0
 
 
 def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> None:
     """What is waited for arrives through the same workers: when all wait, nothing is ever freed."""
     deps = replace(run.deps, retry_policy=RetryPolicy(waiting=1))
-    impatient = Run(room=run.room, journal=run.journal, deps=deps, owners=run.owners)
+    impatient = Run(node=run.node, journal=run.journal, deps=deps, owners=run.owners)
     impatient.prepare(claim(1))
     waits_of_second = []
 
     def ask_while_the_first_waits() -> None:
-        before = len(run.room.clock.waits)
+        before = len(run.node.clock.waits)
         assert isinstance(impatient.refusal(claim(3)), DeviceInUseError)
-        waits_of_second.append(len(run.room.clock.waits) - before)
+        waits_of_second.append(len(run.node.clock.waits) - before)
 
-    run.room.clock.after(1.0, ask_while_the_first_waits)
+    run.node.clock.after(1.0, ask_while_the_first_waits)
     assert isinstance(impatient.refusal(claim(2)), DeviceInUseError)
     assert waits_of_second == [0]
     ask_while_the_first_waits()
@@ -128,7 +128,7 @@ def test_admin_access_gets_a_device_in_use_and_keeps_nobody_out(run: Run) -> Non
     run.prepare(claim(2, result(admin_access=True)))
     assert run.unprepare(ref(1)) is None
     run.prepare(claim(3))
-    assert uid(2) in run.room.writer.files
+    assert uid(2) in run.node.writer.files
 
 
 def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) -> None:
@@ -136,110 +136,110 @@ def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) ->
     run.prepare(claim(1, result("gpu-0"), name="same"))
     run.prepare(claim(2, result("gpu-1"), name="same"))
     assert run.unprepare(ref(1, "same")) is None
-    assert uid(2) in run.room.writer.files
+    assert uid(2) in run.node.writer.files
     assert run.journal.uids() == {uid(2)}
 
 
 def test_a_replaced_claim_is_refused_at_once(run: Run) -> None:
     """The kubelet asks for an object that is gone: waiting does not bring it back."""
-    run.room.api.put(claim(2, name="same"))
+    run.node.api.put(claim(2, name="same"))
     assert isinstance(run.refusal(ref(1, "same")), ClaimReplacedError)
-    assert run.room.clock.waits == []
+    assert run.node.clock.waits == []
 
 
 def test_an_unallocated_claim_is_refused_at_once(run: Run) -> None:
     """Nothing is prepared that the scheduler has not given."""
-    run.room.api.deallocate(ref(1))
+    run.node.api.deallocate(ref(1))
     assert isinstance(run.refusal(ref(1)), ClaimNotAllocatedError)
 
 
 def test_an_api_server_that_comes_back_is_waited_for(run: Run) -> None:
     """A restart of the API server does not fail pods."""
-    run.room.api.outage = ApiUnreachableError("connection refused")
+    run.node.api.outage = ApiUnreachableError("connection refused")
 
     def back() -> None:
-        run.room.api.outage = None
+        run.node.api.outage = None
 
-    run.room.clock.after(12.0, back)
+    run.node.clock.after(12.0, back)
     run.prepare(claim(1))
-    assert 12.0 <= sum(run.room.clock.waits) < 14.0
+    assert 12.0 <= sum(run.node.clock.waits) < 14.0
 
 
 def test_an_api_server_that_stays_away_is_given_up_before_the_kubelet_does(run: Run) -> None:
     """The error arrives within the kubelet's 45 seconds."""
-    run.room.api.outage = ApiUnreachableError("connection refused")
+    run.node.api.outage = ApiUnreachableError("connection refused")
     assert isinstance(run.refusal(claim(1)), ApiUnreachableError)
-    assert 36.0 < sum(run.room.clock.waits) <= 40.0
+    assert 36.0 < sum(run.node.clock.waits) <= 40.0
 
 
 @pytest.mark.parametrize("slowest_s", [0.5, 5.0, 15.0, 60.0])
 def test_all_claims_of_a_call_are_answered_in_time_however_long_a_read_takes(run: Run, slowest_s: float) -> None:
     """After 45 s the kubelet reports its own timeout, and nobody learns that the API server is to blame."""
-    began = run.room.clock.now()
-    run.room.api.hangs = lambda within_s: run.room.clock.wait(min(slowest_s, within_s))
-    refs = [run.room.api.put(claim(number, result(f"gpu-{number % 4}"))).ref for number in range(8)]
+    began = run.node.clock.now()
+    run.node.api.hangs = lambda within_s: run.node.clock.wait(min(slowest_s, within_s))
+    refs = [run.node.api.put(claim(number, result(f"gpu-{number % 4}"))).ref for number in range(8)]
     answers = run.service.prepare(refs)
-    assert run.room.clock.now() - began <= 40.0
+    assert run.node.clock.now() - began <= 40.0
     assert all(isinstance(answers[of.uid], ApiUnreachableError | RetryableError) for of in refs)
     assert isinstance(answers[refs[0].uid], ApiUnreachableError), "the first one says what was in the way"
 
 
 def test_time_that_a_call_spent_in_a_queue_counts(run: Run) -> None:
     """The kubelet's 45 s begin when it sends, not when a thread of ours is free."""
-    began = run.room.clock.now()
-    run.room.api.hangs = run.room.clock.wait
-    of = run.room.api.put(claim(1)).ref
+    began = run.node.clock.now()
+    run.node.api.hangs = run.node.clock.wait
+    of = run.node.api.put(claim(1)).ref
     assert isinstance(run.service.prepare([of], within_s=12.0)[of.uid], ApiUnreachableError)
-    assert run.room.clock.now() - began <= 10.0
+    assert run.node.clock.now() - began <= 10.0
     assert isinstance(run.service.prepare([of], within_s=0.5)[of.uid], RetryableError)
     assert isinstance(run.service.unprepare([of], within_s=0.5)[of.uid], RetryableError)
-    run.room.api.hangs = None
+    run.node.api.hangs = None
     assert isinstance(run.service.prepare([of], within_s=12.0)[of.uid], tuple)
 
 
 def test_no_read_begins_that_would_have_no_time(run: Run) -> None:
     """A request that ends before an answer can come only adds to the API server's load."""
-    run.room.api.put(claim(1))
+    run.node.api.put(claim(1))
     left: list[float] = []
 
     def slow(within_s: float) -> None:
         left.append(within_s)
-        run.room.clock.wait(min(9.0, within_s))
+        run.node.clock.wait(min(9.0, within_s))
 
-    run.room.api.hangs = slow
+    run.node.api.hangs = slow
     run.refusal(ref(1))
     assert min(left) >= run.deps.retry_policy.read_s
 
 
 def test_a_busy_api_server_is_asked_again_when_it_wishes(run: Run) -> None:
     """Retry-After is honoured, within the budget."""
-    run.room.api.outage = ServerBusyError("try later", status=429, retry_after_s=7.0)
+    run.node.api.outage = ServerBusyError("try later", status=429, retry_after_s=7.0)
     run.refusal(claim(1))
-    assert run.room.clock.waits[1] == 7.0
-    assert sum(run.room.clock.waits) <= 40.0
+    assert run.node.clock.waits[1] == 7.0
+    assert sum(run.node.clock.waits) <= 40.0
 
 
 def test_a_refusing_api_server_is_not_waited_for(run: Run) -> None:
     """Missing rights do not appear within seconds."""
-    run.room.api.outage = ForbiddenError("not allowed", status=403)
+    run.node.api.outage = ForbiddenError("not allowed", status=403)
     assert isinstance(run.refusal(claim(1)), ForbiddenError)
-    assert run.room.clock.waits == []
+    assert run.node.clock.waits == []
 
 
 def test_a_driver_that_is_being_loaded_is_waited_for(run: Run) -> None:
     """A node that has just started gets its GPUs a moment after its first pod."""
-    ready, run.room.hardware = run.room.hardware, Snapshot()
+    ready, run.node.hardware = run.node.hardware, Snapshot()
 
     def loaded() -> None:
-        run.room.hardware = ready
+        run.node.hardware = ready
 
-    run.room.clock.after(3.0, loaded)
+    run.node.clock.after(3.0, loaded)
     run.prepare(claim(1))
 
 
 def test_a_missing_driver_fails_with_its_reason(run: Run) -> None:
     """No CDI file without the driver's files: the container would start without a GPU."""
-    run.room.provider.failure = DriverUnavailableError("no libcuda.so.1 below /")
+    run.node.provider.failure = DriverUnavailableError("no libcuda.so.1 below /")
     assert str(run.refusal(claim(1))) == "no libcuda.so.1 below /"
     assert nothing_left(run, 1)
 
@@ -252,34 +252,34 @@ def test_an_unknown_device_is_refused(run: Run) -> None:
 
 def test_a_full_disk_leaves_nothing_half_done(run: Run) -> None:
     """The device is free for the next claim, which may be on another disk's mercy."""
-    run.room.writer.failure = FULL
+    run.node.writer.failure = FULL
     assert run.refusal(claim(1)) is FULL
-    run.room.writer.failure = None
+    run.node.writer.failure = None
     run.prepare(claim(2))
 
 
 def test_what_a_failing_disk_left_is_undone_by_the_next_claim(run: Run) -> None:
     """Even the undo may fail; the entry then does not keep the device for ever."""
-    run.room.writer.failure = FULL
+    run.node.writer.failure = FULL
     run.refusal(claim(1))
     assert run.journal.entry(uid(1)) is not None
-    run.room.writer.failure = None
+    run.node.writer.failure = None
     run.prepare(claim(2))
     assert run.journal.entry(uid(1)) is None
 
 
 def test_what_a_failing_disk_left_is_undone_by_the_next_call(run: Run) -> None:
     """The kubelet's repeat starts from scratch."""
-    run.room.writer.failure = FULL
+    run.node.writer.failure = FULL
     run.refusal(claim(1))
-    run.room.writer.failure = None
+    run.node.writer.failure = None
     run.prepare(ref(1))
-    assert "undone" in run.room.events
+    assert "undone" in run.node.events
 
 
-def left_preparing(room: Room, number: int, owner: str = "run-0") -> None:
+def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
     """What a run leaves that is killed after taking the device."""
-    run = room.run(owner)
+    run = node.run(owner)
     held = run.prepare(claim(number))
     assert held
     entry = run.journal.entry(uid(number))
@@ -289,41 +289,41 @@ def left_preparing(room: Room, number: int, owner: str = "run-0") -> None:
     run.journal.close()
 
 
-def test_a_device_left_by_a_dead_run_is_taken_over(room: Room) -> None:
+def test_a_device_left_by_a_dead_run_is_taken_over(node: ClaimsNode) -> None:
     """A crash in the middle of a prepare blocks nobody."""
-    run = room.run("run-1")
-    left_preparing(room, 1)
+    run = node.run("run-1")
+    left_preparing(node, 1)
     run.prepare(claim(2))
     assert run.journal.uids() == {uid(2)}
 
 
-def test_a_device_that_a_living_run_is_preparing_is_not_taken(room: Room) -> None:
+def test_a_device_that_a_living_run_is_preparing_is_not_taken(node: ClaimsNode) -> None:
     """During a rolling update two runs serve; one never takes from the other."""
-    run = room.run("run-1", alive=("run-0",))
-    left_preparing(room, 1)
+    run = node.run("run-1", alive=("run-0",))
+    left_preparing(node, 1)
     assert "already preparing for claim" in str(run.refusal(claim(2)))
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_claim_in_work_in_another_run_is_waited_for(room: Room) -> None:
+def test_a_claim_in_work_in_another_run_is_waited_for(node: ClaimsNode) -> None:
     """The kubelet asks the new run for what the old one has nearly finished."""
-    run = room.run("run-1", alive=("run-0",))
-    left_preparing(room, 1)
+    run = node.run("run-1", alive=("run-0",))
+    left_preparing(node, 1)
 
     def finish() -> None:
         entry = run.journal.entry(uid(1))
         assert entry is not None
         assert run.journal.finish(uid(1), entry.attempt)
 
-    room.clock.after(2.0, finish)
+    node.clock.after(2.0, finish)
     assert run.prepare(ref(1))
-    assert 2.0 <= sum(room.clock.waits) < 4.0
+    assert 2.0 <= sum(node.clock.waits) < 4.0
 
 
-def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(room: Room) -> None:
+def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: ClaimsNode) -> None:
     """An answer for something that another run has undone would start a container without its file."""
-    run, other = room.run("run-1", alive=("run-2",)), room.run("run-2", alive=("run-1",))
-    write = room.writer.write_claim
+    run, other = node.run("run-1", alive=("run-2",)), node.run("run-2", alive=("run-1",))
+    write = node.writer.write_claim
 
     class Slow:
         def write_claim(self, of: str, spec: object) -> bool:
@@ -331,10 +331,10 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(room: 
             return write(of, spec)  # type: ignore[arg-type]
 
         def __getattr__(self, name: str) -> object:
-            return getattr(room.writer, name)
+            return getattr(node.writer, name)
 
     slow = replace(run.deps, writer=Slow())  # type: ignore[arg-type]
-    error = Run(room=room, journal=run.journal, deps=slow, owners=run.owners).refusal(claim(1))
+    error = Run(node=node, journal=run.journal, deps=slow, owners=run.owners).refusal(claim(1))
     assert isinstance(error, RetryableError)
     assert "was unprepared by another run" in str(error)
     assert nothing_left(run, 1)
@@ -342,16 +342,16 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(room: 
 
 def test_overlapping_calls_for_one_claim_get_one_answer(run: Run) -> None:
     """The kubelet repeats a call that it gave up on while the first is still at work."""
-    run.room.api.put(claim(1))
+    run.node.api.put(claim(1))
     inside, go_on = threading.Event(), threading.Event()
-    ensure = run.room.provider.ensure_base
+    ensure = run.node.provider.ensure_base
 
     def slow() -> bool:
         inside.set()
         assert go_on.wait(10)
         return ensure()
 
-    run.room.provider.ensure_base = slow  # type: ignore[method-assign]
+    run.node.provider.ensure_base = slow  # type: ignore[method-assign]
     answers: list[object] = []
     first = threading.Thread(target=lambda: answers.append(run.answer(ref(1))))
     second = threading.Thread(target=lambda: answers.append(run.answer(ref(1))))
@@ -362,14 +362,14 @@ def test_overlapping_calls_for_one_claim_get_one_answer(run: Run) -> None:
     first.join(10)
     second.join(10)
     assert answers[0] == answers[1]
-    assert run.room.api.reads == 1
+    assert run.node.api.reads == 1
 
 
 def test_claims_of_one_call_stand_and_fall_alone(run: Run) -> None:
     """Each claim has its own answer, and one bad claim costs the others nothing."""
-    run.room.api.put(claim(1))
-    run.room.api.put(claim(2, result("gpu-9")))
-    run.room.api.put(claim(3, result("gpu-1")))
+    run.node.api.put(claim(1))
+    run.node.api.put(claim(2, result("gpu-9")))
+    run.node.api.put(claim(3, result("gpu-1")))
     answers = run.service.prepare([ref(1), ref(2), ref(3)])
     assert isinstance(answers[uid(2)], UnknownDeviceError)
     assert [isinstance(answers[uid(number)], tuple) for number in (1, 3)] == [True, True]
@@ -378,27 +378,27 @@ def test_claims_of_one_call_stand_and_fall_alone(run: Run) -> None:
 def test_a_claim_of_many_devices_gets_one_file(run: Run) -> None:
     """All devices of a claim are in one document, each under its name."""
     run.prepare(claim(1, *(result(f"gpu-{minor}", request=f"r{minor}") for minor in range(4))))
-    assert run.room.writer.devices(uid(1)) == [f"{uid(1)}-gpu-{minor}" for minor in range(4)]
+    assert run.node.writer.devices(uid(1)) == [f"{uid(1)}-gpu-{minor}" for minor in range(4)]
 
 
 def test_the_same_gpu_normally_and_as_admin_is_one_device_in_the_file(run: Run) -> None:
     """A document with one name twice would be refused by every runtime."""
     devices = run.prepare(claim(1, result(request="work"), result(request="watch", admin_access=True)))
     assert len(devices) == 2
-    assert run.room.writer.devices(uid(1)) == [f"{uid(1)}-gpu-0"]
+    assert run.node.writer.devices(uid(1)) == [f"{uid(1)}-gpu-0"]
     assert run.prepare(ref(1)) == devices
 
 
 def test_a_uid_that_is_a_path_touches_no_file(run: Run) -> None:
     """Whoever sends one is mistaken or hostile."""
     hostile = replace(ref(1), uid=ClaimUid("../../etc/passwd"))
-    run.room.api.put(replace(claim(1), ref=hostile))
+    run.node.api.put(replace(claim(1), ref=hostile))
     assert "is not a Kubernetes UID" in str(run.refusal(hostile))
-    assert run.room.writer.files == {}
+    assert run.node.writer.files == {}
 
 
 def test_more_gpus_do_not_change_an_answer(run: Run) -> None:
     """A GPU that comes up later does not disturb claims prepared before."""
     first = run.prepare(claim(1))
-    run.room.hardware = machine(8)
+    run.node.hardware = machine(8)
     assert run.prepare(ref(1)) == first

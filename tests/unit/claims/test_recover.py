@@ -12,225 +12,225 @@ from dra_driver.model.claim import AllocatedClaim
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
 from tests.fakes.claims import claim, gpu, machine, ref, result, uid
-from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_prepare import left_preparing
 
 
-def lose_journal(room: Room) -> None:
-    for journal in room.opened:
+def lose_journal(node: ClaimsNode) -> None:
+    for journal in node.opened:
         journal.close()
-    for path in room.folder.glob("state.db*"):
+    for path in node.folder.glob("state.db*"):
         path.unlink()
 
 
-def test_a_restart_changes_nothing_for_prepared_claims(room: Room) -> None:
+def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None:
     """Running pods keep what they have, files are not touched."""
-    first = room.run("run-1")
+    first = node.run("run-1")
     answer = first.prepare(claim(1))
-    files = dict(room.writer.files)
-    second = room.run("run-2")
-    assert room.writer.files == files
+    files = dict(node.writer.files)
+    second = node.run("run-2")
+    assert node.writer.files == files
     assert second.journal.entries() == first.journal.entries()
     assert second.prepare(ref(1)) == answer
 
 
-def test_after_a_reboot_nothing_is_prepared(room: Room) -> None:
+def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
     """No container survived; the kubelet prepares again, and the devices are free for whoever comes first."""
-    room.run("run-1").prepare(claim(1))
-    room.writer.files.clear()
-    run = room.run("run-2", boot_id="boot-2")
+    node.run("run-1").prepare(claim(1))
+    node.writer.files.clear()
+    run = node.run("run-2", boot_id="boot-2")
     assert run.journal.entries() == ()
     run.prepare(claim(2))
 
 
-def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(room: Room) -> None:
+def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(node: ClaimsNode) -> None:
     """Files of an earlier boot name devices that nobody holds any more."""
-    room.run("run-1").prepare(claim(1))
-    room.run("run-2", boot_id="boot-2")
-    assert room.writer.files == {}
+    node.run("run-1").prepare(claim(1))
+    node.run("run-2", boot_id="boot-2")
+    assert node.writer.files == {}
 
 
-def test_a_prepare_that_was_cut_off_is_undone(room: Room) -> None:
+def test_a_prepare_that_was_cut_off_is_undone(node: ClaimsNode) -> None:
     """The kubelet was never told, so it asks again or frees it; the device is not kept."""
-    left_preparing(room, 1)
-    room.writer.files[uid(1)] = b"half done"
-    run = room.run("run-1")
+    left_preparing(node, 1)
+    node.writer.files[uid(1)] = b"half done"
+    run = node.run("run-1")
     assert run.journal.entries() == ()
-    assert room.writer.files == {}
+    assert node.writer.files == {}
 
 
-def test_an_unprepare_that_was_cut_off_is_finished(room: Room) -> None:
+def test_an_unprepare_that_was_cut_off_is_finished(node: ClaimsNode) -> None:
     """The kubelet wanted it gone."""
-    first = room.run("run-0")
+    first = node.run("run-0")
     first.prepare(claim(1))
     first.journal.start_unprepare(uid(1))
-    run = room.run("run-1")
+    run = node.run("run-1")
     assert run.journal.entries() == ()
-    assert room.writer.files == {}
+    assert node.writer.files == {}
 
 
-def test_what_a_living_run_is_at_is_left_alone(room: Room) -> None:
+def test_what_a_living_run_is_at_is_left_alone(node: ClaimsNode) -> None:
     """A rolling update starts the new run while the old one serves its last calls."""
-    left_preparing(room, 1)
-    room.writer.files[uid(1)] = b"being written"
-    run = room.run("run-1", alive=("run-0",))
+    left_preparing(node, 1)
+    node.writer.files[uid(1)] = b"being written"
+    run = node.run("run-1", alive=("run-0",))
     assert run.journal.uids() == {uid(1)}
-    assert uid(1) in room.writer.files
+    assert uid(1) in node.writer.files
 
 
-def test_missing_files_of_prepared_claims_are_written_again(room: Room) -> None:
+def test_missing_files_of_prepared_claims_are_written_again(node: ClaimsNode) -> None:
     """A container that restarts before the next prepare starts."""
-    first = room.run("run-1")
+    first = node.run("run-1")
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
-    file = room.writer.files.pop(uid(1))
+    file = node.writer.files.pop(uid(1))
     again = recover(first.deps, None)
     assert again.rewritten == (uid(1),)
-    assert room.writer.files[uid(1)] == file
+    assert node.writer.files[uid(1)] == file
 
 
 def test_files_that_vanish_while_running_come_back(run: Run) -> None:
     """A container of a running pod restarts at any time, and no call of the kubelet comes before it does."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
-    files = dict(run.room.writer.files)
+    files = dict(run.node.writer.files)
     assert run.service.rewrite_missing_files() == ()
-    del run.room.writer.files[uid(1)]
-    before = run.room.provider.base_checks
+    del run.node.writer.files[uid(1)]
+    before = run.node.provider.base_checks
     assert run.service.rewrite_missing_files() == ()
-    assert run.room.writer.files == files
-    assert run.room.provider.base_checks == before + 1, "the base file may have gone the same way"
+    assert run.node.writer.files == files
+    assert run.node.provider.base_checks == before + 1, "the base file may have gone the same way"
 
 
 def test_files_that_cannot_come_back_are_a_sentence_said_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Readiness can tell it for as long as it lasts; the log does not fill up."""
     run.prepare(claim(1))
-    run.room.writer.files.clear()
-    run.room.writer.failure = StorageError("read-only")
+    run.node.writer.files.clear()
+    run.node.writer.failure = StorageError("read-only")
     for _ in range(3):
         (problem,) = run.service.rewrite_missing_files()
         assert "the CDI file of claim default/claim-1" in problem
         assert "read-only" in problem
     assert caplog.text.count("cannot be put right") == 1
-    run.room.writer.failure = None
+    run.node.writer.failure = None
     assert run.service.rewrite_missing_files() == ()
 
 
-def test_a_claim_in_work_has_no_missing_file(room: Room) -> None:
+def test_a_claim_in_work_has_no_missing_file(node: ClaimsNode) -> None:
     """The file of a claim that is being prepared is its call's business."""
-    run = room.run("run-1", alive=("run-0",))
-    left_preparing(room, 1)
+    run = node.run("run-1", alive=("run-0",))
+    left_preparing(node, 1)
     assert run.service.rewrite_missing_files() == ()
-    assert room.writer.files == {}
+    assert node.writer.files == {}
 
 
-def test_files_of_nobody_are_removed(room: Room) -> None:
+def test_files_of_nobody_are_removed(node: ClaimsNode) -> None:
     """An orphan is a GPU that a container could still be started with."""
-    run = room.run("run-1")
+    run = node.run("run-1")
     run.prepare(claim(1))
-    room.writer.files[uid(2)] = b"orphan"
+    node.writer.files[uid(2)] = b"orphan"
     assert recover(run.deps, None).orphans == (uid(2),)
-    assert set(room.writer.files) == {uid(1)}
+    assert set(node.writer.files) == {uid(1)}
 
 
-def test_a_lost_journal_is_rebuilt_from_files_and_claims(room: Room) -> None:
+def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> None:
     """Prepared claims keep their devices, and a double allocation is still noticed."""
-    answer = room.run("run-1").prepare(claim(1, result(request="main/small")))
-    room.api.put(claim(2, result("gpu-1")))
-    lose_journal(room)
-    run = room.run("run-2")
+    answer = node.run("run-1").prepare(claim(1, result(request="main/small")))
+    node.api.put(claim(2, result("gpu-1")))
+    lose_journal(node)
+    run = node.run("run-2")
     assert [(entry.ref, entry.state) for entry in run.journal.entries()] == [(ref(1), State.PREPARED)]
     assert run.prepare(ref(1)) == answer
     assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
     assert not run.journal.rebuild_pending
 
 
-def test_a_damaged_journal_is_rebuilt_likewise(room: Room) -> None:
+def test_a_damaged_journal_is_rebuilt_likewise(node: ClaimsNode) -> None:
     """Damage costs nobody anything but the sight of a log line."""
-    room.run("run-1").prepare(claim(1))
-    room.opened[0].close()
-    Path(room.folder / "state.db").write_bytes(b"damaged" * 1000)
-    run = room.run("run-2")
+    node.run("run-1").prepare(claim(1))
+    node.opened[0].close()
+    Path(node.folder / "state.db").write_bytes(b"damaged" * 1000)
+    run = node.run("run-2")
     assert run.journal.set_aside is not None
     assert run.journal.uids() == {uid(1)}
 
 
-def test_files_of_claims_that_are_over_go_when_the_journal_is_rebuilt(room: Room) -> None:
+def test_files_of_claims_that_are_over_go_when_the_journal_is_rebuilt(node: ClaimsNode) -> None:
     """The API server knows the claims; a file whose claim is gone or elsewhere is nobody's."""
-    first = room.run("run-1")
+    first = node.run("run-1")
     for number in (1, 2, 3):
         first.prepare(claim(number, result(f"gpu-{number}")))
-    lose_journal(room)
-    room.api.remove(ref(2))
-    room.api.deallocate(ref(3))
-    assert room.run("run-2").journal.uids() == {uid(1)}
-    assert set(room.writer.files) == {uid(1)}
+    lose_journal(node)
+    node.api.remove(ref(2))
+    node.api.deallocate(ref(3))
+    assert node.run("run-2").journal.uids() == {uid(1)}
+    assert set(node.writer.files) == {uid(1)}
 
 
-def test_without_the_api_server_files_are_kept_until_it_answers(room: Room) -> None:
+def test_without_the_api_server_files_are_kept_until_it_answers(node: ClaimsNode) -> None:
     """Not knowing whose a file is is no reason to remove it, also over another restart."""
-    room.run("run-1").prepare(claim(1))
-    lose_journal(room)
-    room.api.outage = ApiUnreachableError("down")
-    run = room.run("run-2")
-    assert set(room.writer.files) == {uid(1)}
-    assert "down" in recover(run.deps, room.api).problems
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    assert set(node.writer.files) == {uid(1)}
+    assert "down" in recover(run.deps, node.api).problems
     run.journal.close()
-    room.run("run-3")
-    assert set(room.writer.files) == {uid(1)}
-    room.api.outage = None
-    again = room.run("run-4")
+    node.run("run-3")
+    assert set(node.writer.files) == {uid(1)}
+    node.api.outage = None
+    again = node.run("run-4")
     assert again.journal.uids() == {uid(1)}
 
 
-def test_a_pending_rebuild_is_tried_again_within_half_a_minute(room: Room) -> None:
+def test_a_pending_rebuild_is_tried_again_within_half_a_minute(node: ClaimsNode) -> None:
     """Until it is done a device could be given twice; ten minutes of that are too many."""
-    room.run("run-1").prepare(claim(1))
-    lose_journal(room)
-    room.api.outage = ApiUnreachableError("down")
-    run = room.run("run-2")
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
     for _ in range(40):
-        room.clock.time += 30.0
+        node.clock.time += 30.0
         run.service.finish_rebuild()
     assert run.service.rebuild_pending
-    room.api.outage = None
-    room.clock.time += 29.0
+    node.api.outage = None
+    node.clock.time += 29.0
     run.service.finish_rebuild()
     assert run.service.rebuild_pending
-    room.clock.time += 1.0
+    node.clock.time += 1.0
     run.service.finish_rebuild()
     assert not run.service.rebuild_pending
     assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
 
 
-def test_a_claim_that_cannot_be_adopted_does_not_make_a_node_list_all_claims_for_ever(room: Room) -> None:
+def test_a_claim_that_cannot_be_adopted_does_not_make_a_node_list_all_claims_for_ever(node: ClaimsNode) -> None:
     """One lost GPU among a thousand nodes must not cost the API server a list of everything every half minute."""
-    room.run("run-1").prepare(claim(1))
-    lose_journal(room)
-    room.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
-    run = room.run("run-2")
-    lists = room.api.lists
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+    run = node.run("run-2")
+    lists = node.api.lists
     for _ in range(3600 // 5):
-        room.clock.time += 5.0
+        node.clock.time += 5.0
         run.service.finish_rebuild()
-    assert 5 <= room.api.lists - lists <= 10
-    room.hardware = machine(4)
-    room.clock.time += 600.0
+    assert 5 <= node.api.lists - lists <= 10
+    node.hardware = machine(4)
+    node.clock.time += 600.0
     run.service.finish_rebuild()
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(room: Room) -> None:
+def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(node: ClaimsNode) -> None:
     """The list is seconds old when it is used; the kubelet does not unprepare a claim twice."""
-    room.run("run-1").prepare(claim(1))
-    lose_journal(room)
-    room.api.outage = ApiUnreachableError("down")
-    run = room.run("run-2")
-    room.api.outage = None
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    node.api.outage = None
 
     class Slow:
         def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
-            found = room.api.allocated(pool)
+            found = node.api.allocated(pool)
             assert run.unprepare(ref(1)) is None
             return found
 
@@ -238,82 +238,82 @@ def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(
     assert run.journal.entries() == ()
 
 
-def test_without_hardware_files_are_kept_until_it_is_read(room: Room) -> None:
+def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> None:
     """At a node's start the driver may come up after this process."""
-    room.run("run-1").prepare(claim(1))
-    lose_journal(room)
-    hardware, room.hardware = room.hardware, Snapshot()
-    run = room.run("run-2")
-    assert set(room.writer.files) == {uid(1)}
-    room.hardware = hardware
+    node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    hardware, node.hardware = node.hardware, Snapshot()
+    run = node.run("run-2")
+    assert set(node.writer.files) == {uid(1)}
+    node.hardware = hardware
     run.service.maintain()
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_pending_rebuild_disturbs_no_call(room: Room) -> None:
+def test_a_pending_rebuild_disturbs_no_call(node: ClaimsNode) -> None:
     """Claims are prepared, repeated and unprepared while it is unknown what was before."""
-    answer = room.run("run-1").prepare(claim(1))
-    lose_journal(room)
-    room.api.outage = ApiUnreachableError("down")
-    run = room.run("run-2")
-    room.api.outage = None
+    answer = node.run("run-1").prepare(claim(1))
+    lose_journal(node)
+    node.api.outage = ApiUnreachableError("down")
+    run = node.run("run-2")
+    node.api.outage = None
     assert run.prepare(ref(1)) == answer
     assert run.unprepare(ref(1)) is None
     run.service.maintain()
     assert not run.journal.rebuild_pending
-    assert room.writer.files == {}
+    assert node.writer.files == {}
 
 
-def test_two_files_for_one_device_do_not_both_become_holdings(room: Room) -> None:
+def test_two_files_for_one_device_do_not_both_become_holdings(node: ClaimsNode) -> None:
     """A rebuilt journal keeps the rule, and says what it could not take over."""
-    first = room.run("run-1")
+    first = node.run("run-1")
     first.prepare(claim(1))
-    first.room.writer.files[uid(2)] = b"a second claim's file"
-    room.api.put(claim(2))
-    lose_journal(room)
-    run = room.run("run-2")
+    first.node.writer.files[uid(2)] = b"a second claim's file"
+    node.api.put(claim(2))
+    lose_journal(node)
+    run = node.run("run-2")
     assert len(run.journal.entries()) == 1
-    assert set(room.writer.files) == {uid(1), uid(2)}
+    assert set(node.writer.files) == {uid(1), uid(2)}
 
 
-def test_trouble_is_reported_and_the_rest_is_done(room: Room) -> None:
+def test_trouble_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
     """A start never fails because of one claim, and what failed is tried again."""
-    run = room.run("run-1")
+    run = node.run("run-1")
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
-    room.writer.files.clear()
-    room.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
+    node.writer.files.clear()
+    node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
     found = recover(run.deps, None)
     assert found.rewritten == (uid(2),)
     assert [problem for problem in found.problems if "claim-1" in problem and "not there any more" in problem]
 
 
-def test_a_disk_that_refuses_everything_does_not_stop_a_start(room: Room) -> None:
+def test_a_disk_that_refuses_everything_does_not_stop_a_start(node: ClaimsNode) -> None:
     """The process comes up and says what is wrong."""
-    run = room.run("run-1")
+    run = node.run("run-1")
     run.prepare(claim(1))
     run.journal.start_unprepare(uid(1))
-    room.writer.failure = StorageError("read-only")
-    room.provider.failure = DriverUnavailableError("no driver")
+    node.writer.failure = StorageError("read-only")
+    node.provider.failure = DriverUnavailableError("no driver")
     run.owners.alive.clear()
-    again = Run(room=room, journal=run.journal, deps=run.deps, owners=run.owners)
+    again = Run(node=node, journal=run.journal, deps=run.deps, owners=run.owners)
     assert recover(again.deps, None).problems
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_start_does_not_wait_for_every_claim(room: Room) -> None:
+def test_a_start_does_not_wait_for_every_claim(node: ClaimsNode) -> None:
     """An MPS host or a driver that hangs costs each claim a second or more; the kubelet is answered all the same."""
-    room.backend = simulated("8xh100-sxm5-80gb")
-    first = room.run("run-1")
+    node.backend = simulated("8xh100-sxm5-80gb")
+    first = node.run("run-1")
     count = 40
     for number in range(count):
-        first.prepare(claim(number, result(room.part("1g.10gb", number % 7, number // 7))))
+        first.prepare(claim(number, result(node.part("1g.10gb", number % 7, number // 7))))
     for number in range(count):
         first.journal.start_unprepare(uid(number))
-    for cut in room.gpus:
+    for cut in node.gpus:
         for one in cut.mig_instances:
-            room.backend.set_in_use(cut.uuid, one.gi_id)
-    before = room.clock.now()
-    run = room.run("run-2")
-    assert room.clock.now() - before < 2 * MOST_S
+            node.backend.set_in_use(cut.uuid, one.gi_id)
+    before = node.clock.now()
+    run = node.run("run-2")
+    assert node.clock.now() - before < 2 * MOST_S
     assert len(run.journal.entries()) == count

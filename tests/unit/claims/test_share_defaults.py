@@ -1,22 +1,22 @@
 """What a claim for a part of a shared GPU gets of compute when it asks for none, by policy."""
 
 from tests.fakes.claims import claim, ref, share_result
-from tests.unit.claims.conftest import Room
+from tests.unit.claims.conftest import ClaimsNode
 from tests.unit.claims.test_sharing import file, shared
 
 
-def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(room: Room) -> None:
+def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(node: ClaimsNode) -> None:
     """Under a policy by which a claim that asks for no compute consumes none."""
-    run = shared(room, default_percent=0)
+    run = shared(node, default_percent=0)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "12Gi", 0)))
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=12288M" in file(run, number)
         assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
 
 
-def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_default(room: Room) -> None:
+def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_default(node: ClaimsNode) -> None:
     """It asked for nothing, so it runs without a daemon and without limits; who asked for a part gets that part."""
-    run = shared(room, default_percent=10)
+    run = shared(node, default_percent=10)
     run.prepare(claim(1, share_result(1, "81559Mi", 10)))
     assert "CUDA_MPS" not in file(run, 1)
     run.unprepare(ref(1))

@@ -25,15 +25,15 @@ from dra_driver.model.claim import AllocatedDevice, OpaqueConfig
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
 from tests.fakes.claims import claim, ref, result, share_result, uid
-from tests.unit.claims.conftest import Room, Run, simulated
+from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 
 
-def shared(room: Room, strategy: Strategy = Strategy.MPS, **more: Any) -> Run:
+def shared(node: ClaimsNode, strategy: Strategy = Strategy.MPS, **more: Any) -> Run:
     """A run on a node with two H100, the first of which is shared."""
-    room.backend = simulated()
+    node.backend = simulated()
     terms = SharingTerms(strategy=strategy, **more)
-    room.terms = {room.gpus[0].uuid: GpuTerms(policy="shared-gpus", sharing=terms)}
-    return room.run()
+    node.terms = {node.gpus[0].uuid: GpuTerms(policy="shared-gpus", sharing=terms)}
+    return node.run()
 
 
 def config(kind: str, sharing: Mapping[str, Any], *requests: str, source: Any = "FromClaim") -> OpaqueConfig:
@@ -51,16 +51,16 @@ def slicing(interval: str) -> dict[str, Any]:
 
 
 def mode(run: Run, minor: int = 0) -> ComputeMode:
-    assert run.room.backend is not None
-    return run.room.backend.compute_mode(run.room.gpus[minor].uuid)
+    assert run.node.backend is not None
+    return run.node.backend.compute_mode(run.node.gpus[minor].uuid)
 
 
 def file(run: Run, number: int) -> str:
-    return run.room.writer.files[uid(number)].decode()
+    return run.node.writer.files[uid(number)].decode()
 
 
 def uuid(run: Run, minor: int) -> GpuUuid:
-    return run.room.gpus[minor].uuid
+    return run.node.gpus[minor].uuid
 
 
 def one_of_some(number: int, memory: str = "1Gi", percent: int = 1, **more: Any) -> AllocatedDevice:
@@ -69,28 +69,28 @@ def one_of_some(number: int, memory: str = "1Gi", percent: int = 1, **more: Any)
     return replace(share, consumed_capacity={**share.consumed_capacity, "shares": "1"})
 
 
-def test_three_mps_shares_get_their_limits_and_one_daemon(room: Room) -> None:
+def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> None:
     """Memory and compute are enforced by what each container is told; the last one to go ends the daemon."""
-    run = shared(room)
+    run = shared(node)
     for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
         answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
         assert answer[0].share_id == share_result(number, "1Gi", 1).share_id
         assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={gib * 1024}M" in file(run, number)
         assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}" in file(run, number)
         assert f"/mps/{uuid(run, 0)}/pipe" in file(run, number)
-    assert list(room.sharing.running) == [uuid(run, 0)]
+    assert list(node.sharing.running) == [uuid(run, 0)]
     assert mode(run) is ComputeMode.EXCLUSIVE_PROCESS
     for number in (2, 1):
         assert run.unprepare(ref(number)) is None
-        assert not room.sharing.idle
+        assert not node.sharing.idle
     assert run.unprepare(ref(3)) is None
-    assert room.is_whole_again()
+    assert node.is_whole_again()
     assert mode(run) is ComputeMode.DEFAULT
 
 
-def test_a_share_over_what_is_left_is_refused_with_numbers(room: Room) -> None:
+def test_a_share_over_what_is_left_is_refused_with_numbers(node: ClaimsNode) -> None:
     """The scheduler's picture and the node's differ for a moment; nobody gets more memory than there is."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)
@@ -101,29 +101,29 @@ def test_a_share_over_what_is_left_is_refused_with_numbers(room: Room) -> None:
     run.prepare(claim(4, share_result(4, "10Gi", 70)))
 
 
-def test_a_number_of_shares_is_a_limit_too(room: Room) -> None:
+def test_a_number_of_shares_is_a_limit_too(node: ClaimsNode) -> None:
     """Time-sliced shares have no other limit that anything enforces."""
-    run = shared(room, Strategy.TIME_SLICING, max_shares=2)
+    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
     for number in (1, 2):
         run.prepare(claim(number, one_of_some(number)))
     assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, one_of_some(3))))
 
 
-def test_shares_from_before_there_was_a_limit_do_not_count_against_it(room: Room) -> None:
+def test_shares_from_before_there_was_a_limit_do_not_count_against_it(node: ClaimsNode) -> None:
     """They consumed none of it, so the scheduler grants as many beside them: the node must not refuse those pods."""
-    run = shared(room, Strategy.TIME_SLICING)
+    run = shared(node, Strategy.TIME_SLICING)
     for number in (1, 2, 3):
         run.prepare(claim(number, share_result(number, "1Gi", 1)))
-    room.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING, max_shares=1))}
+    node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING, max_shares=1))}
     run.prepare(claim(4, one_of_some(4)))
     run.prepare(claim(5, share_result(5, "1Gi", 1)))  # granted before, prepared after
     assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
 
 
-def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(room: Room) -> None:
+def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(node: ClaimsNode) -> None:
     """Both results have one name in the claim's CDI file, where a name can say one thing only."""
-    room.backend = simulated()
-    run = room.run()
+    node.backend = simulated()
+    run = node.run()
     watched = result("gpu-0", request="watch", admin_access=True)
     asked = [config("GpuConfig", mps(defaultActiveThreadPercentage=10), "work")]
     answer = run.prepare(claim(1, watched, result("gpu-0", request="work"), configs=asked))
@@ -131,68 +131,68 @@ def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_
     assert file(run, 1).count("CUDA_MPS_PIPE_DIRECTORY") == 1
     assert run.prepare(ref(1)) == answer
     assert run.unprepare(ref(1)) is None
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
-def test_shares_that_do_not_fit_wait_for_one_that_goes(room: Room) -> None:
+def test_shares_that_do_not_fit_wait_for_one_that_goes(node: ClaimsNode) -> None:
     """As with whole GPUs."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
-    room.clock.after(3.0, lambda: run.unprepare(ref(1)))
+    node.clock.after(3.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2, share_result(2, "60Gi", 50)))
-    assert room.sharing.asked.count(f"end {uuid(run, 0)}") == 1
+    assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
 
 
-def test_who_consumed_everything_has_the_gpu_alone(room: Room) -> None:
+def test_who_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
     """A plain claim on a GPU that could be shared: no daemon, and its config has the say."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
-    assert room.sharing.running == {}
-    assert room.sharing.slices == {uuid(run, 0): Interval.LONG}
+    assert node.sharing.running == {}
+    assert node.sharing.slices == {uuid(run, 0): Interval.LONG}
     assert run.journal.uses()[0].form is Form.WHOLE
     assert isinstance(run.refusal(claim(2, share_result(2, "1Gi", 1))), DeviceInUseError)
     assert run.unprepare(ref(1)) is None
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
-def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(room: Room) -> None:
+def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: ClaimsNode) -> None:
     """The setting is the GPU's, not a claim's."""
-    run = shared(room, Strategy.TIME_SLICING, interval=Interval.SHORT)
+    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "10Gi", 40)))
         assert "CUDA_MPS" not in file(run, number)
-    assert room.sharing.slices == {uuid(run, 0): Interval.SHORT}
+    assert node.sharing.slices == {uuid(run, 0): Interval.SHORT}
     assert run.unprepare(ref(1)) is None
-    assert room.sharing.slices == {uuid(run, 0): Interval.SHORT}
-    assert room.sharing.asked == ["slice Short"], "once is enough"
+    assert node.sharing.slices == {uuid(run, 0): Interval.SHORT}
+    assert node.sharing.asked == ["slice Short"], "once is enough"
     assert run.unprepare(ref(2)) is None
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
-def test_shares_keep_whole_gpus_and_partitions_away_and_the_other_way_round(room: Room) -> None:
+def test_shares_keep_whole_gpus_and_partitions_away_and_the_other_way_round(node: ClaimsNode) -> None:
     """A GPU is one thing at a time."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(run.refusal(claim(2)), DeviceInUseError)
-    assert isinstance(run.refusal(claim(3, result(room.part("1g.10gb", 0)))), DeviceInUseError)
+    assert isinstance(run.refusal(claim(3, result(node.part("1g.10gb", 0)))), DeviceInUseError)
     assert run.unprepare(ref(1)) is None
     run.prepare(claim(3))
     assert isinstance(run.refusal(claim(1)), DeviceInUseError)
 
 
-def test_another_strategy_waits_until_the_gpu_is_free(room: Room) -> None:
+def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
     """A policy that changed while shares of before are still in use."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
-    room.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
+    node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
     assert isinstance(run.refusal(claim(2, share_result(2, "10Gi", 10))), DeviceInUseError)
     assert run.unprepare(ref(1)) is None
     run.prepare(claim(2, share_result(2, "10Gi", 10)))
 
 
-def test_uses_tell_under_which_terms_a_gpu_is_shared(room: Room) -> None:
+def test_uses_tell_under_which_terms_a_gpu_is_shared(node: ClaimsNode) -> None:
     """A newer policy waits for them."""
-    run = shared(room, Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4)
+    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     (use,) = run.journal.uses()
     assert (use.form, use.sharing) == (
@@ -208,23 +208,23 @@ def test_uses_tell_under_which_terms_a_gpu_is_shared(room: Room) -> None:
         (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but those of a share are the memory"),
     ],
 )
-def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(room: Room, sharing: Any, why: str) -> None:
+def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(node: ClaimsNode, sharing: Any, why: str) -> None:
     """Other claims' containers would get what this claim's config says."""
-    run = shared(room)
+    run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", sharing)]))
     assert isinstance(error, InvalidParametersError)
     assert why in str(error)
 
 
-def test_a_config_that_says_what_holds_anyway_is_accepted(room: Room) -> None:
+def test_a_config_that_says_what_holds_anyway_is_accepted(node: ClaimsNode) -> None:
     """A class for shared GPUs may carry it for clusters where no policy does."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
 
 
-def test_another_interval_than_the_policys_is_refused(room: Room) -> None:
+def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
     """One GPU has one interval."""
-    run = shared(room, Strategy.TIME_SLICING, interval=Interval.SHORT)
+    run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for interval in ("Short", "Default"):
         configs = [config("GpuConfig", slicing(interval))]
         run.prepare(claim(1, share_result(1, "10Gi", 10), configs=configs))
@@ -233,10 +233,10 @@ def test_another_interval_than_the_policys_is_refused(room: Room) -> None:
     assert "asks for interval Long, but the node's policy sets Short" in str(error)
 
 
-def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(room: Room) -> None:
+def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode) -> None:
     """The policy went between scheduling and prepare; without it nothing would enforce the share."""
-    run = shared(room)
-    room.terms = {}
+    run = shared(node)
+    node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)
     assert "no policy shares that GPU (any more); delete the pod" in str(error)
@@ -245,18 +245,18 @@ def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(room: Room) -> 
 @pytest.mark.parametrize(
     ("memory", "percent"), [("-1Gi", 10), ("ten", 10), ("1023Ki", 10), ("10Gi", -1), ("10Gi", 101), ("1e30", 10)]
 )
-def test_numbers_that_no_scheduler_wrote_are_refused(room: Room, memory: str, percent: int) -> None:
+def test_numbers_that_no_scheduler_wrote_are_refused(node: ClaimsNode, memory: str, percent: int) -> None:
     """An allocation can be edited by whoever may write the claim's status."""
-    run = shared(room)
+    run = shared(node)
     error = run.refusal(claim(1, share_result(1, memory, percent)))
     assert isinstance(error, DraError)
     assert "claim default/claim-1" in str(error)
     assert run.journal.entries() == ()
 
 
-def test_two_mps_shares_in_one_claim_are_refused(room: Room) -> None:
+def test_two_mps_shares_in_one_claim_are_refused(node: ClaimsNode) -> None:
     """A container has one pipe directory, so one of them would not be used."""
-    run = shared(room)
+    run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), share_result(2, "10Gi", 10, request="b")))
     assert "has 2 MPS shares" in str(error)
 
@@ -264,10 +264,10 @@ def test_two_mps_shares_in_one_claim_are_refused(room: Room) -> None:
 def test_a_config_sets_a_time_slice_and_the_end_resets_it(h100: Run) -> None:
     """Two containers of one claim take turns as they asked."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Medium"))]))
-    assert h100.room.sharing.slices == {uuid(h100, 0): Interval.MEDIUM}
+    assert h100.node.sharing.slices == {uuid(h100, 0): Interval.MEDIUM}
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
-    assert h100.room.sharing.asked == ["slice Medium", "slice reset"]
+    assert h100.node.is_whole_again()
+    assert h100.node.sharing.asked == ["slice Medium", "slice reset"]
 
 
 def test_the_default_interval_is_no_command_at_all(h100: Run) -> None:
@@ -275,14 +275,14 @@ def test_the_default_interval_is_no_command_at_all(h100: Run) -> None:
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Default"))]))
     h100.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", {"strategy": "TimeSlicing"})]))
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.sharing.asked == []
+    assert h100.node.sharing.asked == []
 
 
 def test_gpus_under_one_config_share_a_daemon_with_the_configs_limits(h100: Run) -> None:
     """Positions count in the sorted list of UUIDs, as in NVIDIA's driver; containers bring no limits of their own."""
     limits = mps(defaultActiveThreadPercentage=50, defaultPerDevicePinnedMemoryLimit={"1": "4Gi"})
     h100.prepare(claim(1, result("gpu-1"), result("gpu-0", request="b"), configs=[config("GpuConfig", limits)]))
-    (daemon,) = h100.room.sharing.running.values()
+    (daemon,) = h100.node.sharing.running.values()
     gpus = tuple(sorted((uuid(h100, 0), uuid(h100, 1))))
     assert daemon.devices == daemon.gpus == gpus
     assert (daemon.default_percentage, dict(daemon.memory_limits)) == (50, {gpus[1]: 4096})
@@ -290,7 +290,7 @@ def test_gpus_under_one_config_share_a_daemon_with_the_configs_limits(h100: Run)
     assert f"/mps/{daemon.id}/pipe" in file(h100, 1)
     assert {mode(h100, 0), mode(h100, 1)} == {ComputeMode.EXCLUSIVE_PROCESS}
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert {mode(h100, 0), mode(h100, 1)} == {ComputeMode.DEFAULT}
 
 
@@ -304,164 +304,164 @@ def test_each_config_has_its_group(h100: Run) -> None:
             configs=[config("GpuConfig", slicing("Long"), "ts"), config("GpuConfig", mps(), "mps")],
         )
     )
-    assert h100.room.sharing.slices == {uuid(h100, 0): Interval.LONG}
-    assert [daemon.devices for daemon in h100.room.sharing.running.values()] == [(uuid(h100, 1),)]
+    assert h100.node.sharing.slices == {uuid(h100, 0): Interval.LONG}
+    assert [daemon.devices for daemon in h100.node.sharing.running.values()] == [(uuid(h100, 1),)]
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_partitions_under_mps_get_a_daemon_each(h100: Run) -> None:
     """A daemon serves one MIG device; its compute mode is nobody's business."""
-    parts = [result(h100.room.part("1g.10gb", start), request=f"r{start}") for start in (0, 1)]
+    parts = [result(h100.node.part("1g.10gb", start), request=f"r{start}") for start in (0, 1)]
     limits = mps(defaultPinnedDeviceMemoryLimit="2Gi", defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})
     h100.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", limits)]))
-    daemons = h100.room.sharing.running.values()
+    daemons = h100.node.sharing.running.values()
     found = sorted((daemon.devices[0], daemon.memory_limits[daemon.devices[0]]) for daemon in daemons)
-    uuids = sorted(one.compute[0].uuid or "" for one in h100.room.gpus[0].mig_instances)
+    uuids = sorted(one.compute[0].uuid or "" for one in h100.node.gpus[0].mig_instances)
     assert found == [(uuids[0], 1024), (uuids[1], 2048)]
     assert {daemon.gpus for daemon in daemons} == {()}
     assert h100.prepare(ref(1))
     assert h100.unprepare(ref(1)) is None
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 def test_a_request_under_several_daemons_is_refused(h100: Run) -> None:
     """Whoever gets one device of a request gets all of them, and can talk to one daemon."""
-    parts = [result(h100.room.part("1g.10gb", start)) for start in (0, 1)]
+    parts = [result(h100.node.part("1g.10gb", start)) for start in (0, 1)]
     error = h100.refusal(claim(1, *parts, configs=[config("MigDeviceConfig", mps())]))
     assert "request gpu of claim" in str(error)
     assert "under 2 MPS daemons" in str(error)
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_limits_for_devices_that_are_not_there_are_refused_before_anything_is_made(h100: Run, kind: str) -> None:
     """A position that no device has."""
-    device: AllocatedDevice = result("gpu-0" if kind == "GpuConfig" else h100.room.part("1g.10gb", 0))
+    device: AllocatedDevice = result("gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0))
     limits = mps(defaultPerDevicePinnedMemoryLimit={"3": "1Gi"})
     error = h100.refusal(claim(1, device, configs=[config(kind, limits)]))
     assert isinstance(error, InvalidParametersError)
     assert "config[0] (FromClaim)" in str(error)
     assert "'3' names no device" in str(error)
-    assert h100.room.sharing.asked == []
+    assert h100.node.sharing.asked == []
 
 
 def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
     """The GPU's settings belong to the claim that has it."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
-    asked = list(h100.room.sharing.asked)
+    asked = list(h100.node.sharing.asked)
     h100.prepare(claim(2, result(admin_access=True), configs=[config("GpuConfig", mps())]))
     assert h100.unprepare(ref(2)) is None
-    assert h100.room.sharing.asked == asked
+    assert h100.node.sharing.asked == asked
 
 
 def test_a_setting_that_fails_leaves_nothing(h100: Run) -> None:
     """nvidia-smi is missing: the claim is refused and the GPU is free for others."""
-    h100.room.sharing.failure = CommandError("nvidia-smi is not in the driver root")
+    h100.node.sharing.failure = CommandError("nvidia-smi is not in the driver root")
     error = h100.refusal(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     assert isinstance(error, CommandError)
-    h100.room.sharing.failure = None
+    h100.node.sharing.failure = None
     assert h100.journal.entries() == ()
     h100.prepare(claim(2))
 
 
 def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
     """What was made for the claim before goes again."""
-    h100.room.sharing.failure = MpsUnavailableError("no mps-host runs on this node")
-    part = result(h100.room.part("1g.10gb", 0))
+    h100.node.sharing.failure = MpsUnavailableError("no mps-host runs on this node")
+    part = result(h100.node.part("1g.10gb", 0))
     error = h100.refusal(claim(1, part, configs=[config("MigDeviceConfig", mps())]))
     assert isinstance(error, MpsUnavailableError)
     assert h100.journal.entries() == ()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
 
 
-def test_a_repeat_starts_a_daemon_that_is_gone(room: Room) -> None:
+def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
     """The host's folder was emptied, and the container starts anew."""
-    run = shared(room)
+    run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
-    room.sharing.running.clear()
+    node.sharing.running.clear()
     assert run.prepare(ref(1)) == first
-    assert list(room.sharing.running) == [uuid(run, 0)]
+    assert list(node.sharing.running) == [uuid(run, 0)]
 
 
-def test_what_an_older_version_freed_is_settled(room: Room) -> None:
+def test_what_an_older_version_freed_is_settled(node: ClaimsNode) -> None:
     """It knows nothing of daemons, time slices and compute modes; the notes tell."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
     run.journal._connection.execute("DELETE FROM claim")
     run.service.maintain()
-    assert room.is_whole_again()
+    assert node.is_whole_again()
     assert mode(run) is ComputeMode.DEFAULT
 
 
-def test_a_whole_gpu_finds_its_settings_as_they_should_be(room: Room) -> None:
+def test_a_whole_gpu_finds_its_settings_as_they_should_be(node: ClaimsNode) -> None:
     """The next claim does not wait for maintenance, and does not get the last one's compute mode."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.journal._connection.execute("DELETE FROM claim")
     run.prepare(claim(2))
     assert mode(run) is ComputeMode.DEFAULT
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
-def test_after_a_reboot_daemons_are_released_and_notes_dropped(room: Room) -> None:
+def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode) -> None:
     """What is on disk survives; the GPU's modes do not."""
-    run = shared(room)
+    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
-    room.backend = simulated()
-    room.sharing.slices.clear()
-    again = room.run("run-2", boot_id="boot-2")
+    node.backend = simulated()
+    node.sharing.slices.clear()
+    again = node.run("run-2", boot_id="boot-2")
     assert again.journal.entries() == ()
-    assert room.is_whole_again()
+    assert node.is_whole_again()
 
 
-def test_a_rebuilt_journal_knows_shares_and_settings_again(room: Room) -> None:
+def test_a_rebuilt_journal_knows_shares_and_settings_again(node: ClaimsNode) -> None:
     """Files and claims tell all of it, so the last one to go ends the daemon."""
-    run = shared(room)
+    run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.journal.close()
-    for path in room.folder.glob("state.db*"):
+    for path in node.folder.glob("state.db*"):
         path.unlink()
-    again = room.run("run-2")
+    again = node.run("run-2")
     assert again.prepare(ref(1)) == first
     assert again.unprepare(ref(1)) is None
-    assert room.sharing.idle
+    assert node.sharing.idle
 
 
-def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(room: Room) -> None:
+def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(node: ClaimsNode) -> None:
     """After a restart of the MPS host all of them come up anew; the GPU is locked meanwhile, and the kubelet waits."""
-    room.backend = simulated()
-    run = room.run()
-    parts = [result(room.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]
+    node.backend = simulated()
+    run = node.run()
+    parts = [result(node.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]
     run.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", mps(defaultActiveThreadPercentage=10))]))
-    room.sharing.takes = room.clock.wait
-    before = room.clock.now()
+    node.sharing.takes = node.clock.wait
+    before = node.clock.now()
     run.prepare(ref(1))
-    assert 0 < room.clock.now() - before <= LOCK_S
+    assert 0 < node.clock.now() - before <= LOCK_S
 
 
 def test_a_pod_ends_without_nvidia_smi_and_the_slice_is_reset_later(h100: Run) -> None:
     """Whoever gets the GPU next gets it as it should be, or waits; the pod that had it does not."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
-    h100.room.sharing.failure = CommandError("nvidia-smi did not end in time")
+    h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
     assert h100.unprepare(ref(1)) is None
     assert h100.journal.entries() == ()
     h100.service.reclaim_orphans()
     assert isinstance(h100.refusal(claim(2)), CommandError)
-    h100.room.sharing.failure = None
+    h100.node.sharing.failure = None
     h100.service.reclaim_orphans()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     h100.prepare(ref(2))
 
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
     """Compute mode and partition are put right when there is one again."""
-    device = "gpu-0" if kind == "GpuConfig" else h100.room.part("1g.10gb", 0)
+    device = "gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0)
     h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
-    hardware = h100.room.backend
+    hardware = h100.node.backend
     assert hardware is not None
     for method in ("mig_instances", "mig_mode", "compute_mode"):
         hardware.fail_next(method, DriverUnavailableError("being replaced"), times=0)
@@ -470,7 +470,7 @@ def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
     h100.service.reclaim_orphans()
     hardware.clear_faults()
     h100.service.reclaim_orphans()
-    assert h100.room.is_whole_again()
+    assert h100.node.is_whole_again()
     assert mode(h100) is ComputeMode.DEFAULT
 
 
@@ -478,13 +478,13 @@ def test_a_leftover_daemon_is_not_ended_while_another_call_is_at_one_of_its_gpus
     """Ending it gives the modes of all its GPUs back, and that call may just have set one of them anew."""
     h100.prepare(claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[config("GpuConfig", mps())]))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))  # as an older version frees it
-    (daemon,) = h100.room.sharing.running
-    with GpuLocks(h100.room.folder / "locks").hold((uuid(h100, 1),), 0.0) as held:
+    (daemon,) = h100.node.sharing.running
+    with GpuLocks(h100.node.folder / "locks").hold((uuid(h100, 1),), 0.0) as held:
         assert held
         h100.service.reclaim_orphans()
         assert isinstance(h100.refusal(claim(2, result("gpu-0"))), GpuLockedError)
-        assert list(h100.room.sharing.running) == [daemon]
+        assert list(h100.node.sharing.running) == [daemon]
         assert mode(h100, 1) is ComputeMode.EXCLUSIVE_PROCESS
     h100.prepare(ref(2))
-    assert h100.room.sharing.idle
+    assert h100.node.sharing.idle
     assert {mode(h100, minor) for minor in (0, 1)} == {ComputeMode.DEFAULT}

@@ -19,14 +19,14 @@ def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[Coll
     found = []
     for _ in range(times):
         found.append(collector.collect())
-        run.room.clock.time += GRACE_S
+        run.node.clock.time += GRACE_S
     return found
 
 
 def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector) -> None:
     """However often it is looked at."""
     assert looks(run, collector, 5) == [CollectionResult(freed=(), suspected=0, unknown=0)] * 5
-    assert uid(1) in run.room.writer.files
+    assert uid(1) in run.node.writer.files
 
 
 @pytest.mark.parametrize("ending", ["gone", "replaced", "deallocated", "moved"])
@@ -36,25 +36,25 @@ def test_a_claim_that_is_over_is_freed_at_the_second_look(
     """The device is back for others, the file is gone, and the first look only notes it."""
     match ending:
         case "gone":
-            run.room.api.remove(ref(1))
+            run.node.api.remove(ref(1))
         case "replaced":
-            run.room.api.put(claim(2, name="claim-1"))
+            run.node.api.put(claim(2, name="claim-1"))
         case "deallocated":
-            run.room.api.deallocate(ref(1))
+            run.node.api.deallocate(ref(1))
         case "moved":
-            run.room.api.put(claim(1, result("gpu-0", pool="node-b/gpu.nvidia.com")))
+            run.node.api.put(claim(1, result("gpu-0", pool="node-b/gpu.nvidia.com")))
     first, second = looks(run, collector)
     assert first == CollectionResult(freed=(), suspected=1, unknown=0)
     assert second == CollectionResult(freed=(uid(1),), suspected=0, unknown=0)
     assert run.journal.entries() == ()
-    assert run.room.writer.files == {}
+    assert run.node.writer.files == {}
 
 
 def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollector) -> None:
     """A pod deleted by force may still have containers for a while."""
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     collector.collect()
-    run.room.clock.time += GRACE_S - 1
+    run.node.clock.time += GRACE_S - 1
     assert collector.collect().freed == ()
 
 
@@ -63,41 +63,41 @@ def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollec
 )
 def test_an_error_says_nothing(run: Run, collector: StaleClaimCollector, outage: DraError) -> None:
     """Only a positive answer frees a device; also not as the second of two looks."""
-    run.room.api.outage = outage
+    run.node.api.outage = outage
     assert [look.unknown for look in looks(run, collector)] == [1, 1]
-    run.room.api.outage = None
-    run.room.api.remove(ref(1))
+    run.node.api.outage = None
+    run.node.api.remove(ref(1))
     collector.collect()
-    run.room.api.outage = outage
-    run.room.clock.time += GRACE_S
+    run.node.api.outage = outage
+    run.node.clock.time += GRACE_S
     assert collector.collect().freed == ()
 
 
 def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: StaleClaimCollector) -> None:
     """The grace starts anew; an API server restored from a backup shows how."""
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     looks(run, collector, 1)
-    run.room.api.put(claim(1))
+    run.node.api.put(claim(1))
     looks(run, collector, 1)
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     assert looks(run, collector, 1)[0].freed == ()
 
 
 def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: StaleClaimCollector) -> None:
     """Suspicion belongs to one preparation of a claim."""
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     looks(run, collector, 1)
     run.unprepare(ref(1))
     run.prepare(claim(1))
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     assert looks(run, collector, 1)[0].freed == ()
 
 
 def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: StaleClaimCollector) -> None:
     """Whoever is at it knows better."""
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     collector.collect()
-    run.room.clock.time += GRACE_S
+    run.node.clock.time += GRACE_S
     with run.deps.locks.hold(uid(1), 0.0):
         assert collector.collect().freed == ()
     assert collector.collect().freed == (uid(1),)
@@ -105,20 +105,20 @@ def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: StaleClaimColl
 
 def test_collecting_stops_when_the_process_does(run: Run, collector: StaleClaimCollector) -> None:
     """A node full of claims does not delay the end."""
-    reads = run.room.api.reads
+    reads = run.node.api.reads
     assert collector.collect(lambda: True) == CollectionResult(freed=(), suspected=0, unknown=0)
-    assert run.room.api.reads == reads
+    assert run.node.api.reads == reads
 
 
 def test_maintenance_frees_what_was_forgotten(run: Run) -> None:
     """The process calls one method every ten minutes."""
     run.prepare(claim(1))
-    run.room.api.remove(ref(1))
+    run.node.api.remove(ref(1))
     run.service.maintain()
-    run.room.clock.time += GRACE_S
+    run.node.clock.time += GRACE_S
     run.service.maintain()
     assert run.journal.entries() == ()
-    assert "collected" in run.room.events
+    assert "collected" in run.node.events
 
 
 def test_maintenance_outlives_a_closed_journal(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ import pytest
 from dra_driver.claims.entry import State
 from dra_driver.errors import DraError, StorageError
 from tests.fakes.claims import claim, ref, result, uid
-from tests.unit.claims.conftest import Room, Run
+from tests.unit.claims.conftest import ClaimsNode, Run
 
 
 def test_everything_of_the_claim_goes(run: Run) -> None:
@@ -13,17 +13,17 @@ def test_everything_of_the_claim_goes(run: Run) -> None:
     run.prepare(claim(1))
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()
-    assert run.room.writer.files == {}
+    assert run.node.writer.files == {}
     run.prepare(claim(2))
 
 
 def test_the_claim_object_is_not_needed(run: Run) -> None:
     """The kubelet unprepares after the claim was deleted."""
     run.prepare(claim(1))
-    reads = run.room.api.reads
-    run.room.api.remove(ref(1))
+    reads = run.node.api.reads
+    run.node.api.remove(ref(1))
     assert run.unprepare(ref(1)) is None
-    assert run.room.api.reads == reads
+    assert run.node.api.reads == reads
 
 
 def test_an_unknown_claim_is_a_success(run: Run) -> None:
@@ -34,17 +34,17 @@ def test_an_unknown_claim_is_a_success(run: Run) -> None:
 def test_a_file_without_an_entry_goes_too(run: Run) -> None:
     """After the loss of the journal the kubelet's word is enough."""
     run.prepare(claim(1))
-    data = run.room.writer.files[uid(1)]
+    data = run.node.writer.files[uid(1)]
     run.unprepare(ref(1))
-    run.room.writer.files[uid(1)] = data
+    run.node.writer.files[uid(1)] = data
     assert run.unprepare(ref(1)) is None
-    assert run.room.writer.files == {}
+    assert run.node.writer.files == {}
 
 
 def test_a_missing_file_does_not_matter(run: Run) -> None:
     """What is to be gone may be gone already."""
     run.prepare(claim(1))
-    run.room.writer.files.clear()
+    run.node.writer.files.clear()
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()
 
@@ -52,12 +52,12 @@ def test_a_missing_file_does_not_matter(run: Run) -> None:
 def test_a_disk_that_refuses_is_an_error_and_the_next_call_goes_on(run: Run) -> None:
     """The device stays held until its file is gone: a container must not start from it."""
     run.prepare(claim(1))
-    run.room.writer.failure = StorageError("read-only")
+    run.node.writer.failure = StorageError("read-only")
     assert isinstance(run.unprepare(ref(1)), StorageError)
     entry = run.journal.entry(uid(1))
     assert entry is not None
     assert entry.state is State.UNPREPARING
-    run.room.writer.failure = None
+    run.node.writer.failure = None
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()
 
@@ -65,33 +65,33 @@ def test_a_disk_that_refuses_is_an_error_and_the_next_call_goes_on(run: Run) -> 
 def test_a_prepare_after_a_failed_unprepare_starts_from_scratch(run: Run) -> None:
     """The kubelet may want the claim again for another pod."""
     run.prepare(claim(1))
-    run.room.writer.failure = StorageError("read-only")
+    run.node.writer.failure = StorageError("read-only")
     run.unprepare(ref(1))
-    run.room.writer.failure = None
-    reads = run.room.api.reads
+    run.node.writer.failure = None
+    reads = run.node.api.reads
     run.prepare(ref(1))
-    assert run.room.api.reads == reads + 1
+    assert run.node.api.reads == reads + 1
 
 
-def test_what_another_run_prepared_is_unprepared_here(room: Room) -> None:
+def test_what_another_run_prepared_is_unprepared_here(node: ClaimsNode) -> None:
     """After an update the new run gets the calls for the old one's claims."""
-    room.run("run-1").prepare(claim(1))
-    assert room.run("run-2", alive=("run-1",)).unprepare(ref(1)) is None
-    assert room.writer.files == {}
+    node.run("run-1").prepare(claim(1))
+    assert node.run("run-2", alive=("run-1",)).unprepare(ref(1)) is None
+    assert node.writer.files == {}
 
 
 def test_each_claim_of_a_call_has_its_own_answer(run: Run) -> None:
     """One claim's trouble does not keep another pod's device."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
-    remove = run.room.writer.remove_claim
+    remove = run.node.writer.remove_claim
 
     def picky(of: str) -> bool:
         if of == uid(1):
             raise StorageError("a directory stands in the file's place")
         return remove(of)
 
-    run.room.writer.remove_claim = picky  # type: ignore[method-assign]
+    run.node.writer.remove_claim = picky  # type: ignore[method-assign]
     answers = run.service.unprepare([ref(1), ref(2), ref(3)])
     assert isinstance(answers[uid(1)], StorageError)
     assert (answers[uid(2)], answers[uid(3)]) == (None, None)
@@ -105,7 +105,7 @@ def test_a_defect_is_an_answer_too(run: Run, caplog: pytest.LogCaptureFixture) -
     def broken(of: str) -> bool:
         raise RuntimeError("a defect")
 
-    run.room.writer.remove_claim = broken  # type: ignore[method-assign]
+    run.node.writer.remove_claim = broken  # type: ignore[method-assign]
     answers = run.service.unprepare([ref(1), ref(2)])
     assert all(type(answers[uid(number)]) is DraError for number in (1, 2))
     assert "unexpected RuntimeError" in str(answers[uid(1)])
@@ -115,9 +115,9 @@ def test_a_defect_is_an_answer_too(run: Run, caplog: pytest.LogCaptureFixture) -
 def test_a_call_that_waits_for_the_device_is_woken(run: Run) -> None:
     """The successor's prepare goes on at once."""
     run.prepare(claim(1))
-    before = run.room.clock.wakes
+    before = run.node.clock.wakes
     run.unprepare(ref(1))
-    assert run.room.clock.wakes == before + 1
+    assert run.node.clock.wakes == before + 1
 
 
 def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
@@ -125,9 +125,9 @@ def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
     service_deadline = run.deps.retry_policy.call_s
     run.prepare(claim(1))
     with run.deps.locks.hold(uid(1), 0.0):
-        run.room.clock.time -= service_deadline  # so that no time is left to wait for the lock
-        late = run.room.clock.now()
-        run.room.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]
+        run.node.clock.time -= service_deadline  # so that no time is left to wait for the lock
+        late = run.node.clock.now()
+        run.node.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]
         ticks = iter([0.0, 0.0, service_deadline])
         answer = run.unprepare(ref(1))
     assert "still being worked on by an earlier call" in str(answer)

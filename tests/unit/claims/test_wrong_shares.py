@@ -8,7 +8,7 @@ from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.errors import ClaimError
 from dra_driver.model.terms import Strategy
 from tests.fakes.claims import claim, share_result
-from tests.unit.claims.conftest import Room
+from tests.unit.claims.conftest import ClaimsNode
 from tests.unit.claims.test_sharing import one_of_some, shared
 
 
@@ -21,15 +21,15 @@ from tests.unit.claims.test_sharing import one_of_some, shared
         ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
     ],
 )
-def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tuple[str, int]], why: str) -> None:
+def test_a_claim_that_never_fits_is_told_so_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
     """Waiting for others to go would cost a worker for most of a call, and name somebody who has no part in it."""
-    run = shared(room, Strategy.TIME_SLICING, max_shares=2)
+    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
     run.prepare(claim(1, one_of_some(1)))
     asked = [one_of_some(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
     error = run.refusal(claim(2, *asked))
     assert isinstance(error, ClaimError)
     assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
-    assert room.clock.waits == []
+    assert node.clock.waits == []
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_a_claim_that_never_fits_is_told_so_at_once(room: Room, shares: list[tup
     ],
 )
 def test_amounts_that_no_scheduler_wrote_are_refused_with_what_is_possible(
-    room: Room, capacity: str, amount: str, why: str
+    node: ClaimsNode, capacity: str, amount: str, why: str
 ) -> None:
     """They end in environments of containers and in sums with other claims' amounts."""
-    run = shared(room, max_shares=4)
+    run = shared(node, max_shares=4)
     share = share_result(1, "5Gi", 10)
     broken = replace(share, consumed_capacity={**share.consumed_capacity, capacity: amount})
     error = run.refusal(claim(1, broken))
     assert isinstance(error, ClaimError)
     assert f"consumed capacity of gpu-0: {why}" in str(error)
-    assert room.is_whole_again()
+    assert node.is_whole_again()

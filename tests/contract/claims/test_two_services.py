@@ -28,7 +28,7 @@ def test_two_runs_cut_and_join_the_same_gpus_without_harm() -> None:
 
             def work() -> None:
                 for _ in range(ROUNDS):
-                    for call in (node.room.service.prepare, node.room.service.unprepare):
+                    for call in (node.claims.service.prepare, node.claims.service.unprepare):
                         answer = call([ref(number)])[ref(number).uid]
                         if isinstance(answer, DraError):
                             failures.append(str(answer))
