@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dra_driver.allocation.devices import Device
 from dra_driver.cel import DeviceView, Program, compile_selector
-from dra_driver.cel.attribute_refs import reads
+from dra_driver.cel.attribute_refs import attribute_refs
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.semver import Semver
 
@@ -116,7 +116,7 @@ class _Lens:
         self.sees_all = False
         for expression in expressions:
             try:
-                seen = reads(expression)
+                seen = attribute_refs(expression)
             except CelSyntaxError:
                 self.sees_all = True
                 break

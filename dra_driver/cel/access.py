@@ -11,7 +11,7 @@ from dra_driver.cel.values import (
     LISTS,
     MAPS,
     MISSING,
-    Amount,
+    CelQuantity,
     EvalError,
     Optional,
     TypeValue,
@@ -23,7 +23,7 @@ from dra_driver.semver import Semver
 
 _KEYS: Final = frozenset({str, int, UInt, bool, float})
 # What an optional that is held by a variable cannot give back when it is followed or read: cel-go loses their type.
-_LOST: Final = frozenset({Amount, Semver, Url, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface})
+_LOST: Final = frozenset({CelQuantity, Semver, Url, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface})
 
 
 def check_key(key: Any) -> Any:

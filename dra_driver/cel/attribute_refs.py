@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from dra_driver.cel.parser import parse
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Ident, Literal, Node, Select, children
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, Ident, Literal, Select, children
 
 _MAPS = ("attributes", "capacity")
 Names = set[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class Reads:
+class AttributeRefs:
     """Names as (domain, identifier). ``everything`` is set when they do not tell all. The driver, and whether the
     device can be shared, are not listed."""
 
@@ -26,10 +26,10 @@ class Reads:
 
 
 @lru_cache(maxsize=1024)
-def reads(expression: str) -> Reads:
+def attribute_refs(expression: str) -> AttributeRefs:
     """What the expression reads; callers do not change the answer. Raises CelSyntaxError when it does not parse."""
-    found = Reads()
-    pending: list[Node] = [parse(Source(expression))]
+    found = AttributeRefs()
+    pending: list[Expr] = [parse(SourceText(expression))]
     while pending:
         node = pending.pop()
         if not _note(node, found):
@@ -37,7 +37,7 @@ def reads(expression: str) -> Reads:
     return found
 
 
-def _note(node: Node, found: Reads) -> bool:
+def _note(node: Expr, found: AttributeRefs) -> bool:
     """Record what the node itself reads; True when nothing below it reads more."""
     if isinstance(node, Ident):
         found.everything = found.everything or node.name.lstrip(".") == "device"
@@ -55,7 +55,7 @@ def _note(node: Node, found: Reads) -> bool:
     return False
 
 
-def _is_field(node: Node, name: str) -> bool:
+def _is_field(node: Expr, name: str) -> bool:
     return (
         isinstance(node, Select)
         and node.field == name
@@ -64,7 +64,7 @@ def _is_field(node: Node, name: str) -> bool:
     )
 
 
-def _step(node: Node) -> tuple[Node, str] | None:
+def _step(node: Expr) -> tuple[Expr, str] | None:
     """The operand and constant key of ``operand.key``, ``operand["key"]`` or their optional forms."""
     if isinstance(node, Select):
         return node.operand, node.field

@@ -7,19 +7,19 @@ list and map literals, numeric comparison across types. Annotates nodes with ``t
 from typing import Final, NamedTuple
 
 from dra_driver.cel import types as t
-from dra_driver.cel.literals import settle
+from dra_driver.cel.literals import resolve_number
 from dra_driver.cel.parser import qualified_name
 from dra_driver.cel.signatures import Overload, functions
-from dra_driver.cel.source import Source
+from dra_driver.cel.source import SourceText
 from dra_driver.cel.syntax import (
     Call,
+    Expr,
     Fold,
     Ident,
     ListLiteral,
     Literal,
     MapLiteral,
     Message,
-    Node,
     Select,
 )
 from dra_driver.cel.types import Type
@@ -55,27 +55,27 @@ class Variable(NamedTuple):
 class Checker:
     """Checks one tree; not reused."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self._source = source
         self._unifier = t.Unifier()
         self._scopes: list[dict[str, Variable]] = [{"device": Variable("device", t.DEVICE)}]
         self._functions = functions()
-        self._checked: list[Node] = []
+        self._checked: list[Expr] = []
 
-    def run(self, root: Node) -> None:
+    def run(self, root: Expr) -> None:
         """Annotates the whole tree. Raises CelSyntaxError at the first thing that is wrong."""
         self._check(root)
         for node in self._checked:
             node.type = self._unifier.resolved(node.type, to_dyn=True)
 
-    def _check(self, node: Node) -> Type:
+    def _check(self, node: Expr) -> Type:
         term: Type = getattr(self, "_" + type(node).__name__.lower())(node)
         node.type = term
         self._checked.append(node)
         return term
 
     def _literal(self, node: Literal) -> Type:
-        settle(self._source, node)
+        resolve_number(self._source, node)
         return _LITERAL_TYPES[type(node.value)]
 
     # --- names
@@ -107,7 +107,7 @@ class Checker:
         term = self._field(node, node.operand, node.field, optional=False)
         return t.BOOL if node.test else self._unifier.resolved(term)
 
-    def _field(self, node: Node, operand: Node, field: str, optional: bool) -> Type:
+    def _field(self, node: Expr, operand: Expr, field: str, optional: bool) -> Type:
         outer = self._unifier.resolved(self._check(operand))
         inner = t.optional_value(outer)
         target = inner if inner is not None else outer
@@ -124,7 +124,7 @@ class Checker:
             raise self._source.error(node.offset, f"a value of type {target} has no field {field!r}")
         return t.optional_of(result) if optional or inner is not None else result
 
-    def _device_field(self, node: Node, field: str) -> Type:
+    def _device_field(self, node: Expr, field: str) -> Type:
         if field not in FIELDS:
             raise self._source.error(node.offset, f"device has no field {field!r}{_near(field, list(FIELDS))}")
         return FIELDS[field]
@@ -224,7 +224,7 @@ class Checker:
             key, value = self._unifier.variable(), self._unifier.variable()
         return t.map_of(key, value)
 
-    def _unwrapped(self, node: Node, term: Type) -> Type:
+    def _unwrapped(self, node: Expr, term: Type) -> Type:
         value = t.optional_value(term)
         if value is None and not t.is_dynamic(term):
             raise self._source.error(node.offset, f"expected an optional after '?', found a value of type {term}")
@@ -280,7 +280,7 @@ class Checker:
         hint = ": an attribute's type is unknown, wrap it in dyn()" if over is t.ANY else ""
         raise self._source.error(node.range.offset, f"a value of type {over} cannot be iterated{hint}")
 
-    def _expect(self, node: Node, wanted: Type) -> None:
+    def _expect(self, node: Expr, wanted: Type) -> None:
         term = self._check(node)
         if not self._unifier.assignable((wanted,), (term,)):
             raise self._source.error(node.offset, f"expected type {wanted}, found {term}")

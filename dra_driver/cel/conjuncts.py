@@ -8,7 +8,7 @@ from typing import Final
 
 from dra_driver.cel.lexer import END, Token, tokens
 from dra_driver.cel.parser import parse, terminals
-from dra_driver.cel.source import Source
+from dra_driver.cel.source import SourceText
 
 _OPEN: Final = frozenset("([{")
 _CLOSE: Final = frozenset(")]}")
@@ -16,9 +16,9 @@ _DEEPEST: Final = 20
 """Parentheses within parentheses that are looked into; nobody writes more by hand."""
 
 
-def clauses(expression: str) -> tuple[str, ...]:
+def conjuncts(expression: str) -> tuple[str, ...]:
     """The parts in their order, as written; at least one. Raises CelSyntaxError on what does not parse."""
-    source = Source(expression)
+    source = SourceText(expression)
     parse(source)
     return tuple(_cut(expression, [token for token in tokens(source, terminals()) if token.kind != END], 0))
 

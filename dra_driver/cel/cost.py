@@ -13,7 +13,7 @@ from dra_driver.cel.values import (
     LISTS,
     MAPS,
     AbortedError,
-    Amount,
+    CelQuantity,
     NamedFormat,
     Optional,
     Url,
@@ -241,7 +241,7 @@ _OPEN: Final[dict[str, Cost]] = {
 }
 NEEDS_RESULT: Final = frozenset({_join, _output})
 """Costs that are known only after the call; all others are charged before, so that a hopeless call is not made."""
-_UNIT_EQUALITY: Final = frozenset({Amount, Semver, NamedFormat, Url})
+_UNIT_EQUALITY: Final = frozenset({CelQuantity, Semver, NamedFormat, Url})
 
 
 def cost_of_call(function: str, overload: str) -> Cost:

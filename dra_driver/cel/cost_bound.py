@@ -12,15 +12,15 @@ from dra_driver.cel.ir import (
     Choice,
     Constant,
     Equality,
+    FoldLoop,
     Invoke,
+    IrNode,
     Logic,
-    Loop,
     MakeList,
     MakeMap,
     MakeMessage,
     Member,
     OrElse,
-    Plan,
 )
 from dra_driver.cel.values import LISTS, MAPS, size_of
 
@@ -74,66 +74,66 @@ _SPLITS: Final = frozenset({"split", "findAll"})
 _SMALL: Final = 64
 
 
-class Bound(NamedTuple):
+class CostBound(NamedTuple):
     """Most that evaluation costs and largest size of the result (of its elements too), None where unknown."""
 
     cost: int
     size: int | None
 
 
-def bound(plan: Plan) -> int | None:
+def cost_bound(node: IrNode) -> int | None:
     """The upper bound in cost units, None where there is none."""
-    found = _bound(plan, {0: ORDINARY})
+    found = _bound(node, {0: ORDINARY})
     return None if found is None else found.cost
 
 
-def _all(plans: tuple[Plan, ...], sizes: dict[int, int | None]) -> list[Bound] | None:
-    found = [_bound(plan, sizes) for plan in plans]
+def _all(plans: tuple[IrNode, ...], sizes: dict[int, int | None]) -> list[CostBound] | None:
+    found = [_bound(node, sizes) for node in plans]
     return None if None in found else [b for b in found if b is not None]
 
 
-def _bound(plan: Plan, sizes: dict[int, int | None]) -> Bound | None:
-    if isinstance(plan, Constant):
-        return Bound(0, _constant_size(plan.value))
-    if isinstance(plan, Chain):
-        return _chain(plan, sizes)
-    if isinstance(plan, Choice):
-        parts = _all((plan.condition, plan.yes, plan.no), sizes)
-        return None if parts is None else Bound(sum(p.cost for p in parts), _larger(parts[1:]))
-    if isinstance(plan, Logic):
-        parts = _all(plan.terms, sizes)
-        return None if parts is None else Bound(sum(p.cost for p in parts), 1)
-    if isinstance(plan, Equality):
-        return _equality(plan, sizes)
-    if isinstance(plan, Invoke):
-        return _invoke(plan, sizes)
-    if isinstance(plan, Loop):
-        return _loop(plan, sizes)
-    return _others(plan, sizes)
+def _bound(node: IrNode, sizes: dict[int, int | None]) -> CostBound | None:
+    if isinstance(node, Constant):
+        return CostBound(0, _constant_size(node.value))
+    if isinstance(node, Chain):
+        return _chain(node, sizes)
+    if isinstance(node, Choice):
+        parts = _all((node.condition, node.yes, node.no), sizes)
+        return None if parts is None else CostBound(sum(p.cost for p in parts), _larger(parts[1:]))
+    if isinstance(node, Logic):
+        parts = _all(node.terms, sizes)
+        return None if parts is None else CostBound(sum(p.cost for p in parts), 1)
+    if isinstance(node, Equality):
+        return _equality(node, sizes)
+    if isinstance(node, Invoke):
+        return _invoke(node, sizes)
+    if isinstance(node, FoldLoop):
+        return _loop(node, sizes)
+    return _others(node, sizes)
 
 
-def _others(plan: Plan, sizes: dict[int, int | None]) -> Bound | None:
-    if isinstance(plan, Member):
-        item = _bound(plan.item, sizes)
-        return None if item is None else Bound(item.cost, 1)
-    if isinstance(plan, OrElse):
-        parts = _all((plan.first, plan.second), sizes)
-        return None if parts is None else Bound(parts[0].cost + parts[1].cost, _larger(parts))
-    if isinstance(plan, MakeList):
-        parts = _all(plan.elements, sizes)
-        extra, count = LIST, len(plan.elements)
-    elif isinstance(plan, MakeMap):
-        parts = _all(tuple(p for key, value, _ in plan.entries for p in (key, value)), sizes)
-        extra, count = MAP, len(plan.entries)
-    elif isinstance(plan, MakeMessage):
-        parts = _all(tuple(value for _, value, _ in plan.entries), sizes)
+def _others(node: IrNode, sizes: dict[int, int | None]) -> CostBound | None:
+    if isinstance(node, Member):
+        item = _bound(node.item, sizes)
+        return None if item is None else CostBound(item.cost, 1)
+    if isinstance(node, OrElse):
+        parts = _all((node.first, node.second), sizes)
+        return None if parts is None else CostBound(parts[0].cost + parts[1].cost, _larger(parts))
+    if isinstance(node, MakeList):
+        parts = _all(node.elements, sizes)
+        extra, count = LIST, len(node.elements)
+    elif isinstance(node, MakeMap):
+        parts = _all(tuple(p for key, value, _ in node.entries for p in (key, value)), sizes)
+        extra, count = MAP, len(node.entries)
+    elif isinstance(node, MakeMessage):
+        parts = _all(tuple(value for _, value, _ in node.entries), sizes)
         extra, count = MESSAGE, 1
     else:
         return None
     if parts is None:
         return None
-    largest = _larger([*parts, Bound(0, count)])
-    return Bound(extra + sum(p.cost for p in parts), largest)
+    largest = _larger([*parts, CostBound(0, count)])
+    return CostBound(extra + sum(p.cost for p in parts), largest)
 
 
 def _constant_size(value: object) -> int:
@@ -146,70 +146,70 @@ def _constant_size(value: object) -> int:
     return size
 
 
-def _larger(parts: list[Bound]) -> int | None:
+def _larger(parts: list[CostBound]) -> int | None:
     return None if any(p.size is None for p in parts) else max((p.size or 1 for p in parts), default=1)
 
 
-def _chain(plan: Chain, sizes: dict[int, int | None]) -> Bound | None:
-    base = Bound(0, sizes.get(plan.slot)) if plan.base is None else _bound(plan.base, sizes)
-    keys = _all(tuple(q.key for q in plan.qualifiers if not q.constant), sizes)
+def _chain(node: Chain, sizes: dict[int, int | None]) -> CostBound | None:
+    base = CostBound(0, sizes.get(node.slot)) if node.base is None else _bound(node.base, sizes)
+    keys = _all(tuple(q.key for q in node.qualifiers if not q.constant), sizes)
     if base is None or keys is None:
         return None
-    return Bound(base.cost + sum(k.cost for k in keys) + len(plan.qualifiers) + 1, base.size)
+    return CostBound(base.cost + sum(k.cost for k in keys) + len(node.qualifiers) + 1, base.size)
 
 
-def _equality(plan: Equality, sizes: dict[int, int | None]) -> Bound | None:
-    parts = _all((plan.left, plan.right), sizes)
+def _equality(node: Equality, sizes: dict[int, int | None]) -> CostBound | None:
+    parts = _all((node.left, node.right), sizes)
     if parts is None:
         return None
     known = [p.size for p in parts if p.size is not None]
     if not known:
         return None
-    return Bound(parts[0].cost + parts[1].cost + min(known) // 10 + 1, 1)
+    return CostBound(parts[0].cost + parts[1].cost + min(known) // 10 + 1, 1)
 
 
-def _invoke(plan: Invoke, sizes: dict[int, int | None]) -> Bound | None:
-    parts = _all(plan.arguments, sizes)
-    if parts is None or plan.function in _UNBOUNDED or any(p.size is None for p in parts):
+def _invoke(node: Invoke, sizes: dict[int, int | None]) -> CostBound | None:
+    parts = _all(node.arguments, sizes)
+    if parts is None or node.function in _UNBOUNDED or any(p.size is None for p in parts):
         return None
     size = max((p.size or 1 for p in parts), default=1)
     if size > 10 * ORDINARY:
         return None
     # Costs of the functions that remain grow with the sizes of their arguments; a text stands for anything of its size.
     largest = "x" * size
-    cost = cost_of_call(plan.function, plan.overload)([largest] * max(2, len(parts)), largest)
-    return Bound(sum(p.cost for p in parts) + max(cost, 1), _result_size(plan, parts))
+    cost = cost_of_call(node.function, node.overload)([largest] * max(2, len(parts)), largest)
+    return CostBound(sum(p.cost for p in parts) + max(cost, 1), _result_size(node, parts))
 
 
-def _result_size(plan: Invoke, parts: list[Bound]) -> int | None:
-    if plan.function in _KEEPS_SIZE:
+def _result_size(node: Invoke, parts: list[CostBound]) -> int | None:
+    if node.function in _KEEPS_SIZE:
         return max(_SMALL, parts[0].size or 1)
-    if plan.function in _SPLITS:
+    if node.function in _SPLITS:
         return (parts[0].size or 1) + 2
-    if plan.function == "_+_":
+    if node.function == "_+_":
         return sum(p.size or 1 for p in parts) + _SMALL
-    if plan.function in {"first", "last", "optional.unwrap", "unwrapOpt", "string", "optional.none", "includes"}:
+    if node.function in {"first", "last", "optional.unwrap", "unwrapOpt", "string", "optional.none", "includes"}:
         return max([_SMALL, *(p.size or 1 for p in parts)]) * 4
-    if plan.function in {"getHost", "getHostname", "getPort", "getScheme", "getEscapedPath", "url"}:
+    if node.function in {"getHost", "getHostname", "getPort", "getScheme", "getEscapedPath", "url"}:
         return None
     return _SMALL
 
 
-def _loop(plan: Loop, sizes: dict[int, int | None]) -> Bound | None:
-    over, initial = _bound(plan.over, sizes), _bound(plan.initial, sizes)
+def _loop(node: FoldLoop, sizes: dict[int, int | None]) -> CostBound | None:
+    over, initial = _bound(node.over, sizes), _bound(node.initial, sizes)
     if over is None or initial is None or over.size is None:
         return None
-    inner = {**sizes, **dict.fromkeys(plan.variables, over.size)}
-    if not plan.variables:
-        inner[plan.accumulator] = initial.size
-        result = _bound(plan.result, inner)
-        return None if result is None else Bound(initial.cost + result.cost + 2, result.size)
+    inner = {**sizes, **dict.fromkeys(node.variables, over.size)}
+    if not node.variables:
+        inner[node.accumulator] = initial.size
+        result = _bound(node.result, inner)
+        return None if result is None else CostBound(initial.cost + result.cost + 2, result.size)
     # An accumulator may become a list with one element for each step, each as large as a step makes it.
-    inner[plan.accumulator] = ORDINARY
-    parts = _all((plan.condition, plan.step, plan.result), inner)
+    inner[node.accumulator] = ORDINARY
+    parts = _all((node.condition, node.step, node.result), inner)
     if parts is None:
         return None
     rounds = over.size
     grown = None if parts[1].size is None else max(rounds, parts[1].size, initial.size or 1)
     cost = over.cost + initial.cost + rounds * (parts[0].cost + parts[1].cost) + parts[0].cost + parts[2].cost
-    return Bound(cost + 2, grown)
+    return CostBound(cost + 2, grown)

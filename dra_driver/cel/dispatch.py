@@ -9,14 +9,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.cel import operators as ops
-from dra_driver.cel.libraries import convert as lib_convert
-from dra_driver.cel.libraries import format as lib_format
-from dra_driver.cel.libraries import formats as lib_formats
-from dra_driver.cel.libraries import kube as lib_kube
-from dra_driver.cel.libraries import lists as lib_lists
-from dra_driver.cel.libraries import net as lib_net
-from dra_driver.cel.libraries import strings as lib_strings
-from dra_driver.cel.libraries import url as lib_url
+from dra_driver.cel.libraries import convert, formats, kube, lists, net, strings, url
+from dra_driver.cel.libraries.format import format_string
 from dra_driver.cel.signatures import Overload
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import no_overload, type_name
@@ -33,14 +27,14 @@ _UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
 def _functions() -> dict[str, Callable[..., Any]]:
     return {
         **ops.FUNCTIONS,
-        **lib_convert.FUNCTIONS,
-        **lib_strings.FUNCTIONS,
-        "format": lib_format.format_string,
-        **lib_lists.FUNCTIONS,
-        **lib_kube.FUNCTIONS,
-        **lib_net.FUNCTIONS,
-        **lib_url.FUNCTIONS,
-        **lib_formats.FUNCTIONS,
+        **convert.FUNCTIONS,
+        **strings.FUNCTIONS,
+        "format": format_string,
+        **lists.FUNCTIONS,
+        **kube.FUNCTIONS,
+        **net.FUNCTIONS,
+        **url.FUNCTIONS,
+        **formats.FUNCTIONS,
     }
 
 
@@ -49,7 +43,7 @@ def implementation(name: str, overloads: list[Overload], known: bool) -> Callabl
     function = _functions()[name]
     if len(overloads) == 1:
         overload = overloads[0]
-        target = lib_lists.OVERLOADS.get(overload.id, function)
+        target = lists.OVERLOADS.get(overload.id, function)
         unguarded = known or overload.binding == "s" or name in _UNGUARDED
         return target if unguarded else _guarded(name, overload, target)
     if any(overload.binding == "s" for overload in overloads):
@@ -80,7 +74,7 @@ def _guarded(name: str, overload: Overload, target: Callable[..., Any]) -> Calla
 
 def _dispatched(name: str, overloads: list[Overload], function: Callable[..., Any]) -> Callable[..., Any]:
     choices = [
-        ([_test_of(argument) for argument in overload.arguments], lib_lists.OVERLOADS.get(overload.id, function))
+        ([_test_of(argument) for argument in overload.arguments], lists.OVERLOADS.get(overload.id, function))
         for overload in overloads
     ]
 

@@ -12,7 +12,7 @@ from dra_driver.cel.values import (
     MAPS,
     MISSING,
     NUMBERS,
-    Amount,
+    CelQuantity,
     ConcatList,
     Duration,
     EvalError,
@@ -29,7 +29,9 @@ from dra_driver.cel.values import (
 from dra_driver.semver import Semver
 
 # Types whose equality against another type is an error rather than false.
-_STRICT: Final = frozenset({Amount, Semver, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, Url, NamedFormat})
+_STRICT: Final = frozenset(
+    {CelQuantity, Semver, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, Url, NamedFormat}
+)
 _PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration})
 
 
@@ -55,7 +57,7 @@ def _equal(kind: type, a: Any, b: Any) -> bool:
     if kind is Optional:
         if type(b) is not Optional or not (a.present and b.present):
             return type(b) is Optional and a.present == b.present
-        return a_equal_method(a.value, b.value)
+        return go_equal(a.value, b.value)
     if kind is Timestamp:
         return type(b) is Timestamp and bool(a.ns == b.ns)
     if kind is TypeValue:
@@ -63,7 +65,7 @@ def _equal(kind: type, a: Any, b: Any) -> bool:
     return False
 
 
-def a_equal_method(a: Any, b: Any) -> bool:
+def go_equal(a: Any, b: Any) -> bool:
     """``a.Equal(b)`` of Go, which unlike ``==`` has no special place for null on the right."""
     kind = type(a)
     if kind is type(b) and kind in _PLAIN:
@@ -74,7 +76,7 @@ def a_equal_method(a: Any, b: Any) -> bool:
 def _equal_strict(a: Any, b: Any) -> bool:
     if type_name(a) != type_name(b):
         raise no_overload()
-    if isinstance(a, Amount):
+    if isinstance(a, CelQuantity):
         if b.derived:
             raise no_overload()
         return bool(a.quantity == b.quantity)
@@ -122,7 +124,7 @@ def list_contains(items: Any, wanted: Any) -> bool:
     spend(len(items))
     for item in items:
         try:
-            if a_equal_method(wanted, item):
+            if go_equal(wanted, item):
                 return True
         except EvalError:
             continue

@@ -16,7 +16,7 @@ from dra_driver.cel.values import (
     no_overload,
 )
 
-Step = Callable[[Any], Any]
+Closure = Callable[[Any], Any]
 """A closure over an environment: the device, the meter or None, then the slots of variables."""
 UNSET: Final = object()
 """In the slot of an accumulator that nobody has read yet."""
@@ -38,7 +38,7 @@ def truth(value: Any) -> bool:
     return value
 
 
-def started(initial: Step, env: Any) -> Any:
+def started(initial: Closure, env: Any) -> Any:
     """The first value of an accumulator; an empty list or map can then grow in place."""
     value = stored(initial, env)
     if type(value) in LISTS and not len(value):
@@ -48,7 +48,7 @@ def started(initial: Step, env: Any) -> Any:
     return value
 
 
-def stored(step: Step, env: Any) -> Any:
+def stored(step: Closure, env: Any) -> Any:
     """The value of a step as it goes into a slot."""
     try:
         return step(env)
@@ -80,7 +80,7 @@ def _optional_of(value: Any, what: str) -> Optional:
     return value
 
 
-def build_list(steps: list[Step], optional: frozenset[int]) -> Step:
+def build_list(steps: list[Closure], optional: frozenset[int]) -> Closure:
     if not optional:
         return lambda env: [step(env) for step in steps]
 
@@ -99,7 +99,7 @@ def build_list(steps: list[Step], optional: frozenset[int]) -> Step:
     return built
 
 
-def build_map(steps: list[tuple[Step, Step, bool]]) -> Step:
+def build_map(steps: list[tuple[Closure, Closure, bool]]) -> Closure:
     def built(env: Any) -> CelMap:
         data: dict[Any, Any] = {}
         for key_step, value_step, optional in steps:
@@ -116,7 +116,7 @@ def build_map(steps: list[tuple[Step, Step, bool]]) -> Step:
     return built
 
 
-def build_message(name: str, steps: list[tuple[str, Step, bool]]) -> Step:
+def build_message(name: str, steps: list[tuple[str, Closure, bool]]) -> Closure:
     def built(env: Any) -> Any:
         fields: dict[str, Any] = {}
         for field, step, optional in steps:

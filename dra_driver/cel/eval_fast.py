@@ -12,8 +12,8 @@ from dra_driver.cel.access import check_key, find, lookup, unwrapped
 from dra_driver.cel.equality import equal
 from dra_driver.cel.eval_common import (
     UNSET,
+    Closure,
     Failure,
-    Step,
     build_list,
     build_map,
     build_message,
@@ -28,15 +28,15 @@ from dra_driver.cel.ir import (
     Choice,
     Constant,
     Equality,
+    FoldLoop,
     Invoke,
+    IrNode,
     Logic,
-    Loop,
     MakeList,
     MakeMap,
     MakeMessage,
     Member,
     OrElse,
-    Plan,
     Qualifier,
 )
 from dra_driver.cel.values import MISSING, NONE, AbortedError, EvalError, Optional, no_overload, reset_work
@@ -55,33 +55,33 @@ class Context:
 
     def __init__(self, asks_integers: bool) -> None:
         self.asks_integers = asks_integers
-        self.initial: dict[int, Step] = {}
+        self.initial: dict[int, Closure] = {}
 
 
-def unmetered(plan: Plan, context: Context) -> Step:
+def build_fast(node: IrNode, context: Context) -> Closure:
     """The closure of a plan; ``context`` belongs to one expression."""
-    return _BUILDERS[type(plan)](plan, context)
+    return _BUILDERS[type(node)](node, context)
 
 
-def _constant(plan: Constant, _context: Context) -> Step:
-    value = plan.value
+def _constant(node: Constant, _context: Context) -> Closure:
+    value = node.value
     return lambda _env: value
 
 
 # --- chains
 
 
-def _chain(plan: Chain, context: Context) -> Step:
-    resolve = _resolver(plan, context)
-    return _tested(resolve) if plan.test else resolve
+def _chain(node: Chain, context: Context) -> Closure:
+    resolve = _resolver(node, context)
+    return _tested(resolve) if node.test else resolve
 
 
-def _choice(plan: Choice, context: Context) -> Step:
-    resolve = _resolver(plan, context)
-    return _tested(resolve) if plan.test else resolve
+def _choice(node: Choice, context: Context) -> Closure:
+    resolve = _resolver(node, context)
+    return _tested(resolve) if node.test else resolve
 
 
-def _tested(resolve: Step) -> Step:
+def _tested(resolve: Closure) -> Closure:
     def tested(env: Any) -> Any:
         value = resolve(env)
         return value.present if type(value) is Optional else value
@@ -89,19 +89,19 @@ def _tested(resolve: Step) -> Step:
     return tested
 
 
-def _resolver(plan: Plan, context: Context) -> Step:
-    if isinstance(plan, Choice):
-        condition = unmetered(plan.condition, context)
-        yes, no = _resolver(plan.yes, context), _resolver(plan.no, context)
+def _resolver(node: IrNode, context: Context) -> Closure:
+    if isinstance(node, Choice):
+        condition = build_fast(node.condition, context)
+        yes, no = _resolver(node.yes, context), _resolver(node.no, context)
         return lambda env: yes(env) if truth(condition(env)) else no(env)
-    assert isinstance(plan, Chain)  # noqa: S101  the planner makes nothing else here
-    direct = _direct(plan)
+    assert isinstance(node, Chain)  # noqa: S101  the planner makes nothing else here
+    direct = _direct(node)
     if direct is not None:
         return direct
-    base = _variable(plan.slot, context) if plan.base is None else unmetered(plan.base, context)
-    if not plan.qualifiers and plan.base is not None and not isinstance(plan.base, OrElse | Invoke | Loop):
+    base = _variable(node.slot, context) if node.base is None else build_fast(node.base, context)
+    if not node.qualifiers and node.base is not None and not isinstance(node.base, OrElse | Invoke | FoldLoop):
         return base
-    steps = [_qualifier(qualifier, context) for qualifier in plan.qualifiers]
+    steps = [_qualifier(qualifier, context) for qualifier in node.qualifiers]
 
     def resolved(env: Any) -> Any:
         target = base(env)
@@ -123,10 +123,10 @@ def _resolver(plan: Plan, context: Context) -> Step:
     return resolved
 
 
-def _direct(plan: Chain) -> Step | None:
+def _direct(node: Chain) -> Closure | None:
     """``device.field`` and ``device.attributes[domain].name`` with constant names."""
-    names = [q.key for q in plan.qualifiers if q.constant and not q.optional and not q.test and type(q.key) is str]
-    if plan.slot != 0 or plan.base is not None or len(names) != len(plan.qualifiers):
+    names = [q.key for q in node.qualifiers if q.constant and not q.optional and not q.test and type(q.key) is str]
+    if node.slot != 0 or node.base is not None or len(names) != len(node.qualifiers):
         return None
     if len(names) == 1:
         (field,) = names
@@ -144,7 +144,7 @@ def _direct(plan: Chain) -> Step | None:
     return attribute
 
 
-def _variable(slot: int, context: Context) -> Step:
+def _variable(slot: int, context: Context) -> Closure:
     def read(env: Any) -> Any:
         value = env[slot]
         if value is UNSET:
@@ -171,21 +171,21 @@ def _qualifier(qualifier: Qualifier, context: Context) -> tuple[Any, Any, bool]:
     return test if qualifier.test else select, select_present, qualifier.optional
 
 
-def _key(qualifier: Qualifier, context: Context) -> Step:
+def _key(qualifier: Qualifier, context: Context) -> Closure:
     if qualifier.constant:
         constant = qualifier.key
         return lambda _env: constant
     is_chain = isinstance(qualifier.key, Chain | Choice)
-    evaluate = _resolver(qualifier.key, context) if is_chain else unmetered(qualifier.key, context)
+    evaluate = _resolver(qualifier.key, context) if is_chain else build_fast(qualifier.key, context)
     return lambda env: check_key(evaluate(env))
 
 
 # --- logic and calls
 
 
-def _logic(plan: Logic, context: Context) -> Step:
-    terms = [unmetered(term, context) for term in plan.terms]
-    decides = plan.decides
+def _logic(node: Logic, context: Context) -> Closure:
+    terms = [build_fast(term, context) for term in node.terms]
+    decides = node.decides
 
     def slowly(env: Any) -> bool:
         failed: EvalError | None = None
@@ -225,11 +225,11 @@ def _logic(plan: Logic, context: Context) -> Step:
     return both
 
 
-def _equality(plan: Equality, context: Context) -> Step:
-    left, right = unmetered(plan.left, context), unmetered(plan.right, context)
-    if isinstance(plan.right, Constant) and type(plan.right.value) is str:
-        return _equals_text(left, plan.right.value, plan.negated)
-    if not plan.negated:
+def _equality(node: Equality, context: Context) -> Closure:
+    left, right = build_fast(node.left, context), build_fast(node.right, context)
+    if isinstance(node.right, Constant) and type(node.right.value) is str:
+        return _equals_text(left, node.right.value, node.negated)
+    if not node.negated:
         return lambda env: equal(left(env), right(env))
 
     def differs(env: Any) -> bool:
@@ -242,7 +242,7 @@ def _equality(plan: Equality, context: Context) -> Step:
     return differs
 
 
-def _equals_text(left: Step, text: str, negated: bool) -> Step:
+def _equals_text(left: Closure, text: str, negated: bool) -> Closure:
     def same(env: Any) -> bool:
         value = left(env)
         return value == text if type(value) is str else equal(value, text)
@@ -259,46 +259,46 @@ def _equals_text(left: Step, text: str, negated: bool) -> Step:
     return differs if negated else same
 
 
-def _folded(plan: Plan, context: Context) -> Constant | Failure | None:
+def _folded(node: IrNode, context: Context) -> Constant | Failure | None:
     """The value or error of a call whose arguments are all constant; None for other plans."""
-    if isinstance(plan, Constant):
-        return plan
-    if not isinstance(plan, Invoke) or plan.lenient or (plan.function in _QUANTITIES and context.asks_integers):
+    if isinstance(node, Constant):
+        return node
+    if not isinstance(node, Invoke) or node.lenient or (node.function in _QUANTITIES and context.asks_integers):
         return None
-    arguments = [_folded(argument, context) for argument in plan.arguments]
+    arguments = [_folded(argument, context) for argument in node.arguments]
     values = [argument.value for argument in arguments if isinstance(argument, Constant)]
     if len(values) != len(arguments):
         return None
     reset_work()
     try:
-        return Constant(plan.call(*values))
+        return Constant(node.call(*values))
     except EvalError as error:
         return Failure(error)
     except (AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError):
         return None
 
 
-def _raised(failure: Failure) -> Step:
+def _raised(failure: Failure) -> Closure:
     def raised(_env: Any) -> Any:
         raise EvalError(*failure.error.args)
 
     return raised
 
 
-def _invoke(plan: Invoke, context: Context) -> Step:
-    folded = _folded(plan, context)
+def _invoke(node: Invoke, context: Context) -> Closure:
+    folded = _folded(node, context)
     if folded is not None:
         return _constant(folded, context) if isinstance(folded, Constant) else _raised(folded)
-    steps = [unmetered(argument, context) for argument in plan.arguments]
-    call = plan.call
-    if plan.lenient:
+    steps = [build_fast(argument, context) for argument in node.arguments]
+    call = node.call
+    if node.lenient:
         return _lenient(steps[0])
     if len(steps) == 1:
         (only,) = steps
         return lambda env: call(only(env))
     if len(steps) == 2:
         first, second = steps
-        other = _folded(plan.arguments[1], context)
+        other = _folded(node.arguments[1], context)
         if isinstance(other, Constant):
             constant = other.value
             return lambda env: call(first(env), constant)
@@ -306,7 +306,7 @@ def _invoke(plan: Invoke, context: Context) -> Step:
     return lambda env: call(*[step(env) for step in steps])
 
 
-def _lenient(step: Step) -> Step:
+def _lenient(step: Closure) -> Closure:
     def not_false(env: Any) -> bool:
         try:
             return step(env) is not False
@@ -316,14 +316,14 @@ def _lenient(step: Step) -> Step:
     return not_false
 
 
-def _member(plan: Member, context: Context) -> Step:
-    item, contains = unmetered(plan.item, context), plan.contains
+def _member(node: Member, context: Context) -> Closure:
+    item, contains = build_fast(node.item, context), node.contains
     return lambda env: contains(item(env))
 
 
-def _or_else(plan: OrElse, context: Context) -> Step:
-    first, second = unmetered(plan.first, context), unmetered(plan.second, context)
-    unwraps = plan.unwraps
+def _or_else(node: OrElse, context: Context) -> Closure:
+    first, second = build_fast(node.first, context), build_fast(node.second, context)
+    unwraps = node.unwraps
 
     def either(env: Any) -> Any:
         value = first(env)
@@ -339,27 +339,27 @@ def _or_else(plan: OrElse, context: Context) -> Step:
 # --- literals and loops
 
 
-def _list(plan: MakeList, context: Context) -> Step:
-    return build_list([unmetered(element, context) for element in plan.elements], plan.optional)
+def _list(node: MakeList, context: Context) -> Closure:
+    return build_list([build_fast(element, context) for element in node.elements], node.optional)
 
 
-def _map(plan: MakeMap, context: Context) -> Step:
-    steps = [(unmetered(k, context), unmetered(v, context), optional) for k, v, optional in plan.entries]
+def _map(node: MakeMap, context: Context) -> Closure:
+    steps = [(build_fast(k, context), build_fast(v, context), optional) for k, v, optional in node.entries]
     return build_map(steps)
 
 
-def _message(plan: MakeMessage, context: Context) -> Step:
-    steps = [(name, unmetered(value, context), optional) for name, value, optional in plan.entries]
-    return build_message(plan.name, steps)
+def _message(node: MakeMessage, context: Context) -> Closure:
+    steps = [(name, build_fast(value, context), optional) for name, value, optional in node.entries]
+    return build_message(node.name, steps)
 
 
-def _loop(plan: Loop, context: Context) -> Step:
-    over = unmetered(plan.over, context)
-    context.initial[plan.accumulator] = unmetered(plan.initial, context)
-    condition, step = unmetered(plan.condition, context), unmetered(plan.step, context)
-    result = unmetered(plan.result, context)
-    slots, accumulator = plan.variables, plan.accumulator
-    always = isinstance(plan.condition, Constant)
+def _loop(node: FoldLoop, context: Context) -> Closure:
+    over = build_fast(node.over, context)
+    context.initial[node.accumulator] = build_fast(node.initial, context)
+    condition, step = build_fast(node.condition, context), build_fast(node.step, context)
+    result = build_fast(node.result, context)
+    slots, accumulator = node.variables, node.accumulator
+    always = isinstance(node.condition, Constant)
     if not slots:
 
         def bound(env: Any) -> Any:
@@ -382,7 +382,7 @@ def _loop(plan: Loop, context: Context) -> Step:
     return looped
 
 
-_BUILDERS: Final[dict[type, Callable[[Any, Context], Step]]] = {
+_BUILDERS: Final[dict[type, Callable[[Any, Context], Closure]]] = {
     Constant: _constant,
     Chain: _chain,
     Choice: _choice,
@@ -394,5 +394,5 @@ _BUILDERS: Final[dict[type, Callable[[Any, Context], Step]]] = {
     MakeList: _list,
     MakeMap: _map,
     MakeMessage: _message,
-    Loop: _loop,
+    FoldLoop: _loop,
 }

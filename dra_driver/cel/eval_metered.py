@@ -13,8 +13,8 @@ from dra_driver.cel.access import check_key, find, lookup, unwrapped
 from dra_driver.cel.equality import equal
 from dra_driver.cel.eval_common import (
     UNSET,
+    Closure,
     Failure,
-    Step,
     build_list,
     build_map,
     build_message,
@@ -29,15 +29,15 @@ from dra_driver.cel.ir import (
     Choice,
     Constant,
     Equality,
+    FoldLoop,
     Invoke,
+    IrNode,
     Logic,
-    Loop,
     MakeList,
     MakeMap,
     MakeMessage,
     Member,
     OrElse,
-    Plan,
     Qualifier,
 )
 from dra_driver.cel.values import MISSING, NONE, AbortedError, EvalError, Optional, no_overload
@@ -59,22 +59,22 @@ class Meter:
             raise AbortedError("operation cancelled: actual cost limit exceeded")
 
 
-def metered(plan: Plan, accumulators: dict[int, Step]) -> Step:
+def build_metered(node: IrNode, accumulators: dict[int, Closure]) -> Closure:
     """The closure of a plan; environments hold a Meter at position 1. ``accumulators`` is filled in."""
-    return _BUILDERS[type(plan)](plan, accumulators)
+    return _BUILDERS[type(node)](node, accumulators)
 
 
-def _constant(plan: Constant, _accumulators: dict[int, Step]) -> Step:
-    value = plan.value
+def _constant(node: Constant, _accumulators: dict[int, Closure]) -> Closure:
+    value = node.value
     return lambda _env: value
 
 
 # --- chains
 
 
-def _chain(plan: Chain, accumulators: dict[int, Step]) -> Step:
-    resolve = _resolver(plan, accumulators)
-    if plan.test:
+def _chain(node: Chain, accumulators: dict[int, Closure]) -> Closure:
+    resolve = _resolver(node, accumulators)
+    if node.test:
 
         def tested(env: Any) -> Any:
             value = resolve(env)
@@ -89,9 +89,9 @@ def _chain(plan: Chain, accumulators: dict[int, Step]) -> Step:
     return chained
 
 
-def _choice(plan: Choice, accumulators: dict[int, Step]) -> Step:
-    resolve = _resolver(plan, accumulators)
-    if not plan.test:
+def _choice(node: Choice, accumulators: dict[int, Closure]) -> Closure:
+    resolve = _resolver(node, accumulators)
+    if not node.test:
         return resolve
 
     def tested(env: Any) -> Any:
@@ -103,19 +103,19 @@ def _choice(plan: Choice, accumulators: dict[int, Step]) -> Step:
     return tested
 
 
-def _resolver(plan: Plan, accumulators: dict[int, Step]) -> Step:
+def _resolver(node: IrNode, accumulators: dict[int, Closure]) -> Closure:
     """The value of a chain or choice without the cost of reading it."""
-    if isinstance(plan, Choice):
-        condition = metered(plan.condition, accumulators)
-        yes, no = _resolver(plan.yes, accumulators), _resolver(plan.no, accumulators)
+    if isinstance(node, Choice):
+        condition = build_metered(node.condition, accumulators)
+        yes, no = _resolver(node.yes, accumulators), _resolver(node.no, accumulators)
 
         def chosen(env: Any) -> Any:
             return yes(env) if truth(condition(env)) else no(env)
 
         return chosen
-    assert isinstance(plan, Chain)  # noqa: S101  the planner makes nothing else here
-    base = _variable(plan.slot, accumulators) if plan.base is None else metered(plan.base, accumulators)
-    steps = [_qualifier(qualifier, accumulators) for qualifier in plan.qualifiers]
+    assert isinstance(node, Chain)  # noqa: S101  the planner makes nothing else here
+    base = _variable(node.slot, accumulators) if node.base is None else build_metered(node.base, accumulators)
+    steps = [_qualifier(qualifier, accumulators) for qualifier in node.qualifiers]
 
     def resolved(env: Any) -> Any:
         target = base(env)
@@ -137,7 +137,7 @@ def _resolver(plan: Plan, accumulators: dict[int, Step]) -> Step:
     return resolved
 
 
-def _variable(slot: int, accumulators: dict[int, Step]) -> Step:
+def _variable(slot: int, accumulators: dict[int, Closure]) -> Closure:
     def read(env: Any) -> Any:
         value = env[slot]
         if value is UNSET:
@@ -149,7 +149,7 @@ def _variable(slot: int, accumulators: dict[int, Step]) -> Step:
     return read
 
 
-def _qualifier(qualifier: Qualifier, accumulators: dict[int, Step]) -> tuple[Any, Any, bool]:
+def _qualifier(qualifier: Qualifier, accumulators: dict[int, Closure]) -> tuple[Any, Any, bool]:
     """How one selection is made: for sure, and if present (MISSING otherwise)."""
     key_of = _key(qualifier, accumulators)
 
@@ -170,21 +170,21 @@ def _qualifier(qualifier: Qualifier, accumulators: dict[int, Step]) -> tuple[Any
     return test if qualifier.test else select, select_present, qualifier.optional
 
 
-def _key(qualifier: Qualifier, accumulators: dict[int, Step]) -> Step:
+def _key(qualifier: Qualifier, accumulators: dict[int, Closure]) -> Closure:
     if qualifier.constant:
         constant = qualifier.key
         return lambda _env: constant
     is_chain = isinstance(qualifier.key, Chain | Choice)
-    evaluate = _resolver(qualifier.key, accumulators) if is_chain else metered(qualifier.key, accumulators)
+    evaluate = _resolver(qualifier.key, accumulators) if is_chain else build_metered(qualifier.key, accumulators)
     return lambda env: check_key(evaluate(env))
 
 
 # --- logic and calls
 
 
-def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
-    terms = [metered(term, accumulators) for term in plan.terms]
-    decides = plan.decides
+def _logic(node: Logic, accumulators: dict[int, Closure]) -> Closure:
+    terms = [build_metered(term, accumulators) for term in node.terms]
+    decides = node.decides
 
     def decided(env: Any) -> bool:
         failed: EvalError | None = None
@@ -205,7 +205,7 @@ def _logic(plan: Logic, accumulators: dict[int, Step]) -> Step:
     return decided
 
 
-def _arguments(env: Any, steps: list[Step]) -> tuple[list[Any], EvalError | None]:
+def _arguments(env: Any, steps: list[Closure]) -> tuple[list[Any], EvalError | None]:
     """All values, with FAILED for those that failed, and the first error."""
     values, failed = [], None
     for step in steps:
@@ -217,9 +217,9 @@ def _arguments(env: Any, steps: list[Step]) -> tuple[list[Any], EvalError | None
     return values, failed
 
 
-def _equality(plan: Equality, accumulators: dict[int, Step]) -> Step:
-    steps = [metered(plan.left, accumulators), metered(plan.right, accumulators)]
-    negated = plan.negated
+def _equality(node: Equality, accumulators: dict[int, Closure]) -> Closure:
+    steps = [build_metered(node.left, accumulators), build_metered(node.right, accumulators)]
+    negated = node.negated
 
     def compared(env: Any) -> bool:
         values, failed = _arguments(env, steps)
@@ -236,10 +236,10 @@ def _equality(plan: Equality, accumulators: dict[int, Step]) -> Step:
     return compared
 
 
-def _invoke(plan: Invoke, accumulators: dict[int, Step]) -> Step:
-    steps = [metered(argument, accumulators) for argument in plan.arguments]
-    cost, call = c.cost_of_call(plan.function, plan.overload), plan.call
-    needs_result, stops, lenient = cost in c.NEEDS_RESULT, plan.stops, plan.lenient
+def _invoke(node: Invoke, accumulators: dict[int, Closure]) -> Closure:
+    steps = [build_metered(argument, accumulators) for argument in node.arguments]
+    cost, call = c.cost_of_call(node.function, node.overload), node.call
+    needs_result, stops, lenient = cost in c.NEEDS_RESULT, node.stops, node.lenient
 
     def invoked(env: Any) -> Any:
         values, failed = _leading(env, steps) if stops else _arguments(env, steps)
@@ -262,7 +262,7 @@ def _invoke(plan: Invoke, accumulators: dict[int, Step]) -> Step:
     return invoked
 
 
-def _leading(env: Any, steps: list[Step]) -> tuple[list[Any], EvalError | None]:
+def _leading(env: Any, steps: list[Closure]) -> tuple[list[Any], EvalError | None]:
     """Values up to the first that failed, FAILED in its place."""
     values: list[Any] = []
     for step in steps:
@@ -274,14 +274,14 @@ def _leading(env: Any, steps: list[Step]) -> tuple[list[Any], EvalError | None]:
     return values, None
 
 
-def _member(plan: Member, accumulators: dict[int, Step]) -> Step:
-    item, contains = metered(plan.item, accumulators), plan.contains
+def _member(node: Member, accumulators: dict[int, Closure]) -> Closure:
+    item, contains = build_metered(node.item, accumulators), node.contains
     return lambda env: contains(item(env))
 
 
-def _or_else(plan: OrElse, accumulators: dict[int, Step]) -> Step:
-    first, second = metered(plan.first, accumulators), metered(plan.second, accumulators)
-    unwraps = plan.unwraps
+def _or_else(node: OrElse, accumulators: dict[int, Closure]) -> Closure:
+    first, second = build_metered(node.first, accumulators), build_metered(node.second, accumulators)
+    unwraps = node.unwraps
 
     def either(env: Any) -> Any:
         value = first(env)
@@ -297,9 +297,9 @@ def _or_else(plan: OrElse, accumulators: dict[int, Step]) -> Step:
 # --- literals and loops
 
 
-def _list(plan: MakeList, accumulators: dict[int, Step]) -> Step:
-    steps = [metered(element, accumulators) for element in plan.elements]
-    build = build_list(steps, plan.optional)
+def _list(node: MakeList, accumulators: dict[int, Closure]) -> Closure:
+    steps = [build_metered(element, accumulators) for element in node.elements]
+    build = build_list(steps, node.optional)
 
     def made(env: Any) -> Any:
         env[1].charge(c.LIST)
@@ -308,8 +308,10 @@ def _list(plan: MakeList, accumulators: dict[int, Step]) -> Step:
     return made
 
 
-def _map(plan: MakeMap, accumulators: dict[int, Step]) -> Step:
-    steps = [(metered(k, accumulators), metered(v, accumulators), optional) for k, v, optional in plan.entries]
+def _map(node: MakeMap, accumulators: dict[int, Closure]) -> Closure:
+    steps = [
+        (build_metered(k, accumulators), build_metered(v, accumulators), optional) for k, v, optional in node.entries
+    ]
     build = build_map(steps)
 
     def made(env: Any) -> Any:
@@ -319,9 +321,9 @@ def _map(plan: MakeMap, accumulators: dict[int, Step]) -> Step:
     return made
 
 
-def _message(plan: MakeMessage, accumulators: dict[int, Step]) -> Step:
-    steps = [(name, metered(value, accumulators), optional) for name, value, optional in plan.entries]
-    build = build_message(plan.name, steps)
+def _message(node: MakeMessage, accumulators: dict[int, Closure]) -> Closure:
+    steps = [(name, build_metered(value, accumulators), optional) for name, value, optional in node.entries]
+    build = build_message(node.name, steps)
 
     def made(env: Any) -> Any:
         env[1].charge(c.MESSAGE)
@@ -330,12 +332,12 @@ def _message(plan: MakeMessage, accumulators: dict[int, Step]) -> Step:
     return made
 
 
-def _loop(plan: Loop, accumulators: dict[int, Step]) -> Step:
-    over = metered(plan.over, accumulators)
-    accumulators[plan.accumulator] = metered(plan.initial, accumulators)
-    condition, step = metered(plan.condition, accumulators), metered(plan.step, accumulators)
-    result = metered(plan.result, accumulators)
-    slots, accumulator = plan.variables, plan.accumulator
+def _loop(node: FoldLoop, accumulators: dict[int, Closure]) -> Closure:
+    over = build_metered(node.over, accumulators)
+    accumulators[node.accumulator] = build_metered(node.initial, accumulators)
+    condition, step = build_metered(node.condition, accumulators), build_metered(node.step, accumulators)
+    result = build_metered(node.result, accumulators)
+    slots, accumulator = node.variables, node.accumulator
 
     def looped(env: Any) -> Any:
         items = over(env)
@@ -351,7 +353,7 @@ def _loop(plan: Loop, accumulators: dict[int, Step]) -> Step:
     return looped
 
 
-def _is_false(condition: Step, env: Any) -> bool:
+def _is_false(condition: Closure, env: Any) -> bool:
     """Whether the loop ends; a condition that failed does not end it."""
     try:
         return condition(env) is False
@@ -359,7 +361,7 @@ def _is_false(condition: Step, env: Any) -> bool:
         return False
 
 
-_BUILDERS: Final[dict[type, Callable[[Any, dict[int, Step]], Step]]] = {
+_BUILDERS: Final[dict[type, Callable[[Any, dict[int, Closure]], Closure]]] = {
     Constant: _constant,
     Chain: _chain,
     Choice: _choice,
@@ -371,5 +373,5 @@ _BUILDERS: Final[dict[type, Callable[[Any, dict[int, Step]], Step]]] = {
     MakeList: _list,
     MakeMap: _map,
     MakeMessage: _message,
-    Loop: _loop,
+    FoldLoop: _loop,
 }

@@ -12,8 +12,8 @@ from dra_driver.cel.access import check_key
 from dra_driver.cel.dispatch import implementation
 from dra_driver.cel.equality import list_contains
 from dra_driver.cel.libraries.strings import pattern
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Select
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt
 
@@ -26,13 +26,13 @@ FIRST_SLOT: Final = 2
 """Slots of variables start here: an environment holds the device and the meter first."""
 
 
-class Plan:
+class IrNode:
     """Base of all steps."""
 
     __slots__ = ()
 
 
-class Constant(Plan):
+class Constant(IrNode):
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
@@ -40,7 +40,7 @@ class Constant(Plan):
 
 
 class Qualifier:
-    """One ``.name``, ``[key]`` or ``[?key]`` of a chain. ``key`` is a Plan unless ``constant``."""
+    """One ``.name``, ``[key]`` or ``[?key]`` of a chain. ``key`` is an IrNode unless ``constant``."""
 
     __slots__ = ("constant", "key", "optional", "test")
 
@@ -51,50 +51,50 @@ class Qualifier:
         self.test = test
 
 
-class Chain(Plan):
-    """A variable (``slot``) or another plan (``base``) and what is selected from it."""
+class Chain(IrNode):
+    """A variable (``slot``) or another node (``base``) and what is selected from it."""
 
     __slots__ = ("base", "qualifiers", "slot", "test")
 
-    def __init__(self, slot: int, base: Plan | None, test: bool = False) -> None:
+    def __init__(self, slot: int, base: IrNode | None, test: bool = False) -> None:
         self.slot = slot
         self.base = base
         self.qualifiers: list[Qualifier] = []
         self.test = test
 
 
-class Choice(Plan):
+class Choice(IrNode):
     """``condition ? yes : no``; qualifiers that follow apply to both."""
 
     __slots__ = ("condition", "no", "test", "yes")
 
-    def __init__(self, condition: Plan, yes: "Chain | Choice", no: "Chain | Choice", test: bool = False) -> None:
+    def __init__(self, condition: IrNode, yes: "Chain | Choice", no: "Chain | Choice", test: bool = False) -> None:
         self.condition = condition
         self.yes = yes
         self.no = no
         self.test = test
 
 
-class Logic(Plan):
+class Logic(IrNode):
     """``&&`` (``decides`` False) or ``||`` (True) over terms."""
 
     __slots__ = ("decides", "terms")
 
-    def __init__(self, decides: bool, terms: tuple[Plan, ...]) -> None:
+    def __init__(self, decides: bool, terms: tuple[IrNode, ...]) -> None:
         self.decides = decides
         self.terms = terms
 
 
-class Equality(Plan):
+class Equality(IrNode):
     __slots__ = ("left", "negated", "right")
 
-    def __init__(self, negated: bool, left: Plan, right: Plan) -> None:
+    def __init__(self, negated: bool, left: IrNode, right: IrNode) -> None:
         self.negated = negated
         self.left = left
         self.right = right
 
 
-class Invoke(Plan):
+class Invoke(IrNode):
     """A function call. ``stops`` at the first failed argument; ``lenient`` takes failed arguments."""
 
     __slots__ = ("arguments", "call", "function", "lenient", "overload", "stops")
@@ -103,7 +103,7 @@ class Invoke(Plan):
         self,
         function: str,
         overload: str,
-        arguments: tuple[Plan, ...],
+        arguments: tuple[IrNode, ...],
         call: Callable[..., Any],
         *,
         stops: bool = False,
@@ -117,51 +117,51 @@ class Invoke(Plan):
         self.lenient = lenient
 
 
-class Member(Plan):
+class Member(IrNode):
     """``item in [constants]``, which costs nothing."""
 
     __slots__ = ("contains", "item")
 
-    def __init__(self, item: Plan, contains: Callable[[Any], bool]) -> None:
+    def __init__(self, item: IrNode, contains: Callable[[Any], bool]) -> None:
         self.item = item
         self.contains = contains
 
 
-class OrElse(Plan):
+class OrElse(IrNode):
     """``or`` and ``orValue`` (which ``unwraps``)."""
 
     __slots__ = ("first", "second", "unwraps")
 
-    def __init__(self, first: Plan, second: Plan, unwraps: bool) -> None:
+    def __init__(self, first: IrNode, second: IrNode, unwraps: bool) -> None:
         self.first = first
         self.second = second
         self.unwraps = unwraps
 
 
-class MakeList(Plan):
+class MakeList(IrNode):
     __slots__ = ("elements", "optional")
 
-    def __init__(self, elements: tuple[Plan, ...], optional: frozenset[int]) -> None:
+    def __init__(self, elements: tuple[IrNode, ...], optional: frozenset[int]) -> None:
         self.elements = elements
         self.optional = optional
 
 
-class MakeMap(Plan):
+class MakeMap(IrNode):
     __slots__ = ("entries",)
 
-    def __init__(self, entries: tuple[tuple[Plan, Plan, bool], ...]) -> None:
+    def __init__(self, entries: tuple[tuple[IrNode, IrNode, bool], ...]) -> None:
         self.entries = entries
 
 
-class MakeMessage(Plan):
+class MakeMessage(IrNode):
     __slots__ = ("entries", "name")
 
-    def __init__(self, name: str, entries: tuple[tuple[str, Plan, bool], ...]) -> None:
+    def __init__(self, name: str, entries: tuple[tuple[str, IrNode, bool], ...]) -> None:
         self.name = name
         self.entries = entries
 
 
-class Loop(Plan):
+class FoldLoop(IrNode):
     """A fold. ``variables`` are slots; the accumulator's slot is set lazily from ``initial``."""
 
     __slots__ = ("accumulator", "condition", "initial", "over", "result", "step", "variables")
@@ -169,13 +169,13 @@ class Loop(Plan):
     def __init__(
         self,
         *,
-        over: Plan,
+        over: IrNode,
         variables: tuple[int, ...],
         accumulator: int,
-        initial: Plan,
-        condition: Plan,
-        step: Plan,
-        result: Plan,
+        initial: IrNode,
+        condition: IrNode,
+        step: IrNode,
+        result: IrNode,
     ) -> None:
         self.over = over
         self.variables = variables
@@ -186,24 +186,24 @@ class Loop(Plan):
         self.result = result
 
 
-class Planner:
+class IrBuilder:
     """Plans one tree; not reused. ``slots`` is the size of an environment afterwards."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self._source = source
         self._scopes: list[dict[str, int]] = [{"device": 0}]
         self.accumulators: set[int] = set()
         self.slots = FIRST_SLOT
 
-    def plan(self, node: Node) -> Plan:
+    def build(self, node: Expr) -> IrNode:
         """The plan of a node. Raises CelSyntaxError where a constant part cannot be evaluated."""
-        made: Plan = getattr(self, "_" + type(node).__name__.lower())(node)
+        made: IrNode = getattr(self, "_" + type(node).__name__.lower())(node)
         return made
 
-    def _literal(self, node: Literal) -> Plan:
+    def _literal(self, node: Literal) -> IrNode:
         return Constant(node.value)
 
-    def _named(self, variable: Any) -> Plan:
+    def _named(self, variable: Any) -> IrNode:
         if variable.type_value is not None:
             return Constant(TypeValue(variable.type_value))
         for scope in reversed(self._scopes):
@@ -211,44 +211,44 @@ class Planner:
                 return Chain(scope[variable.name], None)
         raise AssertionError(variable.name)
 
-    def _ident(self, node: Ident) -> Plan:
+    def _ident(self, node: Ident) -> IrNode:
         return self._named(node.variable)
 
-    def _select(self, node: Select) -> Plan:
+    def _select(self, node: Select) -> IrNode:
         if node.variable is not None:
             return self._named(node.variable)
-        chain = self._chained(self.plan(node.operand))
+        chain = self._chained(self.build(node.operand))
         chain.test = chain.test or node.test
         _qualify(chain, Qualifier(node.field, True, False, node.test))
         return chain
 
-    def _chained(self, plan: Plan) -> Chain | Choice:
-        return plan if isinstance(plan, Chain | Choice) else Chain(-1, plan)
+    def _chained(self, built: IrNode) -> Chain | Choice:
+        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
 
     # --- calls
 
-    def _call(self, node: Call) -> Plan:
-        arguments = [self.plan(node.target)] if node.target is not None else []
-        arguments += [self.plan(argument) for argument in node.arguments]
+    def _call(self, node: Call) -> IrNode:
+        arguments = [self.build(node.target)] if node.target is not None else []
+        arguments += [self.build(argument) for argument in node.arguments]
         special = _SPECIAL.get(node.function)
         if special is not None:
             return special(self, node, arguments)
         return self._invoke(node, arguments)
 
-    def _logic(self, node: Call, arguments: list[Plan]) -> Plan:
+    def _logic(self, node: Call, arguments: list[IrNode]) -> IrNode:
         return Logic(node.function == "_||_", tuple(arguments))
 
-    def _conditional(self, _node: Call, arguments: list[Plan]) -> Plan:
+    def _conditional(self, _node: Call, arguments: list[IrNode]) -> IrNode:
         return Choice(arguments[0], self._side(arguments[1]), self._side(arguments[2]))
 
-    def _side(self, plan: Plan) -> Chain | Choice:
+    def _side(self, built: IrNode) -> Chain | Choice:
         """A side of ``?:`` is resolved rather than evaluated, so that ``has()`` there is only its chain."""
-        return plan if isinstance(plan, Chain | Choice) else Chain(-1, plan)
+        return built if isinstance(built, Chain | Choice) else Chain(-1, built)
 
-    def _equality(self, node: Call, arguments: list[Plan]) -> Plan:
+    def _equality(self, node: Call, arguments: list[IrNode]) -> IrNode:
         return Equality(node.function == "_!=_", arguments[0], arguments[1])
 
-    def _index(self, node: Call, arguments: list[Plan]) -> Plan:
+    def _index(self, node: Call, arguments: list[IrNode]) -> IrNode:
         chain, key = self._chained(arguments[0]), arguments[1]
         optional = node.function != "_[_]"
         if isinstance(key, Constant):
@@ -261,10 +261,10 @@ class Planner:
             _qualify(chain, Qualifier(key, False, optional))
         return chain
 
-    def _or_else(self, node: Call, arguments: list[Plan]) -> Plan:
+    def _or_else(self, node: Call, arguments: list[IrNode]) -> IrNode:
         return OrElse(arguments[0], arguments[1], node.function == "orValue")
 
-    def _in(self, node: Call, arguments: list[Plan]) -> Plan:
+    def _in(self, node: Call, arguments: list[IrNode]) -> IrNode:
         items = arguments[1]
         if len(node.overloads) == 1 and node.overloads[0].id == "in_list" and isinstance(items, Constant):
             if not len(items.value):
@@ -273,7 +273,7 @@ class Planner:
                 return Member(arguments[0], _membership(items.value))
         return self._invoke(node, arguments)
 
-    def _invoke(self, node: Call, arguments: list[Plan]) -> Plan:
+    def _invoke(self, node: Call, arguments: list[IrNode]) -> IrNode:
         overloads = [o for o in node.overloads if o.method == (node.target is not None)]
         name, single = node.function, overloads[0] if len(overloads) == 1 else None
         nodes = [node.target, *node.arguments] if node.target is not None else node.arguments
@@ -289,7 +289,7 @@ class Planner:
         lenient = name == "@not_strictly_false"
         return Invoke(name, overload, tuple(arguments), call, stops=stops, lenient=lenient)
 
-    def _folded(self, node: Node, compute: Callable[[], Any]) -> Constant:
+    def _folded(self, node: Expr, compute: Callable[[], Any]) -> Constant:
         try:
             return Constant(compute())
         except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
@@ -297,34 +297,34 @@ class Planner:
 
     # --- literals and folds
 
-    def _listliteral(self, node: ListLiteral) -> Plan:
-        elements = tuple(self.plan(element) for element in node.elements)
+    def _listliteral(self, node: ListLiteral) -> IrNode:
+        elements = tuple(self.build(element) for element in node.elements)
         if not node.optional and all(isinstance(element, Constant) for element in elements):
             return Constant([element.value for element in elements])  # type: ignore[attr-defined]
         return MakeList(elements, node.optional)
 
-    def _mapliteral(self, node: MapLiteral) -> Plan:
-        entries = tuple((self.plan(e.key), self.plan(e.value), e.optional) for e in node.entries)
+    def _mapliteral(self, node: MapLiteral) -> IrNode:
+        entries = tuple((self.build(e.key), self.build(e.value), e.optional) for e in node.entries)
         if all(isinstance(k, Constant) and isinstance(v, Constant) and not optional for k, v, optional in entries):
             pairs = [(key.value, value.value) for key, value, _ in entries]  # type: ignore[attr-defined]
             return self._folded(node, lambda: CelMap.of(pairs))
         return MakeMap(entries)
 
-    def _message(self, node: Message) -> Plan:
-        return MakeMessage(node.name, tuple((e.key, self.plan(e.value), e.optional) for e in node.entries))
+    def _message(self, node: Message) -> IrNode:
+        return MakeMessage(node.name, tuple((e.key, self.build(e.value), e.optional) for e in node.entries))
 
-    def _fold(self, node: Fold) -> Plan:
-        over, initial = self.plan(node.range), self.plan(node.initial)
+    def _fold(self, node: Fold) -> IrNode:
+        over, initial = self.build(node.range), self.build(node.initial)
         accumulator = self._slot()
         self.accumulators.add(accumulator)
         variables = tuple(self._slot() for _ in node.variables)
         self._scopes.append({node.accumulator: accumulator})
         self._scopes.append(dict(zip(node.variables, variables, strict=True)))
-        condition, step = self.plan(node.condition), self.plan(node.step)
+        condition, step = self.build(node.condition), self.build(node.step)
         self._scopes.pop()
-        result = self.plan(node.result)
+        result = self.build(node.result)
         self._scopes.pop()
-        return Loop(
+        return FoldLoop(
             over=over,
             variables=variables,
             accumulator=accumulator,
@@ -354,18 +354,18 @@ def _takes_any_number(single: Any, overloads: list[Any]) -> bool:
     return all(overload.binding != "s" for overload in overloads)
 
 
-def _is_sure(node: Node, plan: Plan) -> bool:
+def _is_sure(node: Expr, built: IrNode) -> bool:
     """Whether the value is sure to be of the type that the checker saw.
 
     Optionals that pass through variables lose layers at run time, so whatever may have come through one is not.
     """
     if not _is_concrete(node.type):
         return False
-    if isinstance(plan, Chain):
-        return plan.slot == 0 and plan.base is None and not any(q.optional or q.test for q in plan.qualifiers)
-    if isinstance(plan, Invoke):
+    if isinstance(built, Chain):
+        return built.slot == 0 and built.base is None and not any(q.optional or q.test for q in built.qualifiers)
+    if isinstance(built, Invoke):
         return isinstance(node, Call) and all(not overload.result.generic for overload in node.overloads)
-    return isinstance(plan, Constant | Equality | Logic | Member)
+    return isinstance(built, Constant | Equality | Logic | Member)
 
 
 def _is_concrete(term: Type) -> bool:
@@ -385,16 +385,16 @@ def _membership(items: list[Any]) -> Callable[[Any], bool]:
     return contains
 
 
-_SPECIAL: Final[dict[str, Callable[[Planner, Call, list[Plan]], Plan]]] = {
-    "_&&_": Planner._logic,
-    "_||_": Planner._logic,
-    "_?_:_": Planner._conditional,
-    "_==_": Planner._equality,
-    "_!=_": Planner._equality,
-    "_[_]": Planner._index,
-    "_[?_]": Planner._index,
-    "_?._": Planner._index,
-    "or": Planner._or_else,
-    "orValue": Planner._or_else,
-    "@in": Planner._in,
+_SPECIAL: Final[dict[str, Callable[[IrBuilder, Call, list[IrNode]], IrNode]]] = {
+    "_&&_": IrBuilder._logic,
+    "_||_": IrBuilder._logic,
+    "_?_:_": IrBuilder._conditional,
+    "_==_": IrBuilder._equality,
+    "_!=_": IrBuilder._equality,
+    "_[_]": IrBuilder._index,
+    "_[?_]": IrBuilder._index,
+    "_?._": IrBuilder._index,
+    "or": IrBuilder._or_else,
+    "orValue": IrBuilder._or_else,
+    "@in": IrBuilder._in,
 }

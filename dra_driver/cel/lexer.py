@@ -8,7 +8,7 @@ where they would name a variable.
 import re
 from typing import Final, NamedTuple
 
-from dra_driver.cel.source import Source
+from dra_driver.cel.source import SourceText
 
 _ESCAPE: Final = r"(?:\\[abfnrtv\"'\\?`]|\\[xX][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\[0-3][0-7][0-7])"
 _STRING: Final = "|".join(
@@ -50,7 +50,7 @@ class Token(NamedTuple):
     offset: int
 
 
-def tokens(source: Source, terminals: dict[str, str]) -> list[Token]:
+def tokens(source: SourceText, terminals: dict[str, str]) -> list[Token]:
     """All tokens and a last one of kind ``$END``. Raises CelSyntaxError at the first character that starts none."""
     text, position, found = source.text, 0, []
     match = _TOKEN.match

@@ -8,8 +8,8 @@ import re
 from typing import Final
 
 from dra_driver.cel.lexer import Token
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Literal, Node, Select
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, Literal, Select
 from dra_driver.cel.values import UInt
 
 _SIMPLE: Final = dict(zip("abfnrtv\\'\"`?", "\a\b\f\n\r\t\v\\'\"`?", strict=True))
@@ -17,8 +17,8 @@ _ESCAPE: Final = re.compile(r"\\(?:([xX])(..)|u(....)|U(........)|([0-3][0-7][0-
 _INT_MAX: Final = 2**63
 
 
-def decoded(source: Source, token: Token) -> Literal:
-    """The node of a literal token; numbers stay text until ``settle`` knows their sign. Raises CelSyntaxError."""
+def decoded(source: SourceText, token: Token) -> Literal:
+    """The node of a literal token; a number stays text until ``resolve_number``. Raises CelSyntaxError."""
     if token.kind in {"INT_LIT", "UINT_LIT", "FLOAT_LIT"}:
         return Literal(token.offset, None, (token.kind, token.text))
     if token.kind == "STRING_LIT":
@@ -28,7 +28,7 @@ def decoded(source: Source, token: Token) -> Literal:
     return Literal(token.offset, {"true": True, "false": False, "null": None}[token.text])
 
 
-def leading_number(node: Node) -> Literal | None:
+def leading_number(node: Expr) -> Literal | None:
     """The number at the very left of a member such as ``1.5``, which then takes a minus sign as its own."""
     while not node.parenthesized:
         if isinstance(node, Literal):
@@ -44,7 +44,7 @@ def leading_number(node: Node) -> Literal | None:
     return None
 
 
-def settle(source: Source, node: Literal) -> None:
+def resolve_number(source: SourceText, node: Literal) -> None:
     """Turns the text of a numeric literal into its value. Raises CelSyntaxError where it does not fit 64 bits."""
     if node.number is None:
         return
@@ -69,7 +69,7 @@ def settle(source: Source, node: Literal) -> None:
         raise source.error(node.offset, "this number does not fit a signed 64-bit integer")
 
 
-def _text(source: Source, offset: int, token: str, as_bytes: bool) -> str | bytes:
+def _text(source: SourceText, offset: int, token: str, as_bytes: bool) -> str | bytes:
     token = token.replace("\r\n", "\n").replace("\r", "\n")
     raw = token[0] in "rR"
     token = token[1:] if raw else token
@@ -82,7 +82,7 @@ def _text(source: Source, offset: int, token: str, as_bytes: bool) -> str | byte
     return _ESCAPE.sub(lambda match: _character(source, offset, match), body)
 
 
-def _character(source: Source, offset: int, match: "re.Match[str]") -> str:
+def _character(source: SourceText, offset: int, match: "re.Match[str]") -> str:
     _, byte, short, long, octal, simple = match.groups()
     if simple is not None:
         return _SIMPLE[simple]
@@ -92,7 +92,7 @@ def _character(source: Source, offset: int, match: "re.Match[str]") -> str:
     return chr(code)
 
 
-def _unescaped_bytes(source: Source, offset: int, body: str) -> bytes:
+def _unescaped_bytes(source: SourceText, offset: int, body: str) -> bytes:
     out, position = bytearray(), 0
     for match in _ESCAPE.finditer(body):
         out += body[position : match.start()].encode("utf-8", "surrogatepass")

@@ -8,29 +8,29 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any, Final
 
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Entry, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Literal, MapEntry, MapLiteral, Message, Select
 
 ACCUMULATOR: Final = "@result"
 _MAX_COPIES: Final = 20_000
 _SORT_INPUT: Final = "@__sortBy_input__"
-_Expander = Callable[[Source, Call], Node | None]
+_Expander = Callable[[SourceText, Call], Expr | None]
 
 
-def expand(source: Source, call: Call) -> Node:
+def expand(source: SourceText, call: Call) -> Expr:
     """What the call becomes; itself if it is no macro. Raises CelSyntaxError on wrong arguments of a macro."""
     expander = _MACROS.get((call.function, len(call.arguments), call.target is not None))
     return call if expander is None else (expander(source, call) or call)
 
 
-def _has(source: Source, call: Call) -> Node:
+def _has(source: SourceText, call: Call) -> Expr:
     argument = call.arguments[0]
     if not isinstance(argument, Select):
         raise source.error(argument.offset, "has() takes a field selection such as has(device.attributes['d'].name)")
     return Select(argument.offset, argument.operand, argument.field, test=True)
 
 
-def _variable(source: Source, node: Node) -> str:
+def _variable(source: SourceText, node: Expr) -> str:
     if not isinstance(node, Ident):
         raise source.error(node.offset, "expected a plain name for the variable")
     if node.name in {ACCUMULATOR, "__result__"}:
@@ -38,25 +38,25 @@ def _variable(source: Source, node: Node) -> str:
     return node.name
 
 
-def _variables(source: Source, call: Call, count: int) -> tuple[str, ...]:
+def _variables(source: SourceText, call: Call, count: int) -> tuple[str, ...]:
     names = tuple(_variable(source, node) for node in call.arguments[:count])
     if count == 2 and names[0] == names[1]:
         raise source.error(call.arguments[1].offset, f"both variables are named {names[0]}")
     return names
 
 
-def _accumulator(at: Node) -> Ident:
+def _accumulator(at: Expr) -> Ident:
     return Ident(at.offset, ACCUMULATOR)
 
 
-def _fold(call: Call, names: tuple[str, ...], parts: tuple[Node, Node, Node, Node]) -> Node:
+def _fold(call: Call, names: tuple[str, ...], parts: tuple[Expr, Expr, Expr, Expr]) -> Expr:
     """``parts`` are the initial value, the condition, the step and the result."""
     assert call.target is not None  # noqa: S101  macros of this kind are registered as methods
     return Fold(call.offset, call.target, names, ACCUMULATOR, parts)
 
 
 def _all(count: int) -> _Expander:
-    def expander(source: Source, call: Call) -> Node:
+    def expander(source: SourceText, call: Call) -> Expr:
         at, names = call, _variables(source, call, count)
         condition = Call(at.offset, "@not_strictly_false", [_accumulator(at)])
         step = Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
@@ -66,7 +66,7 @@ def _all(count: int) -> _Expander:
 
 
 def _exists(count: int) -> _Expander:
-    def expander(source: Source, call: Call) -> Node:
+    def expander(source: SourceText, call: Call) -> Expr:
         at, names = call, _variables(source, call, count)
         unset = Call(at.offset, "!_", [_accumulator(at)])
         condition = Call(at.offset, "@not_strictly_false", [unset])
@@ -77,7 +77,7 @@ def _exists(count: int) -> _Expander:
 
 
 def _exists_one(count: int) -> _Expander:
-    def expander(source: Source, call: Call) -> Node:
+    def expander(source: SourceText, call: Call) -> Expr:
         at, names = call, _variables(source, call, count)
         more = Call(at.offset, "_+_", [_accumulator(at), Literal(at.offset, 1)])
         step = Call(at.offset, "_?_:_", [call.arguments[count], more, _accumulator(at)])
@@ -87,7 +87,7 @@ def _exists_one(count: int) -> _Expander:
     return expander
 
 
-def _collect(call: Call, names: tuple[str, ...], test: Node | None, step: Node, initial: Node) -> Node:
+def _collect(call: Call, names: tuple[str, ...], test: Expr | None, step: Expr, initial: Expr) -> Expr:
     if test is not None:
         step = Call(call.offset, "_?_:_", [test, step, _accumulator(call)])
     return _fold(call, names, (initial, Literal(call.offset, True), step, _accumulator(call)))
@@ -96,7 +96,7 @@ def _collect(call: Call, names: tuple[str, ...], test: Node | None, step: Node, 
 def _list_of(count: int) -> _Expander:
     """``map`` with one variable, ``transformList`` with two; with a filter if there is one more argument."""
 
-    def expander(source: Source, call: Call) -> Node:
+    def expander(source: SourceText, call: Call) -> Expr:
         names = _variables(source, call, count)
         *test, value = call.arguments[count:]
         step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(value.offset, [value])])
@@ -105,7 +105,7 @@ def _list_of(count: int) -> _Expander:
     return expander
 
 
-def _filter(source: Source, call: Call) -> Node:
+def _filter(source: SourceText, call: Call) -> Expr:
     names = _variables(source, call, 1)
     element = Ident(call.arguments[0].offset, names[0])
     step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(call.offset, [element])])
@@ -115,7 +115,7 @@ def _filter(source: Source, call: Call) -> Node:
 def _map_of(with_key: bool) -> _Expander:
     """``transformMap`` keeps the keys, ``transformMapEntry`` takes entries."""
 
-    def expander(source: Source, call: Call) -> Node:
+    def expander(source: SourceText, call: Call) -> Expr:
         names = _variables(source, call, 2)
         *test, value = call.arguments[2:]
         key = [Ident(call.offset, names[0])] if with_key else []
@@ -125,13 +125,13 @@ def _map_of(with_key: bool) -> _Expander:
     return expander
 
 
-def _let(at: Node, name: str, value: Node, body: Node) -> Node:
+def _let(at: Expr, name: str, value: Expr, body: Expr) -> Expr:
     """``name`` stands for ``value`` in ``body``; the value is computed when it is first needed."""
     parts = (value, Literal(at.offset, False), Ident(at.offset, name), body)
     return Fold(at.offset, ListLiteral(at.offset, []), (), name, parts)
 
 
-def _bind(source: Source, call: Call) -> Node | None:
+def _bind(source: SourceText, call: Call) -> Expr | None:
     if not isinstance(call.target, Ident) or call.target.name != "cel":
         return None
     name, value, body = call.arguments
@@ -140,7 +140,7 @@ def _bind(source: Source, call: Call) -> Node | None:
     return _let(call, name.name, value, body)
 
 
-def _copied(source: Source, node: Any) -> Any:
+def _copied(source: SourceText, node: Any) -> Any:
     """A tree of its own: each macro of this kind doubles its target, so that chains of them must be bounded."""
     source.copied += 1
     if source.copied > _MAX_COPIES:
@@ -162,13 +162,13 @@ def _copied(source: Source, node: Any) -> Any:
     return twin
 
 
-def _copied_entry(source: Source, entry: Entry) -> Entry:
-    key = _copied(source, entry.key) if isinstance(entry.key, Node) else entry.key
-    return Entry(entry.offset, key, _copied(source, entry.value), entry.optional)
+def _copied_entry(source: SourceText, entry: MapEntry) -> MapEntry:
+    key = _copied(source, entry.key) if isinstance(entry.key, Expr) else entry.key
+    return MapEntry(entry.offset, key, _copied(source, entry.value), entry.optional)
 
 
 def _opt_map(flat: bool) -> _Expander:
-    def expander(source: Source, call: Call) -> Node:
+    def expander(source: SourceText, call: Call) -> Expr:
         name, body = call.arguments
         if not isinstance(name, Ident):
             raise source.error(name.offset, f"{call.function}() takes a plain name first")
@@ -182,7 +182,7 @@ def _opt_map(flat: bool) -> _Expander:
     return expander
 
 
-def _sort_by(source: Source, call: Call) -> Node:
+def _sort_by(source: SourceText, call: Call) -> Expr:
     if not isinstance(call.target, ListLiteral | Select | Ident | Fold | Call):
         raise source.error(call.offset, "sortBy() sorts a list, a name, a call or a selection")
     keys = _list_of(1)(source, Call(call.offset, "map", call.arguments, Ident(call.offset, _SORT_INPUT)))

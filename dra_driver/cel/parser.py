@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from dra_driver.cel import literals, macros
 from dra_driver.cel.lexer import END, Token, tokens
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Entry, Ident, ListLiteral, Literal, MapLiteral, Message, Node, Select
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, Ident, ListLiteral, Literal, MapEntry, MapLiteral, Message, Select
 
 MAX_NESTING: Final = 250
 """Levels of parentheses, calls, brackets or left-nested operators (cel-go parser.go, defaultMaxRecursionDepth)."""
@@ -105,17 +105,17 @@ def terminals() -> dict[str, str]:
     return _tables().terminals
 
 
-def parse(source: Source) -> Node:
+def parse(source: SourceText) -> Expr:
     """The tree, macros expanded. Raises CelSyntaxError."""
     tables = _tables()
     stream = tokens(source, tables.terminals)
     _check_nesting(source, stream)
     builder = _Builder(source)
-    tree: Node = _run(source, tables, stream, builder)
+    tree: Expr = _run(source, tables, stream, builder)
     return tree
 
 
-def _run(source: Source, tables: _Tables, stream: list[Token], builder: "_Builder") -> Any:
+def _run(source: SourceText, tables: _Tables, stream: list[Token], builder: "_Builder") -> Any:
     states, values = [tables.start], []
     actions, rules = tables.states, tables.rules
     for token in stream:
@@ -141,7 +141,7 @@ def _run(source: Source, tables: _Tables, stream: list[Token], builder: "_Builde
     raise AssertionError("the last token ends every expression")
 
 
-def _check_nesting(source: Source, stream: list[Token]) -> None:
+def _check_nesting(source: SourceText, stream: list[Token]) -> None:
     depth = 0
     for token in stream:
         if token.kind in _OPENING:
@@ -179,7 +179,7 @@ def _wanted(tables: _Tables, stream: list[Token], wrong: Token) -> set[str]:
     return {kind for kind in kinds if _advanced(tables, states, kind) is not None}
 
 
-def _unexpected(source: Source, tables: _Tables, stream: list[Token], token: Token) -> Exception:
+def _unexpected(source: SourceText, tables: _Tables, stream: list[Token], token: Token) -> Exception:
     wanted, words = _wanted(tables, stream, token), []
     if wanted >= _OPERAND - {"DOT"}:
         words.append("an operand (a name, a literal, a parenthesis)")
@@ -196,7 +196,7 @@ def _unexpected(source: Source, tables: _Tables, stream: list[Token], token: Tok
 class _Builder:
     """Makes nodes of finished rules. Methods are named for the rules of the grammar."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self._source = source
         self._actions: dict[str, Callable[[list[Any], Any], Any]] = {}
 
@@ -208,16 +208,16 @@ class _Builder:
 
     # --- operators
 
-    def ternary(self, parts: list[Any], _first: Any) -> Node:
+    def ternary(self, parts: list[Any], _first: Any) -> Expr:
         return Call(parts[0].offset, "_?_:_", parts)
 
-    def logical_or(self, parts: list[Any], _first: Any) -> Node:
+    def logical_or(self, parts: list[Any], _first: Any) -> Expr:
         return self._chained("_||_", parts)
 
-    def logical_and(self, parts: list[Any], _first: Any) -> Node:
+    def logical_and(self, parts: list[Any], _first: Any) -> Expr:
         return self._chained("_&&_", parts)
 
-    def _chained(self, function: str, parts: list[Any]) -> Node:
+    def _chained(self, function: str, parts: list[Any]) -> Expr:
         """A chain is one node with many terms, so that a long one is not a deep one."""
         left, right = parts
         if isinstance(left, Call) and left.function == function and not left.parenthesized:
@@ -225,14 +225,14 @@ class _Builder:
             return left
         return Call(left.offset, function, [left, right])
 
-    def _binary(self, parts: list[Any], _first: Any) -> Node:
+    def _binary(self, parts: list[Any], _first: Any) -> Expr:
         (operator, left, offset), right = parts
         return Call(offset, operator, [left, right])
 
     relation = addition = multiplication = _binary
 
     def _left(operator: str) -> Any:  # type: ignore[misc]  # noqa: N805
-        def half(self: "_Builder", parts: list[Any], _first: Any) -> tuple[str, Node, int]:  # noqa: ARG001
+        def half(self: "_Builder", parts: list[Any], _first: Any) -> tuple[str, Expr, int]:  # noqa: ARG001
             return operator, parts[0], parts[0].offset
 
         return half
@@ -247,11 +247,11 @@ class _Builder:
 
     negs = nots
 
-    def not_(self, parts: list[Any], _first: Any) -> Node:
+    def not_(self, parts: list[Any], _first: Any) -> Expr:
         (count, offset), member = parts
         return Call(offset, "!_", [member]) if count % 2 else member
 
-    def neg(self, parts: list[Any], _first: Any) -> Node:
+    def neg(self, parts: list[Any], _first: Any) -> Expr:
         (count, offset), member = parts
         if count % 2 == 0:
             return member  # type: ignore[no-any-return]
@@ -263,24 +263,24 @@ class _Builder:
 
     # --- members
 
-    def member_dot(self, parts: list[Any], _first: Any) -> Node:
+    def member_dot(self, parts: list[Any], _first: Any) -> Expr:
         return Select(parts[1].offset, parts[0], parts[1].text)
 
-    def member_opt_dot(self, parts: list[Any], _first: Any) -> Node:
+    def member_opt_dot(self, parts: list[Any], _first: Any) -> Expr:
         name = parts[1]
         return Call(name.offset, "_?._", [parts[0], Literal(name.offset, name.text)])
 
-    def member_dot_arg(self, parts: list[Any], _first: Any) -> Node:
+    def member_dot_arg(self, parts: list[Any], _first: Any) -> Expr:
         target, name = parts[0], parts[1]
         return macros.expand(self._source, Call(name.offset, name.text, parts[2] if len(parts) > 2 else [], target))
 
-    def member_index(self, parts: list[Any], _first: Any) -> Node:
+    def member_index(self, parts: list[Any], _first: Any) -> Expr:
         return Call(parts[1].offset, "_[_]", list(parts))
 
-    def member_opt_index(self, parts: list[Any], _first: Any) -> Node:
+    def member_opt_index(self, parts: list[Any], _first: Any) -> Expr:
         return Call(parts[1].offset, "_[?_]", list(parts))
 
-    def member_object(self, parts: list[Any], _first: Any) -> Node:
+    def member_object(self, parts: list[Any], _first: Any) -> Expr:
         name = qualified_name(parts[0])
         if name is None or parts[0].parenthesized:
             raise self._source.error(parts[0].offset, "syntax error: only a type name can stand before '{'")
@@ -288,17 +288,17 @@ class _Builder:
 
     # --- primaries
 
-    def ident(self, parts: list[Any], _first: Any) -> Node:
+    def ident(self, parts: list[Any], _first: Any) -> Expr:
         return Ident(parts[0].offset, self._name(parts[0]))
 
-    def dot_ident(self, parts: list[Any], _first: Any) -> Node:
+    def dot_ident(self, parts: list[Any], _first: Any) -> Expr:
         return Ident(parts[0].offset, "." + self._name(parts[0]))
 
-    def ident_arg(self, parts: list[Any], _first: Any) -> Node:
+    def ident_arg(self, parts: list[Any], _first: Any) -> Expr:
         call = Call(parts[0].offset, self._name(parts[0]), parts[1] if len(parts) > 1 else [])
         return macros.expand(self._source, call)
 
-    def dot_ident_arg(self, parts: list[Any], _first: Any) -> Node:
+    def dot_ident_arg(self, parts: list[Any], _first: Any) -> Expr:
         return Call(parts[0].offset, "." + self._name(parts[0]), parts[1] if len(parts) > 1 else [])
 
     def _name(self, token: Token) -> str:
@@ -306,19 +306,19 @@ class _Builder:
             raise self._source.error(token.offset, f"{token.text} is a reserved word and cannot be a name")
         return token.text
 
-    def paren_expr(self, parts: list[Any], _first: Any) -> Node:
+    def paren_expr(self, parts: list[Any], _first: Any) -> Expr:
         parts[0].parenthesized = True
         return parts[0]  # type: ignore[no-any-return]
 
-    def literal(self, parts: list[Any], _first: Any) -> Node:
+    def literal(self, parts: list[Any], _first: Any) -> Expr:
         return literals.decoded(self._source, parts[0])
 
-    def list_lit(self, parts: list[Any], first: Any) -> Node:
+    def list_lit(self, parts: list[Any], first: Any) -> Expr:
         elements = parts[0] if parts else []
         optional = frozenset(i for i, element in enumerate(elements) if isinstance(element, tuple))
         return ListLiteral(first.offset, [e[0] if isinstance(e, tuple) else e for e in elements], optional)
 
-    def map_lit(self, parts: list[Any], first: Any) -> Node:
+    def map_lit(self, parts: list[Any], first: Any) -> Expr:
         return MapLiteral(first.offset, parts[0] if parts else [])
 
     def exprlist(self, parts: list[Any], _first: Any) -> list[Any]:
@@ -335,18 +335,18 @@ class _Builder:
     def opt_element(self, parts: list[Any], _first: Any) -> tuple[Any]:
         return (parts[0],)
 
-    def entry(self, parts: list[Any], _first: Any) -> Entry:
+    def entry(self, parts: list[Any], _first: Any) -> MapEntry:
         return self._entry(parts, optional=False)
 
-    def opt_entry(self, parts: list[Any], _first: Any) -> Entry:
+    def opt_entry(self, parts: list[Any], _first: Any) -> MapEntry:
         return self._entry(parts, optional=True)
 
-    def _entry(self, parts: list[Any], optional: bool) -> Entry:
+    def _entry(self, parts: list[Any], optional: bool) -> MapEntry:
         key, value = parts
-        return Entry(key.offset, key.text if isinstance(key, Token) else key, value, optional)
+        return MapEntry(key.offset, key.text if isinstance(key, Token) else key, value, optional)
 
 
-def qualified_name(node: Node) -> str | None:
+def qualified_name(node: Expr) -> str | None:
     """``a.b.c`` for a chain of plain names, None for anything else."""
     if isinstance(node, Ident):
         return node.name

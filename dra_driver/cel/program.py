@@ -11,15 +11,15 @@ from typing import Any, Final
 from dra_driver.cel import types as t
 from dra_driver.cel.check import Checker
 from dra_driver.cel.cost import LIMIT
-from dra_driver.cel.cost_bound import bound
+from dra_driver.cel.cost_bound import cost_bound
 from dra_driver.cel.device import DeviceView
-from dra_driver.cel.eval_common import UNSET, Step
-from dra_driver.cel.eval_fast import Context, unmetered
-from dra_driver.cel.eval_metered import Meter, metered
-from dra_driver.cel.ir import FIRST_SLOT, Plan, Planner
+from dra_driver.cel.eval_common import UNSET, Closure
+from dra_driver.cel.eval_fast import Context, build_fast
+from dra_driver.cel.eval_metered import Meter, build_metered
+from dra_driver.cel.ir import FIRST_SLOT, IrBuilder, IrNode
 from dra_driver.cel.libraries.kube import forget_promotions
 from dra_driver.cel.parser import parse
-from dra_driver.cel.source import Source
+from dra_driver.cel.source import SourceText
 from dra_driver.cel.validate import validate
 from dra_driver.cel.values import AbortedError, EvalError, reset_work, type_name, well_formed
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
@@ -44,17 +44,17 @@ _FAILURES: Final = (
 class Program:
     """A compiled expression. Thread-safe: all state of an evaluation is its own."""
 
-    __slots__ = ("_fast", "_metered", "_plan", "_slots", "_tracks", "expression")
+    __slots__ = ("_fast", "_ir", "_metered", "_slots", "_tracks", "expression")
 
-    def __init__(self, expression: str, plan: Plan, slots: int) -> None:
+    def __init__(self, expression: str, ir: IrNode, slots: int) -> None:
         self.expression = expression
-        self._plan = plan
+        self._ir = ir
         self._slots = slots
         self._tracks = "isInteger" in expression or "asInteger" in expression
-        most = bound(plan)
+        most = cost_bound(ir)
         cheap = most is not None and most <= LIMIT * _HEADROOM
-        self._fast: Step | None = unmetered(plan, Context(self._tracks)) if cheap else None
-        self._metered: Step | None = None
+        self._fast: Closure | None = build_fast(ir, Context(self._tracks)) if cheap else None
+        self._metered: Closure | None = None
 
     def evaluate(self, device: DeviceView) -> bool:
         """Whether the device is selected. Raises CelEvaluationError, which ends the pod's scheduling attempt."""
@@ -96,7 +96,7 @@ class Program:
             raise EvalError(device.problem)
         if self._metered is None:
             # Two threads may both do this once; either result serves.
-            self._metered = metered(self._plan, {})
+            self._metered = build_metered(self._ir, {})
         self._prepare()
         return self._metered([*device.env, meter, *[UNSET] * (self._slots - FIRST_SLOT)])
 
@@ -121,15 +121,15 @@ def compile_selector(expression: str) -> Program:
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > MAX_LENGTH:
         raise CelSyntaxError(f"CEL expression of {size} bytes is too long: at most {MAX_LENGTH} are allowed")
-    source = Source(well_formed(expression))
+    source = SourceText(well_formed(expression))
     try:
         tree = parse(source)
         Checker(source).run(tree)
         validate(source, tree)
         if tree.type not in (t.BOOL, t.ANY):
             raise source.error(0, f"a selector must be a bool or a bare attribute, this is a value of type {tree.type}")
-        planner = Planner(source)
-        return Program(expression, planner.plan(tree), planner.slots)
+        builder = IrBuilder(source)
+        return Program(expression, builder.build(tree), builder.slots)
     except RecursionError as error:
         raise CelSyntaxError(f"CEL expression does not compile: nested too deeply: {_shown(expression)}") from error
 

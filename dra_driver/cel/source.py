@@ -10,7 +10,7 @@ from dra_driver.errors import CelSyntaxError
 _SHOWN_WIDTH: Final = 160
 
 
-class Source:
+class SourceText:
     """One expression while it is compiled, by one thread. ``copied`` counts nodes that macros have duplicated."""
 
     __slots__ = ("copied", "text")

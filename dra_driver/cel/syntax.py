@@ -7,7 +7,7 @@ compilation and are not shared.
 from typing import Any
 
 
-class Node:
+class Expr:
     """Base of all nodes. ``parenthesized`` keeps ``-(1).abs`` and ``-1.abs`` apart."""
 
     __slots__ = ("offset", "parenthesized", "type")
@@ -20,7 +20,7 @@ class Node:
         self.type = None
 
 
-class Literal(Node):
+class Literal(Expr):
     """A constant value; ``number`` holds the text of a numeric token until its sign is known."""
 
     __slots__ = ("number", "value")
@@ -31,7 +31,7 @@ class Literal(Node):
         self.number = number
 
 
-class Ident(Node):
+class Ident(Expr):
     """A name. ``variable`` is what the checker found: a Variable, or a type."""
 
     __slots__ = ("name", "variable")
@@ -42,12 +42,12 @@ class Ident(Node):
         self.variable: Any = None
 
 
-class Select(Node):
+class Select(Expr):
     """``operand.field``, or with ``test`` the ``has(operand.field)`` that a macro made."""
 
     __slots__ = ("field", "operand", "test", "variable")
 
-    def __init__(self, offset: int, operand: Node, field: str, test: bool = False) -> None:
+    def __init__(self, offset: int, operand: Expr, field: str, test: bool = False) -> None:
         super().__init__(offset)
         self.operand = operand
         self.field = field
@@ -55,12 +55,12 @@ class Select(Node):
         self.variable: Any = None
 
 
-class Call(Node):
+class Call(Expr):
     """A function, method (``target``) or operator. ``overloads`` are the candidates that the checker left."""
 
     __slots__ = ("arguments", "function", "overloads", "target")
 
-    def __init__(self, offset: int, function: str, arguments: list[Node], target: Node | None = None) -> None:
+    def __init__(self, offset: int, function: str, arguments: list[Expr], target: Expr | None = None) -> None:
         super().__init__(offset)
         self.function = function
         self.target = target
@@ -68,51 +68,51 @@ class Call(Node):
         self.overloads: list[Any] = []
 
 
-class ListLiteral(Node):
+class ListLiteral(Expr):
     """``[a, ?b]``; ``optional`` holds the positions written with a question mark."""
 
     __slots__ = ("elements", "optional")
 
-    def __init__(self, offset: int, elements: list[Node], optional: frozenset[int] = frozenset()) -> None:
+    def __init__(self, offset: int, elements: list[Expr], optional: frozenset[int] = frozenset()) -> None:
         super().__init__(offset)
         self.elements = elements
         self.optional = optional
 
 
-class Entry:
+class MapEntry:
     """One entry of a map or message literal."""
 
     __slots__ = ("key", "offset", "optional", "value")
 
-    def __init__(self, offset: int, key: Any, value: Node, optional: bool) -> None:
+    def __init__(self, offset: int, key: Any, value: Expr, optional: bool) -> None:
         self.offset = offset
         self.key = key
         self.value = value
         self.optional = optional
 
 
-class MapLiteral(Node):
+class MapLiteral(Expr):
     """``{k: v, ?k: v}``."""
 
     __slots__ = ("entries",)
 
-    def __init__(self, offset: int, entries: list[Entry]) -> None:
+    def __init__(self, offset: int, entries: list[MapEntry]) -> None:
         super().__init__(offset)
         self.entries = entries
 
 
-class Message(Node):
+class Message(Expr):
     """``google.protobuf.Int64Value{value: 1}``; keys of the entries are field names."""
 
     __slots__ = ("entries", "name")
 
-    def __init__(self, offset: int, name: str, entries: list[Entry]) -> None:
+    def __init__(self, offset: int, name: str, entries: list[MapEntry]) -> None:
         super().__init__(offset)
         self.name = name
         self.entries = entries
 
 
-class Fold(Node):
+class Fold(Expr):
     """What macros become: an accumulator that is stepped over a range while a condition holds.
 
     ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty.
@@ -123,10 +123,10 @@ class Fold(Node):
     def __init__(
         self,
         offset: int,
-        over: Node,
+        over: Expr,
         variables: tuple[str, ...],
         accumulator: str,
-        parts: tuple[Node, Node, Node, Node],
+        parts: tuple[Expr, Expr, Expr, Expr],
     ) -> None:
         super().__init__(offset)
         self.range = over
@@ -135,7 +135,7 @@ class Fold(Node):
         self.initial, self.condition, self.step, self.result = parts
 
 
-def children(node: Node) -> list[Node]:
+def children(node: Expr) -> list[Expr]:
     """The nodes directly below, in the order of evaluation."""
     if isinstance(node, Select):
         return [node.operand]

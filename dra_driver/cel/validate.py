@@ -10,8 +10,8 @@ from typing import Any, Final
 from dra_driver.cel.libraries.convert import to_duration, to_timestamp
 from dra_driver.cel.libraries.format import parse_format
 from dra_driver.cel.libraries.strings import pattern
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, ListLiteral, Literal, MapLiteral, Node, children
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, ListLiteral, Literal, MapLiteral, children
 from dra_driver.cel.types import Type
 from dra_driver.cel.values import EvalError
 
@@ -34,12 +34,12 @@ _FORMATTED: Final = {
 }  # fmt: skip
 
 
-def validate(source: Source, root: Node) -> None:
+def validate(source: SourceText, root: Expr) -> None:
     """Raises CelSyntaxError at the first literal or constant argument that is refused."""
     _validate(source, root, formatting=False)
 
 
-def _validate(source: Source, node: Node, formatting: bool) -> None:
+def _validate(source: SourceText, node: Expr, formatting: bool) -> None:
     if isinstance(node, Call):
         _constant_argument(source, node)
         if node.function == "format":
@@ -53,7 +53,7 @@ def _validate(source: Source, node: Node, formatting: bool) -> None:
         _validate(source, child, formatting)
 
 
-def _constant_argument(source: Source, node: Call) -> None:
+def _constant_argument(source: SourceText, node: Call) -> None:
     check = _CONSTANT_ARGUMENTS.get(node.function)
     if check is None or not node.arguments or not isinstance(node.arguments[0], Literal):
         return
@@ -64,7 +64,7 @@ def _constant_argument(source: Source, node: Call) -> None:
         raise source.error(argument.offset, f"invalid argument of {node.function}(): {error}") from error
 
 
-def _value_type(source: Source, node: Node, optional: bool) -> Type:
+def _value_type(source: SourceText, node: Expr, optional: bool) -> Type:
     term: Type = node.type
     if not optional:
         return term
@@ -73,7 +73,7 @@ def _value_type(source: Source, node: Node, optional: bool) -> Type:
     return term.parameters[0]
 
 
-def _list(source: Source, node: ListLiteral) -> None:
+def _list(source: SourceText, node: ListLiteral) -> None:
     first: Type | None = None
     for position, element in enumerate(node.elements):
         term = _value_type(source, element, position in node.optional)
@@ -81,7 +81,7 @@ def _list(source: Source, node: ListLiteral) -> None:
         _same(source, element, first, term)
 
 
-def _map(source: Source, node: MapLiteral) -> None:
+def _map(source: SourceText, node: MapLiteral) -> None:
     key: Type | None = None
     value: Type | None = None
     for entry in node.entries:
@@ -92,7 +92,7 @@ def _map(source: Source, node: MapLiteral) -> None:
         _same(source, entry.value, value, term)
 
 
-def _same(source: Source, node: Node, expected: Type | None, found: Type) -> None:
+def _same(source: SourceText, node: Expr, expected: Type | None, found: Type) -> None:
     if expected is not None and not expected.same(found, names=False):
         hint = (
             "; wrap an attribute in string() or int(), or all of them in dyn()"
@@ -102,7 +102,7 @@ def _same(source: Source, node: Node, expected: Type | None, found: Type) -> Non
         raise source.error(node.offset, f"expected type {expected} like the elements before, found {found}{hint}")
 
 
-def _format_call(source: Source, node: Call) -> None:
+def _format_call(source: SourceText, node: Call) -> None:
     text, arguments = node.target, node.arguments
     if not isinstance(text, Literal) or not isinstance(text.value, str):
         return
@@ -119,7 +119,7 @@ def _format_call(source: Source, node: Call) -> None:
         _formatted(source, clause.verb, element)
 
 
-def _formatted(source: Source, verb: str, node: Node) -> None:
+def _formatted(source: SourceText, verb: str, node: Expr) -> None:
     term: Type = node.type
     if term.kind != "dyn" and term.kind not in _FORMATTED[verb]:
         raise source.error(node.offset, f"%{verb} cannot format a value of type {term}")

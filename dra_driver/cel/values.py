@@ -169,7 +169,7 @@ class NamedFormat:
         self.validate = validate
 
 
-class Amount:
+class CelQuantity:
     """A quantity as CEL holds it: ``mantissa`` times ten to the ``scale``.
 
     ``big`` says that the number is held as a big decimal, for which ``isInteger`` is false. ``derived`` marks results
@@ -334,7 +334,7 @@ _TYPE_NAMES: Final[dict[type, str]] = {
     Optional: "optional_type",
     Duration: "google.protobuf.Duration",
     Timestamp: "google.protobuf.Timestamp",
-    Amount: "kubernetes.Quantity",
+    CelQuantity: "kubernetes.Quantity",
     Semver: "kubernetes.Semver",
     IPv4Address: "net.IP",
     IPv6Address: "net.IP",

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.cel import DeviceView, compile_selector
-from dra_driver.cel.attribute_refs import Reads, reads
-from dra_driver.cel.conjuncts import clauses
+from dra_driver.cel.attribute_refs import AttributeRefs, attribute_refs
+from dra_driver.cel.conjuncts import conjuncts
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 Wire = Mapping[str, Any]
@@ -76,20 +76,20 @@ def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable
 @lru_cache(maxsize=1024)
 def _parts(expression: str) -> tuple[str, ...]:
     try:
-        return clauses(expression)
+        return conjuncts(expression)
     except CelSyntaxError:
         return (expression,)
 
 
-def _reads(expression: str) -> Reads | None:
+def _reads(expression: str) -> AttributeRefs | None:
     try:
-        return reads(expression)
+        return attribute_refs(expression)
     except CelSyntaxError:
         return None
 
 
 def _seen(part: str, driver: str, device: Wire) -> str:
-    looked = _reads(part) or Reads()
+    looked = _reads(part) or AttributeRefs()
     values = [_value(device.get("attributes"), driver, name) for name in sorted(looked.attributes)]
     values += [_value(device.get("capacity"), driver, name) for name in sorted(looked.capacity)]
     if "device.driver" in part:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dra_driver.cel.lexer import tokens
-from dra_driver.cel.parser import _tables as parse_tables
-from dra_driver.cel.parser import parse
+from dra_driver.cel.parser import parse, terminals
 from dra_driver.cel.program import Program, compile_selector
-from dra_driver.cel.source import Source
-from dra_driver.cel.syntax import Call, Fold, Ident, ListLiteral, Node, Select, children
+from dra_driver.cel.source import SourceText
+from dra_driver.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
 from dra_driver.cel.syntax import Literal as Constant
 from dra_driver.errors import CelSyntaxError
 from dra_driver.lint.nodes import Spot
@@ -82,7 +81,7 @@ class Selector:
 def selector(spot: Spot, text: str) -> Selector:
     """The expression taken apart. Raises CelSyntaxError when it does not compile."""
     program = compile_selector(text)
-    source = Source(text)
+    source = SourceText(text)
     finder = _Finder()
     tree = parse(source)
     finder.visit(tree, {})
@@ -100,17 +99,17 @@ def selector(spot: Spot, text: str) -> Selector:
     )
 
 
-def _clauses(source: Source, tree: Node) -> tuple[Clause, ...]:
+def _clauses(source: SourceText, tree: Expr) -> tuple[Clause, ...]:
     parts = [(0, len(source.text))]
     if isinstance(tree, Call) and tree.function == "_&&_" and not tree.parenthesized:
         parts = _split(source)
     found = []
     for start, end in parts:
         text = source.text[start:end]
-        lead = tokens(Source(text), parse_tables().terminals)[0].offset  # past white space and comments
+        lead = tokens(SourceText(text), terminals())[0].offset  # past white space and comments
         try:
             finder = _Finder()
-            finder.visit(parse(Source(text)), {})
+            finder.visit(parse(SourceText(text)), {})
             program = compile_selector(text)
         except CelSyntaxError:
             return ()  # a term that means something only together with the others; then the whole is one clause
@@ -119,10 +118,10 @@ def _clauses(source: Source, tree: Node) -> tuple[Clause, ...]:
     return tuple(found)
 
 
-def _split(source: Source) -> list[tuple[int, int]]:
+def _split(source: SourceText) -> list[tuple[int, int]]:
     """Spans of the terms between the ``&&`` outside of all brackets."""
     depth, start, spans = 0, 0, []
-    for token in tokens(source, parse_tables().terminals):
+    for token in tokens(source, terminals()):
         if token.text in _OPENING:
             depth += 1
         elif token.text in _CLOSING:
@@ -144,7 +143,7 @@ class _Finder:
         self.drivers: list[tuple[str, int]] = []
         self.constants: set[str] = set()
 
-    def visit(self, node: Node, names: dict[str, Node]) -> None:
+    def visit(self, node: Expr, names: dict[str, Expr]) -> None:
         """``names`` maps names bound by ``cel.bind`` to what they stand for."""
         if isinstance(node, Constant) and isinstance(node.value, str):
             self.constants.add(node.value)
@@ -162,7 +161,7 @@ class _Finder:
         for child in children(node):
             self.visit(child, names)
 
-    def _call(self, node: Call, names: dict[str, Node]) -> None:
+    def _call(self, node: Call, names: dict[str, Expr]) -> None:
         argument = node.arguments[0] if node.arguments else None
         if node.function in {"quantity", "semver"} and len(node.arguments) == 1 and isinstance(argument, Constant):
             if isinstance(argument.value, str):
@@ -170,7 +169,7 @@ class _Finder:
         elif node.function in COMPARISONS and len(node.arguments) == 2:
             self._comparison(node, names)
 
-    def _comparison(self, node: Call, names: dict[str, Node]) -> None:
+    def _comparison(self, node: Call, names: dict[str, Expr]) -> None:
         left, right = node.arguments
         for one, other in ((left, right), (right, left)):
             reference = _reference(one, names)
@@ -182,7 +181,7 @@ class _Finder:
                 self.drivers.append((str(constants[0]), other.offset))
 
 
-def _is_driver(node: Node) -> bool:
+def _is_driver(node: Expr) -> bool:
     return (
         isinstance(node, Select)
         and node.field == "driver"
@@ -191,7 +190,7 @@ def _is_driver(node: Node) -> bool:
     )
 
 
-def _constants(node: Node) -> tuple[object, ...]:
+def _constants(node: Expr) -> tuple[object, ...]:
     nodes = node.elements if isinstance(node, ListLiteral) else [node]
     if not all(isinstance(item, Constant) for item in nodes):
         return ()
@@ -203,7 +202,7 @@ def _value(node: Constant) -> object:
     return node.value if node.number is None else (1.5 if "." in node.number[1] else 1)
 
 
-def _steps(node: Node, names: dict[str, Node]) -> tuple[Node, str, int, bool] | None:
+def _steps(node: Expr, names: dict[str, Expr]) -> tuple[Expr, str, int, bool] | None:
     """One level of access: what is accessed, the key, its place, and whether a missing key is no error."""
     node = _resolved(node, names)
     if isinstance(node, Select):
@@ -218,14 +217,14 @@ def _steps(node: Node, names: dict[str, Node]) -> tuple[Node, str, int, bool] | 
     return None
 
 
-def _resolved(node: Node, names: dict[str, Node]) -> Node:
+def _resolved(node: Expr, names: dict[str, Expr]) -> Expr:
     seen = 0
     while isinstance(node, Ident) and node.name in names and seen < len(names):
         node, seen = names[node.name], seen + 1
     return node
 
 
-def _table(node: Node, names: dict[str, Node]) -> Table | None:
+def _table(node: Expr, names: dict[str, Expr]) -> Table | None:
     step = _steps(node, names)
     if step is None or step[1] not in {"attributes", "capacity"}:
         return None
@@ -235,13 +234,13 @@ def _table(node: Node, names: dict[str, Node]) -> Table | None:
     return "attributes" if step[1] == "attributes" else "capacity"
 
 
-def _domain(node: Node, names: dict[str, Node]) -> tuple[Table, str, int] | None:
+def _domain(node: Expr, names: dict[str, Expr]) -> tuple[Table, str, int] | None:
     step = _steps(node, names)
     table = _table(step[0], names) if step is not None else None
     return None if step is None or table is None else (table, step[1], step[2])
 
 
-def _reference(node: Node, names: dict[str, Node]) -> Reference | None:
+def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
     if isinstance(node, Ident):
         return None  # counted where the name was bound
     step = _steps(node, names)
@@ -252,7 +251,7 @@ def _reference(node: Node, names: dict[str, Node]) -> Reference | None:
     return Reference(domain[0], domain[1], step[1], step[2], optional)
 
 
-def _is_optional(node: Node, names: dict[str, Node]) -> bool:
+def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
     """Whether an access on the way is optional, which makes all after it so."""
     step = _steps(node, names)
     while step is not None:

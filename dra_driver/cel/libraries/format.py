@@ -27,7 +27,7 @@ _MAX_PRECISION: Final = 4096
 _SCALAR: Final = frozenset({int, UInt, float, bool, str, bytes, Duration, Timestamp, TypeValue})
 
 
-class Clause(NamedTuple):
+class FormatClause(NamedTuple):
     """One piece of a format string: literal text, or a verb with its precision."""
 
     text: str
@@ -35,19 +35,19 @@ class Clause(NamedTuple):
     precision: int | None = None
 
 
-def parse_format(text: str) -> list[Clause]:
+def parse_format(text: str) -> list[FormatClause]:
     """The pieces of a format string. Raises EvalError where it is malformed."""
-    pieces: list[Clause] = []
+    pieces: list[FormatClause] = []
     position = 0
     while position < len(text):
         percent = text.find("%", position)
         if percent < 0:
-            pieces.append(Clause(text[position:]))
+            pieces.append(FormatClause(text[position:]))
             break
         if percent > position:
-            pieces.append(Clause(text[position:percent]))
+            pieces.append(FormatClause(text[position:percent]))
         if text[percent + 1 : percent + 2] == "%":
-            pieces.append(Clause("%"))
+            pieces.append(FormatClause("%"))
             position = percent + 2
             continue
         position = percent + 1
@@ -57,7 +57,7 @@ def parse_format(text: str) -> list[Clause]:
         verb = text[position : position + 1]
         if not verb or verb not in "sdfebxXo":
             raise EvalError(f"could not parse formatting clause: unrecognized formatting clause {verb!r}")
-        pieces.append(Clause("", verb, precision))
+        pieces.append(FormatClause("", verb, precision))
         position += 1
     return pieces
 
@@ -93,7 +93,7 @@ def _wrong(verb: str, value: Any) -> EvalError:
     return EvalError(f"error during formatting: %{verb} cannot format a value of type {type_name(value)}")
 
 
-def _string(value: Any, _clause: Clause) -> str:
+def _string(value: Any, _clause: FormatClause) -> str:
     kind = type(value)
     if kind in LISTS or kind in MAPS:
         return _literal(value)
@@ -106,7 +106,7 @@ def _string(value: Any, _clause: Clause) -> str:
     raise _wrong("s", value)
 
 
-def _decimal(value: Any, clause: Clause) -> str:
+def _decimal(value: Any, clause: FormatClause) -> str:
     if type(value) not in {int, UInt}:
         raise _wrong(clause.verb, value)
     return str(int(value))
@@ -120,12 +120,12 @@ def _double(value: Any, verb: str) -> float:
     return value
 
 
-def _fixed(value: Any, clause: Clause) -> str:
+def _fixed(value: Any, clause: FormatClause) -> str:
     number = _double(value, "f")
     return _special(number) or f"{number if number else 0.0:,.{_bounded(clause)}f}"
 
 
-def _scientific(value: Any, clause: Clause) -> str:
+def _scientific(value: Any, clause: FormatClause) -> str:
     """The precision of ``%e`` is taken for a width by cel-go, so that there are always six decimals."""
     number = _double(value, "e")
     text = _special(number)
@@ -148,14 +148,14 @@ def _special(number: float) -> str:
     return ("∞" if number > 0 else "-∞") if math.isinf(number) else ""
 
 
-def _bounded(clause: Clause) -> int:
+def _bounded(clause: FormatClause) -> int:
     precision = _DEFAULT_PRECISION if clause.precision is None else clause.precision
     if precision > _MAX_PRECISION:
         raise EvalError(f"a precision of {precision} is not supported, at most {_MAX_PRECISION}")
     return precision
 
 
-def _binary(value: Any, clause: Clause) -> str:
+def _binary(value: Any, clause: FormatClause) -> str:
     if type(value) is bool:
         return "1" if value else "0"
     if type(value) not in {int, UInt}:
@@ -163,7 +163,7 @@ def _binary(value: Any, clause: Clause) -> str:
     return f"{int(value):b}"
 
 
-def _hex(value: Any, clause: Clause) -> str:
+def _hex(value: Any, clause: FormatClause) -> str:
     if isinstance(value, str):
         value = value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
@@ -173,13 +173,13 @@ def _hex(value: Any, clause: Clause) -> str:
     return f"{int(value):X}" if clause.verb == "X" else f"{int(value):x}"
 
 
-def _octal(value: Any, clause: Clause) -> str:
+def _octal(value: Any, clause: FormatClause) -> str:
     if type(value) not in {int, UInt}:
         raise _wrong(clause.verb, value)
     return f"{int(value):o}"
 
 
-_FORMATTERS: Final[dict[str, Callable[[Any, Clause], str]]] = {
+_FORMATTERS: Final[dict[str, Callable[[Any, FormatClause], str]]] = {
     "s": _string,
     "d": _decimal,
     "f": _fixed,
@@ -225,7 +225,7 @@ def _literal(value: Any) -> str:
         return f"timestamp({quoted(to_string(value))})"
     if kind is Duration:
         return f"duration({quoted(to_string(value))})"
-    return _string(value, Clause("", "s"))
+    return _string(value, FormatClause("", "s"))
 
 
 _GO_SPECIAL: Final = {"NaN": "NaN", "∞": "+Inf", "-∞": "-Inf"}

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.cel.values import Amount, EvalError, no_overload
+from dra_driver.cel.values import CelQuantity, EvalError, no_overload
 from dra_driver.quantity import NANO, Format, Quantity
 from dra_driver.semver import Semver
 
@@ -30,7 +30,7 @@ class _Promoted(threading.local):
     """Amounts that a comparison turned into big decimals during this evaluation, as Go's Quantity.Cmp does in place."""
 
     def __init__(self) -> None:
-        self.ids: dict[int, Amount] = {}
+        self.ids: dict[int, CelQuantity] = {}
 
 
 _promoted = _Promoted()
@@ -41,7 +41,7 @@ def forget_promotions() -> None:
     _promoted.ids.clear()
 
 
-def parse_quantity(text: str) -> Amount:
+def parse_quantity(text: str) -> CelQuantity:
     """The quantity of a text. Raises EvalError."""
     found = _NUMBER.match(text) if 0 < len(text) <= _MAX_TEXT else None
     if found is None:
@@ -53,7 +53,7 @@ def parse_quantity(text: str) -> Amount:
         mantissa, scale = exact
         nano = mantissa * 10 ** (scale + 9)
         mantissa, nano = (-mantissa, -nano) if sign == "-" else (mantissa, nano)
-        return Amount(Quantity(nano, number_format), mantissa, scale)
+        return CelQuantity(Quantity(nano, number_format), mantissa, scale)
     return _big(sign, whole, fraction, number_format, exponent)
 
 
@@ -83,7 +83,7 @@ def _mantissa(whole: str, fraction: str, number_format: Format, exponent: int) -
     return int(whole + fraction), scale
 
 
-def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: int) -> Amount:
+def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: int) -> CelQuantity:
     digits, capped = int(whole + fraction), False
     if number_format is Format.BINARY_SI:
         nano = -(-digits * NANO * (1 << exponent) // 10 ** len(fraction))
@@ -96,10 +96,10 @@ def _big(sign: str, whole: str, fraction: str, number_format: Format, exponent: 
         nano = digits * 10**power if power >= 0 else -(-digits // 10**-power)
     nano = -nano if sign == "-" else nano
     mantissa, scale = (nano // NANO, 0) if capped else (nano, -9)
-    return Amount(Quantity(nano, number_format), mantissa, scale, big=True)
+    return CelQuantity(Quantity(nano, number_format), mantissa, scale, big=True)
 
 
-def of_capacity(text: str) -> Amount:
+def of_capacity(text: str) -> CelQuantity:
     """The quantity of a device's capacity. Raises ValueError."""
     try:
         return parse_quantity(text)
@@ -107,25 +107,25 @@ def of_capacity(text: str) -> Amount:
         raise ValueError(f"{text[:80]!r} is not a quantity: {error}") from error
 
 
-def _is_big(amount: Amount) -> bool:
+def _is_big(amount: CelQuantity) -> bool:
     return amount.big or _promoted.ids.get(id(amount)) is amount
 
 
-def _as_int(amount: Amount) -> int | None:
+def _as_int(amount: CelQuantity) -> int | None:
     if _is_big(amount) or amount.scale < 0:
         return None
     value = amount.mantissa * int(10**amount.scale)
     return value if -(2**63) <= value <= _INT_MAX else None
 
 
-def as_integer(amount: Amount) -> int:
+def as_integer(amount: CelQuantity) -> int:
     value = _as_int(amount)
     if value is None:
         raise EvalError("cannot convert value to integer")
     return value
 
 
-def as_float(amount: Amount) -> float:
+def as_float(amount: CelQuantity) -> float:
     try:
         mantissa = float(amount.mantissa)
     except OverflowError:
@@ -133,25 +133,29 @@ def as_float(amount: Amount) -> float:
     return mantissa * float(f"1e{amount.scale}") if amount.scale else mantissa
 
 
-def compare_amounts(one: Amount, two: Amount) -> int:
+def compare_amounts(one: CelQuantity, two: CelQuantity) -> int:
     if not _is_big(one) and _is_big(two):
         _promoted.ids[id(one)] = one
     return (one.quantity > two.quantity) - (one.quantity < two.quantity)
 
 
-def _plus(one: Amount, other: Any, factor: int) -> Amount:
-    two = other if isinstance(other, Amount) else Amount(Quantity(other * NANO, Format.DECIMAL_EXPONENT), other, 0)
+def _plus(one: CelQuantity, other: Any, factor: int) -> CelQuantity:
+    two = (
+        other
+        if isinstance(other, CelQuantity)
+        else CelQuantity(Quantity(other * NANO, Format.DECIMAL_EXPONENT), other, 0)
+    )
     quantity = one.quantity + two.quantity if factor > 0 else one.quantity - two.quantity
     small = not _is_big(one) and not _is_big(two)
     if small and not two.mantissa:
-        return Amount(quantity, one.mantissa, one.scale, derived=True)
+        return CelQuantity(quantity, one.mantissa, one.scale, derived=True)
     if small and not one.mantissa:
-        return Amount(quantity, factor * two.mantissa, two.scale, derived=True)
+        return CelQuantity(quantity, factor * two.mantissa, two.scale, derived=True)
     # The sum has the finer of both scales; it stays small if every step fits 64 bits.
     scale = min(one.scale, two.scale)
     left, right = one.mantissa * 10 ** (one.scale - scale), factor * two.mantissa * 10 ** (two.scale - scale)
     fits = all(-(2**63) <= number <= _INT_MAX for number in (left, right, left + right))
-    return Amount(quantity, left + right, scale, big=not (small and fits), derived=True)
+    return CelQuantity(quantity, left + right, scale, big=not (small and fits), derived=True)
 
 
 # --- versions
@@ -191,7 +195,7 @@ def _holds(parse: Callable[..., Any]) -> Callable[..., bool]:
 
 
 def compare_to(one: Any, two: Any) -> int:
-    if isinstance(one, Amount):
+    if isinstance(one, CelQuantity):
         return compare_amounts(one, two)
     return int(one.compare(two))
 

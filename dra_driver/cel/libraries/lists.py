@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dra_driver.cel import operators
-from dra_driver.cel.equality import a_equal_method, comparable, compare, list_contains
+from dra_driver.cel.equality import comparable, compare, go_equal, list_contains
 from dra_driver.cel.libraries.strings import index_of, last_index_of
 from dra_driver.cel.values import (
     LISTS,
@@ -34,7 +34,7 @@ _MAX_INCLUDES: Final = 48
 def _same(a: Any, b: Any) -> bool:
     """Go's ``a.Equal(b) == True``: what cannot be compared is not equal."""
     try:
-        return a_equal_method(a, b)
+        return go_equal(a, b)
     except EvalError:
         return False
 

@@ -2,26 +2,26 @@
 
 import pytest
 
-from dra_driver.cel.attribute_refs import Reads, reads
+from dra_driver.cel.attribute_refs import AttributeRefs, attribute_refs
 from dra_driver.errors import CelSyntaxError
 
 
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        ('device.driver == "x"', Reads()),
-        ("device.allowMultipleAllocations", Reads()),
-        ('device.attributes["d"].type == "gpu"', Reads(attributes={("d", "type")})),
-        ('device.attributes["d"]["type"] == "gpu"', Reads(attributes={("d", "type")})),
-        ('has(device.attributes["d"].uuid)', Reads(attributes={("d", "uuid")})),
-        ('device.attributes[?"d"].?uuid.hasValue()', Reads(attributes={("d", "uuid")})),
-        ('device.attributes.d.x > device.attributes["d"].y', Reads(attributes={("d", "x"), ("d", "y")})),
-        ('device.capacity["d"].memory.isGreaterThan(quantity("1"))', Reads(capacity={("d", "memory")})),
+        ('device.driver == "x"', AttributeRefs()),
+        ("device.allowMultipleAllocations", AttributeRefs()),
+        ('device.attributes["d"].type == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('device.attributes["d"]["type"] == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('has(device.attributes["d"].uuid)', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes[?"d"].?uuid.hasValue()', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes.d.x > device.attributes["d"].y', AttributeRefs(attributes={("d", "x"), ("d", "y")})),
+        ('device.capacity["d"].memory.isGreaterThan(quantity("1"))', AttributeRefs(capacity={("d", "memory")})),
     ],
 )
-def test_names_are_told(expression: str, expected: Reads) -> None:
+def test_names_are_told(expression: str, expected: AttributeRefs) -> None:
     """Devices that are equal in these names are equal to the expression."""
-    assert reads(expression) == expected
+    assert attribute_refs(expression) == expected
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_names_are_told(expression: str, expected: Reads) -> None:
 )
 def test_what_is_not_plain_counts_as_everything(expression: str) -> None:
     """A wrong guess would make the scheduler's double answer for the wrong device."""
-    assert reads(expression).everything
+    assert attribute_refs(expression).everything
 
 
 def test_no_expression_no_answer() -> None:
     """What does not parse reads nothing that anybody could know."""
     with pytest.raises(CelSyntaxError):
-        reads("device.(")
+        attribute_refs("device.(")

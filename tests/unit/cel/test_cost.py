@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.cel import DeviceView, compile_selector
-from dra_driver.cel.cost_bound import bound
+from dra_driver.cel.cost_bound import cost_bound
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 DEVICE = DeviceView(
@@ -50,7 +50,7 @@ def test_the_limit_is_a_million() -> None:
 def test_ordinary_selectors_need_no_meter(expression: str) -> None:
     """The bound on a typical selector is known and above its cost, so that it runs without counting."""
     program = compile_selector(expression)
-    most = bound(program._plan)
+    most = cost_bound(program._ir)
     assert most is not None
     assert program.cost(DEVICE) <= most < 1_000_000
 
