@@ -53,7 +53,19 @@ class Backend(Protocol):
         ...
 
 
-class GpuControl(Protocol):
+class ComputeModes(Protocol):
+    """Compute modes of GPUs. Thread-safety and errors as `GpuControl`."""
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
+        """The GPU's compute mode."""
+        ...
+
+    def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
+        """Set it; not kept over a reboot."""
+        ...
+
+
+class GpuControl(ComputeModes, Protocol):
     """What this project changes on a GPU. Thread-safe; the caller holds the GPU's own lock (one change at a time).
 
     Every method raises DriverUnavailableError, DeviceLostError (the GPU is gone or does not answer), and
@@ -88,14 +100,6 @@ class GpuControl(Protocol):
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
         """Destroy it, which must be empty; gone already is success. Raises GpuBusyError while it is in use."""
-        ...
-
-    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
-        """The GPU's compute mode."""
-        ...
-
-    def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
-        """Set it; not kept over a reboot."""
         ...
 
 

@@ -5,16 +5,16 @@ written durably first; a note that is there is never overwritten, because what i
 Compute modes are NVML's (nvmlDeviceSetComputeMode); they do not outlive a reboot.
 """
 
-from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.gpu.backend import ComputeMode, ComputeModes
 from dra_driver.gpu.notes import COMPUTE_MODE, GpuNotes
 from dra_driver.model.ids import GpuUuid
 
 
-def set_with_undo(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
+def set_with_undo(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
     """Make ``wanted`` the GPU's mode; a GPU that has it already and no note is left alone, and so is not given back.
 
-    Idempotent. The caller holds the GPU's lock. Raises what `GpuControl` raises, and StorageError. A process that dies
-    half-way leaves a note, with which `restore` puts things right.
+    Idempotent. The caller holds the GPU's lock. Raises what `ComputeModes` raises, and StorageError. A process that
+    dies half-way leaves a note, with which `restore` puts things right.
     """
     found = control.compute_mode(gpu)
     if found is wanted:
@@ -24,7 +24,7 @@ def set_with_undo(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, wanted: Co
     control.set_compute_mode(gpu, wanted)
 
 
-def restore(control: GpuControl, notes: GpuNotes, gpu: GpuUuid, ours: ComputeMode) -> None:
+def restore(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, ours: ComputeMode) -> None:
     """Set the noted mode again and clear the note; without a note nothing happens.
 
     A mode that is not ``ours`` any more was set by somebody else since, or by a reboot, and is left alone.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import DraError, MpsUnavailableError, StorageError
-from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.gpu.backend import ComputeMode, ComputeModes
 from dra_driver.gpu.notes import GpuNotes
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import compute_mode
@@ -49,13 +49,13 @@ class MpsClient:
     """Asks the node's MPS host for daemons, through files below ``root``. Keeps nothing between calls.
 
     The caller holds the locks of a daemon's GPUs; under them the methods may be called from any thread. They raise
-    MpsUnavailableError, StorageError, what `GpuControl` raises, and ValueError for an id that cannot be one.
+    MpsUnavailableError, StorageError, what `ComputeModes` raises, and ValueError for an id that cannot be one.
     """
 
     def __init__(
         self,
         root: Path,
-        control: GpuControl,
+        control: ComputeModes,
         notes: GpuNotes,
         *,
         sleep: Sleep = time.sleep,

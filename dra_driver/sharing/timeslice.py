@@ -11,16 +11,16 @@ cannot share a GPU in compute mode EXCLUSIVE_PROCESS, so the mode is DEFAULT whi
 
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from dra_driver.errors import CommandError, DraError
-from dra_driver.gpu.backend import ComputeMode, GpuControl
+from dra_driver.gpu.backend import ComputeMode, ComputeModes
 from dra_driver.gpu.notes import TIME_SLICE, GpuNotes
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Interval
 from dra_driver.sharing import compute_mode
-from dra_driver.sharing.smi import Smi
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,21 @@ class _NoTimeSlicesError(CommandError):
     """The GPU has no such setting, so there is nothing to take back."""
 
 
+class SmiProgram(Protocol):
+    """``nvidia-smi``, see ``sharing.smi.Smi``."""
+
+    def find(self) -> str: ...
+    def run(self, arguments: Sequence[str], *, within_s: float) -> str: ...
+
+
 class TimeSlicer:
     """Sets and resets time slices of whole GPUs. Keeps nothing between calls.
 
     The caller holds the GPU's lock for each method; under it they may be called from any thread. They raise
-    CommandError, what `GpuControl` raises, and StorageError from the notes.
+    CommandError, what `ComputeModes` raises, and StorageError from the notes.
     """
 
-    def __init__(self, smi: Smi, control: GpuControl, notes: GpuNotes) -> None:
+    def __init__(self, smi: SmiProgram, control: ComputeModes, notes: GpuNotes) -> None:
         self._smi = smi
         self._control = control
         self._notes = notes

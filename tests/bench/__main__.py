@@ -107,7 +107,9 @@ def idle_percent(process: NodeProcess, seconds: float) -> float:
 
 
 def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, label: str) -> None:
-    prepared, repeated, unprepared = [], [], []
+    prepared: list[float] = []
+    repeated: list[float] = []
+    unprepared: list[float] = []
     for index in range(count + WARM_UP):
         claim = maker.make(index)
         times = (kubelet.prepare(claim), kubelet.prepare(claim), kubelet.unprepare(claim))

@@ -59,11 +59,11 @@ class DraClient:
             channel, f"{service}/NodeUnprepareResources", messages.NodeUnprepareResourcesResponse
         )
 
-    def prepare(self, *uids: str, timeout: float = TIMEOUT_S, **fields: str) -> Any:
+    def prepare(self, *uids: str, timeout: float = TIMEOUT_S, **fields: Any) -> Any:
         request = self._messages.NodePrepareResourcesRequest(claims=[self.claim(uid, **fields) for uid in uids])
         return self.prepare_method(request, timeout=timeout)
 
-    def unprepare(self, *uids: str, timeout: float = TIMEOUT_S, **fields: str) -> Any:
+    def unprepare(self, *uids: str, timeout: float = TIMEOUT_S, **fields: Any) -> Any:
         request = self._messages.NodeUnprepareResourcesRequest(claims=[self.claim(uid, **fields) for uid in uids])
         return self.unprepare_method(request, timeout=timeout)
 

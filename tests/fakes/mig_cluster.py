@@ -1,7 +1,6 @@
 """A node whose GPUs are published as this driver publishes them, for questions to the allocator."""
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 from dra_driver.allocation import V1_36, Allocator, Behaviour
 from dra_driver.model.gpu import Snapshot
@@ -36,7 +35,7 @@ def published(of: Built, *, per_slice: int = 64) -> list[Obj]:
             del item["spec"]["devices"]
             item["spec"]["sharedCounters"] = list(part.counter_sets)
         else:
-            item["spec"]["devices"] = cast(list[Any], list(part.devices))
+            item["spec"]["devices"] = list(part.devices)
         found.append(item)
     return found
 
@@ -63,7 +62,7 @@ class Scheduler:
         """(claim, devices in order of the requests), or None when it does not fit. ``together``: on one GPU."""
         self._made += 1
         name = f"claim-{self._made}"
-        wanted = claim(name, *requests, **({"constraints": [SAME_GPU]} if together else {}))
+        wanted = claim(name, *requests, constraints=[SAME_GPU]) if together else claim(name, *requests)
         allocator = Allocator(
             slices=self._slices, classes=_CLASSES, allocated=list(self._held.values()), behaviour=self._behaviour
         )

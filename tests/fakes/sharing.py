@@ -12,7 +12,7 @@ from pathlib import Path
 from dra_driver.errors import HardwareError
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.ids import GpuUuid
-from dra_driver.sharing.mps_files import MpsFolders, Status
+from dra_driver.sharing.mps_files import DaemonState, MpsFolders, Status
 from tests.fakes.gpu_notes import FakeGpuNotes
 
 
@@ -95,7 +95,7 @@ class FakeHost:
     def __init__(self, root: Path, *, shm: Path = Path("/dev/shm/test-mps")) -> None:
         self.folders = MpsFolders(root)
         self.shm = shm
-        self.state = "ready"
+        self.state: DaemonState = "ready"
         self.reason = ""
         self.restarts = 0
         self.ends_daemons = True

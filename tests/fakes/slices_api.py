@@ -6,7 +6,7 @@ change, whoever made it, reaches ``listeners`` as a watch event would.
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dra_driver.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
@@ -34,7 +34,7 @@ class FakeSlicesApi:
         self.during_write: Callable[[], None] = lambda: None
         self._counter = itertools.count(100)
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> list[Mapping[str, Any]]:
         self._maybe_fail()
         self.lists += 1
         return [copy.deepcopy(item) for _, item in sorted(self.objects.items())]

@@ -7,9 +7,12 @@ printed as JSON, so that the simulation can be held against it. The real ``pynvm
 import ctypes
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
-import pynvml
+pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the package calls
+
 
 MIG_PROFILE_ENUMS = range(0x20)
 NVLINKS = range(18)
@@ -89,7 +92,7 @@ def device(handle: Any) -> dict[str, Answer]:
         "nvmlDeviceGetComputeRunningProcesses_v3",
         "nvmlGpmQueryDeviceSupport",
     )
-    answers = {name: ask(lambda name=name: getattr(pynvml, name)(handle)) for name in names}
+    answers = {name: ask(partial(getattr(pynvml, name), handle)) for name in names}
     answers["nvmlDeviceGetMemoryInfo_v2"] = ask(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     )
@@ -175,7 +178,7 @@ def is_guest(every: list[Any], uuid: str) -> bool:
 def settings(handle: Any) -> dict[str, Any]:
     """Everything that this folder's tests must leave as it was."""
     names = ("nvmlDeviceGetMigMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode")
-    answers = {name: ask(lambda name=name: getattr(pynvml, name)(handle)) for name in names}
+    answers = {name: ask(partial(getattr(pynvml, name), handle)) for name in names}
     return {name: {key: value for key, value in answer.items() if key != "ms"} for name, answer in answers.items()}
 
 

@@ -143,7 +143,7 @@ def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Sna
     """Where the driver tells them (perhaps only with MIG mode on), profile ids and placements must be ours."""
     report["mig"] = [probes.mig(handle) for handle in handles]
     compared = 0
-    by_uuid = {gpu.uuid: model_of(gpu) for gpu in snapshot.gpus}
+    by_uuid = {str(gpu.uuid): model_of(gpu) for gpu in snapshot.gpus}
     for handle, rows in zip(handles, report["mig"], strict=True):
         model = by_uuid.get(pynvml.nvmlDeviceGetUUID(handle))
         if model is None or model.mig is None:
@@ -233,7 +233,7 @@ def test_nvidia_smi_lists_the_gpus_of_the_inventory(snapshot: Snapshot, report: 
     program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
     if program is None:
         pytest.skip("nvidia-smi is not on PATH")
-    outputs = {}
+    outputs: dict[str, dict[str, Any]] = {}
     for arguments in READ_ONLY_SMI:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, check=False)
         outputs[" ".join(arguments)] = {"status": done.returncode, "output": done.stdout}

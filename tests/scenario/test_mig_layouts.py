@@ -207,7 +207,7 @@ def test_full_layouts_are_granted_and_made(model: str) -> None:
     manager = MigManager(backend, FakeGpuNotes())
     slices = published(built(backend.snapshot()))
     for layout in dice.sample(layouts, min(40, len(layouts))):
-        wanted = requests(dice.sample(layout, len(layout)))
+        wanted = requests(tuple(dice.sample(layout, len(layout))))
         scheduler = Scheduler(slices)
         granted = scheduler.allocate(*wanted, together=True)
         assert granted is not None, described(layout)

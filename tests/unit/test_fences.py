@@ -129,6 +129,6 @@ def test_nothing_in_the_package_reads_the_schema_models(copy: Path) -> None:
 
 def existing(copy: Path, container: str, layer: str) -> str:
     """A module or package of the layer that exists; layers may name packages to come."""
-    names = re.findall(r"\w+", layer)
+    names: list[str] = re.findall(r"\w+", layer)
     base = copy / container.replace(".", "/")
     return next(name for name in names if (base / name).is_dir() or (base / f"{name}.py").is_file())

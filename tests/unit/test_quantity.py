@@ -115,5 +115,5 @@ def test_whole_units(text: str, whole: int, integer: bool) -> None:
 def test_does_not_change() -> None:
     """A quantity may be shared and used as a key."""
     with pytest.raises(AttributeError):
-        Quantity(1).nano = 2  # type: ignore[misc]
+        Quantity(1).nano = 2
     assert Quantity(1) != 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from dra_driver.allocation import Allocator, Features, Limits, Outcome
 from dra_driver.errors import DraError
-from tests.fuzz import allocate_fuzz
+from tests.fuzz import allocate_fuzz, allocate_mutations
 from tests.golden import run
 from tests.golden.allocate_family import questions
 
@@ -79,5 +79,5 @@ def _ask(question: Question, alike_after: int) -> Outcome | str:
 def test_mutations_repeat() -> None:
     """One seed gives one sequence of questions, so that a find can be looked at again."""
     table = list(questions(TABLE))
-    first, second = (allocate_fuzz.plausible(table[0], random.Random(3)) for _ in range(2))  # noqa: S311
+    first, second = (allocate_mutations.plausible(table[0], random.Random(3)) for _ in range(2))  # noqa: S311
     assert first == second

@@ -6,7 +6,7 @@ from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
-from dra_driver.slices.features import Features
+from dra_driver.slices.gates import Features
 
 
 def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) -> None:

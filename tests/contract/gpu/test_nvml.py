@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import pynvml
 import pytest
 
 from dra_driver.errors import DriverUnavailableError
@@ -20,6 +21,8 @@ from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml import library
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
+
+pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the package calls
 
 OTHER_PROCESS = """
 import sys

@@ -164,7 +164,7 @@ def test_a_dripping_server_cannot_hold_a_caller(tmp_path: Path) -> None:
     """Each byte comes in time, the whole answer never does: the kubelet's call must not wait for it."""
 
     def script(x: Exchange) -> None:
-        def drip() -> object:
+        def drip() -> Iterator[bytes]:
             for _ in range(40):
                 time.sleep(0.05)
                 yield b" "

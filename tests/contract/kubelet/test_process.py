@@ -58,7 +58,8 @@ def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., NodeProcess]]:
     made: list[NodeProcess] = []
 
     def make(**flags: str | None) -> NodeProcess:
-        made.append(NodeProcess(folder, **({"kubeconfig": kubeconfig} | flags)))
+        settings: dict[str, Any] = {"kubeconfig": kubeconfig} | flags
+        made.append(NodeProcess(folder, **settings))
         return made[-1]
 
     yield make
@@ -201,7 +202,7 @@ def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Call
     ensure_namespace(rest)
     maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
     claim = maker.make(0)
-    fields = {"namespace": claim["namespace"], "name": claim["name"]}
+    fields: dict[str, Any] = {"namespace": claim["namespace"], "name": claim["name"]}
     with dial(process.dra) as channel:
         first = DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]]
     assert first.devices, first.error
@@ -317,7 +318,7 @@ def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., N
     maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
     claim = maker.make(0)
     with dial(process.dra) as channel:
-        fields = {"namespace": claim["namespace"], "name": claim["name"]}
+        fields: dict[str, Any] = {"namespace": claim["namespace"], "name": claim["name"]}
         assert DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]].devices
     contents = {name: (process.folder / "cdi" / name).read_bytes() for name in process.cdi_files}
     assert len(contents) == 2

@@ -79,7 +79,7 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
 def test_call_in_work_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
     """A prepare that has begun is worth finishing: a failed one costs the pod more than a minute."""
     entered, release = threading.Event(), threading.Event()
-    plugin.preparer.before = lambda ref: (entered.set(), release.wait(10))[0]
+    plugin.preparer.before = lambda _: enter_and_wait(entered, release, 10)
     with dial(plugin.paths.dra) as channel:
         client = DraClient(channel)
         request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
@@ -215,7 +215,7 @@ def test_directory_that_vanished_is_an_error_with_advice(folder: Path) -> None:
 def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: Plugin) -> None:
     """The pod's termination must not wait for a call that hangs."""
     entered, release = threading.Event(), threading.Event()
-    plugin.preparer.before = lambda ref: (entered.set(), release.wait(30))[0]
+    plugin.preparer.before = lambda _: enter_and_wait(entered, release, 30)
     with dial(plugin.paths.dra) as channel:
         client = DraClient(channel)
         request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
@@ -232,7 +232,7 @@ def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: P
 def test_registration_outlives_the_calls_in_work(plugin: Plugin) -> None:
     """The kubelet drops its connection, calls included, when the registration socket goes: a prepare would be lost."""
     entered, release = threading.Event(), threading.Event()
-    plugin.preparer.before = lambda ref: (entered.set(), release.wait(30))[0]
+    plugin.preparer.before = lambda _: enter_and_wait(entered, release, 30)
     with dial(plugin.paths.dra) as channel:
         client = DraClient(channel)
         request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
@@ -249,3 +249,9 @@ def test_registration_outlives_the_calls_in_work(plugin: Plugin) -> None:
         assert future.result(5).claims[UID].devices
         stopper.join(5)
     assert not plugin.paths.registration.exists()
+
+
+def enter_and_wait(entered: threading.Event, release: threading.Event, timeout_s: float) -> None:
+    """Tell that a prepare has begun, and hold it up."""
+    entered.set()
+    release.wait(timeout_s)

@@ -213,7 +213,7 @@ class State:
             gpu = state.gpus[index]
             number, profile = next((n, p) for n, p in enumerate(gpu.profiles) if p.id == profile_id)
             slices = max(p.memory_slices for p in gpu.profiles)
-            gi_id = slices // profile.memory_slices - 1 + start // profile.memory_slices
+            gi_id: int = slices // profile.memory_slices - 1 + start // profile.memory_slices
             cis = () if compute == "none" else (ComputeInstance(ci_id=0, uuid=None, spans=compute == "full"),)
             made = MigInstance(
                 gi_id=gi_id,
@@ -245,7 +245,8 @@ class State:
             return len(gis), sum(bool(ci.used) for gi in gis for ci in gi.cis)
 
     def _instance(self, state: "_State", index: int, gi_id: int) -> state_mig.Gi:
-        return next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
+        found: state_mig.Gi = next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
+        return found
 
     def _tell(self, state: "_State", index: int, gi_id: int = UNKNOWN_ID) -> None:
         event = _Event(MIG_CONFIG_CHANGE, index, state.gpus[index].binding, gi_id, UNKNOWN_ID)

@@ -23,7 +23,7 @@ def sample() -> list[list[Obj]]:
         [*mig("a"), shared("b"), whole("c", 2)],
         [holding("x", "a", "gpu-0-mig-1g10gb-19-0"), holding("y", "b", "gpu-0", shares="10Gi"), claim("z")],
     )
-    return [list(map(copy.deepcopy, items)) for items in (state.slices, state.claims, state.nodes)]
+    return [[copy.deepcopy(dict(item)) for item in items] for items in (state.slices, state.claims, state.nodes)]
 
 
 def damage(value: Any, chance: random.Random) -> None:

@@ -166,9 +166,9 @@ def test_graphics_nodes_are_given_only_when_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "sys/bus/pci/devices/0000:65:00.0/drm/renderD128"
     folder.mkdir(parents=True)
     (folder / "dev").write_text("226:128\n")
-    settings = {"sysfs_root": str(tmp_path / "sys")}
-    without = Node(tmp_path / "a", **settings).provider.edits_for(GPU)
-    with_graphics = Node(tmp_path / "b", graphics=True, **settings).provider.edits_for(GPU)
+    sysfs = str(tmp_path / "sys")
+    without = Node(tmp_path / "a", sysfs_root=sysfs).provider.edits_for(GPU)
+    with_graphics = Node(tmp_path / "b", graphics=True, sysfs_root=sysfs).provider.edits_for(GPU)
     assert [node.path for node in without.device_nodes] == ["/dev/nvidia3"]
     assert [node.path for node in with_graphics.device_nodes] == ["/dev/nvidia3", "/dev/dri/renderD128"]
 

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,14 +100,15 @@ def test_a_missing_or_different_file_is_rewritten(tmp_path: Path, damage: str) -
     victim = tmp_path / "victim"
     victim.write_bytes(whole)
     path.unlink()
-    {
+    damages: dict[str, Callable[[], object]] = {
         "missing": lambda: None,
         "other": lambda: path.write_bytes(whole.replace(b"TEXT=1", b"TEXT=2")),
         "longer": lambda: path.write_bytes(whole + b"\n"),
         "empty": path.touch,
         "link": lambda: path.symlink_to(victim),
         "fifo": lambda: os.mkfifo(path),
-    }[damage]()
+    }
+    damages[damage]()
     assert one.write_claim(UID, claim())
     assert path.read_bytes() == whole == victim.read_bytes()
     assert not path.is_symlink()

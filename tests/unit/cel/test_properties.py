@@ -29,7 +29,7 @@ A = 'device.attributes["x"]'
 def answer(expression: str, **attributes: Any) -> bool | None:
     """The result, None for an error; both ways of evaluation must agree."""
     program, view = compile_selector(expression), DeviceView("x", {"attributes": attributes})
-    results = []
+    results: list[bool | None] = []
     for evaluate in (program.evaluate, program.evaluate_counting):
         try:
             results.append(evaluate(view))

@@ -51,7 +51,8 @@ def test_a_sentence_shows_five_problems_and_counts_the_rest() -> None:
 
 
 def test_containers_are_named_and_not_printed() -> None:
-    assert [shown(value) for value in (None, {}, [], True)] == ["nothing", "an object", "a list", "true"]
+    values: list[object] = [None, {}, [], True]
+    assert [shown(value) for value in values] == ["nothing", "an object", "a list", "true"]
 
 
 def test_decoding_loads_neither_pydantic_nor_yaml() -> None:

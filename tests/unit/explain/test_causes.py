@@ -117,7 +117,7 @@ def test_a_claim_that_nobody_uses_is_allocated_anew() -> None:
 
 def test_extended_resources_are_weighed_as_the_claim_they_become() -> None:
     state = cluster(classes=[device_class("gpu")])
-    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"  # type: ignore[index]
+    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
         few = pod(containers=[{"name": "main", "resources": {"limits": {resource: "2"}}}])
         assert said(state, few).verdict.nodes_fit == 2
@@ -127,7 +127,7 @@ def test_extended_resources_are_weighed_as_the_claim_they_become() -> None:
 
 def test_a_device_plugin_on_the_node_wins_over_devices() -> None:
     state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
-    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"  # type: ignore[index]
+    state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     two = pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "2"}}}])
     assert said(state, two).nodes[0].message == "Insufficient example.com/gpu"
 

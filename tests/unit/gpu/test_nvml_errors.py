@@ -53,6 +53,7 @@ def test_trouble_of_the_whole_driver_is_never_blamed_on_one_gpu(code: int, ask: 
 @pytest.mark.parametrize("code", [*range(1, 30), 999, 12345])
 def test_every_code_of_nvml_becomes_absence_or_one_of_our_errors(code: int) -> None:
     """No pynvml exception leaves the gateway: it is unhashable and cannot be compared."""
+    answer: object
     try:
         answer = nvml.optional("f", failing(pynvml.NVMLError(code)))
     except DraError as error:

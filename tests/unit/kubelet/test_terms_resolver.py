@@ -141,11 +141,11 @@ class ReadingTerms(dict[GpuUuid, GpuTerms]):
         self.read()
         return super().__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def items(self) -> ItemsView[GpuUuid, GpuTerms]:  # type: ignore[override]
         self.read()
-        return super().items()  # type: ignore[return-value]
+        return super().items()
 
 
 class ReadingPolicies(Policies):

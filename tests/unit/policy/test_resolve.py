@@ -107,7 +107,7 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
         attributes=[{"name": "team", "string": "blue"}, {"name": "n", "int": 0}, {"name": "b", "bool": False}],
     )
     found = resolve([told], node(1), (), NODE)[uuid(0)]
-    assert found.profiles == {ONE_G, ONE_G_ME}
+    assert found.profiles == frozenset({ONE_G, ONE_G_ME})
     assert found.sharing == SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG, max_shares=3)
     assert found.taints == (
         Taint(key="gpu.dra-driver.io/reserved", value="all", effect="NoSchedule"),

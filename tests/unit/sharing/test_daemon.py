@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing.daemon import MAX_DEVICES, MpsDaemon
 
 UUIDS = st.uuids().map(lambda uuid: f"GPU-{uuid}") | st.uuids().map(lambda uuid: f"MIG-{uuid}")
@@ -20,7 +21,7 @@ def daemons(draw: st.DrawFn) -> MpsDaemon:
     return MpsDaemon(
         id=draw(st.from_regex(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}", fullmatch=True)),
         devices=devices,
-        gpus=tuple(device for device in devices if device.startswith("GPU-")),
+        gpus=tuple(GpuUuid(device) for device in devices if device.startswith("GPU-")),
         default_percentage=draw(st.none() | st.integers(0, 100)),
         memory_limits={device: draw(st.integers(1, 2**24)) for device in sorted(limited)},
     )

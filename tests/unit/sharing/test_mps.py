@@ -10,7 +10,7 @@ from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import mps
 from dra_driver.sharing.mps import MpsClient, MpsDaemon
-from dra_driver.sharing.mps_files import MAX_DAEMONS, Status
+from dra_driver.sharing.mps_files import MAX_DAEMONS, DaemonState, Status
 from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes
 
 G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number in (1, 2))
@@ -119,7 +119,9 @@ def test_a_host_that_dies_while_it_is_waited_for_is_named_as_the_cause(world: Wo
         ("stopping", "nobody needs it any more", "stopping, nobody needs it"),
     ],
 )
-def test_a_daemon_that_is_not_ready_in_time_is_taken_back(world: World, state: str, reason: str, said: str) -> None:
+def test_a_daemon_that_is_not_ready_in_time_is_taken_back(
+    world: World, state: DaemonState, reason: str, said: str
+) -> None:
     world.host.state, world.host.reason = state, reason
     with pytest.raises(MpsUnavailableError, match=f"MPS daemon one is not ready in time: {said}"):
         world.client.ensure(DAEMON, within_s=3.0)

@@ -1,5 +1,7 @@
 """What limits a claim's words mean."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number
 M1 = "MIG-00000000-0000-0000-0000-000000000001"
 
 
-def limits(**changes: object) -> MpsLimits:
+def limits(**changes: Any) -> MpsLimits:
     return MpsLimits(**changes)
 
 

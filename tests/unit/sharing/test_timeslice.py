@@ -1,5 +1,7 @@
 """A GPU's time slice is changed only when asked for, and put back whatever happens."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dra_driver.errors import CommandError, DeviceLostError, StorageError
@@ -28,7 +30,7 @@ class FakeSmi:
             raise CommandError("nvidia-smi is not below /")
         return "/usr/bin/nvidia-smi"
 
-    def run(self, arguments: tuple[str, ...], *, within_s: float) -> str:
+    def run(self, arguments: Sequence[str], *, within_s: float) -> str:
         def effect() -> None:
             self.calls.append(tuple(arguments))
             problem = self.problems.pop(0) if self.problems else None
@@ -59,7 +61,7 @@ class World:
         return self.smi.slice, self.control.compute_mode(GPU), {key: v for (_, key), v in self.notes.values.items()}
 
 
-CLEAN = (0, ComputeMode.DEFAULT, {})
+CLEAN: tuple[int, ComputeMode, dict[str, str]] = (0, ComputeMode.DEFAULT, {})
 
 
 def test_the_interval_becomes_the_commands_number() -> None:

@@ -12,7 +12,8 @@ from dra_driver.model.ids import GpuUuid, MigUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 from dra_driver.slices.build import Built, GpuGroup
 from dra_driver.slices.gates import Features
-from dra_driver.slices.layout import MAX_DEVICES, DesiredSlice, split
+from dra_driver.slices.layout import DesiredSlice, split
+from dra_driver.slices.limits import MAX_DEVICES
 
 ALL = Features(counters=True, taints=True, multi_allocation=True)
 NONE = Features()

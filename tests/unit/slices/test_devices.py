@@ -198,7 +198,7 @@ def test_an_added_attribute_never_replaces_ours_and_has_a_possible_name(name: st
 
 def test_added_values_keep_their_types() -> None:
     """A boolean is not the number one."""
-    added = {"team": "ml", "rack": 7, "spare": True, "example.com/zone": "a"}
+    added: dict[str, str | int | bool] = {"team": "ml", "rack": 7, "spare": True, "example.com/zone": "a"}
     found = build(mig_gpu(A100), GpuTerms(attributes=added)).devices[0]["attributes"]
     assert [found[name] for name in added] == [{"string": "ml"}, {"int": 7}, {"bool": True}, {"string": "a"}]
 

@@ -163,7 +163,13 @@ def test_what_the_server_made_of_our_content_counts_as_equal() -> None:
 
 def test_malformed_slices_do_no_harm() -> None:
     """Anybody with the right may write anything; nothing in it is trusted."""
-    for bad in ({}, {"metadata": None, "spec": None}, {"spec": {"pool": []}}, {"metadata": [], "spec": {"devices": 3}}):
+    damaged: list[dict[str, Any]] = [
+        {},
+        {"metadata": None, "spec": None},
+        {"spec": {"pool": []}},
+        {"metadata": [], "spec": {"devices": 3}},
+    ]
+    for bad in damaged:
         assert len(plan(desired(["a"]), [bad], IDENTITY).creates) == 1
     odd = copy.deepcopy(next(iter(published(["a"]).values())))
     odd["spec"]["pool"] |= {"generation": "many", "resourceSliceCount": None}

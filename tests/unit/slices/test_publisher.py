@@ -190,7 +190,7 @@ def test_a_server_that_asks_for_time_gets_it() -> None:
 def test_a_conflict_is_read_again_and_done_again() -> None:
     """Somebody wrote between our list and our update."""
     bench = Bench().published()
-    raced = []
+    raced: list[object] = []
 
     def race() -> None:
         if not raced:
