@@ -10,8 +10,8 @@ from dra_driver.errors import NotFoundError
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.demo.manifests import kind_of
-from dra_driver.sim.store import DeleteOptions, Store
+from dra_driver.sim.apiserver.store import DeleteOptions, Store
+from dra_driver.sim.manifests import kind_of
 
 
 class Client(Protocol):

@@ -28,7 +28,7 @@ from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.controllers.deployments import DeploymentController
 from dra_driver.sim.controllers.jobs import JobController
 from dra_driver.sim.controllers.replicasets import ReplicaSetController
-from dra_driver.sim.demo.manifests import deletion_order, kind_of, load
+from dra_driver.sim.manifests import deletion_order, kind_of, load
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.scheduler import EmbeddedScheduler

@@ -14,8 +14,8 @@ from dra_driver.allocation.extended import ANNOTATION, ExtendedClaim
 from dra_driver.errors import DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.objects import FINALIZER, key, owned_by, uid
-from dra_driver.sim.store import DeleteOptions, Store
 
 
 class ExtendedClaims:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dra_driver.errors import DraError
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.state import ObjectChange
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dra_driver.allocation.nodes import node_matches
 from dra_driver.allocation.pod_fit import Room, rooms, why_not
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 
 
 class UnschedulableError(Exception):

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dra_driver.errors import DraError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import EVENTS
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 
 log = logging.getLogger(__name__)
 

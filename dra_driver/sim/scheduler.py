@@ -14,12 +14,12 @@ from dra_driver.errors import AllocationError, ConfigurationError, ConflictError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.state import ObjectChange
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.extended import ExtendedClaims
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import FINALIZER, claim_names, is_deleted, is_finished, key, owned_by, set_condition, uid
 from dra_driver.sim.placement import SchedulingSnapshot, UnschedulableError
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
 

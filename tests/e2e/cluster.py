@@ -23,7 +23,7 @@ from dra_driver.sim.apiserver.kinds import (
     SERVICE_ACCOUNTS,
 )
 from dra_driver.sim.client import RestClusterClient
-from dra_driver.sim.demo.manifests import deletion_order, kind_of, load
+from dra_driver.sim.manifests import deletion_order, kind_of, load
 from dra_driver.sim.objects import claim_names, extended_claim_name
 
 DRIVER = "gpu.nvidia.com"

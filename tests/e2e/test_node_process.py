@@ -18,7 +18,7 @@ from dra_driver.kube.paths import resource_slices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.demo.expectations import granted_gpus, seen_gpus
-from dra_driver.sim.demo.manifests import load
+from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
 from tests.e2e.host import REGISTERED

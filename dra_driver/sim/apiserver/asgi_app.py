@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dra_driver.errors import GoneError, KubernetesApiError
+from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, dump
 from dra_driver.sim.apiserver.messages import JSON, ApiRequest, Reply
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, is_over, log_text
-from dra_driver.sim.apiserver.problems import status_body, status_error
 from dra_driver.sim.apiserver.router import Router, RouterReply
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.watching import BOOKMARK_INTERVAL_S, Frames, WatchPlan
-from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
-from dra_driver.sim.apiserver.problems import bad_request, status_error
 from dra_driver.sim.apiserver.protobody import MEDIA_TYPE as PROTOBUF
 from dra_driver.sim.apiserver.protobody import decode_body
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import Target
 from dra_driver.sim.apiserver.pod_logs import Line
 from dra_driver.sim.apiserver.printers.common import selector_text
-from dra_driver.sim.apiserver.problems import bad_request
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339
 from dra_driver.sim.apiserver.kinds import ALL_KINDS
-from dra_driver.sim.apiserver.problems import bad_request
 from dra_driver.sim.apiserver.schema import type_of
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"

@@ -7,6 +7,7 @@ refusal is an exception of `dra_driver.errors`.
 from collections.abc import Callable
 
 from dra_driver.sim.apiserver import openapi, pod_subresources
+from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.discovery import discovery
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
@@ -14,10 +15,9 @@ from dra_driver.sim.apiserver.patch.mergepatch import merge
 from dra_driver.sim.apiserver.patch.patching import JSON_PATCH
 from dra_driver.sim.apiserver.paths import Target, is_known_group, target_of
 from dra_driver.sim.apiserver.pod_subresources import LogPlan
-from dra_driver.sim.apiserver.problems import bad_request, status_error
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.verbs import Verbs
 from dra_driver.sim.apiserver.watching import WatchPlan, plan_watch
-from dra_driver.sim.store import Store
 
 VERSION: Obj = {
     "major": "1",

@@ -13,9 +13,9 @@ from importlib.resources import files
 from typing import Any
 
 from dra_driver.quantity import Quantity
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, parse_time, rfc3339
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import bad_request
 
 ANY = "any"
 _JSON_TYPES: dict[str, tuple[type, ...]] = {

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, mapping
 from dra_driver.sim.apiserver.names import label_key, label_value
-from dra_driver.sim.apiserver.problems import bad_request
 
 Match = Callable[[Obj], bool]
 

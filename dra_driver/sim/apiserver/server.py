@@ -22,7 +22,7 @@ from dra_driver.errors import RetryableError
 from dra_driver.sim.apiserver.asgi_app import ApiApplication
 from dra_driver.sim.apiserver.certificate import Certificate, self_signed
 from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 
 ADDRESS = "127.0.0.1"
 START_TIMEOUT_S = 10.0

@@ -1,17 +1,16 @@
 """The objects themselves: current versions, the history that watches replay, the index of owners.
 
-Owns the revision counter and nothing of what kinds mean. Not thread-safe: `dra_driver.sim.store.Store` calls it
-under its lock. Stored objects are never changed in place, so a reader may keep one without copying as long as it
-does not write to it.
+Not thread-safe: `store.Store` calls it under its lock. Stored objects are never changed in place, so a reader may keep
+one without copying as long as it does not write to it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from dra_driver.sim.apiserver.api_errors import expired
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import expired
 
 Key = tuple[str, str]  # namespace ("" for cluster-scoped), name
 

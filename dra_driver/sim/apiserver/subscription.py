@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
 
+from dra_driver.sim.apiserver.api_errors import expired
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import expired
 from dra_driver.sim.apiserver.state import ObjectChange
 
 MAX_BEHIND = 100_000

@@ -6,11 +6,11 @@ Plain objects go out as the bytes that the store keeps; everything else is built
 from collections.abc import Sequence
 from datetime import datetime
 
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.event_view import to_events_v1
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import bad_request
 from dra_driver.sim.apiserver.state import Record
 from dra_driver.sim.apiserver.tables import INCLUDE_CHOICES, partial, table
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dra_driver.errors import GoneError
+from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest
 from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import FieldProblem, status_body, status_error
+from dra_driver.sim.apiserver.problems import FieldProblem
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
 from dra_driver.sim.apiserver.tables import partial, table

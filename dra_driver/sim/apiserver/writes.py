@@ -8,20 +8,20 @@ pkg/registry/rest/{create,update}.go.
 import uuid
 from collections.abc import Callable
 
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
-from dra_driver.sim.apiserver.kind import ResourceKind, Review
-from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
-from dra_driver.sim.apiserver.names import generated_name
-from dra_driver.sim.apiserver.problems import (
+from dra_driver.sim.apiserver.api_errors import (
     already_exists,
     bad_request,
     conflict,
     forbidden,
-    invalid,
     invalid_object,
     not_found,
     status_error,
 )
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, copy_json, dig, mapping, rfc3339
+from dra_driver.sim.apiserver.kind import ResourceKind, Review
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
+from dra_driver.sim.apiserver.names import generated_name
+from dra_driver.sim.apiserver.problems import invalid
 from dra_driver.sim.apiserver.removal import Removal
 from dra_driver.sim.apiserver.rules.meta import meta_problems, meta_update_problems
 from dra_driver.sim.apiserver.schema import decode

@@ -9,6 +9,7 @@ from dra_driver.allocation.extended import ANNOTATION
 from dra_driver.errors import ConflictError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import (
     CLAIM_ANNOTATION,
@@ -21,7 +22,6 @@ from dra_driver.sim.objects import (
     uid,
 )
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import DeleteOptions, Store
 
 # What was made for one pod: of a template by this controller, or for extended resources by the scheduler.
 _GENERATED = frozenset({CLAIM_ANNOTATION, ANNOTATION})

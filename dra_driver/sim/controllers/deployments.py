@@ -10,10 +10,10 @@ from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, REPLICA_SETS
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import is_deleted, key, owned_by, owner_reference, set_condition
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import Store
 
 HASH_LABEL = "pod-template-hash"
 # Like the real hash: no vowels, nothing that could spell a word.

@@ -5,11 +5,11 @@ Completions, parallelism and backoffLimit; without indexes, suspension, deadline
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import JOBS, PODS
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.pods import Owned, PodMaker
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import condition, is_deleted, set_condition, uid
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import Store
 
 MAX_STEP = 50
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, mapping
 from dra_driver.sim.apiserver.kinds import PODS
+from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.objects import is_deleted, is_finished, is_ready, key, owned_by, owner_reference
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import DeleteOptions, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping
 from dra_driver.sim.apiserver.kinds import PODS, REPLICA_SETS
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.pods import PodMaker
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import is_deleted, is_ready
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import Store
 
 # A replica set of a thousand is a typing mistake on a laptop; made in steps, it can still be stopped.
 MAX_STEP = 50

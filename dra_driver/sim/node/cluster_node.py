@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
 from dra_driver.sim.node.node_process import MpsHostSubprocess, NodeSubprocess
-from dra_driver.sim.store import Store
 
 DRIVER = "gpu.nvidia.com"
 SIMULATED_STATE = "simulated-gpus.json"

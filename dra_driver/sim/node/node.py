@@ -15,12 +15,12 @@ from dra_driver.allocation.pod_fit import MAX_PODS
 from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.pod_worker import PodHost, PodWorker
 from dra_driver.sim.objects import is_finished, uid
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import Store
 
 log = logging.getLogger(__name__)
 

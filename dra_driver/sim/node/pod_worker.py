@@ -16,13 +16,13 @@ from typing import TypeVar
 from dra_driver.errors import ConflictError, DraError, NotFoundError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import DeleteOptions, Store
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from dra_driver.sim.apiserver.certificate import self_signed
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import config_map
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.store import DeleteOptions, Listing, Store
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.objects import FINALIZER
-from dra_driver.sim.store import DeleteOptions, Listing, Store
 from tests.fakes.dra_objects import claim
 
 

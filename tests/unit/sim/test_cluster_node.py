@@ -8,11 +8,11 @@ import pytest
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DriverSubprocess
-from dra_driver.sim.store import Store
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from dra_driver.errors import ConflictError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.objects import FINALIZER, extended_claim_name
 from dra_driver.sim.scheduler import EmbeddedScheduler
-from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import DRIVER, device_class, gpu, node, resource_slice
 
 MIG = "nvidia.com/mig-1g.10gb"

@@ -4,9 +4,9 @@ import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.scheduler import EmbeddedScheduler
-from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
 
 

@@ -9,13 +9,13 @@ from dra_driver.allocation.pod_fit import MAX_PODS, Room, why_not
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import Cluster, check_cel
-from dra_driver.sim.demo import manifests
+from dra_driver.sim import manifests
 from dra_driver.sim.demo.render import table
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.objects import condition, set_condition
 from dra_driver.sim.recorder import StoreEventRecorder
-from dra_driver.sim.store import Store
 from tests.fakes.dra_objects import node
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

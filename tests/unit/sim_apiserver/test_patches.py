@@ -9,7 +9,7 @@ from dra_driver.sim.apiserver.patch.mergepatch import merge
 from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, Patch
 from dra_driver.sim.apiserver.patch.strategicpatch import strategic_merge
 from dra_driver.sim.apiserver.schema import type_of
-from dra_driver.sim.store import Store
+from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod
 
 

@@ -5,7 +5,7 @@ import pytest
 from dra_driver.errors import ConflictError, ForbiddenError, NotFoundError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, SECRETS
 from dra_driver.sim.apiserver.removal import DeleteOptions
-from dra_driver.sim.store import Patch, Store
+from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import Obj, config_map, node, owned_by, pod, resource_slice
 
 

@@ -13,8 +13,8 @@ from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import target_of
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, log_text
 from dra_driver.sim.apiserver.router import Router
+from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.watching import Frames, WatchPlan
-from dra_driver.sim.store import Store
 from tests.unit.sim_apiserver.builders import config_map, pod
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"

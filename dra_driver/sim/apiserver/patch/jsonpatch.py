@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
-from dra_driver.sim.apiserver.problems import bad_request, status_error
 
 MAX_OPERATIONS = 10_000  # k8s.io/apiserver pkg/endpoints/handlers/patch.go maxJSONPatchOperations
 

@@ -6,13 +6,13 @@ Owns the choice of the format and what may not be patched; the formats have a fi
 from dataclasses import dataclass
 from typing import Any
 
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.patch.jsonpatch import apply_json_patch
 from dra_driver.sim.apiserver.patch.mergepatch import merge
 from dra_driver.sim.apiserver.patch.serverapply import apply
 from dra_driver.sim.apiserver.patch.strategicpatch import strategic_merge
-from dra_driver.sim.apiserver.problems import bad_request
 from dra_driver.sim.apiserver.schema import decode, type_of
 
 JSON_PATCH = "application/json-patch+json"

@@ -6,6 +6,7 @@ KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
 """
 
 from dra_driver.errors import ConflictError
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.patch.fieldsets import (
@@ -20,7 +21,6 @@ from dra_driver.sim.apiserver.patch.fieldsets import (
     value_at,
     without,
 )
-from dra_driver.sim.apiserver.problems import bad_request
 from dra_driver.sim.apiserver.schema import FieldType, type_of
 
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")

@@ -6,8 +6,8 @@ k8s.io/apimachinery pkg/util/strategicpatch/patch.go.
 
 from typing import Any
 
+from dra_driver.sim.apiserver.api_errors import bad_request
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json
-from dra_driver.sim.apiserver.problems import bad_request
 from dra_driver.sim.apiserver.schema import FieldType, fields_of
 
 _DIRECTIVE = "$patch"

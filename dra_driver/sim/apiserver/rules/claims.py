@@ -9,7 +9,13 @@ from typing import Any
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import label_key
-from dra_driver.sim.apiserver.problems import FieldProblem, forbidden_field, invalid, required, unsupported
+from dra_driver.sim.apiserver.problems import (
+    FieldProblem,
+    forbidden_field,
+    invalid,
+    required,
+    unsupported,
+)
 from dra_driver.sim.apiserver.rules.claim_status import forget_deallocated, status_problems
 from dra_driver.sim.apiserver.rules.dra import (
     MAX_CONFIGS,

@@ -3,7 +3,14 @@
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.names import label_key, label_value
-from dra_driver.sim.apiserver.problems import FieldProblem, forbidden_field, invalid, required, too_long, wrong_type
+from dra_driver.sim.apiserver.problems import (
+    FieldProblem,
+    forbidden_field,
+    invalid,
+    required,
+    too_long,
+    wrong_type,
+)
 
 MAX_ANNOTATION_BYTES = 256 * 1024
 _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")

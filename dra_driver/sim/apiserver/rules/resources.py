@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from dra_driver.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.names import dns_label, dns_subdomain
-from dra_driver.sim.apiserver.problems import FieldProblem, duplicate, invalid, required
+from dra_driver.sim.apiserver.problems import (
+    FieldProblem,
+    duplicate,
+    invalid,
+    required,
+)
 
 _NO_LIMIT = "Limit must be set for non overcommitable resources"
 _NO_CONTAINER = "must match the name of an entry in spec.initContainers.name or spec.containers.name"

@@ -11,7 +11,12 @@ from typing import Any
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc3339
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import dns_subdomain
-from dra_driver.sim.apiserver.problems import FieldProblem, invalid, required, too_many
+from dra_driver.sim.apiserver.problems import (
+    FieldProblem,
+    invalid,
+    required,
+    too_many,
+)
 from dra_driver.sim.apiserver.rules.devices import device_problems, node_selector_problems
 from dra_driver.sim.apiserver.rules.dra import driver_name, each_unique, label_name, pool_name
 

@@ -6,7 +6,12 @@ Follows kubernetes/kubernetes pkg/apis/{apps,batch}/v1/defaults.go, their valida
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.problems import FieldProblem, invalid, required, unsupported
+from dra_driver.sim.apiserver.problems import (
+    FieldProblem,
+    invalid,
+    required,
+    unsupported,
+)
 from dra_driver.sim.apiserver.rules.pods import default_pod_spec, pod_spec_problems
 from dra_driver.sim.apiserver.selectors import object_match
 
