@@ -5,6 +5,7 @@ but the wrong ones can be prepared; only hardware that fails, which says so in i
 nothing may be left of any of it.
 """
 
+import os
 import random
 import sys
 import threading
@@ -27,6 +28,8 @@ from tests.fakes.live_claims import Obj, Scheduler
 from tests.fakes.live_node import LiveNode, until
 from tests.fakes.mixed_claims import POLICIES, impossible, wish
 
+SEED = os.environ.get("SOAK_SEED", "1")
+"""Varies what the threads ask for and break; with threads and kills, no two runs are alike even with one seed."""
 SPEC = "8xh100-sxm5-80gb"
 THREADS = 4
 HELD_AT_ONCE = 4
@@ -45,6 +48,7 @@ class Soak:
     node: LiveNode
     rounds: int
     crashes: int
+    scheduler: Scheduler  # one for all threads: its lock keeps two of them from allocating the same device
     seen: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     done: int = 0
@@ -75,8 +79,8 @@ class Worker:
     def __init__(self, soak: Soak, number: int) -> None:
         self.soak = soak
         self.node = soak.node
-        self.dice = random.Random(number)  # noqa: S311 - what happens, not a secret
-        self.scheduler = Scheduler(soak.node)
+        self.dice = random.Random(f"{SEED}-{number}")  # noqa: S311 - what happens, not a secret
+        self.scheduler = soak.scheduler
         self.held: list[Obj] = []
 
     def run(self) -> None:
@@ -221,7 +225,7 @@ FAULTS: tuple[tuple[str, Callable[[str], Any]], ...] = (
 
 def crash(soak: Soak) -> None:
     """Kill the node process now and then, more rarely the MPS host, and start it again."""
-    dice = random.Random(soak.rounds)  # noqa: S311 - moments to kill at
+    dice = random.Random(f"{SEED}-{soak.rounds}")  # noqa: S311 - moments to kill at
     for number in range(1, soak.crashes + 1):
         while soak.done < soak.rounds * number // (soak.crashes + 1):
             if soak.stop.wait(0.01):
@@ -250,7 +254,7 @@ def crash(soak: Soak) -> None:
 def test_after_any_mix_of_claims_nothing_is_left(rounds: int, crashes: int) -> None:
     """The node is at the end what it was at the start, whatever was asked of it and whatever went wrong."""
     with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
-        soak = Soak(node, rounds, crashes)
+        soak = Soak(node, rounds, crashes, Scheduler(node))
         soak.up.set()
         began = time.monotonic()
         crasher = threading.Thread(target=crash, args=(soak,))
@@ -261,7 +265,7 @@ def test_after_any_mix_of_claims_nothing_is_left(rounds: int, crashes: int) -> N
         soak.stop.set()
         crasher.join(60.0)
         seen = ", ".join(f"{what} {count}" for what, count in sorted(soak.seen.items()))
-        sys.stdout.write(f"{rounds} rounds in {time.monotonic() - began:.1f} s: {seen}\n")  # shown by -s or -rP
+        sys.stdout.write(f"seed {SEED}, {rounds} rounds in {time.monotonic() - began:.1f} s: {seen}\n")  # pytest -s
         if soak.failures:
             sys.stdout.write(node.log())
         assert not soak.failures, "\n".join(soak.failures)

@@ -7,11 +7,11 @@ import pytest
 
 from dra_driver.allocation.pod_fit import MAX_PODS, Room, why_not
 from dra_driver.errors import ConfigurationError
+from dra_driver.sim import manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import Cluster, check_cel
-from dra_driver.sim import manifests
 from dra_driver.sim.demo.render import table
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
 from dra_driver.sim.objects import condition, set_condition
