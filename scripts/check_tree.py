@@ -22,7 +22,7 @@ def main() -> int:
     for breach in breaches:
         print(breach)
     if not breaches:
-        print("Tree: file and function sizes hold, every module says what it owns.")
+        print("Tree: file and function sizes hold, every module has a docstring.")
     return 1 if breaches else 0
 
 
@@ -40,7 +40,7 @@ def inspect(name: str) -> Iterator[str]:
         yield f"{name}: {len(lines)} lines, at most {MAX_FILE_LINES}: split it by idea"
     tree = ast.parse(text, name)
     if lines and not name.endswith("__init__.py") and ast.get_docstring(tree) is None:
-        yield f"{name}: no module docstring: say what it owns and what it refuses to know"
+        yield f"{name}: no module docstring: say what the module does and which rule it implements"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from inspect_function(name, node, lines)
