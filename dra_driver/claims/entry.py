@@ -48,20 +48,20 @@ class InstanceIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPartition:
+class AssignedPartition:
     """A partition that a claim has. ``size`` is in memory slices.
 
-    ``made`` tells that this driver makes it for the claim and removes it afterwards; else it was there before, somebody
-    else's, and is only used. ``live`` is None while it is (perhaps) not made yet.
+    ``created_by_driver``: this driver creates the partition for the claim and destroys it afterwards. Otherwise another
+    manager created it, and the claim only uses it. ``live`` is None while it may not exist yet.
     """
 
     id: PartitionId
     profile_name: str
     size: int
-    made: bool
+    created_by_driver: bool
     live: InstanceIds | None = None
 
-    def overlaps(self, other: "HeldPartition") -> bool:
+    def overlaps(self, other: "AssignedPartition") -> bool:
         """Whether both want a memory slice of the same GPU."""
         mine, its = self.id, other.id
         same_gpu = mine.gpu_uuid == its.gpu_uuid
@@ -69,7 +69,7 @@ class HeldPartition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldShare:
+class AssignedShare:
     """What one share of a GPU consumed, and what there was to share when it was prepared.
 
     Memory is in bytes and None on a GPU that has no memory of its own; ``percent`` is of 100, 0 for one that asked for
@@ -84,7 +84,7 @@ class HeldShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldSharing:
+class AssignedSharing:
     """How a device is shared: by ``share`` between claims (the policy's doing), else inside the claim (its config's).
 
     ``daemon`` is set under MPS, on a partition once that is made. ``interval`` is Default under MPS.
@@ -92,12 +92,12 @@ class HeldSharing:
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
-    share: HeldShare | None = None
+    share: AssignedShare | None = None
     daemon: MpsDaemon | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevice:
+class AssignedDevice:
     """One result of a claim's allocation as it was prepared; ``request`` is the base request.
 
     ``share_id`` alone does not make it a share: who consumes all of a GPU that could be shared has it whole.
@@ -109,8 +109,8 @@ class HeldDevice:
     share_id: str | None
     admin_access: bool
     gpu_uuid: GpuUuid
-    partition: HeldPartition | None = None
-    sharing: HeldSharing | None = None
+    partition: AssignedPartition | None = None
+    sharing: AssignedSharing | None = None
 
     @property
     def form(self) -> Form:
@@ -137,13 +137,13 @@ class HeldDevice:
             gpu_uuid=self.gpu_uuid,
             form=self.form,
             partition=partition.id if partition else None,
-            created_by_driver=partition.made if partition else False,
+            created_by_driver=partition.created_by_driver if partition else False,
             sharing=terms,
             of_shared=self.form is Form.WHOLE and self.share_id is not None,
         )
 
 
-def gpus_of(devices: Iterable[HeldDevice]) -> tuple[GpuUuid, ...]:
+def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
     """The GPUs behind ``devices``, admin access apart, each once and in the order in which they are locked."""
     return tuple(sorted({device.gpu_uuid for device in devices if not device.admin_access}))
 
@@ -165,7 +165,7 @@ class Entry:
     attempt: Attempt
     boot_id: str
     changed_at: float
-    devices: tuple[HeldDevice, ...]
+    devices: tuple[AssignedDevice, ...]
 
     @property
     def changes_hardware(self) -> bool:
@@ -174,11 +174,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Assignment:
     """One device that a claim has, admin access apart."""
 
     uid: ClaimUid
-    device: HeldDevice
+    device: AssignedDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class OrphanedPartition:
 
     uid: ClaimUid
     position: int
-    partition: HeldPartition
+    partition: AssignedPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +202,9 @@ class Conflict:
     a sentence what there is too little of.
     """
 
-    wanted: HeldDevice
+    wanted: AssignedDevice
     holders: tuple[ClaimUid, ...]
-    other: HeldDevice | None = None
+    other: AssignedDevice | None = None
     shortage: str = ""
 
 

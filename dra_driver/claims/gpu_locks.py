@@ -33,28 +33,28 @@ class GpuLocks:
         self._table: dict[GpuUuid, threading.Lock] = {}  # never more than the GPUs that this node ever had
 
     @contextlib.contextmanager
-    def hold(self, gpus: Iterable[GpuUuid], timeout_s: float) -> Iterator[bool]:
+    def acquire(self, gpus: Iterable[GpuUuid], timeout_s: float) -> Iterator[bool]:
         """Be alone with all ``gpus``. Yields False, with no lock held, when that takes longer than ``timeout_s``.
 
         What is free is locked at once, whatever the timeout. Raises `StorageError` when a lock file cannot be made.
         """
         deadline = time.monotonic() + timeout_s
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as acquired:
             for gpu in sorted(set(gpus)):
-                if not self._lock(gpu, deadline, held):
-                    held.close()
+                if not self._lock(gpu, deadline, acquired):
+                    acquired.close()
                     yield False
                     return
             yield True
 
-    def _lock(self, gpu: GpuUuid, deadline: float, held: contextlib.ExitStack) -> bool:
+    def _lock(self, gpu: GpuUuid, deadline: float, acquired: contextlib.ExitStack) -> bool:
         with self._guard:
             lock = self._table.setdefault(gpu, threading.Lock())
         if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
-        held.callback(lock.release)
+        acquired.callback(lock.release)
         descriptor = self._open(gpu)
-        held.callback(os.close, descriptor)
+        acquired.callback(os.close, descriptor)
         while not _try(descriptor):
             if time.monotonic() >= deadline:
                 return False

@@ -127,17 +127,17 @@ class ClaimLocks:
         self._table: dict[ClaimUid, _Slot] = {}
 
     @contextlib.contextmanager
-    def hold(self, uid: ClaimUid, timeout_s: float) -> Iterator[bool]:
+    def acquire(self, uid: ClaimUid, timeout_s: float) -> Iterator[bool]:
         """Be alone with the claim. Yields False, without the lock, when another thread kept it for ``timeout_s``."""
         with self._guard:
             slot = self._table.setdefault(uid, _Slot())
             slot.users += 1
-        held = slot.lock.acquire(timeout=max(0.0, timeout_s))
+        acquired = slot.lock.acquire(timeout=max(0.0, timeout_s))
         try:
-            yield held
+            yield acquired
         finally:
             with self._guard:
-                if held:
+                if acquired:
                     slot.lock.release()
                 slot.users -= 1
                 if not slot.users:

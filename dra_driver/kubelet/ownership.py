@@ -24,7 +24,7 @@ from dra_driver.model.mig import PartitionId
 class OwnershipJournal(Protocol):
     """The part of ``claims.journal.journal.Journal`` that tells what is ours. Raises StorageError."""
 
-    def made_partitions(self) -> frozenset[PartitionId]: ...
+    def created_partitions(self) -> frozenset[PartitionId]: ...
     def gpus_with_note(self, key: str) -> Iterable[GpuUuid]: ...
 
 
@@ -77,7 +77,7 @@ class _Own:
     """One reading of the journal."""
 
     def __init__(self, journal: OwnershipJournal) -> None:
-        self.partitions = journal.made_partitions()
+        self.partitions = journal.created_partitions()
         self.modes = frozenset(journal.gpus_with_note(MIG_MODE))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dra_driver.claims.dependencies import ClaimDependencies, HardwareDependencies
-from dra_driver.claims.entry import Attempt, HeldPartition, InstanceIds, State, gpus_of
+from dra_driver.claims.entry import AssignedPartition, Attempt, InstanceIds, State, gpus_of
 from dra_driver.claims.hardware.orphans import STEP_S, remove_orphaned_partitions, restore_gpu_for_claim
 from dra_driver.claims.planning.plan import ClaimPlan
 from dra_driver.claims.planning.sharing_plan import partition_daemons
@@ -52,7 +52,7 @@ def inspect_partitions(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
                 "made or cut into smaller compute instances by somebody else; remove it (nvidia-smi mig -dci, -dgi) or "
                 "delete the pod"
             )
-        todo = todo.with_device(position, partition=replace(part, made=live is None, live=live))
+        todo = todo.with_device(position, partition=replace(part, created_by_driver=live is None, live=live))
     return todo
 
 
@@ -63,14 +63,14 @@ def apply_plan(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt, budge
 
     Raises `HardwareError`, `StorageError`, `RetryableError` when the entry was taken over meanwhile.
     """
-    hardware, work, locked = deps.require_hardware(), _Work(deps, budget), gpus_of(todo.held)
+    hardware, work, locked = deps.require_hardware(), _Work(deps, budget), gpus_of(todo.assigned)
     for device in todo.devices:
-        if device.held.form is not Form.PARTITION and not device.admin_access:
+        if device.assigned.form is not Form.PARTITION and not device.admin_access:
             restore_gpu_for_claim(deps, todo.ref.uid, device.gpu.uuid, locked, within_s=work.within(CREATE_S))
     todo = _create_partitions(hardware, work, todo, attempt)
     if todo.partition_groups:
         todo = with_partition_daemons(todo)
-        if not deps.journal.amend(todo.ref.uid, attempt, todo.held):
+        if not deps.journal.amend(todo.ref.uid, attempt, todo.assigned):
             raise taken_over(todo)
     _apply_sharing(hardware, work, todo)
     return todo
@@ -110,7 +110,7 @@ class _Work:
 
 def _create_partitions(hardware: HardwareDependencies, work: _Work, todo: ClaimPlan, attempt: Attempt) -> ClaimPlan:
     """Make the partitions that are not there, in the order of the allocation."""
-    to_make = [at for at, part in _partitions(todo) if part.made]
+    to_make = [at for at, part in _partitions(todo) if part.created_by_driver]
     for count, position in enumerate(to_make):
         part = todo.devices[position].partition
         if part is None:
@@ -127,7 +127,7 @@ def _create_partitions(hardware: HardwareDependencies, work: _Work, todo: ClaimP
     return todo
 
 
-def _create_partition(hardware: HardwareDependencies, work: _Work, part: HeldPartition) -> MigInstance:
+def _create_partition(hardware: HardwareDependencies, work: _Work, part: AssignedPartition) -> MigInstance:
     """Make it; where there is no room for it, once more when what nobody has any more is out of the way.
 
     Whatever overlaps it went before. What does not may still have the engines that it needs, as one ``+me`` has those
@@ -158,9 +158,9 @@ def _mark_not_created(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt
     for position in positions:
         part = todo.devices[position].partition
         if part is not None:
-            todo = todo.with_device(position, partition=replace(part, made=False))
+            todo = todo.with_device(position, partition=replace(part, created_by_driver=False))
     try:
-        deps.journal.amend(todo.ref.uid, attempt, todo.held)
+        deps.journal.amend(todo.ref.uid, attempt, todo.assigned)
     except DraError:
         return  # the first error is the one to report
 
@@ -181,20 +181,22 @@ def _has_interval(deps: ClaimDependencies, todo: ClaimPlan, gpu: GpuUuid, interv
     """Whether another claim's share has the interval already. The command takes up to a second on hardware."""
     if deps.journal.gpu_note(gpu, TIME_SLICE) != interval:
         return False
-    others = (deps.journal.entry(held.uid) for held in deps.journal.holdings(gpu) if held.uid != todo.ref.uid)
+    others = (
+        deps.journal.entry(assigned.uid) for assigned in deps.journal.assignments(gpu) if assigned.uid != todo.ref.uid
+    )
     return any(other is not None and other.state is State.PREPARED for other in others)
 
 
-def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, HeldPartition]]:
+def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, AssignedPartition]]:
     for position, device in enumerate(todo.devices):
         if device.partition is not None and not device.admin_access:
             yield position, device.partition
 
 
-def _is_created_by_driver(deps: ClaimDependencies, part: HeldPartition) -> bool:
+def _is_created_by_driver(deps: ClaimDependencies, part: AssignedPartition) -> bool:
     """Whether some claim, or none any more, had the partition made: then that is what is in the way."""
-    holdings = deps.journal.holdings(part.id.gpu_uuid)
-    held = [held.device.partition for held in holdings] + [
+    assignments = deps.journal.assignments(part.id.gpu_uuid)
+    assigned = [assigned.device.partition for assigned in assignments] + [
         orphan.partition for orphan in deps.journal.orphaned_partitions()
     ]
-    return any(each is not None and each.made and each.id == part.id for each in held)
+    return any(each is not None and each.created_by_driver and each.id == part.id for each in assigned)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from dra_driver.claims.dependencies import ClaimDependencies, HardwareDependencies
-from dra_driver.claims.entry import Holding
+from dra_driver.claims.entry import Assignment
 from dra_driver.claims.hardware.ownership import destroy_if_owned
 from dra_driver.claims.waiting import ClaimBusyError, GpuLockedError
 from dra_driver.errors import DraError
@@ -49,7 +49,7 @@ def restore_gpu_for_claim(
             hardware.mig.ensure_whole(gpu, within_s=within_s)
         finally:
             hardware.changed()
-    if any(held.uid != uid for held in deps.journal.holdings(gpu)):
+    if any(assigned.uid != uid for assigned in deps.journal.assignments(gpu)):
         return
     if keys - {MIG_MODE} and deps.journal.rebuild_pending:
         raise ownership_unknown(f"whose settings {gpu} has ({', '.join(sorted(keys))})")
@@ -107,8 +107,8 @@ def ownership_unknown(what: str) -> ClaimBusyError:
 def _with_gpus_locked(
     deps: ClaimDependencies, problems: list[str], gpus: Sequence[GpuUuid], work: Callable[[], None]
 ) -> None:
-    with deps.gpu_locks.hold(gpus, LOCK_S) as held:
-        if not held:
+    with deps.gpu_locks.acquire(gpus, LOCK_S) as acquired:
+        if not acquired:
             return  # somebody is at it; there is a next time
         try:
             work()
@@ -118,20 +118,26 @@ def _with_gpus_locked(
 
 def _reclaim_settings(deps: ClaimDependencies, hardware: HardwareDependencies, gpu: GpuUuid) -> None:
     """Each note that no claim has to do with. The caller holds the GPU's lock."""
-    holdings, keys = deps.journal.holdings(gpu), deps.journal.noted_gpus().get(gpu, frozenset())
-    if MIG_MODE in keys and not any(held.device.partition for held in holdings) and hardware.mig.restore_mode(gpu):
+    assignments, keys = deps.journal.assignments(gpu), deps.journal.noted_gpus().get(gpu, frozenset())
+    if (
+        MIG_MODE in keys
+        and not any(assigned.device.partition for assigned in assignments)
+        and hardware.mig.restore_mode(gpu)
+    ):
         hardware.changed()
-    if TIME_SLICE in keys and not uses_strategy(holdings, Strategy.TIME_SLICING):
+    if TIME_SLICE in keys and not uses_strategy(assignments, Strategy.TIME_SLICING):
         hardware.slicer.reset(gpu, within_s=STEP_S)
-    if COMPUTE_MODE in keys and not any(held.device.sharing for held in holdings):
+    if COMPUTE_MODE in keys and not any(assigned.device.sharing for assigned in assignments):
         _stop_orphaned_daemons(deps, hardware, (gpu,), gpu)
 
 
-def uses_strategy(holdings: tuple[Holding, ...], strategy: Strategy) -> bool:
+def uses_strategy(assignments: tuple[Assignment, ...], strategy: Strategy) -> bool:
     """Whether any of the GPU's claims shares it, as a whole, that way."""
     return any(
-        held.device.sharing is not None and held.device.sharing.strategy is strategy and held.device.partition is None
-        for held in holdings
+        assigned.device.sharing is not None
+        and assigned.device.sharing.strategy is strategy
+        and assigned.device.partition is None
+        for assigned in assignments
     )
 
 
@@ -141,9 +147,9 @@ def _orphaned_daemons(deps: ClaimDependencies, hardware: HardwareDependencies) -
     listed = hardware.mps.daemons()
     if listed:
         needed = {
-            held.device.sharing.daemon.id
-            for held in deps.journal.holdings()
-            if held.device.sharing is not None and held.device.sharing.daemon is not None
+            assigned.device.sharing.daemon.id
+            for assigned in deps.journal.assignments()
+            if assigned.device.sharing is not None and assigned.device.sharing.daemon is not None
         }
         yield from (daemon for daemon in listed if daemon not in needed)
 
@@ -158,8 +164,8 @@ def _stop_orphaned_daemons(
             continue
         # Ending it changes the mode of all its GPUs, and another claim may be about to begin on one of those.
         others = set(daemon.gpus if daemon else ()).difference(locked)
-        with deps.gpu_locks.hold(others, 0.0) as held:  # never waits: whoever has them may want ours
-            if not held:
+        with deps.gpu_locks.acquire(others, 0.0) as acquired:  # never waits: whoever has them may want ours
+            if not acquired:
                 raise GpuLockedError(f"MPS daemon {daemon_id} of nobody cannot be ended: another call is at its GPUs")
             hardware.mps.release(daemon_id, (), within_s=STEP_S)
     if gpu is not None:

@@ -7,19 +7,19 @@ the ids: equal ones prove little, but other ones prove that ours is gone and thi
 import logging
 
 from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.entry import HeldPartition
+from dra_driver.claims.entry import AssignedPartition
 from dra_driver.model.mig import MigInstance
 
 log = logging.getLogger(__name__)
 
 
-def is_same(found: MigInstance, noted: HeldPartition) -> bool:
+def is_same(found: MigInstance, noted: AssignedPartition) -> bool:
     """Whether nothing speaks against ``found`` being ``noted``; half made ones have no UUID to compare."""
     was, device = noted.live, found.device
     return was is None or (found.gi_id == was.gi_id and (device is None or device.uuid == was.uuid))
 
 
-def destroy_if_owned(deps: ClaimDependencies, partition: HeldPartition, *, within_s: float) -> None:
+def destroy_if_owned(deps: ClaimDependencies, partition: AssignedPartition, *, within_s: float) -> None:
     """Remove the partition; one that took its place since stays. The caller holds the GPU's lock.
 
     Raises as `MigWork.destroy`.

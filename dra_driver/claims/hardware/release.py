@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from dra_driver.claims.dependencies import ClaimDependencies, HardwareDependencies
-from dra_driver.claims.entry import Entry, HeldDevice
+from dra_driver.claims.entry import AssignedDevice, Entry
 from dra_driver.claims.hardware.orphans import uses_strategy
 from dra_driver.claims.hardware.ownership import destroy_if_owned
 from dra_driver.errors import CommandError, DeviceLostError, DraError, DriverUnavailableError
@@ -86,7 +86,7 @@ def _steps(
     for gpu in _slices_to_reset(deps, entry.ref.uid, devices):
         yield gpu, partial(_reset_slice, hardware, gpu, left_s(LEAST_S))
     for device in devices:
-        if device.partition is not None and device.partition.made:
+        if device.partition is not None and device.partition.created_by_driver:
             yield device.gpu_uuid, partial(destroy_if_owned, deps, device.partition, within_s=left_s())
 
 
@@ -106,7 +106,7 @@ def _is_gone(deps: ClaimDependencies, gpu: GpuUuid) -> bool:
 
 
 def _daemons_to_end(
-    deps: ClaimDependencies, uid: ClaimUid, devices: list[HeldDevice]
+    deps: ClaimDependencies, uid: ClaimUid, devices: list[AssignedDevice]
 ) -> dict[str, tuple[GpuUuid, ...]]:
     """Daemons of the claim that no other one uses, with the GPUs whose compute mode they changed."""
     own = {
@@ -122,14 +122,14 @@ def _daemons_to_end(
 
 
 def _others_daemons(deps: ClaimDependencies, uid: ClaimUid, gpu: GpuUuid) -> Iterator[str]:
-    for held in deps.journal.holdings(gpu):
-        if held.uid != uid and held.device.sharing is not None and held.device.sharing.daemon is not None:
-            yield held.device.sharing.daemon.id
+    for assigned in deps.journal.assignments(gpu):
+        if assigned.uid != uid and assigned.device.sharing is not None and assigned.device.sharing.daemon is not None:
+            yield assigned.device.sharing.daemon.id
 
 
-def _slices_to_reset(deps: ClaimDependencies, uid: ClaimUid, devices: list[HeldDevice]) -> Iterator[GpuUuid]:
+def _slices_to_reset(deps: ClaimDependencies, uid: ClaimUid, devices: list[AssignedDevice]) -> Iterator[GpuUuid]:
     sliced = (d.gpu_uuid for d in devices if d.sharing is not None and d.sharing.strategy is Strategy.TIME_SLICING)
     for gpu in dict.fromkeys(sliced):
-        others = tuple(held for held in deps.journal.holdings(gpu) if held.uid != uid)
+        others = tuple(assigned for assigned in deps.journal.assignments(gpu) if assigned.uid != uid)
         if not deps.journal.rebuild_pending and not uses_strategy(others, Strategy.TIME_SLICING):
             yield gpu

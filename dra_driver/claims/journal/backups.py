@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra_driver.claims.entry import HeldPartition, InstanceIds, OrphanedPartition
+from dra_driver.claims.entry import AssignedPartition, InstanceIds, OrphanedPartition
 from dra_driver.claims.journal import values
 from dra_driver.errors import StorageError
 from dra_driver.files import UNFINISHED, replace_file
@@ -135,18 +135,18 @@ def _to_wire(proof: GpuStateBackup) -> dict[str, Any]:
 
 
 def _partition_to_wire(proven: PartitionBackup) -> dict[str, Any]:
-    orphan, held = proven.orphan, proven.orphan.partition
+    orphan, assigned = proven.orphan, proven.orphan.partition
     wire: dict[str, Any] = {
         "claim": orphan.uid,
         "position": orphan.position,
         "device": proven.device,
-        "profile": held.id.profile_id,
-        "profileName": held.profile_name,
-        "start": held.id.start,
-        "size": held.size,
+        "profile": assigned.id.profile_id,
+        "profileName": assigned.profile_name,
+        "start": assigned.id.start,
+        "size": assigned.size,
     }
-    if held.live is not None:
-        wire["live"] = {"gi": held.live.gi_id, "ci": held.live.ci_id, "uuid": held.live.uuid}
+    if assigned.live is not None:
+        wire["live"] = {"gi": assigned.live.gi_id, "ci": assigned.live.ci_id, "uuid": assigned.live.uuid}
     return wire
 
 
@@ -163,15 +163,15 @@ def _from_wire(wire: Any) -> GpuStateBackup:
 
 def _partition_from_wire(gpu: GpuUuid, wire: Any) -> PartitionBackup:
     live = wire.get("live")
-    held = HeldPartition(
+    assigned = AssignedPartition(
         id=PartitionId(gpu, _parse_int(wire["profile"]), _parse_int(wire["start"])),
         profile_name=_parse_text(wire["profileName"]),
         size=_parse_int(wire["size"], least=1),
-        made=True,
+        created_by_driver=True,
         live=None if live is None else _live_from_wire(live),
     )
     orphan = OrphanedPartition(
-        uid=values.parse_uid(wire["claim"]), position=_parse_int(wire["position"]), partition=held
+        uid=values.parse_uid(wire["claim"]), position=_parse_int(wire["position"]), partition=assigned
     )
     return PartitionBackup(orphan=orphan, device=DeviceName(_parse_text(wire["device"])))
 

@@ -12,7 +12,7 @@ that a partition on the hardware is ours. A row of ``sharing`` goes with its dev
 import json
 from collections.abc import Iterator, Sequence
 
-from dra_driver.claims.entry import HeldDevice, HeldPartition, HeldShare, HeldSharing, InstanceIds
+from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedShare, AssignedSharing, InstanceIds
 from dra_driver.claims.journal import values
 from dra_driver.claims.journal.values import Row
 from dra_driver.model.ids import ClaimUid, GpuUuid, MigUuid
@@ -36,30 +36,38 @@ _INTERVALS = frozenset(Interval)
 _MAX_PERCENT = 100
 
 
-def mig_rows(uid: ClaimUid, devices: Sequence[HeldDevice]) -> Iterator[Row]:
+def mig_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Row]:
     """Rows for `INSERT_MIG`."""
     for position, device in enumerate(devices):
-        held = device.partition
-        if held is not None:
-            live = (held.live.gi_id, held.live.ci_id, held.live.uuid) if held.live else (None, None, None)
-            place = (held.id.gpu_uuid, held.id.profile_id, held.profile_name, held.id.start, held.size)
-            yield (uid, position, device.device, *place, int(held.made), *live)
+        assigned = device.partition
+        if assigned is not None:
+            live = (
+                (assigned.live.gi_id, assigned.live.ci_id, assigned.live.uuid) if assigned.live else (None, None, None)
+            )
+            place = (
+                assigned.id.gpu_uuid,
+                assigned.id.profile_id,
+                assigned.profile_name,
+                assigned.id.start,
+                assigned.size,
+            )
+            yield (uid, position, device.device, *place, int(assigned.created_by_driver), *live)
 
 
-def sharing_rows(uid: ClaimUid, devices: Sequence[HeldDevice]) -> Iterator[Row]:
+def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Row]:
     """Rows for `INSERT_SHARING`."""
     for position, device in enumerate(devices):
-        held = device.sharing
-        if held is not None:
-            share = held.share
+        assigned = device.sharing
+        if assigned is not None:
+            share = assigned.share
             consumed: Row = (0, None, None, None, None, None)
             if share is not None:
                 consumed = (1, share.memory, share.percent, share.count, share.total_memory, share.max_shares)
-            daemon = json.dumps(held.daemon.to_wire(), separators=(",", ":")) if held.daemon else None
-            yield (uid, position, str(held.strategy), str(held.interval), *consumed, daemon)
+            daemon = json.dumps(assigned.daemon.to_wire(), separators=(",", ":")) if assigned.daemon else None
+            yield (uid, position, str(assigned.strategy), str(assigned.interval), *consumed, daemon)
 
 
-def partition(row: Row) -> HeldPartition | None:
+def partition(row: Row) -> AssignedPartition | None:
     """The `MIG_COLUMNS` of a row; None where there is no such row. Raises damage."""
     gpu_uuid, profile, name, start, size, made, gi, ci, mig_uuid = row
     if profile is None:
@@ -71,7 +79,7 @@ def partition(row: Row) -> HeldPartition | None:
             ci_id=values.parse_int("ci", ci),
             uuid=MigUuid(values.parse_text("mig_uuid", mig_uuid)),
         )
-    return HeldPartition(
+    return AssignedPartition(
         id=PartitionId(
             GpuUuid(values.parse_text("gpu_uuid", gpu_uuid)),
             values.parse_int("profile", profile),
@@ -79,12 +87,12 @@ def partition(row: Row) -> HeldPartition | None:
         ),
         profile_name=values.parse_text("profile_name", name),
         size=values.parse_int("size", size, least=1),
-        made=values.parse_flag("made", made),
+        created_by_driver=values.parse_flag("made", made),
         live=live,
     )
 
 
-def sharing(row: Row) -> HeldSharing | None:
+def sharing(row: Row) -> AssignedSharing | None:
     """The `SHARING_COLUMNS` of a row; None where there is no such row. Raises damage."""
     strategy, interval, share, memory, percent, shares, total, most, daemon = row
     if strategy is None:
@@ -93,19 +101,19 @@ def sharing(row: Row) -> HeldSharing | None:
         values.corrupt_value("strategy", strategy)
     if interval not in _INTERVALS:
         values.corrupt_value("interval", interval)
-    held = None
+    assigned = None
     if values.parse_flag("share", share):
-        held = HeldShare(
+        assigned = AssignedShare(
             memory=_optional("memory", memory),
             percent=values.parse_int("percent", percent, least=0, most=_MAX_PERCENT),
             count=values.parse_int("shares", shares),
             total_memory=_optional("total_memory", total),
             max_shares=_optional("max_shares", most),
         )
-    return HeldSharing(
+    return AssignedSharing(
         strategy=Strategy(values.parse_text("strategy", strategy)),
         interval=Interval(values.parse_text("interval", interval)),
-        share=held,
+        share=assigned,
         daemon=None if daemon is None else _daemon(values.parse_text("daemon", daemon)),
     )
 

@@ -84,7 +84,7 @@ class GpuNotesStore(Database):
                         connection, [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
                     )
 
-    def made_partitions(self) -> frozenset[PartitionId]:
+    def created_partitions(self) -> frozenset[PartitionId]:
         """Partitions that this driver made, or is about to make or destroy, whether a claim has them or nobody.
 
         For every look at the hardware: one read of an index, whatever number of claims there are.
@@ -193,7 +193,7 @@ def _is_pending(connection: sqlite3.Connection) -> bool:
 
 
 def _mig_row(proven: PartitionBackup) -> values.Row:
-    held, live = proven.orphan.partition, proven.orphan.partition.live
+    assigned, live = proven.orphan.partition, proven.orphan.partition.live
     ids = (live.gi_id, live.ci_id, live.uuid) if live else (None, None, None)
-    place = (held.id.gpu_uuid, held.id.profile_id, held.profile_name, held.id.start, held.size)
+    place = (assigned.id.gpu_uuid, assigned.id.profile_id, assigned.profile_name, assigned.id.start, assigned.size)
     return (proven.orphan.uid, proven.orphan.position, proven.device, *place, 1, *ids)

@@ -15,7 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.claims.entry import Attempt, Blocked, Entry, HeldDevice, Holding, OrphanedPartition, OwnerId, State
+from dra_driver.claims.entry import (
+    AssignedDevice,
+    Assignment,
+    Attempt,
+    Blocked,
+    Entry,
+    OrphanedPartition,
+    OwnerId,
+    State,
+)
 from dra_driver.claims.journal import details, rows
 from dra_driver.claims.journal.file import OpenJournal
 from dra_driver.claims.journal.gpu_notes import GpuNotesStore
@@ -29,8 +38,8 @@ from dra_driver.model.terms import Form, Use
 # Looked up through two partial indexes, which hold no device given with admin access: a node full of monitoring claims
 # makes no prepare slower. By its name, too: a GPU that was replaced has another UUID, and its claims may not be over.
 # (SQLite uses one index for each half, and none for an OR of them.)
-_RIVALS = f"""{rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
-{rows.SELECT_HOLDINGS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
+_RIVALS = f"""{rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
+{rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
 _ORPHANED_RIVALS = f"{rows.SELECT_ORPHANED} AND m.gpu_uuid = ?1 UNION {rows.SELECT_ORPHANED} AND m.uid = ?2"
 
 
@@ -76,24 +85,24 @@ class Journal(GpuNotesStore):
             claims, devices = connection.execute(query).fetchone()
             return Counts(claims=claims, devices=devices)
 
-    def holdings(self, gpu: GpuUuid | None = None) -> tuple[Holding, ...]:
+    def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]:
         """What claims in any state have, admin access apart: of one GPU, or of all."""
         with self._reading("list devices") as connection:
             if gpu is None:
-                return tuple(rows.holdings(connection.execute(rows.SELECT_HOLDINGS)))
-            return tuple(rows.holdings(connection.execute(f"{rows.SELECT_HOLDINGS} AND d.gpu_uuid = ?", (gpu,))))
+                return tuple(rows.assignments(connection.execute(rows.SELECT_ASSIGNMENTS)))
+            return tuple(rows.assignments(connection.execute(f"{rows.SELECT_ASSIGNMENTS} AND d.gpu_uuid = ?", (gpu,))))
 
     def uses(self) -> tuple[Use, ...]:
         """What every GPU in use is used as, partitions of nobody included: those are ours to remove, too."""
         with self._reading("list uses"):
             # In this order: a partition that loses its claim in between is seen twice rather than not at all.
-            held = tuple(holding.device.use for holding in self.holdings())
+            assigned = tuple(holding.device.use for holding in self.assignments())
             of_nobody = (orphan.partition.id for orphan in self.orphaned_partitions())
-            return held + tuple(
+            return assigned + tuple(
                 Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in of_nobody
             )
 
-    def begin(self, ref: ClaimRef, devices: Sequence[HeldDevice], *, durable: bool = False) -> Attempt | Blocked:
+    def begin(self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False) -> Attempt | Blocked:
         """Note the intent to prepare ``ref`` and take its devices, or tell who is in the way.
 
         The check and the note are one transaction: of two processes that begin at once one is blocked. That only holds
@@ -106,7 +115,7 @@ class Journal(GpuNotesStore):
             blocked = self._blocked(connection, ref, devices)
             return blocked or self._insert(connection, ref, devices, State.PREPARING)
 
-    def amend(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[HeldDevice]) -> bool:
+    def amend(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[AssignedDevice]) -> bool:
         """Replace what is noted about the devices of a claim that is being prepared; not synced.
 
         ``devices`` are those of ``begin`` with other details. False when the entry is not this attempt's any more.
@@ -120,7 +129,7 @@ class Journal(GpuNotesStore):
                 self._replace_details(connection, uid, devices)
             return ours is not None
 
-    def finish(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[HeldDevice] = ()) -> bool:
+    def finish(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[AssignedDevice] = ()) -> bool:
         """Note that the claim is prepared; durable on return. False when the entry is not this attempt's any more.
 
         ``devices``, when given, are those of ``begin`` with what became known since.
@@ -170,7 +179,7 @@ class Journal(GpuNotesStore):
                 self._write_backups_best_effort(connection, [GpuUuid(parse_text("gpu_uuid", gpu)) for (gpu,) in gone])
             return changed
 
-    def adopt(self, ref: ClaimRef, devices: Sequence[HeldDevice]) -> Blocked | None:
+    def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None:
         """Note a claim as prepared that another journal had noted; Blocked when this one says otherwise.
 
         Partitions of nobody that were made for this very claim are its own again, and in nobody's way.
@@ -199,14 +208,23 @@ class Journal(GpuNotesStore):
             return tuple(sorted(parse_uid(uid) for (uid,) in older))
 
     def _blocked(
-        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], *, adopting: bool = False
+        self,
+        connection: sqlite3.Connection,
+        ref: ClaimRef,
+        devices: Sequence[AssignedDevice],
+        *,
+        adopting: bool = False,
     ) -> Blocked | None:
         own = self.entry(ref.uid)
         if own is not None:
             return Blocked(by=(own,))
         orphaned_partitions = self._overlapping_orphans(connection, ref, devices)
         if adopting:
-            made = {device.partition.id for device in devices if device.partition is not None and device.partition.made}
+            made = {
+                device.partition.id
+                for device in devices
+                if device.partition is not None and device.partition.created_by_driver
+            }
             orphaned_partitions = tuple(
                 each for each in orphaned_partitions if each.uid != ref.uid or each.partition.id not in made
             )
@@ -226,14 +244,20 @@ class Journal(GpuNotesStore):
             raise corruption("a device belongs to no claim")
         return found
 
-    def _rivals(self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]) -> list[Holding]:
+    def _rivals(
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice]
+    ) -> list[Assignment]:
         """What other claims have of the GPUs, or under the names, that are wanted."""
         wanted = dict.fromkeys((d.gpu_uuid, d.pool, d.device) for d in devices if not d.admin_access)
-        found = (held for each in wanted for held in rows.holdings(connection.execute(_RIVALS, (ref.uid, *each))))
-        return list({(held.uid, held.device.device, held.device.share_id): held for held in found}.values())
+        found = (
+            assigned for each in wanted for assigned in rows.assignments(connection.execute(_RIVALS, (ref.uid, *each)))
+        )
+        return list(
+            {(assigned.uid, assigned.device.device, assigned.device.share_id): assigned for assigned in found}.values()
+        )
 
     def _overlapping_orphans(
-        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice]
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice]
     ) -> tuple[OrphanedPartition, ...]:
         wanted = dict.fromkeys(d.gpu_uuid for d in devices if not d.admin_access)
         found = (
@@ -246,7 +270,7 @@ class Journal(GpuNotesStore):
         )
 
     def _insert(
-        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[HeldDevice], state: State
+        self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice], state: State
     ) -> Attempt:
         attempt = self._next_attempt()
         connection.execute(
@@ -263,7 +287,9 @@ class Journal(GpuNotesStore):
         self._replace_details(connection, ref.uid, devices)
         return attempt
 
-    def _replace_details(self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[HeldDevice]) -> None:
+    def _replace_details(
+        self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[AssignedDevice]
+    ) -> None:
         """Rows of ``mig`` and ``sharing``. What a claim of this UID only used before is nobody's business any more."""
         if any(device.partition or device.sharing for device in devices):
             connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))

@@ -6,7 +6,7 @@ Owns the query for whole entries and its reverse. Refuses to know when rows are 
 import itertools
 from collections.abc import Iterable, Iterator
 
-from dra_driver.claims.entry import Attempt, Entry, HeldDevice, Holding, OrphanedPartition, OwnerId, State
+from dra_driver.claims.entry import AssignedDevice, Assignment, Attempt, Entry, OrphanedPartition, OwnerId, State
 from dra_driver.claims.journal import details, values
 from dra_driver.claims.journal.values import Row, corruption, parse_uid
 from dra_driver.model.claim import ClaimRef
@@ -21,7 +21,7 @@ SELECT c.uid, c.namespace, c.name, c.state, c.owner, c.attempt, c.boot_id, c.cha
 FROM claim AS c LEFT JOIN device AS d ON d.uid = c.uid {details.JOINS}
 """  # noqa: S608 - columns are constants
 BY_POSITION = "ORDER BY c.uid, d.position"
-SELECT_HOLDINGS = f"SELECT d.uid, {_DEVICE_COLUMNS} FROM device AS d {details.JOINS} WHERE d.admin = 0"  # noqa: S608
+SELECT_ASSIGNMENTS = f"SELECT d.uid, {_DEVICE_COLUMNS} FROM device AS d {details.JOINS} WHERE d.admin = 0"  # noqa: S608
 """Devices that are held, from all claims; one without its claim is damage that is met when the claim is looked up."""
 SELECT_ORPHANED = f"""
 SELECT m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
@@ -56,14 +56,14 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
             ),
             boot_id=values.parse_text("boot_id", boot_id),
             changed_at=values.parse_timestamp("changed_at", changed_at),
-            devices=tuple(_held(row[8:]) for row in (first, *rest)),
+            devices=tuple(_assigned(row[8:]) for row in (first, *rest)),
         )
 
 
-def holdings(rows: Iterable[Row]) -> Iterator[Holding]:
-    """Rows of `SELECT_HOLDINGS`. Raises `corruption`."""
+def assignments(rows: Iterable[Row]) -> Iterator[Assignment]:
+    """Rows of `SELECT_ASSIGNMENTS`. Raises `corruption`."""
     for found, *columns in rows:
-        yield Holding(uid=parse_uid(found), device=_held(tuple(columns)))
+        yield Assignment(uid=parse_uid(found), device=_assigned(tuple(columns)))
 
 
 def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
@@ -77,13 +77,13 @@ def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
         )
 
 
-def _held(row: Row) -> HeldDevice:
+def _assigned(row: Row) -> AssignedDevice:
     request, pool, device, share_id, admin, gpu_uuid = row[:_MIG_AT]
     name = DeviceName(values.parse_text("device", device))
     partition = details.partition(row[_MIG_AT:_SHARING_AT])
     if partition is None and parse_partition_name(name) is not None:
         raise corruption(f"it is not noted what partition {name} is")
-    return HeldDevice(
+    return AssignedDevice(
         request=values.parse_text("request", request),
         pool=PoolName(values.parse_text("pool", pool)),
         device=name,

@@ -8,7 +8,7 @@ Refuses to know where holdings are kept. Admin access excludes nobody and is nev
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dra_driver.claims.entry import Conflict, HeldDevice, HeldPartition, HeldSharing, Holding
+from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Assignment, Conflict
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
 from dra_driver.quantity import Quantity
@@ -16,18 +16,18 @@ from dra_driver.quantity import Quantity
 TOTAL_PERCENT = 100
 
 
-def conflicts(wanted: Sequence[HeldDevice], holdings: Sequence[Holding]) -> Iterator[Conflict]:
-    """What of ``wanted``, one claim's devices, cannot be had beside ``holdings``, other claims'."""
+def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment]) -> Iterator[Conflict]:
+    """What of ``wanted``, one claim's devices, cannot be had beside ``assignments``, other claims'."""
     devices = [device for device in wanted if not device.admin_access]
     for device in devices:
-        rivals = [held for held in holdings if _excludes(device, held.device)]
+        rivals = [assigned for assigned in assignments if _excludes(device, assigned.device)]
         if rivals:
-            yield Conflict(wanted=device, holders=tuple(held.uid for held in rivals), other=rivals[0].device)
+            yield Conflict(wanted=device, holders=tuple(assigned.uid for assigned in rivals), other=rivals[0].device)
         elif device.form is Form.SHARE:
-            yield from _too_much(device, devices, holdings)
+            yield from _too_much(device, devices, assignments)
 
 
-def self_conflict(wanted: Sequence[HeldDevice]) -> str | None:
+def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
     """Why one claim's own devices cannot be had together, in words that follow "has"; None when they all go together.
 
     Shares count too: nothing that others give back would make a claim fit that asks for more than there is.
@@ -43,13 +43,13 @@ def self_conflict(wanted: Sequence[HeldDevice]) -> str | None:
     return None
 
 
-def overlaps(wanted: Sequence[HeldDevice], partition: HeldPartition) -> bool:
+def overlaps(wanted: Sequence[AssignedDevice], partition: AssignedPartition) -> bool:
     """Whether a partition that nobody has any more has to go before ``wanted`` can be had."""
     on_its_gpu = [each for each in wanted if not each.admin_access and each.gpu_uuid == partition.id.gpu_uuid]
     return any(each.partition is None or each.partition.overlaps(partition) for each in on_its_gpu)
 
 
-def _excludes(one: HeldDevice, other: HeldDevice) -> bool:
+def _excludes(one: AssignedDevice, other: AssignedDevice) -> bool:
     if one.gpu_uuid != other.gpu_uuid:
         # The same name for another GPU: the one of before is gone and its claim has not been unprepared yet.
         same_name = (one.pool, one.device) == (other.pool, other.device)
@@ -61,19 +61,21 @@ def _excludes(one: HeldDevice, other: HeldDevice) -> bool:
     return True
 
 
-def _too_much(wanted: HeldDevice, own: Sequence[HeldDevice], holdings: Sequence[Holding]) -> Iterator[Conflict]:
+def _too_much(
+    wanted: AssignedDevice, own: Sequence[AssignedDevice], assignments: Sequence[Assignment]
+) -> Iterator[Conflict]:
     """A conflict when the GPU's shares, those that the claim wants beside it included, come to more than there is."""
-    others = [held for held in holdings if held.device.gpu_uuid == wanted.gpu_uuid]
-    beside = [*(held.device for held in others), *(each for each in own if each is not wanted)]
+    others = [assigned for assigned in assignments if assigned.device.gpu_uuid == wanted.gpu_uuid]
+    beside = [*(assigned.device for assigned in others), *(each for each in own if each is not wanted)]
     if why := _shortage(_sharing(wanted), _shares_of(wanted.gpu_uuid, beside)):
-        yield Conflict(wanted=wanted, holders=tuple(held.uid for held in others), shortage=why)
+        yield Conflict(wanted=wanted, holders=tuple(assigned.uid for assigned in others), shortage=why)
 
 
-def _shares_of(gpu: GpuUuid, devices: Iterable[HeldDevice]) -> list[HeldSharing]:
+def _shares_of(gpu: GpuUuid, devices: Iterable[AssignedDevice]) -> list[AssignedSharing]:
     return [_sharing(each) for each in devices if each.gpu_uuid == gpu and each.form is Form.SHARE]
 
 
-def _shortage(wanted: HeldSharing, beside: Sequence[HeldSharing]) -> str | None:
+def _shortage(wanted: AssignedSharing, beside: Sequence[AssignedSharing]) -> str | None:
     share, others = wanted.share, [each.share for each in beside if each.share is not None]
     if share is None:
         return None
@@ -92,7 +94,7 @@ def _shortage(wanted: HeldSharing, beside: Sequence[HeldSharing]) -> str | None:
     return None
 
 
-def _sharing(device: HeldDevice) -> HeldSharing:
+def _sharing(device: AssignedDevice) -> AssignedSharing:
     if device.sharing is None:
         raise ValueError(f"{device.device} is no share")  # a caller's mistake: it asks the form first
     return device.sharing

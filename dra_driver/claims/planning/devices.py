@@ -11,7 +11,7 @@ hardware when the claim is prepared.
 import re
 from collections.abc import Iterator
 
-from dra_driver.claims.entry import HeldDevice, HeldPartition, InstanceIds
+from dra_driver.claims.entry import AssignedDevice, AssignedPartition, InstanceIds
 from dra_driver.errors import ClaimError, DeviceLostError, UnknownDeviceError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
@@ -22,7 +22,7 @@ _WHOLE_GPU = re.compile(r"gpu-[0-9]+")
 _MAX_SHOWN = 16
 
 
-def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tuple[Gpu, HeldPartition | None]:
+def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tuple[Gpu, AssignedPartition | None]:
     """The GPU behind ``result``, and the partition that it means, None for all of the GPU.
 
     Raises `UnknownDeviceError`, and `ClaimError` for a kind of device that is not handed out, for a GPU in MIG mode,
@@ -42,36 +42,36 @@ def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tupl
     return gpu, None
 
 
-def same_gpu(ref: ClaimRef, held: HeldDevice, snapshot: Snapshot) -> Gpu:
-    """The GPU that ``held`` was prepared on. Raises `DeviceLostError` when it is gone, or another has its name.
+def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu:
+    """The GPU that ``assigned`` was prepared on. Raises `DeviceLostError` when it is gone, or another has its name.
 
     Partitions that the claim has by itself are looked for on the hardware by whoever holds the GPU's lock; those of
     admin access are looked for here.
     """
-    part = parse_partition_name(held.device)
-    name = _gpu_name(part) if part else held.device
+    part = parse_partition_name(assigned.device)
+    name = _gpu_name(part) if part else assigned.device
     gpu = snapshot.gpu(name)
-    if gpu is None or gpu.uuid != held.gpu_uuid:
+    if gpu is None or gpu.uuid != assigned.gpu_uuid:
         now = f"{name} is {gpu.uuid} now" if gpu else f"this node has {existing(snapshot)}"
         raise DeviceLostError(
-            f"claim {ref} was prepared with {held.device}, GPU {held.gpu_uuid}, which is not there any more: {now}; "
-            "delete the pod so that it gets another GPU"
+            f"claim {ref} was prepared with {assigned.device}, GPU {assigned.gpu_uuid}, which is not "
+            f"there any more: {now}; delete the pod so that it gets another GPU"
         )
-    if held.partition is not None and held.admin_access:
-        found = instance_at(gpu, held.partition.id)
-        check_alive(ref, held, InstanceIds.of(found) if found else None)
+    if assigned.partition is not None and assigned.admin_access:
+        found = instance_at(gpu, assigned.partition.id)
+        check_alive(ref, assigned, InstanceIds.of(found) if found else None)
     return gpu
 
 
-def check_alive(ref: ClaimRef, held: HeldDevice, found: InstanceIds | None) -> None:
+def check_alive(ref: ClaimRef, assigned: AssignedDevice, found: InstanceIds | None) -> None:
     """Raise `DeviceLostError` unless ``found`` is the partition that the claim was given."""
-    was = held.partition.live if held.partition else None
+    was = assigned.partition.live if assigned.partition else None
     if was is None or found == was:
         return
     now = f"MIG device {found.uuid} is in its place" if found else "there is none in its place"
     raise DeviceLostError(
-        f"claim {ref} was prepared with {held.device}, MIG device {was.uuid}, which is gone: {now}; somebody removed "
-        "it while it was in use; delete the pod so that it gets another one"
+        f"claim {ref} was prepared with {assigned.device}, MIG device {was.uuid}, which is gone: {now}; somebody "
+        "removed it while it was in use; delete the pod so that it gets another one"
     )
 
 
@@ -91,12 +91,14 @@ def existing(snapshot: Snapshot) -> str:
     return (shown or "no usable GPU") + "".join(_left_out(snapshot))
 
 
-def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: PartitionName) -> HeldPartition:
+def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: PartitionName) -> AssignedPartition:
     place = PartitionId(gpu.uuid, part.profile_id, part.start)
     there = instance_at(gpu, place)
     live = InstanceIds.of(there) if there else None
     if there is not None and live is not None and (result.admin_access or not there.owned):
-        return HeldPartition(id=place, profile_name=there.profile_name, size=there.size, made=False, live=live)
+        return AssignedPartition(
+            id=place, profile_name=there.profile_name, size=there.size, created_by_driver=False, live=live
+        )
     if result.admin_access:
         raise ClaimError(
             f"device {result.device} of claim {ref} is not cut from {gpu.device_name} now, and admin access cuts "
@@ -105,11 +107,13 @@ def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: Partition
     return _placement(ref, result, gpu, place)
 
 
-def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: PartitionId) -> HeldPartition:
+def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: PartitionId) -> AssignedPartition:
     """A partition that can be made. Raises `UnknownDeviceError` when the GPU does not offer it."""
     profile = gpu.profile(place.profile_id)
     if profile is not None and place.start in profile.starts:
-        return HeldPartition(id=place, profile_name=profile.name, size=profile.memory_slices, made=True)
+        return AssignedPartition(
+            id=place, profile_name=profile.name, size=profile.memory_slices, created_by_driver=True
+        )
     if profile is not None:
         offered = f"its {profile.name} begins at memory slices {', '.join(map(str, profile.starts)) or '(none)'}"
     else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dra_driver.cdi.names import CdiNames
-from dra_driver.claims.entry import Entry, HeldDevice, HeldPartition, HeldSharing
+from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry
 from dra_driver.claims.planning.configs import decode_all
 from dra_driver.claims.planning.conflicts import self_conflict
 from dra_driver.claims.planning.devices import identify, same_gpu
@@ -41,8 +41,8 @@ class PlannedDevice:
     gpu: Gpu
     cdi_device: str
     cdi_ids: tuple[str, ...]
-    partition: HeldPartition | None = None
-    sharing: HeldSharing | None = None
+    partition: AssignedPartition | None = None
+    sharing: AssignedSharing | None = None
 
     @property
     def prepared(self) -> PreparedDevice:
@@ -56,9 +56,9 @@ class PlannedDevice:
         )
 
     @property
-    def held(self) -> HeldDevice:
+    def assigned(self) -> AssignedDevice:
         """What the journal keeps."""
-        return HeldDevice(
+        return AssignedDevice(
             request=self.request,
             pool=self.pool,
             device=self.device,
@@ -87,14 +87,14 @@ class ClaimPlan:
         return tuple(device.prepared for device in self.devices)
 
     @property
-    def held(self) -> tuple[HeldDevice, ...]:
+    def assigned(self) -> tuple[AssignedDevice, ...]:
         """What the journal keeps of the claim."""
-        return tuple(device.held for device in self.devices)
+        return tuple(device.assigned for device in self.devices)
 
     @property
     def changes_hardware(self) -> bool:
         """Whether more than files is made for it."""
-        return any(device.changes_hardware for device in self.held)
+        return any(device.changes_hardware for device in self.assigned)
 
     def with_device(self, position: int, **changes: object) -> "ClaimPlan":
         """The plan with one device in which something became known."""
@@ -116,11 +116,11 @@ def plan(
     granted = [_granted(claim.ref, result, snapshot, terms or {}) for result in claim.results]
     sharing = sharing_plan(claim.ref, granted, configs)
     devices = [
-        _device(claim.ref, _held(each, shared), each.gpu, names)
+        _device(claim.ref, _assigned(each, shared), each.gpu, names)
         for each, shared in zip(granted, sharing.devices, strict=True)
     ]
     found = ClaimPlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
-    if wrong := self_conflict(found.held):
+    if wrong := self_conflict(found.assigned):
         raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
     return found
 
@@ -132,7 +132,9 @@ def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> ClaimPlan:
     one has its name: what the running containers were given is the old one. Whether the claim's own partitions are
     still there is for `repeat.confirm`: a snapshot may be older than they are.
     """
-    devices = (_device(entry.ref, held, same_gpu(entry.ref, held, snapshot), names) for held in entry.devices)
+    devices = (
+        _device(entry.ref, assigned, same_gpu(entry.ref, assigned, snapshot), names) for assigned in entry.devices
+    )
     return ClaimPlan(ref=entry.ref, devices=tuple(devices))
 
 
@@ -167,8 +169,8 @@ def _granted(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, terms: 
     return Granted(result=result, gpu=gpu, partition=partition, share=share, terms=of_gpu.sharing if share else None)
 
 
-def _held(each: Granted, sharing: HeldSharing | None) -> HeldDevice:
-    return HeldDevice(
+def _assigned(each: Granted, sharing: AssignedSharing | None) -> AssignedDevice:
+    return AssignedDevice(
         request=each.result.base_request,
         pool=each.result.pool,
         device=each.result.device,
@@ -180,19 +182,19 @@ def _held(each: Granted, sharing: HeldSharing | None) -> HeldDevice:
     )
 
 
-def _device(ref: ClaimRef, held: HeldDevice, gpu: Gpu, names: CdiNames) -> PlannedDevice:
-    cdi_device = names.claim_device(ref.uid, held.device, held.share_id)
+def _device(ref: ClaimRef, assigned: AssignedDevice, gpu: Gpu, names: CdiNames) -> PlannedDevice:
+    cdi_device = names.claim_device(ref.uid, assigned.device, assigned.share_id)
     return PlannedDevice(
-        request=held.request,
-        pool=held.pool,
-        device=held.device,
-        share_id=held.share_id,
-        admin_access=held.admin_access,
+        request=assigned.request,
+        pool=assigned.pool,
+        device=assigned.device,
+        share_id=assigned.share_id,
+        admin_access=assigned.admin_access,
         gpu=gpu,
         cdi_device=cdi_device,
-        cdi_ids=(names.common_id, names.claim_id(ref.uid, held.device, held.share_id)),
-        partition=held.partition,
-        sharing=held.sharing,
+        cdi_ids=(names.common_id, names.claim_id(ref.uid, assigned.device, assigned.share_id)),
+        partition=assigned.partition,
+        sharing=assigned.sharing,
     )
 
 

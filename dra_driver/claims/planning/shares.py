@@ -5,7 +5,7 @@ know what enforces a share (``sharing/``) and other claims' shares (`conflicts`)
 ``DeviceRequestAllocationResult`` (KEP-5075).
 """
 
-from dra_driver.claims.entry import HeldShare
+from dra_driver.claims.entry import AssignedShare
 from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.errors import ClaimError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
@@ -19,7 +19,7 @@ SHARES = "shares"
 MIB = 2**20
 
 
-def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> HeldShare | None:
+def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> AssignedShare | None:
     """The share of ``gpu`` that ``result`` is; None when it is all of it.
 
     Raises `ClaimError` for numbers that no scheduler can have written, and for a share of a GPU that is not shared.
@@ -41,7 +41,7 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
         raise _broken(ref, result, f"{PERCENT} is {percent}, expected 0 to {TOTAL_PERCENT}")
     if memory is not None and memory < MIB:
         raise _broken(ref, result, f"{MEMORY} is {memory} bytes, expected at least 1Mi")
-    return HeldShare(
+    return AssignedShare(
         memory=memory,
         percent=TOTAL_PERCENT if percent is None else percent,
         # None where it was granted before there was a limit: the scheduler does not count it against a later one.

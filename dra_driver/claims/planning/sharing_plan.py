@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dra_driver.claims.entry import HeldPartition, HeldShare, HeldSharing
+from dra_driver.claims.entry import AssignedPartition, AssignedShare, AssignedSharing
 from dra_driver.claims.planning.configs import DecodedConfig, config_for
 from dra_driver.config.device_config import GpuConfig, MigDeviceConfig, MpsLimits
 from dra_driver.errors import ClaimError, InvalidParametersError
@@ -30,8 +30,8 @@ class Granted:
 
     result: AllocatedDevice
     gpu: Gpu
-    partition: HeldPartition | None = None
-    share: HeldShare | None = None
+    partition: AssignedPartition | None = None
+    share: AssignedShare | None = None
     terms: SharingTerms | None = None
 
 
@@ -47,7 +47,7 @@ class PartitionGroup:
 class SharingPlan:
     """How each device is shared, in the order of the results; None where nothing has to be set up."""
 
-    devices: tuple[HeldSharing | None, ...]
+    devices: tuple[AssignedSharing | None, ...]
     partition_groups: tuple[PartitionGroup, ...] = ()
 
 
@@ -68,10 +68,10 @@ def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[De
     Raises `InvalidParametersError` (a config of the wrong kind, one that contradicts the policy, limits that fit no
     device) and `ClaimError` (daemons that one container would have to reach at once).
     """
-    found: dict[int, HeldSharing] = dict(_shares(granted, configs))
+    found: dict[int, AssignedSharing] = dict(_shares(granted, configs))
     wishes = [wish for position, each in enumerate(granted) if (wish := _wish(position, each, configs))]
     for wish in wishes:
-        found[wish.position] = HeldSharing(strategy=wish.strategy, interval=wish.interval)
+        found[wish.position] = AssignedSharing(strategy=wish.strategy, interval=wish.interval)
     groups = [group for group in _groups(wishes) if group[0].mps is not None]
     of_partitions = []
     for group in groups:
@@ -81,7 +81,7 @@ def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[De
             of_partitions.append(PartitionGroup(positions=positions, limits=limits))
             continue
         daemon = _gpu_daemon(ref.uid, group[0].config, [granted[at].gpu.uuid for at in positions], limits)
-        found |= {at: HeldSharing(strategy=Strategy.MPS, daemon=daemon) for at in positions}
+        found |= {at: AssignedSharing(strategy=Strategy.MPS, daemon=daemon) for at in positions}
     devices = tuple(found.get(position) for position in range(len(granted)))
     _check_reachable(ref, granted, devices)
     return SharingPlan(devices=devices, partition_groups=tuple(of_partitions))
@@ -99,7 +99,7 @@ def partition_daemons(claim: ClaimUid, group: PartitionGroup, uuids: Sequence[st
         yield position, group_daemon(claim, gpus=(), partitions=(uuid,), limits=limits)
 
 
-def _shares(granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> Iterator[tuple[int, HeldSharing]]:
+def _shares(granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> Iterator[tuple[int, AssignedSharing]]:
     for position, each in enumerate(granted):
         if each.share is not None and each.terms is not None:
             _check_share_config(each.result, each.terms, config_for(each.result, configs, GpuConfig))
@@ -107,7 +107,7 @@ def _shares(granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> Ite
             interval = each.terms.interval if daemon is None else Interval.DEFAULT
             yield (
                 position,
-                HeldSharing(strategy=each.terms.strategy, interval=interval, share=each.share, daemon=daemon),
+                AssignedSharing(strategy=each.terms.strategy, interval=interval, share=each.share, daemon=daemon),
             )
 
 
@@ -186,7 +186,7 @@ def _check_share_config(
     )
 
 
-def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequence[HeldSharing | None]) -> None:
+def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequence[AssignedSharing | None]) -> None:
     pairs = [(each, sharing) for each, sharing in zip(granted, devices, strict=True) if sharing]
     under_mps = [(each, sharing) for each, sharing in pairs if sharing.strategy is Strategy.MPS]
     shares = [each.result.device for each, sharing in under_mps if sharing.share is not None]

@@ -6,7 +6,7 @@ Owns which edits belong to which kind of device. Refuses to know what is in them
 from dra_driver.cdi.edits import claim_spec, mps_edits
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.entry import HeldSharing
+from dra_driver.claims.entry import AssignedSharing
 from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.claims.planning.plan import ClaimPlan, PlannedDevice
 from dra_driver.claims.planning.shares import MIB
@@ -41,7 +41,7 @@ def _own_edits(deps: ClaimDependencies, device: PlannedDevice) -> ContainerEdits
     return deps.provider.edits_for_partition(device.gpu, gi_id=live.gi_id, ci_id=live.ci_id, uuid=live.uuid)
 
 
-def _mps_edits(deps: ClaimDependencies, sharing: HeldSharing, daemon: MpsDaemon) -> ContainerEdits:
+def _mps_edits(deps: ClaimDependencies, sharing: AssignedSharing, daemon: MpsDaemon) -> ContainerEdits:
     """A share brings its limits along; elsewhere the daemon's defaults hold. All of the compute is no limit."""
     folders, share = deps.require_hardware().mps.directories(daemon.id), sharing.share
     memory = share.memory if share else None

@@ -34,8 +34,8 @@ def resolve_conflicts(deps: ClaimDependencies, todo: ClaimPlan, blocked: Blocked
         )
     within_s = min(within_s, STEP_S)
     for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in blocked.orphaned_partitions}):
-        with deps.gpu_locks.hold((gpu,), within_s) as held:
-            if not held:
+        with deps.gpu_locks.acquire((gpu,), within_s) as acquired:
+            if not acquired:
                 raise ClaimBusyError(f"{gpu}, which claim {todo.ref} needs, is being changed; the kubelet tries again")
             remove_orphaned_partitions(deps, gpu, within_s=within_s)
     if blocked.by and not [entry for entry in blocked.by if _clear(deps, entry, within_s)]:
@@ -73,11 +73,11 @@ def _clear(deps: ClaimDependencies, blocker: Entry, within_s: float) -> bool:
     """Undo another claim's entry if it is a leftover; False when somebody has it."""
     if not is_abandoned(deps, blocker):
         return False
-    with deps.locks.hold(blocker.ref.uid, 0.0) as held:  # never waits: two claims could wait for each other
-        now = deps.journal.entry(blocker.ref.uid) if held else blocker
+    with deps.locks.acquire(blocker.ref.uid, 0.0) as acquired:  # never waits: two claims could wait for each other
+        now = deps.journal.entry(blocker.ref.uid) if acquired else blocker
         if now is None:
             return True
-        if not held or not is_abandoned(deps, now):
+        if not acquired or not is_abandoned(deps, now):
             return False
         try:
             teardown(deps, now.ref.uid, only=now.attempt, within_s=within_s)

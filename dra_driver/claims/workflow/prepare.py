@@ -93,8 +93,8 @@ class Preparer:
 
     def _attempt(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         # The lock is not kept while waiting for anything else: an unprepare of the same claim must get in.
-        with self._deps.locks.hold(ref.uid, self._left_s(budget)) as held:
-            if not held:
+        with self._deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired:
+            if not acquired:
                 raise RetryableError(
                     f"claim {ref} is still being worked on by an earlier call after "
                     f"{self._deps.retry_policy.call_s:g} s; "
@@ -148,10 +148,10 @@ class Preparer:
         attempt = self._begin(todo, budget)
         try:
             # After ``begin``, so that nobody can leave a new note on these GPUs any more.
-            noted = frozenset(gpus_of(todo.held)) & deps.journal.noted_gpus().keys()
+            noted = frozenset(gpus_of(todo.assigned)) & deps.journal.noted_gpus().keys()
             if noted:
-                with deps.gpu_locks.hold(noted, self._lock_s(budget)) as held:
-                    self._require_lock(todo, held=held)
+                with deps.gpu_locks.acquire(noted, self._lock_s(budget)) as acquired:
+                    self._require_lock(todo, acquired=acquired)
                     apply_plan(deps, todo, attempt, budget)
             deps.writer.write_claim(todo.ref.uid, document)
             self._finish(todo, attempt)
@@ -167,10 +167,10 @@ class Preparer:
         for _ in range(_ROUNDS):
             attempt: Attempt | None = None
             try:
-                with deps.gpu_locks.hold(gpus_of(todo.held), self._lock_s(budget)) as held:
-                    self._require_lock(todo, held=held)
+                with deps.gpu_locks.acquire(gpus_of(todo.assigned), self._lock_s(budget)) as acquired:
+                    self._require_lock(todo, acquired=acquired)
                     todo = inspect_partitions(deps, todo)
-                    result = deps.journal.begin(todo.ref, todo.held, durable=True)
+                    result = deps.journal.begin(todo.ref, todo.assigned, durable=True)
                     if isinstance(result, Attempt):
                         attempt = result
                         return self._apply_and_finish(todo, attempt, budget)
@@ -189,7 +189,7 @@ class Preparer:
 
     def _finish(self, done: ClaimPlan, attempt: Attempt) -> None:
         deps, ref = self._deps, done.ref
-        if not deps.journal.finish(ref.uid, attempt, done.held if done.changes_hardware else ()):
+        if not deps.journal.finish(ref.uid, attempt, done.assigned if done.changes_hardware else ()):
             remove_file_without_entry(deps, ref.uid)
             raise taken_over(done)
 
@@ -200,7 +200,7 @@ class Preparer:
     def _begin(self, todo: ClaimPlan, budget: Budget) -> Attempt:
         """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""
         for _ in range(_ROUNDS):
-            result = self._deps.journal.begin(todo.ref, todo.held)
+            result = self._deps.journal.begin(todo.ref, todo.assigned)
             if isinstance(result, Attempt):
                 return result
             resolve_conflicts(self._deps, todo, result, within_s=self._left_s(budget))
@@ -210,8 +210,8 @@ class Preparer:
         return max(0.0, min(LOCK_S, self._left_s(budget)))
 
     @staticmethod
-    def _require_lock(todo: ClaimPlan, *, held: bool) -> None:
-        if not held:
+    def _require_lock(todo: ClaimPlan, *, acquired: bool) -> None:
+        if not acquired:
             raise GpuLockedError(
                 f"a GPU of claim {todo.ref} ({', '.join(names_of(todo.devices))}) is being changed by another call for "
                 f"more than {LOCK_S:g} s; it is tried again"

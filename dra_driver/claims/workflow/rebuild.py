@@ -106,8 +106,8 @@ def _traces(deps: ClaimDependencies) -> frozenset[ClaimUid]:
 
 
 def _adopt(deps: ClaimDependencies, claim: AllocatedClaim, failures: list[str]) -> bool:
-    with deps.locks.hold(claim.ref.uid, 0.0) as held:
-        if not held:
+    with deps.locks.acquire(claim.ref.uid, 0.0) as acquired:
+        if not acquired:
             return False  # it is being prepared or unprepared right now, which makes its entry known
         try:
             return adopt(deps, claim)
@@ -153,11 +153,11 @@ def _adopt_as_found(deps: ClaimDependencies, claim: AllocatedClaim) -> Blocked |
     snapshot = deps.snapshot()
     todo = plan(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
     if not todo.changes_hardware:
-        return deps.journal.adopt(claim.ref, todo.held)
-    with deps.gpu_locks.hold(gpus_of(todo.held), LOCK_S) as held:
-        if not held:
+        return deps.journal.adopt(claim.ref, todo.assigned)
+    with deps.gpu_locks.acquire(gpus_of(todo.assigned), LOCK_S) as acquired:
+        if not acquired:
             raise GpuLockedError("a GPU of it is being changed by another call; it is tried again")
-        return deps.journal.adopt(claim.ref, _as_found(deps, todo).held)
+        return deps.journal.adopt(claim.ref, _as_found(deps, todo).assigned)
 
 
 def _terms_as_found(deps: ClaimDependencies, snapshot: Snapshot) -> Terms:
@@ -201,5 +201,5 @@ def _as_found(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
             live = proven.live or live
         if live is None:
             raise DeviceLostError(f"partition {device.device} is not there any more")
-        todo = todo.with_device(position, partition=replace(part, made=made, live=live))
+        todo = todo.with_device(position, partition=replace(part, created_by_driver=made, live=live))
     return with_partition_daemons(todo)

@@ -85,8 +85,8 @@ def teardown_abandoned(deps: ClaimDependencies, problems: list[str]) -> Iterator
         if deps.clock.now() > deadline:
             problems.append(f"claim {entry.ref} stays half done, with others perhaps: this took too long already")
             return
-        with deps.locks.hold(entry.ref.uid, 0.0) as held:
-            now = deps.journal.entry(entry.ref.uid) if held else None
+        with deps.locks.acquire(entry.ref.uid, 0.0) as acquired:
+            now = deps.journal.entry(entry.ref.uid) if acquired else None
             if now is None or not is_abandoned(deps, now):
                 continue
             try:
@@ -140,9 +140,9 @@ def _write_backups(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
 
 def _rewrite(deps: ClaimDependencies, entry: Entry) -> bool:
     _, document = verify_prepared(deps, entry, deps.snapshot(), within_s=LOOK_S)
-    with deps.locks.hold(entry.ref.uid, 0.0) as held, deps.journal.exclusive():
+    with deps.locks.acquire(entry.ref.uid, 0.0) as acquired, deps.journal.exclusive():
         now = deps.journal.entry(entry.ref.uid)
-        if not held or now is None or now.attempt != entry.attempt or now.state is not State.PREPARED:
+        if not acquired or now is None or now.attempt != entry.attempt or now.state is not State.PREPARED:
             return False  # somebody is at it
         return deps.writer.write_claim(entry.ref.uid, document)
 

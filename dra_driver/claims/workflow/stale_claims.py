@@ -82,8 +82,8 @@ class StaleClaimCollector:
         except (ClaimReplacedError, ClaimNotAllocatedError) as error:
             return str(error)
         allocated = {(result.pool, result.device, result.share_id) for result in claim.results}
-        held = {(device.pool, device.device, device.share_id) for device in entry.devices}
-        return None if held <= allocated else f"claim {entry.ref} is allocated to other devices now"
+        assigned = {(device.pool, device.device, device.share_id) for device in entry.devices}
+        return None if assigned <= allocated else f"claim {entry.ref} is allocated to other devices now"
 
     def _is_due(self, entry: Entry, reason: str | None) -> bool:
         if reason is None:
@@ -97,8 +97,8 @@ class StaleClaimCollector:
         return now - known.since >= self._grace_s
 
     def _free(self, entry: Entry, reason: str) -> bool:
-        with self._deps.locks.hold(entry.ref.uid, 0.0) as held:
-            if not held:
+        with self._deps.locks.acquire(entry.ref.uid, 0.0) as acquired:
+            if not acquired:
                 return False  # a call is at work on it, so the kubelet has not forgotten it
             try:
                 if not teardown(self._deps, entry.ref.uid, only=entry.attempt):

@@ -61,8 +61,8 @@ def _teardown_hardware(
     deps: ClaimDependencies, entry: Entry, attempt: Attempt, within_s: float, without_driver: bool
 ) -> bool:
     gpus = gpus_of(entry.devices)
-    with deps.gpu_locks.hold(gpus, within_s) as held:
-        if not held:
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
             raise _locked(f"claim {entry.ref}", gpus, within_s)
         # Read again: while this waited, another run may have undone the claim and made it anew.
         now = deps.journal.entry(entry.ref.uid)
@@ -82,8 +82,8 @@ def _teardown_without_entry(deps: ClaimDependencies, uid: ClaimUid, within_s: fl
     if hardware is None or not orphaned_partitions:
         return
     gpus = {orphan.partition.id.gpu_uuid for orphan in orphaned_partitions}
-    with deps.gpu_locks.hold(gpus, within_s) as held:
-        if not held:
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
             raise _locked(f"claim {uid}", gpus, within_s)
         for daemon in [each for each in hardware.mps.daemons() if each.startswith(f"{uid}-")]:
             hardware.mps.release(daemon, (), within_s=within_s)

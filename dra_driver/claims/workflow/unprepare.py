@@ -23,8 +23,8 @@ def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: Budget) -
     claim keeps its devices, call again) or `ClaimBusyError` when an earlier call for the same claim does not end. If
     the process dies inside, the rest is done by the next call or at the next start. Thread-safe.
     """
-    with deps.locks.hold(ref.uid, budget.deadline - deps.clock.now()) as held:
-        if not held:
+    with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired:
+        if not acquired:
             raise ClaimBusyError(
                 f"claim {ref} is still being worked on by an earlier call after {deps.retry_policy.call_s:g} s; "
                 "it is tried again"

@@ -26,8 +26,8 @@ def verify_prepared(
     if not again.changes_hardware:
         return again, document_of(deps, again)
     gpus = gpus_of(entry.devices)
-    with deps.gpu_locks.hold(gpus, within_s) as held:
-        if not held:
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
             raise GpuLockedError(
                 f"claim {entry.ref} cannot be looked at: {', '.join(gpus)} is being changed by another call, waited "
                 f"for {within_s:.0f} s; it is tried again"
@@ -42,7 +42,7 @@ def _verify_hardware(deps: ClaimDependencies, again: ClaimPlan, within_s: float)
     for device in again.devices:
         if device.partition is not None and not device.admin_access:
             found = hardware.mig.find(device.partition.id)
-            check_alive(again.ref, device.held, InstanceIds.of(found) if found else None)
+            check_alive(again.ref, device.assigned, InstanceIds.of(found) if found else None)
     daemons = [d.sharing.daemon for d in again.devices if d.sharing is not None and d.sharing.daemon is not None]
     deadline = deps.clock.now() + within_s  # of all together; one that is ready takes no time
     for daemon in {daemon.id: daemon for daemon in daemons}.values():

@@ -42,7 +42,7 @@ def check(node: DyingNode) -> None:
     """``node`` has just recovered."""
     journal = node.claims.journal
     assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
-    parts = [held.device.partition for held in journal.holdings() if held.device.partition is not None]
+    parts = [assigned.device.partition for assigned in journal.assignments() if assigned.device.partition is not None]
     there = [one.gi_id for gpu in node.backend.snapshot().gpus for one in gpu.mig_instances]
     assert sorted(part.live.gi_id for part in parts if part.live is not None) == sorted(there)
     assert node.backend.snapshot().gpus[0].mig_enabled == bool(there)

@@ -19,22 +19,22 @@ def test_one_holder_at_a_time(tmp_path: Path, same_process: bool) -> None:
     """Whoever comes second waits as long as it said and is told."""
     first = GpuLocks(tmp_path)
     second = first if same_process else GpuLocks(tmp_path)
-    with first.hold((ONE,), 1.0) as held:
-        assert held
-        with second.hold((ONE,), 0.0) as also:
+    with first.acquire((ONE,), 1.0) as acquired:
+        assert acquired
+        with second.acquire((ONE,), 0.0) as also:
             assert not also
-        with second.hold((TWO,), 0.0) as other:
+        with second.acquire((TWO,), 0.0) as other:
             assert other
-    with second.hold((ONE,), 0.0) as now:
+    with second.acquire((ONE,), 0.0) as now:
         assert now
 
 
 def test_several_are_held_all_or_none(tmp_path: Path) -> None:
     """A claim of several GPUs keeps none of them while it cannot have one."""
     here, there = GpuLocks(tmp_path), GpuLocks(tmp_path)
-    with there.hold((TWO,), 0.0), here.hold((TWO, ONE, TWO), 0.0) as held:
-        assert not held
-        with there.hold((ONE,), 0.0) as free:
+    with there.acquire((TWO,), 0.0), here.acquire((TWO, ONE, TWO), 0.0) as acquired:
+        assert not acquired
+        with there.acquire((ONE,), 0.0) as free:
             assert free
 
 
@@ -43,7 +43,7 @@ def test_a_wait_ends_when_the_holder_lets_go(tmp_path: Path) -> None:
     locks, inside, done = GpuLocks(tmp_path), threading.Event(), threading.Event()
 
     def other() -> None:
-        with locks.hold((ONE,), 1.0):
+        with locks.acquire((ONE,), 1.0):
             inside.set()
             done.wait(5.0)
 
@@ -52,8 +52,8 @@ def test_a_wait_ends_when_the_holder_lets_go(tmp_path: Path) -> None:
     assert inside.wait(5.0)
     timer = threading.Timer(0.02, done.set)
     timer.start()
-    with locks.hold((ONE, TWO), 5.0) as held:
-        assert held
+    with locks.acquire((ONE, TWO), 5.0) as acquired:
+        assert acquired
     thread.join()
     timer.join()
 
@@ -61,17 +61,17 @@ def test_a_wait_ends_when_the_holder_lets_go(tmp_path: Path) -> None:
 def test_an_exception_lets_go(tmp_path: Path) -> None:
     """As every end of a holder does."""
     locks = GpuLocks(tmp_path)
-    with pytest.raises(KeyError), locks.hold((ONE,), 0.0):
+    with pytest.raises(KeyError), locks.acquire((ONE,), 0.0):
         raise KeyError
-    with GpuLocks(tmp_path).hold((ONE,), 0.0) as held:
-        assert held
+    with GpuLocks(tmp_path).acquire((ONE,), 0.0) as acquired:
+        assert acquired
 
 
 def test_files_are_private_and_stay_in_their_folder(tmp_path: Path) -> None:
     """A UUID comes from a journal that may be damaged."""
     folder = tmp_path / "made" / "locks"
-    with GpuLocks(folder).hold((GpuUuid("../../escape"), ONE), 0.0) as held:
-        assert held
+    with GpuLocks(folder).acquire((GpuUuid("../../escape"), ONE), 0.0) as acquired:
+        assert acquired
     assert sorted(path.name for path in folder.iterdir()) == [f"{ONE}.lock", "______escape.lock"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -82,5 +82,5 @@ def test_a_folder_that_cannot_be_made_is_an_error_for_users(tmp_path: Path) -> N
     (tmp_path / "locks").write_text("")
     locks = GpuLocks(tmp_path / "locks")
     for _ in range(2):
-        with pytest.raises(StorageError, match=f"cannot lock GPU {ONE}"), locks.hold((ONE,), 0.0):
+        with pytest.raises(StorageError, match=f"cannot lock GPU {ONE}"), locks.acquire((ONE,), 0.0):
             pass

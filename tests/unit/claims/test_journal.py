@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.claims.entry import Attempt, Blocked, HeldDevice, HeldShare, HeldSharing, OwnerId, State
+from dra_driver.claims.entry import AssignedDevice, AssignedShare, AssignedSharing, Attempt, Blocked, OwnerId, State
 from dra_driver.claims.journal.journal import Counts, Journal
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import DeviceName
@@ -13,18 +13,18 @@ from dra_driver.model.terms import Strategy
 from tests.fakes.claims import POOL, gpu, ref, uid
 
 SHARES = ("aaaaaaaa-0000-0000-0000-000000000000", "bbbbbbbb-0000-0000-0000-000000000000")
-TENTH = HeldShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
+TENTH = AssignedShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
 
 
-def held(minor: int = 0, *, admin: bool = False, share: str | None = None) -> HeldDevice:
-    return HeldDevice(
+def assigned(minor: int = 0, *, admin: bool = False, share: str | None = None) -> AssignedDevice:
+    return AssignedDevice(
         request="gpu",
         pool=POOL,
         device=DeviceName(f"gpu-{minor}"),
         share_id=share,
         admin_access=admin,
         gpu_uuid=gpu(minor).uuid,
-        sharing=HeldSharing(strategy=Strategy.TIME_SLICING, share=TENTH) if share else None,
+        sharing=AssignedSharing(strategy=Strategy.TIME_SLICING, share=TENTH) if share else None,
     )
 
 
@@ -46,13 +46,13 @@ def other(tmp_path: Path, journal: Journal) -> Iterator[Journal]:
     other.close()
 
 
-def begun(journal: Journal, number: int, *devices: HeldDevice) -> Attempt:
-    attempt = journal.begin(ref(number), devices or (held(),))
+def begun(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt:
+    attempt = journal.begin(ref(number), devices or (assigned(),))
     assert isinstance(attempt, Attempt)
     return attempt
 
 
-def prepared(journal: Journal, number: int, *devices: HeldDevice) -> Attempt:
+def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt:
     attempt = begun(journal, number, *devices)
     assert journal.finish(uid(number), attempt)
     return attempt
@@ -60,7 +60,7 @@ def prepared(journal: Journal, number: int, *devices: HeldDevice) -> Attempt:
 
 def test_an_entry_comes_back_as_it_was_noted(journal: Journal) -> None:
     """Everything that a repeat, an unprepare or a person needs is in the file, namespace and name included."""
-    devices = (held(1, share=SHARES[0]), held(0, admin=True))
+    devices = (assigned(1, share=SHARES[0]), assigned(0, admin=True))
     begun(journal, 1, *devices)
     entry = journal.entry(uid(1))
     assert entry is not None
@@ -95,7 +95,7 @@ def test_a_device_is_held_once_from_the_first_step_to_the_last(journal: Journal)
         lambda: journal.start_unprepare(uid(1)),
     ):
         step()
-        blocked = journal.begin(ref(2), [held()])
+        blocked = journal.begin(ref(2), [assigned()])
         assert isinstance(blocked, Blocked)
         assert [entry.ref for entry in blocked.by] == [ref(1)]
     assert journal.entry(uid(2)) is None
@@ -103,33 +103,33 @@ def test_a_device_is_held_once_from_the_first_step_to_the_last(journal: Journal)
 
 def test_a_claim_that_is_blocked_takes_none_of_its_devices(journal: Journal) -> None:
     """Two claims that want the same two GPUs must not end with one each."""
-    prepared(journal, 1, held(0))
-    assert isinstance(journal.begin(ref(2), [held(1), held(0)]), Blocked)
-    prepared(journal, 3, held(1))
+    prepared(journal, 1, assigned(0))
+    assert isinstance(journal.begin(ref(2), [assigned(1), assigned(0)]), Blocked)
+    prepared(journal, 3, assigned(1))
 
 
 def test_admin_access_neither_occupies_nor_is_kept_out(journal: Journal) -> None:
     """Monitoring disturbs nobody, in whichever order it comes."""
-    prepared(journal, 1, held(admin=True))
-    prepared(journal, 2, held())
-    prepared(journal, 3, held(admin=True))
+    prepared(journal, 1, assigned(admin=True))
+    prepared(journal, 2, assigned())
+    prepared(journal, 3, assigned(admin=True))
     assert journal.counts() == Counts(claims=3, devices=3)
 
 
 def test_shares_exclude_whole_holdings_and_themselves_but_not_each_other(journal: Journal) -> None:
     """A share belongs to one claim, and a device held whole has no shares."""
-    prepared(journal, 1, held(0, share=SHARES[0]))
-    prepared(journal, 2, held(0, share=SHARES[1]))
-    assert isinstance(journal.begin(ref(3), [held(0)]), Blocked)
-    assert isinstance(journal.begin(ref(3), [held(0, share=SHARES[0])]), Blocked)
-    prepared(journal, 4, held(1))
-    assert isinstance(journal.begin(ref(3), [held(1, share=SHARES[0])]), Blocked)
+    prepared(journal, 1, assigned(0, share=SHARES[0]))
+    prepared(journal, 2, assigned(0, share=SHARES[1]))
+    assert isinstance(journal.begin(ref(3), [assigned(0)]), Blocked)
+    assert isinstance(journal.begin(ref(3), [assigned(0, share=SHARES[0])]), Blocked)
+    prepared(journal, 4, assigned(1))
+    assert isinstance(journal.begin(ref(3), [assigned(1, share=SHARES[0])]), Blocked)
 
 
 def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:
     """Of two runs that prepare one claim at once, one finds the other at work."""
     begun(journal, 1)
-    blocked = other.begin(ref(1), [held()])
+    blocked = other.begin(ref(1), [assigned()])
     assert isinstance(blocked, Blocked)
     assert [entry.ref for entry in blocked.by] == [ref(1)]
 
@@ -173,7 +173,7 @@ def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None
     prepared(journal, 1)
     unknown = open_journal(tmp_path, "run-2", boot_id="")
     assert unknown.drop_older_boots() == ()
-    prepared(unknown, 2, held(1))
+    prepared(unknown, 2, assigned(1))
     unknown.close()
     assert journal.drop_older_boots() == ()
 
@@ -181,7 +181,7 @@ def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None
 def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) -> None:
     """Another run sees what was committed, whatever happened to the first."""
     prepared(journal, 1)
-    begun(journal, 2, held(1))
+    begun(journal, 2, assigned(1))
     again = open_journal(tmp_path, "run-2")
     assert [(entry.ref, entry.state) for entry in again.entries()] == [
         (ref(1), State.PREPARED),
@@ -196,13 +196,13 @@ def test_what_happens_inside_exclusive_sees_the_journal(journal: Journal) -> Non
     with journal.exclusive():
         assert journal.uids() == {uid(1)}
         assert journal.entry(uid(2)) is None
-    prepared(journal, 2, held(1))
+    prepared(journal, 2, assigned(1))
 
 
 def test_adopting_keeps_to_the_rules(journal: Journal) -> None:
     """A rebuilt journal does not let two claims have one device either."""
-    assert journal.adopt(ref(1), [held()]) is None
-    blocked = journal.adopt(ref(2), [held()])
+    assert journal.adopt(ref(1), [assigned()]) is None
+    blocked = journal.adopt(ref(2), [assigned()])
     assert isinstance(blocked, Blocked)
     entry = journal.entry(uid(1))
     assert entry is not None
@@ -239,7 +239,7 @@ def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: J
 def test_hostile_text_stays_text(journal: Journal) -> None:
     """Names are values to the database, never part of a statement."""
     name = "x'); DROP TABLE claim; --"
-    assert isinstance(journal.begin(ref(1, name), [held()]), Attempt)
+    assert isinstance(journal.begin(ref(1, name), [assigned()]), Attempt)
     entry = journal.entry(uid(1))
     assert entry is not None
     assert entry.ref.name == name

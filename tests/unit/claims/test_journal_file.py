@@ -17,7 +17,7 @@ from dra_driver.claims.journal.schema import SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, DraError, StorageError
 from tests.fakes.claims import ref, uid
 from tests.fakes.memory import memory_folder
-from tests.unit.claims.test_journal import held, prepared
+from tests.unit.claims.test_journal import assigned, prepared
 
 
 def open_at(path: Path, at: float = 1700000000.0) -> Journal:
@@ -29,7 +29,7 @@ def filled(path: Path, claims: int = 1) -> None:
     journal = open_at(path)
     journal.note_rebuilt()
     for number in range(claims):
-        prepared(journal, number, held(number))
+        prepared(journal, number, assigned(number))
     journal.close()
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_works(damage: object, tmp_p
     assert journal.set_aside.read_bytes()[100:] == was[100:]  # opening may touch a database's header
     assert journal.entries() == ()
     assert journal.rebuild_pending
-    assert isinstance(journal.begin(ref(1), [held()]), Attempt)
+    assert isinstance(journal.begin(ref(1), [assigned()]), Attempt)
     journal.close()
 
 
@@ -179,7 +179,7 @@ def test_a_device_whose_claim_vanishes_later_is_said_and_remembered(tmp_path: Pa
     journal = open_at(path)
     change(path, "DELETE FROM claim WHERE uid = ?", uid(0))
     with pytest.raises(StorageError, match="it is damaged: restart the node process"):
-        journal.begin(ref(5), [held(0)])
+        journal.begin(ref(5), [assigned(0)])
     assert journal.damaged
     journal.close()
 
@@ -204,7 +204,7 @@ def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
     patch(path, offset, data)
     journal = open_at(path)
     assert journal.set_aside is not None
-    assert isinstance(journal.begin(ref(1), [held()]), Attempt)
+    assert isinstance(journal.begin(ref(1), [assigned()]), Attempt)
     journal.close()
 
 
@@ -223,7 +223,7 @@ def test_no_damage_ends_in_anything_but_a_working_journal_or_a_sentence(changes:
             journal = open_at(path)
             with closing(journal):
                 journal.entries()
-                journal.begin(ref(9), [held(0)])
+                journal.begin(ref(9), [assigned(0)])
 
 
 @pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES[:8])
@@ -312,10 +312,10 @@ def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path:
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StorageError, match=r"another process has kept it locked .*; it is tried again$"):
-        journal.begin(ref(7), [held(7)])
+        journal.begin(ref(7), [assigned(7)])
     blocker.execute("ROLLBACK")
     assert journal.entry(uid(7)) is None
-    assert isinstance(journal.begin(ref(7), [held(7)]), Attempt)
+    assert isinstance(journal.begin(ref(7), [assigned(7)]), Attempt)
     blocker.close()
     journal.close()
 
@@ -330,7 +330,7 @@ def test_a_file_removed_under_an_open_journal_is_noticed(name: str, tmp_path: Pa
     (tmp_path / name).unlink()
     assert str(tmp_path / name) in str(journal.problem)
     with pytest.raises(StorageError, match="was removed or replaced while it was in use"):
-        journal.begin(ref(9), [held(9)])
+        journal.begin(ref(9), [assigned(9)])
     undoing = journal.start_unprepare(uid(0))
     assert undoing is not None
     assert journal.forget(uid(0), undoing), "what was prepared before can still be freed"
@@ -358,7 +358,7 @@ def test_other_processes_coming_and_going_leave_the_files_in_place(tmp_path: Pat
     journal = open_at(path)
     for number in range(3):
         other = open_at(path)
-        prepared(other, 10 + number, held(10 + number))
+        prepared(other, 10 + number, assigned(10 + number))
         other.tidy()
         other.close()
         journal.tidy()

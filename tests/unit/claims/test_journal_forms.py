@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dra_driver.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    AssignedShare,
+    AssignedSharing,
     Attempt,
     Blocked,
-    HeldDevice,
-    HeldPartition,
-    HeldShare,
-    HeldSharing,
     InstanceIds,
     State,
 )
@@ -23,7 +23,7 @@ from dra_driver.model.mig import PartitionId, partition_name
 from dra_driver.model.terms import Interval, SharingTerms, Strategy, Use
 from dra_driver.sharing.daemon import MpsDaemon
 from tests.fakes.claims import POOL, gpu, ref, uid
-from tests.unit.claims.test_journal import begun, held, open_journal, prepared
+from tests.unit.claims.test_journal import assigned, begun, open_journal, prepared
 from tests.unit.claims.test_journal_file import change, open_at
 
 GPU = gpu(0).uuid
@@ -74,12 +74,20 @@ class OlderProcess:
         return version == 1 and foreign is None and notes is None
 
 
-def partition(start: int = 0, size: int = 1, *, made: bool = True, live: InstanceIds | None = LIVE) -> HeldPartition:
-    return HeldPartition(id=PartitionId(GPU, 19, start), profile_name="1g.10gb", size=size, made=made, live=live)
+def partition(
+    start: int = 0, size: int = 1, *, created_by_driver: bool = True, live: InstanceIds | None = LIVE
+) -> AssignedPartition:
+    return AssignedPartition(
+        id=PartitionId(GPU, 19, start),
+        profile_name="1g.10gb",
+        size=size,
+        created_by_driver=created_by_driver,
+        live=live,
+    )
 
 
-def cut(part: HeldPartition, *, admin: bool = False, sharing: HeldSharing | None = None) -> HeldDevice:
-    return HeldDevice(
+def cut(part: AssignedPartition, *, admin: bool = False, sharing: AssignedSharing | None = None) -> AssignedDevice:
+    return AssignedDevice(
         request="gpu",
         pool=POOL,
         device=partition_name(0, part.profile_name, part.id.profile_id, part.id.start),
@@ -91,18 +99,18 @@ def cut(part: HeldPartition, *, admin: bool = False, sharing: HeldSharing | None
     )
 
 
-def shared(strategy: Strategy = Strategy.MPS) -> HeldDevice:
-    share = HeldShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=4)
+def shared(strategy: Strategy = Strategy.MPS) -> AssignedDevice:
+    share = AssignedShare(memory=8 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=4)
     daemon = MpsDaemon(id=GPU, devices=(GPU,), gpus=(GPU,)) if strategy is Strategy.MPS else None
     interval = Interval.DEFAULT if daemon else Interval.LONG
-    return HeldDevice(
+    return AssignedDevice(
         request="gpu",
         pool=POOL,
         device=gpu(0).device_name,
         share_id=SHARE,
         admin_access=False,
         gpu_uuid=GPU,
-        sharing=HeldSharing(strategy=strategy, interval=interval, share=share, daemon=daemon),
+        sharing=AssignedSharing(strategy=strategy, interval=interval, share=share, daemon=daemon),
     )
 
 
@@ -123,18 +131,18 @@ def older(tmp_path: Path, journal: Journal) -> Iterator[OlderProcess]:
 DAEMON = MpsDaemon(id="a-1", devices=("MIG-1",), default_percentage=0, memory_limits={"MIG-1": 4096})
 DEVICES = [
     (cut(partition()),),
-    (cut(partition(live=None)), held(1)),
-    (cut(partition(made=False)),),
-    (cut(partition(), sharing=HeldSharing(strategy=Strategy.MPS, daemon=DAEMON)),),
+    (cut(partition(live=None)), assigned(1)),
+    (cut(partition(created_by_driver=False)),),
+    (cut(partition(), sharing=AssignedSharing(strategy=Strategy.MPS, daemon=DAEMON)),),
     (shared(),),
-    (shared(Strategy.TIME_SLICING), held(1, admin=True)),
-    (cut(partition(made=False), admin=True),),
+    (shared(Strategy.TIME_SLICING), assigned(1, admin=True)),
+    (cut(partition(created_by_driver=False), admin=True),),
 ]
 
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_everything_that_unprepare_needs_comes_back(
-    journal: Journal, tmp_path: Path, devices: tuple[HeldDevice, ...]
+    journal: Journal, tmp_path: Path, devices: tuple[AssignedDevice, ...]
 ) -> None:
     """Another run reads what this one noted, to the last limit."""
     begun(journal, 1, *devices)
@@ -148,23 +156,23 @@ def test_everything_that_unprepare_needs_comes_back(
 def test_what_becomes_known_is_noted_with_the_result(journal: Journal) -> None:
     """Ids of a partition come with making it; an attempt that was overtaken notes nothing."""
     attempt = begun(journal, 1, cut(partition(live=None)))
-    assert journal.amend(uid(1), attempt, (cut(partition(made=False, live=None)),))
+    assert journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False, live=None)),))
     assert not journal.uses()[0].created_by_driver
     assert journal.finish(uid(1), attempt, (cut(partition()),))
     entry = journal.entry(uid(1))
     assert entry is not None
     assert (entry.state, entry.devices) == (State.PREPARED, (cut(partition()),))
-    assert not journal.amend(uid(1), attempt, (cut(partition(made=False)),)), "it is prepared"
+    assert not journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False)),)), "it is prepared"
     journal.start_unprepare(uid(1))
-    assert not journal.finish(uid(1), attempt, (cut(partition(made=False)),))
+    assert not journal.finish(uid(1), attempt, (cut(partition(created_by_driver=False)),))
     assert journal.uses()[0].created_by_driver
 
 
 def test_uses_are_told_in_every_state_but_not_admin_access(journal: Journal) -> None:
     """Whatever a GPU is on the way to be, it is not free to become something else."""
     begun(journal, 1, cut(partition()))
-    prepared(journal, 2, held(1))
-    prepared(journal, 3, cut(partition(3, made=False), admin=True))
+    prepared(journal, 2, assigned(1))
+    prepared(journal, 3, cut(partition(3, created_by_driver=False), admin=True))
     assert [(use.form, use.partition, use.created_by_driver) for use in journal.uses()] == [
         ("partition", PartitionId(GPU, 19, 0), True),
         ("whole", None, False),
@@ -177,18 +185,18 @@ def test_made_partitions_are_told_from_the_intent_until_they_are_gone(journal: J
     """One that is left out would be published as somebody else's; what a claim only uses is somebody else's."""
     begun(journal, 1, cut(partition(0, live=None)))
     prepared(journal, 2, cut(partition(1)))
-    prepared(journal, 3, cut(partition(2, made=False)))
-    prepared(journal, 4, held(1))
+    prepared(journal, 3, cut(partition(2, created_by_driver=False)))
+    prepared(journal, 4, assigned(1))
     ours = {PartitionId(GPU, 19, start) for start in (0, 1)}
-    assert journal.made_partitions() == ours
+    assert journal.created_partitions() == ours
     undoing = journal.start_unprepare(uid(2))
     assert undoing is not None
-    assert journal.made_partitions() == ours
+    assert journal.created_partitions() == ours
     assert journal.forget(uid(2), undoing, partitions_left=True)
-    assert journal.made_partitions() == ours, "a partition of nobody is still ours to remove"
+    assert journal.created_partitions() == ours, "a partition of nobody is still ours to remove"
     (orphan,) = journal.orphaned_partitions()
     journal.forget_orphaned_partition(orphan)
-    assert journal.made_partitions() == {PartitionId(GPU, 19, 0)}
+    assert journal.created_partitions() == {PartitionId(GPU, 19, 0)}
 
 
 def test_uses_of_a_share_tell_its_terms(journal: Journal) -> None:
@@ -201,15 +209,17 @@ def test_uses_of_a_share_tell_its_terms(journal: Journal) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "together"),
     [
-        (held(0), cut(partition()), False),
-        (held(0), shared(), False),
+        (assigned(0), cut(partition()), False),
+        (assigned(0), shared(), False),
         (cut(partition()), shared(), False),
         (cut(partition(0, 4)), cut(partition(3)), False),
         (cut(partition(0, 4)), cut(partition(4)), True),
-        (held(1), cut(partition()), True),
+        (assigned(1), cut(partition()), True),
     ],
 )
-def test_a_gpu_is_one_thing_at_a_time(journal: Journal, one: HeldDevice, other: HeldDevice, together: bool) -> None:
+def test_a_gpu_is_one_thing_at_a_time(
+    journal: Journal, one: AssignedDevice, other: AssignedDevice, together: bool
+) -> None:
     """In either order, whoever comes second is told who was first."""
     for first, second in ((one, other), (other, one)):
         prepared(journal, 1, first)
@@ -224,10 +234,10 @@ def test_a_gpu_is_one_thing_at_a_time(journal: Journal, one: HeldDevice, other: 
 
 def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
     """Two results of one claim come out of the same GPU."""
-    big = HeldShare(memory=50 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
-    sharing = HeldSharing(strategy=Strategy.TIME_SLICING, share=big)
+    big = AssignedShare(memory=50 * 2**30, percent=10, count=1, total_memory=80 * 2**30, max_shares=None)
+    sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=big)
     both = [
-        HeldDevice(
+        AssignedDevice(
             request=request,
             pool=POOL,
             device=gpu(0).device_name,
@@ -277,7 +287,7 @@ def test_entries_of_an_earlier_boot_that_changed_hardware_stay_for_whoever_looks
     journal: Journal, tmp_path: Path
 ) -> None:
     """The others go at once."""
-    prepared(journal, 1, held(1))
+    prepared(journal, 1, assigned(1))
     prepared(journal, 2, cut(partition()))
     rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
     assert rebooted.drop_older_boots() == (uid(1),)
@@ -297,9 +307,9 @@ def test_a_file_of_the_version_before_is_carried_on(tmp_path: Path) -> None:
     assert journal.set_aside is None
     entry = journal.entry(uid(1))
     assert entry is not None
-    assert (entry.state, entry.devices) == (State.PREPARED, (held(1),))
+    assert (entry.state, entry.devices) == (State.PREPARED, (assigned(1),))
     prepared(journal, 2, cut(partition()))
-    assert isinstance(journal.begin(ref(3), [held(1)]), Blocked)
+    assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
     assert older.is_content()
     older.connection.close()
     journal.close()
@@ -309,23 +319,23 @@ def test_a_process_of_the_version_before_goes_on_working(journal: Journal, older
     """During an update it prepares and frees whole GPUs in the same file."""
     prepared(journal, 1, cut(partition()))
     older.prepare(2, "gpu-1")
-    assert isinstance(journal.begin(ref(3), [held(1)]), Blocked)
+    assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
     older.forget(2)
-    prepared(journal, 3, held(1))
+    prepared(journal, 3, assigned(1))
     assert older.is_content()
 
 
 def test_what_that_process_frees_without_knowing_stays_noted_as_ours(journal: Journal, older: OlderProcess) -> None:
     """It deletes the claim; the partition on the hardware is still there and nobody else's."""
     prepared(journal, 1, cut(partition()))
-    prepared(journal, 2, cut(partition(5, made=False)))
+    prepared(journal, 2, cut(partition(5, created_by_driver=False)))
     for number in (1, 2):
         older.forget(number)
     assert older.is_content()
     (orphan,) = journal.orphaned_partitions()
     assert orphan.partition == partition()
     assert [(use.partition, use.created_by_driver) for use in journal.uses()] == [(PartitionId(GPU, 19, 0), True)]
-    blocked = journal.begin(ref(3), [held(0)])
+    blocked = journal.begin(ref(3), [assigned(0)])
     assert isinstance(blocked, Blocked)
     assert (blocked.by, blocked.orphaned_partitions) == ((), (orphan,))
     begun(journal, 4, cut(partition(1)))

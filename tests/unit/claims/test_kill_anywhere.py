@@ -146,10 +146,10 @@ class NodeHistory(RuleBasedStateMachine):
 
     @invariant()
     def no_device_is_held_twice(self) -> None:
-        held = [
+        assigned = [
             device.device for entry in self.run.journal.entries() for device in entry.devices if not device.admin_access
         ]
-        assert len(held) == len(set(held))
+        assert len(assigned) == len(set(assigned))
 
     @invariant()
     def what_the_kubelet_was_told_is_still_so(self) -> None:

@@ -80,15 +80,15 @@ class KillableNode:
         assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
         assert journal.uids() == claims_node.writer.claim_uids()
         assert journal.orphaned_partitions() == ()
-        held = [h.device.partition for h in journal.holdings() if h.device.partition is not None]
+        assigned = [h.device.partition for h in journal.assignments() if h.device.partition is not None]
         there = [
             (gpu.uuid, one.profile_id, one.start, one.gi_id) for gpu in claims_node.gpus for one in gpu.mig_instances
         ]
-        noted = [(p.id.gpu_uuid, p.id.profile_id, p.id.start, p.live.gi_id if p.live else None) for p in held]
+        noted = [(p.id.gpu_uuid, p.id.profile_id, p.id.start, p.live.gi_id if p.live else None) for p in assigned]
         assert sorted(noted) == sorted(there)
         cut = {gpu.uuid for gpu in claims_node.gpus if gpu.mig_enabled}
-        assert cut == set(journal.gpus_with_note("mig-mode")) == {p.id.gpu_uuid for p in held}
-        shared = [(h.device.gpu_uuid, h.device.sharing) for h in journal.holdings() if h.device.sharing is not None]
+        assert cut == set(journal.gpus_with_note("mig-mode")) == {p.id.gpu_uuid for p in assigned}
+        shared = [(h.device.gpu_uuid, h.device.sharing) for h in journal.assignments() if h.device.sharing is not None]
         assert set(claims_node.sharing.running) == {s.daemon.id for _, s in shared if s.daemon is not None}
         sliced = {(gpu, s.interval) for gpu, s in shared if s.interval is not Interval.DEFAULT}
         assert set(claims_node.sharing.slices.items()) == sliced

@@ -42,11 +42,11 @@ def test_a_partition_is_cut_and_its_container_gets_exactly_it(h100: Run) -> None
     assert (made.profile_name, made.start) == (SMALL, 2)
     entry = h100.journal.entry(uid(1))
     assert entry is not None
-    held = entry.devices[0].partition
-    assert held is not None
-    assert held.live is not None
+    assigned = entry.devices[0].partition
+    assert assigned is not None
+    assert assigned.live is not None
     assert made.device is not None
-    assert (held.made, held.live.gi_id, held.live.uuid) == (True, made.gi_id, made.device.uuid)
+    assert (assigned.created_by_driver, assigned.live.gi_id, assigned.live.uuid) == (True, made.gi_id, made.device.uuid)
     assert f"_MIG_{made.gi_id}_0_UUID={made.device.uuid}" in h100.node.writer.files[uid(1)].decode()
     assert answer[0].device == h100.node.part(SMALL, 2)
     assert h100.node.gpus[0].mig_enabled

@@ -143,7 +143,9 @@ def test_a_wish_for_another_request_does_not_matter() -> None:
 
 def journalled(done: ClaimPlan) -> Entry:
     attempt = Attempt(owner=OwnerId("run-1"), number=1)
-    return Entry(ref=done.ref, state=State.PREPARED, attempt=attempt, boot_id="b", changed_at=0.0, devices=done.held)
+    return Entry(
+        ref=done.ref, state=State.PREPARED, attempt=attempt, boot_id="b", changed_at=0.0, devices=done.assigned
+    )
 
 
 def test_a_plan_restored_from_the_journal_equals_the_first() -> None:

@@ -280,8 +280,8 @@ def test_what_a_failing_disk_left_is_undone_by_the_next_call(run: Run) -> None:
 def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
     """What a run leaves that is killed after taking the device."""
     run = node.run(owner)
-    held = run.prepare(claim(number))
-    assert held
+    prepared = run.prepare(claim(number))
+    assert prepared
     entry = run.journal.entry(uid(number))
     assert entry is not None
     run.unprepare(ref(number))

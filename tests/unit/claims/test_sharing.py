@@ -479,8 +479,8 @@ def test_a_leftover_daemon_is_not_ended_while_another_call_is_at_one_of_its_gpus
     h100.prepare(claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[config("GpuConfig", mps())]))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))  # as an older version frees it
     (daemon,) = h100.node.sharing.running
-    with GpuLocks(h100.node.folder / "locks").hold((uuid(h100, 1),), 0.0) as held:
-        assert held
+    with GpuLocks(h100.node.folder / "locks").acquire((uuid(h100, 1),), 0.0) as acquired:
+        assert acquired
         h100.service.reclaim_orphans()
         assert isinstance(h100.refusal(claim(2, result("gpu-0"))), GpuLockedError)
         assert list(h100.node.sharing.running) == [daemon]

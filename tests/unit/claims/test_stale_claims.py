@@ -98,7 +98,7 @@ def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: StaleClaimColl
     run.node.api.remove(ref(1))
     collector.collect()
     run.node.clock.time += GRACE_S
-    with run.deps.locks.hold(uid(1), 0.0):
+    with run.deps.locks.acquire(uid(1), 0.0):
         assert collector.collect().freed == ()
     assert collector.collect().freed == (uid(1),)
 

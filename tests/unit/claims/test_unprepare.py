@@ -124,7 +124,7 @@ def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
     """A worker that is stuck in the disk must not make the kubelet's next call hang for ever."""
     service_deadline = run.deps.retry_policy.call_s
     run.prepare(claim(1))
-    with run.deps.locks.hold(uid(1), 0.0):
+    with run.deps.locks.acquire(uid(1), 0.0):
         run.node.clock.time -= service_deadline  # so that no time is left to wait for the lock
         late = run.node.clock.now()
         run.node.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]

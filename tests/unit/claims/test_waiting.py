@@ -14,21 +14,21 @@ def test_a_claim_is_held_by_one_thread() -> None:
 
     def ask() -> None:
         for number in (1, 2):
-            with locks.hold(uid(number), 0.0) as held:
-                seen.append(held)
+            with locks.acquire(uid(number), 0.0) as acquired:
+                seen.append(acquired)
 
-    with locks.hold(uid(1), 0.0) as held:
+    with locks.acquire(uid(1), 0.0) as acquired:
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join(10)
-    assert held
+    assert acquired
     assert seen == [False, True]
 
 
 def test_no_lock_stays_behind() -> None:
     """The table does not grow with the claims of a node's life."""
     locks = ClaimLocks()
-    with locks.hold(uid(1), 0.0), locks.hold(uid(1), 0.0) as second:
+    with locks.acquire(uid(1), 0.0), locks.acquire(uid(1), 0.0) as second:
         assert not second
         assert len(locks) == 1
     assert len(locks) == 0
@@ -37,10 +37,10 @@ def test_no_lock_stays_behind() -> None:
 def test_a_lock_is_released_when_the_work_fails() -> None:
     """An error of one call does not block the next."""
     locks = ClaimLocks()
-    with pytest.raises(ZeroDivisionError), locks.hold(uid(1), 0.0):
+    with pytest.raises(ZeroDivisionError), locks.acquire(uid(1), 0.0):
         _ = 1 / 0
-    with locks.hold(uid(1), 0.0) as held:
-        assert held
+    with locks.acquire(uid(1), 0.0) as acquired:
+        assert acquired
 
 
 def test_a_ring_wakes_who_waits() -> None:

@@ -21,7 +21,7 @@ class FakeJournal:
         self.made, self.modes = list(made), modes
         self.error: StorageError | None = None
 
-    def made_partitions(self) -> frozenset[PartitionId]:
+    def created_partitions(self) -> frozenset[PartitionId]:
         if self.error:
             raise self.error
         return frozenset(PartitionId(UUID, one.profile_id, one.start) for one in self.made)
