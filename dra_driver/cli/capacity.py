@@ -53,12 +53,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.capacity import Options, survey, to_wire
-    from dra_driver.explain.defaults import completed
+    from dra_driver.explain.defaults import with_defaults
     from dra_driver.explain.scheduler import gates_of, scheduler_of
 
     shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
     gates = gates_of(args.feature_gates)
-    state = completed(state_of(args, only=_FIELDS))
+    state = with_defaults(state_of(args, only=_FIELDS))
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
         raise ConfigurationError(f"there is no node {args.node!r} among the {len(state.nodes)} nodes")
     scheduler = scheduler_of(state.server_version, gates)

@@ -40,9 +40,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.capacity import devices_of, to_wire
-    from dra_driver.explain.defaults import completed
+    from dra_driver.explain.defaults import with_defaults
 
-    state = completed(state_of(args, only=_FIELDS))
+    state = with_defaults(state_of(args, only=_FIELDS))
     namespace = args.namespace or ""
     found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
     if args.output == "json":

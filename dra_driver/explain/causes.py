@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Code(StrEnum):
+class CauseCode(StrEnum):
     """What is in the way. Codes of single devices are in ``reasons.py``."""
 
     CLAIM_MISSING = "claimMissing"
@@ -49,7 +49,7 @@ class Cause:
     With ``blocks`` the pod cannot be placed before this changes; without, it is worth knowing.
     """
 
-    code: Code
+    code: CauseCode
     message: str
     fix: str = ""
     object: str = ""

@@ -12,17 +12,17 @@ from dra_driver.explain.objects import Wire, spec_of
 from dra_driver.kube.state import ClusterState
 
 
-def completed(state: ClusterState) -> ClusterState:
+def with_defaults(state: ClusterState) -> ClusterState:
     """The state with defaults in claims and templates, and the taints of DeviceTaintRules in the slices."""
     return replace(
         state,
-        claims=tuple(claim_completed(item) for item in state.claims),
-        templates=tuple({**item, "spec": claim_completed(spec_of(item))} for item in state.templates),
+        claims=tuple(claim_with_defaults(item) for item in state.claims),
+        templates=tuple({**item, "spec": claim_with_defaults(spec_of(item))} for item in state.templates),
         slices=tuple(_tainted(item, state.taint_rules) for item in state.slices) if state.taint_rules else state.slices,
     )
 
 
-def claim_completed(claim: Wire) -> Wire:
+def claim_with_defaults(claim: Wire) -> Wire:
     """The claim with allocation mode, count, operators and quantities as the API server writes them."""
     devices = spec_of(claim).get("devices") or {}
     requests = devices.get("requests") or ()
@@ -35,27 +35,27 @@ def claim_completed(claim: Wire) -> Wire:
 def _request(request: Wire) -> Wire:
     changed: dict[str, Any] = {}
     if request.get("exactly"):
-        way = _way(request["exactly"])
-        if way is not request["exactly"]:
-            changed["exactly"] = way
+        exact = _exact_request(request["exactly"])
+        if exact is not request["exactly"]:
+            changed["exactly"] = exact
     if request.get("firstAvailable"):
-        ways = [_way(item) for item in request["firstAvailable"]]
-        if any(new is not old for new, old in zip(ways, request["firstAvailable"], strict=True)):
-            changed["firstAvailable"] = ways
+        alternatives = [_exact_request(item) for item in request["firstAvailable"]]
+        if any(new is not old for new, old in zip(alternatives, request["firstAvailable"], strict=True)):
+            changed["firstAvailable"] = alternatives
     return {**request, **changed} if changed else request
 
 
-def _way(way: Wire) -> Wire:
+def _exact_request(exact: Wire) -> Wire:
     changed: dict[str, Any] = {}
-    mode = way.get("allocationMode") or "ExactCount"
-    if not way.get("allocationMode"):
+    mode = exact.get("allocationMode") or "ExactCount"
+    if not exact.get("allocationMode"):
         changed["allocationMode"] = mode
-    if mode == "ExactCount" and way.get("count") is None:
+    if mode == "ExactCount" and exact.get("count") is None:
         changed["count"] = 1
-    asked = (way.get("capacity") or {}).get("requests") or {}
+    asked = (exact.get("capacity") or {}).get("requests") or {}
     if any(not isinstance(value, str) for value in asked.values()):
-        changed["capacity"] = {**way["capacity"], "requests": {name: str(value) for name, value in asked.items()}}
-    return {**way, **changed} if changed else way
+        changed["capacity"] = {**exact["capacity"], "requests": {name: str(value) for name, value in asked.items()}}
+    return {**exact, **changed} if changed else exact
 
 
 def _tainted(item: Wire, rules: Sequence[Wire]) -> Wire:

@@ -1,6 +1,6 @@
 """The nodes that said no, looked at device by device, and what they have in common.
 
-Owns the counting over nodes and the choice of the headline. Bounded: at most ``weighing.MAX_DETAILED`` devices are
+Owns the counting over nodes and the choice of the headline. Bounded: at most ``evaluation.MAX_DETAILED`` devices are
 looked at this closely; the verdict is about all of them.
 """
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.explain.causes import Cause, Code
-from dra_driver.explain.evaluation import MAX_DETAILED, NodeResult, Observed, Weighing
+from dra_driver.explain.causes import Cause, CauseCode
+from dra_driver.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
 from dra_driver.explain.holders import Holders
-from dra_driver.explain.nearest import Candidate, Place, nearest_miss
+from dra_driver.explain.nearest import Candidate, Shortfall, nearest_miss
 from dra_driver.explain.objects import listed
-from dra_driver.explain.phrases import Finding
-from dra_driver.explain.reasons import Funnel, finding_of
-from dra_driver.explain.report import Ask, DeviceLine, Miss, NodeDetail, NodeReason
-from dra_driver.explain.requests import AskSpec
+from dra_driver.explain.phrases import Rejection
+from dra_driver.explain.reasons import Funnel, rejection_of
+from dra_driver.explain.report import DeviceLine, NearestMiss, NodeDetail, NodeReason, RequestSummary
+from dra_driver.explain.requests import RequestSpec
 
-AsksOn = Callable[[NodeResult], list[AskSpec]]
+RequestsOn = Callable[[NodeResult], list[RequestSpec]]
 
 _SELECTORS: Final = ("classSelector", "requestSelector", "nodeSelection")
-_MOST_LINES: Final = 2_000
-_MOST_POOLS: Final = 5
+_MAX_LINES: Final = 2_000
+_MAX_POOLS: Final = 5
 _SHORT: Final = {
     "inUse": "in use",
     "takenByThisPod": "taken by this pod",
@@ -38,54 +38,58 @@ _SHORT: Final = {
 class Details:
     """What was found. ``headline`` is the end of "cannot fit: …"."""
 
-    asks: Sequence[Ask] = ()
-    miss: Miss | None = None
+    requests: Sequence[RequestSummary] = ()
+    miss: NearestMiss | None = None
     nodes: Sequence[NodeReason] = ()
     causes: list[Cause] = field(default_factory=list)
     headline: str = ""
     note: str = ""
 
 
-class _Tally:
+class _NodeCounts:
     """Counts over nodes."""
 
     def __init__(self) -> None:
         self.funnels: dict[tuple[int, str], Funnel] = {}
-        self.places: list[Place] = []
+        self.places: list[Shortfall] = []
         self.pools: dict[tuple[str, str], str] = {}
         self.nodes: dict[tuple[str, bool], list[str]] = {}
-        self.closely = 0
-        self.looked = 0
-        self.unseen = 0
+        self.counted_nodes = 0
+        self.inspected = 0
+        self.not_inspected = 0
 
     def count_node(self, message: str, name: str, *, by_devices: bool) -> None:
         self.nodes.setdefault((message, by_devices), []).append(name)
 
 
-def look_closely(weighing: Weighing, results: Sequence[NodeResult], asks_on: AsksOn, holders: Holders) -> Details:
+def inspect_nodes(
+    evaluation: Evaluation, results: Sequence[NodeResult], requests_on: RequestsOn, holders: Holders
+) -> Details:
     """Why each node that does not fit does not."""
-    tally = _Tally()
+    counts = _NodeCounts()
     nearly: NodeResult | None = None
     for result in results:
         if result.fits:
             continue
-        if tally.looked >= MAX_DETAILED:
-            tally.unseen += 1
-            tally.count_node(result.message, result.name, by_devices=result.by_devices)
+        if counts.inspected >= MAX_DETAILED:
+            counts.not_inspected += 1
+            counts.count_node(result.message, result.name, by_devices=result.by_devices)
         elif not result.by_devices:
-            tally.looked += 1
-            would = weighing.devices_would_do(result)
+            counts.inspected += 1
+            would = evaluation.devices_fit(result)
             nearly = nearly or (result if would else None)
             message = f"{result.message}, while its devices would do" if would else result.message
-            tally.count_node(message, result.name, by_devices=False)
+            counts.count_node(message, result.name, by_devices=False)
         elif result.message == "cannot allocate all claims":
-            _count_devices(weighing, result, asks_on(result), holders, tally)
+            _inspect_devices(evaluation, result, requests_on(result), holders, counts)
         else:
-            tally.count_node(result.message, result.name, by_devices=True)
-    return _details(tally, nearly, holders)
+            counts.count_node(result.message, result.name, by_devices=True)
+    return _details(counts, nearly, holders)
 
 
-def node_detail(weighing: Weighing, result: NodeResult, asks: Sequence[AskSpec], holders: Holders) -> NodeDetail:
+def node_detail(
+    evaluation: Evaluation, result: NodeResult, specs: Sequence[RequestSpec], holders: Holders
+) -> NodeDetail:
     """Every device of a node for every request, bounded."""
     lines: list[DeviceLine] = []
     given = [
@@ -93,20 +97,20 @@ def node_detail(weighing: Weighing, result: NodeResult, asks: Sequence[AskSpec],
     ]
     taken = {(item["request"], item["pool"], item["device"]) for item in given}
     if result.claims:
-        observed = weighing.observed(result)
-        for ask in asks:
-            causes = observed.causes.get((ask.claim, ask.request), {})
-            for device in weighing.devices(result):
+        observed = evaluation.observed(result)
+        for spec in specs:
+            causes = observed.causes.get((spec.claim, spec.request), {})
+            for device in evaluation.devices(result):
                 cause = causes.get(device.id)
-                if (ask.request, *device.id[1:]) in taken:
-                    found = Finding("given", "would be given", "")
+                if (spec.request, *device.id[1:]) in taken:
+                    found = Rejection("given", "would be given", "")
                 elif cause is not None:
-                    found = finding_of(ask, device, cause, holders)
+                    found = rejection_of(spec, device, cause, holders)
                 else:
-                    found = Finding("free", "not needed" if result.fits else "not turned down", "")
+                    found = Rejection("free", "not needed" if result.fits else "not turned down", "")
                 text = f"{found.message} ({found.seen})" if found.seen else found.message
-                lines.append(DeviceLine(request=ask.request, device=device.name, code=found.code, message=text))
-                if len(lines) >= _MOST_LINES:
+                lines.append(DeviceLine(request=spec.request, device=device.name, code=found.code, message=text))
+                if len(lines) >= _MAX_LINES:
                     break
     return NodeDetail(
         name=result.name,
@@ -117,67 +121,69 @@ def node_detail(weighing: Weighing, result: NodeResult, asks: Sequence[AskSpec],
     )
 
 
-def _count_devices(
-    weighing: Weighing, result: NodeResult, asks: Sequence[AskSpec], holders: Holders, tally: _Tally
+def _inspect_devices(
+    evaluation: Evaluation, result: NodeResult, specs: Sequence[RequestSpec], holders: Holders, counts: _NodeCounts
 ) -> None:
-    observed = weighing.observed(result)
-    devices = {device.id: device for device in weighing.devices(result)}
-    tally.closely += 1
-    tally.looked += len(devices) * len(asks)
+    observed = evaluation.observed(result)
+    devices = {device.id: device for device in evaluation.devices(result)}
+    counts.counted_nodes += 1
+    counts.inspected += len(devices) * len(specs)
     short = []
-    for ask in asks:
-        causes = observed.causes.get((ask.claim, ask.request))
-        if causes is None and len(devices) >= (ask.count or 1):
+    for spec in specs:
+        causes = observed.causes.get((spec.claim, spec.request))
+        if causes is None and len(devices) >= (spec.count or 1):
             continue  # nothing was turned down, or the search did not get so far
         findings, candidates = [], []
         for identity, cause in (causes or {}).items():
             device = devices.get(identity)
             if device is not None:
-                findings.append((identity.device, finding_of(ask, device, cause, holders)))
+                findings.append((identity.device, rejection_of(spec, device, cause, holders)))
                 candidates.append(Candidate(device, cause))
-        funnel = tally.funnels.setdefault((ask.claim, ask.request), Funnel(ask))
+        funnel = counts.funnels.setdefault((spec.claim, spec.request), Funnel(spec))
         before = funnel.nodes_short
         funnel.add(result.name, len(devices), findings)
         if funnel.nodes_short > before:
-            short.append(ask.request)
-        tally.places.append(Place(ask, result.name, len(devices) - len(findings), candidates))
-    _note_pools(observed, tally)
+            short.append(spec.request)
+        counts.places.append(Shortfall(spec, result.name, len(devices) - len(findings), candidates))
+    _note_pools(observed, counts)
     if not devices:
         message = "no devices are published for the node"
     elif short:
         message = f"too few devices for request {listed(short)}"
     else:
         message = "enough devices for each request, but not for all of them together"
-    tally.count_node(message, result.name, by_devices=True)
+    counts.count_node(message, result.name, by_devices=True)
 
 
-def _note_pools(observed: Observed, tally: _Tally) -> None:
+def _note_pools(observed: Observed, counts: _NodeCounts) -> None:
     for event in observed.left_out.values():
-        tally.pools[event.driver, event.pool] = f"{event.why}: {event.detail}"
+        counts.pools[event.driver, event.pool] = f"{event.why}: {event.detail}"
 
 
-def _details(tally: _Tally, nearly: NodeResult | None, holders: Holders) -> Details:
-    funnels = list(tally.funnels.values())
-    culprits = [funnel for funnel in funnels if funnel.nodes_short] or funnels
+def _details(counts: _NodeCounts, nearly: NodeResult | None, holders: Holders) -> Details:
+    funnels = list(counts.funnels.values())
+    short = [funnel for funnel in funnels if funnel.nodes_short] or funnels
     found = Details(
-        asks=tuple(_ask(funnel) for funnel in culprits),
+        requests=tuple(_summary(funnel) for funnel in short),
         nodes=tuple(
             NodeReason(message=message, nodes=len(names), by_devices=by_devices, examples=tuple(names[:3]))
-            for (message, by_devices), names in sorted(tally.nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+            for (message, by_devices), names in sorted(counts.nodes.items(), key=lambda item: (-len(item[1]), item[0]))
         ),
-        causes=_pool_causes(tally.pools),
+        causes=_pool_causes(counts.pools),
     )
-    wanted = {(funnel.ask.claim, funnel.ask.request) for funnel in culprits}
-    places = [place for place in tally.places if (place.ask.claim, place.ask.request) in wanted]
+    wanted = {(funnel.spec.claim, funnel.spec.request) for funnel in short}
+    places = [place for place in counts.places if (place.spec.claim, place.spec.request) in wanted]
     found.miss = _node_miss(nearly) if nearly is not None else nearest_miss(places, holders)
-    if tally.unseen:
-        found.note = f"devices are counted on {tally.closely} nodes; {tally.unseen} more do not fit either"
-    found.headline = _headline(found, tally)
+    if counts.not_inspected:
+        found.note = (
+            f"devices are counted on {counts.counted_nodes} nodes; {counts.not_inspected} more do not fit either"
+        )
+    found.headline = _headline(found, counts)
     return found
 
 
-def _node_miss(result: NodeResult) -> Miss:
-    return Miss(
+def _node_miss(result: NodeResult) -> NearestMiss:
+    return NearestMiss(
         device="",
         node=result.name,
         request="",
@@ -189,7 +195,7 @@ def _node_miss(result: NodeResult) -> Miss:
 def _pool_causes(pools: dict[tuple[str, str], str]) -> list[Cause]:
     causes = [
         Cause(
-            code=Code.POOL_UNUSABLE,
+            code=CauseCode.POOL_UNUSABLE,
             message=f"the devices of pool {pool} of {driver} do not count: it is {why}",
             fix="the driver repairs this by publishing again; see its log on that node",
             object=f"pool/{pool}",
@@ -197,15 +203,15 @@ def _pool_causes(pools: dict[tuple[str, str], str]) -> list[Cause]:
         )
         for (driver, pool), why in sorted(pools.items())
     ]
-    return causes[:_MOST_POOLS]
+    return causes[:_MAX_POOLS]
 
 
-def _ask(funnel: Funnel) -> Ask:
-    return Ask(
-        claim=funnel.ask.claim_label,
-        request=funnel.ask.request,
-        class_name=funnel.ask.class_name,
-        count=funnel.ask.wanted,
+def _summary(funnel: Funnel) -> RequestSummary:
+    return RequestSummary(
+        claim=funnel.spec.claim_label,
+        request=funnel.spec.request,
+        class_name=funnel.spec.class_name,
+        count=funnel.spec.count_text,
         devices=funnel.devices,
         fitting=funnel.fitting,
         nodes_short=funnel.nodes_short,
@@ -213,39 +219,41 @@ def _ask(funnel: Funnel) -> Ask:
     )
 
 
-def _headline(found: Details, tally: _Tally) -> str:
-    if not tally.closely:
+def _headline(found: Details, counts: _NodeCounts) -> str:
+    if not counts.counted_nodes:
         most = found.nodes[0] if found.nodes else None
         if most is None:
             return "no node was looked at"
         return most.message if most.by_devices else f"not a device matter: {most.nodes} {most.message}"
-    ask = next((one for one in found.asks if one.nodes_short == tally.closely), None)
-    if ask is None:
+    request = next((one for one in found.requests if one.nodes_short == counts.counted_nodes), None)
+    if request is None:
         return "no node has the devices for all requests together"
-    return _headline_of(ask)
+    return _headline_of(request)
 
 
-def _headline_of(ask: Ask) -> str:
-    if not ask.devices:
-        return f"no devices are published that request {ask.request} could get"
-    lost = sum(reason.devices for reason in ask.reasons if reason.code in _SELECTORS)
-    matching = ask.devices - lost
+def _headline_of(request: RequestSummary) -> str:
+    if not request.devices:
+        return f"no devices are published that request {request.request} could get"
+    lost = sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
+    matching = request.devices - lost
     if not matching:
-        return f"none of {_count(ask.devices, 'device')} is what request {ask.request} asks for"
+        return f"none of {_count(request.devices, 'device')} is what request {request.request} asks for"
     away = ", ".join(
-        f"{sum(reason.devices for reason in ask.reasons if reason.code == code)} {words}{_which(ask, code)}"
+        f"{sum(reason.devices for reason in request.reasons if reason.code == code)} {words}{_which(request, code)}"
         for code, words in _SHORT.items()
-        if any(reason.code == code for reason in ask.reasons)
+        if any(reason.code == code for reason in request.reasons)
     )
-    left = f", {ask.fitting} left where {ask.count} are wanted on one node" if ask.fitting or not away else ""
-    return f"{_count(matching, 'device')} would suit request {ask.request}: {away}{left}".replace(": ,", ":")
+    left = (
+        f", {request.fitting} left where {request.count} are wanted on one node" if request.fitting or not away else ""
+    )
+    return f"{_count(matching, 'device')} would suit request {request.request}: {away}{left}".replace(": ,", ":")
 
 
-def _which(ask: Ask, code: str) -> str:
+def _which(request: RequestSummary, code: str) -> str:
     """`` (memory)``: the capacities that are short, where that is why."""
     start = "not enough "
     short = [
-        one.message for one in ask.reasons if one.code == code == "capacityShort" and one.message.startswith(start)
+        one.message for one in request.reasons if one.code == code == "capacityShort" and one.message.startswith(start)
     ]
     names = dict.fromkeys(message.removeprefix(start).partition(":")[0] for message in short)
     return f" ({', '.join(names)})" if names else ""

@@ -18,7 +18,7 @@ from dra_driver.allocation.pod_fit import Room, why_not
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.explain.extended import claim_for, is_offered
 from dra_driver.explain.objects import Wire, allocation_of, name_of
-from dra_driver.explain.subject import Subject, Wanted
+from dra_driver.explain.subject import Subject, SubjectClaim
 from dra_driver.kube.state import ClusterState
 
 MAX_DETAILED: Final = 150_000
@@ -58,12 +58,12 @@ class Observed:
             return
         causes = self.causes.setdefault((event.claim, event.request), {})
         known = causes.get(event.device)
-        if known is None or (_is_passing(known) and not _is_passing(event.cause)):
+        if known is None or (_is_transient(known) and not _is_transient(event.cause)):
             causes[event.device] = event.cause
 
 
-class Weighing:
-    """One subject against all nodes. ``respected`` are allocated claims whose place binds the pod."""
+class Evaluation:
+    """One subject against all nodes. ``allocated`` are allocated claims whose place binds the pod."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class Weighing:
         allocator: Allocator,
         *,
         rooms: Mapping[str, Room],
-        respected: Sequence[Wanted],
-        free: Sequence[Wanted],
+        allocated: Sequence[SubjectClaim],
+        unallocated: Sequence[SubjectClaim],
     ) -> None:
         self._state = state
         self._subject = subject
         self._allocator = allocator
         self._rooms = rooms
-        self._respected = respected
-        self._free = free
+        self._allocated_claims = allocated
+        self._unallocated = unallocated
         self._questions: dict[tuple[str, ...], Question] = {}
 
     def nodes(self) -> list[NodeResult]:
@@ -95,7 +95,7 @@ class Weighing:
             message = self._pod_problem(node, served)
             if message:
                 return NodeResult(message=message, **result)
-        elsewhere = next((item for item in self._respected if not _is_available(item.claim, node)), None)
+        elsewhere = next((item for item in self._allocated_claims if not _is_available(item.claim, node)), None)
         if elsewhere is not None:
             message = f"{elsewhere.label} is allocated, and its devices are not on the node"
             return NodeResult(message=message, by_devices=True, **result)
@@ -106,7 +106,7 @@ class Weighing:
             return NodeResult(message="cannot allocate all claims", by_devices=True, **result)
         return NodeResult(message="", allocations=outcome.allocations, **result)
 
-    def devices_would_do(self, result: NodeResult) -> bool:
+    def devices_fit(self, result: NodeResult) -> bool:
         """Whether only the pod's own wishes keep it from the node."""
         try:
             return bool(result.claims) and self.node(result.wire, ignoring_pod=True).fits
@@ -127,15 +127,17 @@ class Weighing:
             yield from pool.devices
 
     def _claims_on(self, node: Wire) -> tuple[list[Wire], list[str], frozenset[str]]:
-        claims = [item.claim for item in self._free if item.claim is not None]
-        labels = [item.label for item in self._free if item.claim is not None]
-        pod, needs = self._subject.pod, self._subject.needs
-        if pod is None or not needs:
+        claims = [item.claim for item in self._unallocated if item.claim is not None]
+        labels = [item.label for item in self._unallocated if item.claim is not None]
+        pod, extended_requests = self._subject.pod, self._subject.extended_requests
+        if pod is None or not extended_requests:
             return claims, labels, frozenset()
-        extended = claim_for(pod, needs, node)
+        extended = claim_for(pod, extended_requests, node)
         if extended is None:
             return claims, labels, frozenset()
-        served = frozenset(need.resource for need in needs if need.class_name and not is_offered(node, need.resource))
+        served = frozenset(
+            item.resource for item in extended_requests if item.class_name and not is_offered(node, item.resource)
+        )
         return [*claims, extended], [*labels, "extended resources"], served
 
     def _pod_problem(self, node: Wire, served: frozenset[str]) -> str:
@@ -146,7 +148,7 @@ class Weighing:
         """One for each set of requests: the claim for extended resources differs between nodes."""
         key = tuple(
             str(request.get("name"))
-            for claim in claims[len(self._free) :]
+            for claim in claims[len(self._unallocated) :]
             for request in claim["spec"]["devices"]["requests"]
         )
         if key not in self._questions:
@@ -154,7 +156,7 @@ class Weighing:
         return self._questions[key]
 
 
-def _is_passing(cause: DeviceCause) -> bool:
+def _is_transient(cause: DeviceCause) -> bool:
     return isinstance(cause, CounterShort | ConstraintBroken) or (isinstance(cause, InUse) and not cause.holders)
 
 

@@ -1,7 +1,7 @@
 """The explanation of one subject: what is outside of allocation first, then every node, then the devices.
 
 Owns the order of these steps and the verdict. What it says about devices is the allocator's own record
-(``weighing.py``, ``reasons.py``); the rest is in ``outside.py``.
+(``evaluation.py``, ``reasons.py``); the rest is in ``non_allocation_causes.py``.
 """
 
 from collections.abc import Sequence
@@ -12,69 +12,72 @@ from typing import Final
 from dra_driver.allocation import Allocator, Behaviour
 from dra_driver.allocation.pod_fit import Room, rooms, unweighed
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
-from dra_driver.explain import non_allocation_causes as outside
-from dra_driver.explain.causes import Cause, Code
-from dra_driver.explain.defaults import claim_completed, completed
-from dra_driver.explain.details import Details, look_closely, node_detail
-from dra_driver.explain.evaluation import NodeResult, Weighing
+from dra_driver.explain import non_allocation_causes
+from dra_driver.explain.causes import Cause, CauseCode
+from dra_driver.explain.defaults import claim_with_defaults, with_defaults
+from dra_driver.explain.details import Details, inspect_nodes, node_detail
+from dra_driver.explain.evaluation import Evaluation, NodeResult
 from dra_driver.explain.extended import claim_for
-from dra_driver.explain.faults import fault_in_the_way
+from dra_driver.explain.faults import scheduler_fault
 from dra_driver.explain.gates import dropped_fields
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import Wire, allocation_of, is_reserved_for, label_of, name_of, spec_of, users_of
-from dra_driver.explain.past_scheduling import settled
-from dra_driver.explain.report import Answer, NodeDetail, Report, Verdict
-from dra_driver.explain.requests import AskSpec, asks_of, by_name
-from dra_driver.explain.scheduler import Scheduler
-from dra_driver.explain.subject import Subject, Wanted, subject_of
+from dra_driver.explain.past_scheduling import past_scheduling_report
+from dra_driver.explain.report import Answer, Explanation, NodeDetail, Verdict
+from dra_driver.explain.requests import RequestSpec, by_name, requests_of
+from dra_driver.explain.scheduler import SchedulerModel
+from dra_driver.explain.subject import Subject, SubjectClaim, subject_of
 from dra_driver.kube.state import ClusterState, with_objects
 
-_MOST_NODES: Final = 10
+_MAX_NODES: Final = 10
 
 # Parts of the scheduler's messages about what is not weighed here.
-_BEYOND: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
+_UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
 
 
 @dataclass(frozen=True, slots=True)
-class _Explained:
+class _Outcome:
     """A report and the node that would take the subject, if one would."""
 
-    report: Report
+    report: Explanation
     place: NodeResult | None
 
 
-def explain(state: ClusterState, subject: Subject, *, node: str = "", scheduler: Scheduler | None = None) -> Report:
+def explain(
+    state: ClusterState, subject: Subject, *, node: str = "", scheduler: SchedulerModel | None = None
+) -> Explanation:
     """Why the subject waits, or that it does not have to. ``node`` asks for the devices of that node one by one.
 
     Raises ConfigurationError when there is no such node. Bounded by the allocator's limits for each node.
     """
-    return _explained(completed(state), subject, node, scheduler or Scheduler()).report
+    return _explained(with_defaults(state), subject, node, scheduler or SchedulerModel()).report
 
 
 def explain_pods(
-    state: ClusterState, pods: Sequence[Wire], *, node: str = "", scheduler: Scheduler | None = None
-) -> list[Report]:
+    state: ClusterState, pods: Sequence[Wire], *, node: str = "", scheduler: SchedulerModel | None = None
+) -> list[Explanation]:
     """What if these pods were created, one after the other: each meets the cluster with those before it placed."""
     reports = []
-    current = completed(state)
+    current = with_defaults(state)
     for pod in pods:
         subject = subject_of(current, pod)
-        found = _explained(current, subject, node, scheduler or Scheduler())
+        found = _explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(found.report)
         if found.place is not None:
             current = _with_placed(current, pod, found.place)
     return reports
 
 
-def _explained(state: ClusterState, subject: Subject, node: str, scheduler: Scheduler) -> _Explained:
-    wanted = [
-        replace(item, claim=claim_completed(item.claim)) if item.claim is not None else item for item in subject.wanted
+def _explained(state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> _Outcome:
+    claims = [
+        replace(item, claim=claim_with_defaults(item.claim)) if item.claim is not None else item
+        for item in subject.claims
     ]
-    subject = replace(subject, wanted=wanted)
-    report = settled(state, subject)
+    subject = replace(subject, claims=claims)
+    report = past_scheduling_report(state, subject)
     if report is not None:
-        return _Explained(report, None)
-    return _Explanation(state, subject, node, scheduler).run()
+        return _Outcome(report, None)
+    return _Explainer(state, subject, node, scheduler).run()
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
@@ -88,10 +91,10 @@ def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterSt
     return with_objects(state, [*made, placed])
 
 
-class _Explanation:
+class _Explainer:
     """The steps for a subject that waits. Used once."""
 
-    def __init__(self, state: ClusterState, subject: Subject, node: str, scheduler: Scheduler) -> None:
+    def __init__(self, state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> None:
         self._state = state
         self._subject = subject
         self._node = node
@@ -99,78 +102,78 @@ class _Explanation:
         self._rooms: dict[str, Room] = rooms(state.pods)
         self._holders = Holders(state.claims)
         self._causes: list[Cause] = []
-        self._notes: list[str] = outside.gaps_that_matter(state, subject.pod)
-        self._weighing: Weighing | None = None
-        self._asks: dict[tuple[str, ...], list[AskSpec]] = {}
+        self._notes: list[str] = non_allocation_causes.gaps_that_matter(state, subject.pod)
+        self._evaluation: Evaluation | None = None
+        self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
 
-    def run(self) -> _Explained:
-        respected = [item for item in self._subject.wanted if _is_allocated(item)]
-        free = [item for item in self._subject.wanted if not _is_allocated(item)]
-        self._look_outside(free)
+    def run(self) -> _Outcome:
+        allocated = [item for item in self._subject.claims if _is_allocated(item)]
+        unallocated = [item for item in self._subject.claims if not _is_allocated(item)]
+        self._find_other_causes(unallocated)
         results: list[NodeResult] = []
-        if not any(cause.code in _HOPELESS for cause in self._causes if cause.blocks):
-            results = self._weigh(respected, free, self._state.claims)
+        if not any(cause.code in _FINAL_CODES for cause in self._causes if cause.blocks):
+            results = self._evaluate(allocated, unallocated, self._state.claims)
             if results and not any(result.fits for result in results):
-                results = self._weigh_released(respected, free) or results
+                results = self._evaluate_released(allocated, unallocated) or results
         details = Details()
         detail = None
-        if self._weighing is not None and results:
-            details = look_closely(self._weighing, results, self._asks_on, self._holders)
-            self._look_for_fault(results, respected, free)
+        if self._evaluation is not None and results:
+            details = inspect_nodes(self._evaluation, results, self._requests_on, self._holders)
+            self._find_scheduler_fault(results, allocated, unallocated)
             detail = self._detail(results)
         elif self._node:
             self._find_node()
         self._causes += details.causes
         self._notes += [details.note] if details.note else []
-        self._look_at_message(results)
+        self._use_scheduler_message(results)
         verdict = self._verdict(results, details)
         fitting = [result for result in results if result.fits]
-        report = Report(
+        report = Explanation(
             subject=str(self._subject),
             kind=self._subject.kind,
             namespace=self._subject.namespace,
             name=self._subject.name,
             verdict=verdict,
             causes=tuple(self._causes),
-            requests=details.asks if not fitting else (),
+            requests=details.requests if not fitting else (),
             nearest_miss=details.miss if not fitting else None,
             nodes=details.nodes,
-            fitting_nodes=tuple(result.name for result in fitting[:_MOST_NODES]),
+            fitting_nodes=tuple(result.name for result in fitting[:_MAX_NODES]),
             node=detail,
-            scheduler=outside.scheduler_message(self._subject.pod or {}),
+            scheduler=non_allocation_causes.scheduler_message(self._subject.pod or {}),
             notes=tuple(self._notes),
         )
         placeable = verdict.answer is Answer.FITS and fitting
         place = min(fitting, key=lambda item: self._rooms.get(item.name, Room()).pods) if placeable else None
-        return _Explained(report, place)
+        return _Outcome(report, place)
 
     # --- the steps ---
 
-    def _look_outside(self, free: Sequence[Wanted]) -> None:
+    def _find_other_causes(self, unallocated: Sequence[SubjectClaim]) -> None:
         pod = self._subject.pod
         if pod is not None:
-            self._causes += outside.before_scheduling(self._state, pod)
-        self._causes += [item.problem for item in self._subject.wanted if item.problem is not None]
-        asks = self._all_asks(free)
-        self._causes += outside.missing_classes(self._state, asks)
-        self._causes += outside.unknown_resources(self._state, self._subject)
-        self._causes += outside.silent_drivers(self._state, asks)
-        used = {ask.class_name for ask in asks}
+            self._causes += non_allocation_causes.before_scheduling(self._state, pod)
+        self._causes += [item.problem for item in self._subject.claims if item.problem is not None]
+        specs = self._all_requests(unallocated)
+        self._causes += non_allocation_causes.missing_classes(self._state, specs)
+        self._causes += non_allocation_causes.unknown_resources(self._state, self._subject)
+        self._causes += non_allocation_causes.silent_drivers(self._state, specs)
+        used = {spec.class_name for spec in specs}
         for item in self._state.classes:
             if name_of(item) in used:
                 self._causes += dropped_fields("DeviceClass", item)
-        for wanted in free:
-            self._causes += self._dropped_by_claim(wanted)
+        for claim in unallocated:
+            self._causes += self._fields_dropped_from(claim)
         if not self._state.nodes:
             unreadable = next((gap for gap in self._state.gaps if gap.startswith("nodes:")), "")
-            self._causes.append(Cause(code=Code.NO_NODES, message=unreadable or "the cluster has no nodes"))
+            self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
 
-    def _dropped_by_claim(self, wanted: Wanted) -> list[Cause]:
-        if wanted.source != "template":
-            return list(dropped_fields("ResourceClaim", wanted.claim or {}))
+    def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
+        if claim.source != "template":
+            return list(dropped_fields("ResourceClaim", claim.claim or {}))
         pod = self._subject.pod or {}
         entries = spec_of(pod).get("resourceClaims") or ()
-        names = {e.get("resourceClaimTemplateName") for e in entries if e.get("name") == wanted.entry}
+        names = {e.get("resourceClaimTemplateName") for e in entries if e.get("name") == claim.entry}
         templates = [
             item
             for item in self._state.templates
@@ -178,26 +181,32 @@ class _Explanation:
         ]
         return [cause for item in templates for cause in dropped_fields("ResourceClaimTemplate", item)]
 
-    def _weigh(self, respected: Sequence[Wanted], free: Sequence[Wanted], claims: Sequence[Wire]) -> list[NodeResult]:
+    def _evaluate(
+        self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim], claims: Sequence[Wire]
+    ) -> list[NodeResult]:
         try:
-            self._weighing = self._weighing_of(respected, free, claims, self._scheduler.behaviour)
-            return self._weighing.nodes()
+            self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.behaviour)
+            return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
             self._causes.append(_cel_cause(error))
         except AllocationError as error:
             self._causes.append(
                 Cause(
-                    code=Code.NOT_WEIGHABLE,
+                    code=CauseCode.NOT_WEIGHABLE,
                     message=f"the scheduler gives the pod up on all nodes: {error}",
                     fix="correct the claim, or wait until the pool is whole again",
                 )
             )
-        self._weighing = None
+        self._evaluation = None
         return []
 
-    def _weighing_of(
-        self, respected: Sequence[Wanted], free: Sequence[Wanted], claims: Sequence[Wire], behaviour: Behaviour
-    ) -> Weighing:
+    def _evaluation_of(
+        self,
+        allocated: Sequence[SubjectClaim],
+        unallocated: Sequence[SubjectClaim],
+        claims: Sequence[Wire],
+        behaviour: Behaviour,
+    ) -> Evaluation:
         allocator = Allocator(
             slices=self._state.slices,
             classes=self._state.classes,
@@ -205,36 +214,40 @@ class _Explanation:
             features=self._scheduler.features,
             behaviour=behaviour,
         )
-        return Weighing(self._state, self._subject, allocator, rooms=self._rooms, respected=respected, free=free)
+        return Evaluation(
+            self._state, self._subject, allocator, rooms=self._rooms, allocated=allocated, unallocated=unallocated
+        )
 
-    def _look_for_fault(
-        self, results: Sequence[NodeResult], respected: Sequence[Wanted], free: Sequence[Wanted]
+    def _find_scheduler_fault(
+        self, results: Sequence[NodeResult], allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
     ) -> None:
         """A pod that only a fault of the scheduler keeps waiting would otherwise make no sense at all."""
         if any(result.fits for result in results):
             return
 
         @cache
-        def weighing(behaviour: Behaviour) -> Weighing:
-            return self._weighing_of(respected, free, self._state.claims, behaviour)
+        def evaluation(behaviour: Behaviour) -> Evaluation:
+            return self._evaluation_of(allocated, unallocated, self._state.claims, behaviour)
 
-        found = fault_in_the_way(
+        found = scheduler_fault(
             self._scheduler.behaviour,
             results,
-            lambda behaviour, result: weighing(behaviour).node(result.wire),
+            lambda behaviour, result: evaluation(behaviour).node(result.wire),
             self._state.slices,
         )
         self._causes += [found] if found is not None else []
 
-    def _weigh_released(self, respected: Sequence[Wanted], free: Sequence[Wanted]) -> list[NodeResult]:
+    def _evaluate_released(
+        self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
+    ) -> list[NodeResult]:
         """The scheduler takes devices back that nobody else uses when they keep a pod from every node.
 
         PostFilter of kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources.
         """
         pod = self._subject.pod
-        kept: list[Wanted] = []
-        released: list[Wanted] = []
-        for item in respected:
+        kept: list[SubjectClaim] = []
+        released: list[SubjectClaim] = []
+        for item in allocated:
             claim = item.claim or {}
             alone = not users_of(claim) or (len(users_of(claim)) == 1 and is_reserved_for(claim, pod or {}))
             (released if alone and pod is not None else kept).append(item)
@@ -242,25 +255,25 @@ class _Explanation:
             return []
         labels = {label_of(item.claim or {}) for item in released}
         others = [claim for claim in self._state.claims if label_of(claim) not in labels]
-        before = self._weighing
-        results = self._weigh(kept, [*released, *free], others)
+        before = self._evaluation
+        results = self._evaluate(kept, [*released, *unallocated], others)
         if not any(result.fits for result in results):
-            self._weighing = before
+            self._evaluation = before
             return []
         names = ", ".join(sorted(labels))
         self._notes.append(f"{names} is allocated where the pod cannot go, and used by nobody: it is allocated anew")
         return results
 
-    def _look_at_message(self, results: Sequence[NodeResult]) -> None:
+    def _use_scheduler_message(self, results: Sequence[NodeResult]) -> None:
         """Where our rules end, the scheduler's own words count."""
         pod = self._subject.pod
         if pod is None or not any(result.fits for result in results):
             return
-        message = outside.scheduler_message(pod)
+        message = non_allocation_causes.scheduler_message(pod)
         beyond = unweighed(pod)
-        if message and any(part in message for part in _BEYOND) and not any(cause.blocks for cause in self._causes):
+        if message and any(part in message for part in _UNCHECKED) and not any(cause.blocks for cause in self._causes):
             self._causes.append(
-                Cause(code=Code.NOT_WEIGHED, message=f"not a device matter: the scheduler says: {message}")
+                Cause(code=CauseCode.NOT_WEIGHED, message=f"not a device matter: the scheduler says: {message}")
             )
         elif beyond:
             self._notes.append(f"not weighed here: {' and '.join(beyond)}")
@@ -270,8 +283,8 @@ class _Explanation:
             return None
         self._find_node()
         result = next(result for result in results if result.name == self._node)
-        assert self._weighing is not None  # noqa: S101  results come from it
-        return node_detail(self._weighing, result, self._asks_on(result), self._holders)
+        assert self._evaluation is not None  # noqa: S101  results come from it
+        return node_detail(self._evaluation, result, self._requests_on(result), self._holders)
 
     def _find_node(self) -> None:
         names = [name_of(item) for item in self._state.nodes]
@@ -281,22 +294,22 @@ class _Explanation:
 
     # --- requests ---
 
-    def _asks_on(self, result: NodeResult) -> list[AskSpec]:
+    def _requests_on(self, result: NodeResult) -> list[RequestSpec]:
         """The same for nodes with the same claims: only the one for extended resources differs."""
         key = tuple(str(claim["spec"]) for claim in result.claims)
-        if key not in self._asks:
-            self._asks[key] = asks_of(result.claims, result.labels, by_name(self._state.classes))
-        return self._asks[key]
+        if key not in self._requests_by_claims:
+            self._requests_by_claims[key] = requests_of(result.claims, result.labels, by_name(self._state.classes))
+        return self._requests_by_claims[key]
 
-    def _all_asks(self, free: Sequence[Wanted]) -> list[AskSpec]:
-        known = [item for item in free if item.claim is not None]
+    def _all_requests(self, unallocated: Sequence[SubjectClaim]) -> list[RequestSpec]:
+        known = [item for item in unallocated if item.claim is not None]
         claims = [item.claim for item in known if item.claim is not None]
         labels = [item.label for item in known]
         pod = self._subject.pod
-        extended = claim_for(pod, self._subject.needs, None) if pod is not None else None
+        extended = claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
         if extended is not None:
             claims, labels = [*claims, extended], [*labels, "extended resources"]
-        return asks_of(claims, labels, by_name(self._state.classes))
+        return requests_of(claims, labels, by_name(self._state.classes))
 
     # --- the verdict ---
 
@@ -319,30 +332,30 @@ class _Explanation:
         return Verdict(answer=Answer.CANNOT_FIT, sentence=sentence, nodes_fit=fitting, nodes_total=total)
 
 
-_HOPELESS: Final = frozenset(
+_FINAL_CODES: Final = frozenset(
     {
-        Code.CLAIM_MISSING,
-        Code.CLAIM_DELETED,
-        Code.CLAIM_NOT_OWNED,
-        Code.CLAIM_FULL,
-        Code.TEMPLATE_MISSING,
-        Code.CLASS_MISSING,
-        Code.NO_SLICES,
-        Code.NO_NODES,
-        Code.RESOURCE_UNKNOWN,
+        CauseCode.CLAIM_MISSING,
+        CauseCode.CLAIM_DELETED,
+        CauseCode.CLAIM_NOT_OWNED,
+        CauseCode.CLAIM_FULL,
+        CauseCode.TEMPLATE_MISSING,
+        CauseCode.CLASS_MISSING,
+        CauseCode.NO_SLICES,
+        CauseCode.NO_NODES,
+        CauseCode.RESOURCE_UNKNOWN,
     }
 )
 """Causes after which there is nothing to weigh."""
 
 
-def _is_allocated(wanted: Wanted) -> bool:
-    return wanted.claim is not None and allocation_of(wanted.claim) is not None
+def _is_allocated(claim: SubjectClaim) -> bool:
+    return claim.claim is not None and allocation_of(claim.claim) is not None
 
 
 def _cel_cause(error: Exception) -> Cause:
     syntax = isinstance(error, CelSyntaxError)
     return Cause(
-        code=Code.CEL_ERROR,
+        code=CauseCode.CEL_ERROR,
         message=f"the scheduler gives the pod up on all nodes: {error}",
         fix="correct the expression"
         if syntax

@@ -15,12 +15,12 @@ from dra_driver.quantity import Quantity
 IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 """Prefix of the resource name that every class has without saying so."""
 
-MARK: Final = "resource.kubernetes.io/extended-resource-claim"
-_MOST_CONTAINERS: Final = 1000
+EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
+_MAX_CONTAINERS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class ExtendedRequest:
     """One extended resource of one container, and the class that stands for it (None: no class does)."""
 
     request: str
@@ -41,12 +41,12 @@ def class_names(classes: Iterable[Wire]) -> dict[str, str]:
     return {resource: name for resource, (_, name) in found.items()}
 
 
-def needs_of(pod: Wire, classes: Iterable[Wire]) -> list[Need]:
+def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedRequest]:
     """What the pod's containers ask for, in the order and with the names of the scheduler's requests."""
     known = class_names(classes)
     containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
     found = []
-    for index, container in enumerate(containers[:_MOST_CONTAINERS]):
+    for index, container in enumerate(containers[:_MAX_CONTAINERS]):
         resources: Mapping[str, Any] = container.get("resources") or {}
         # The API server copies limits to requests of extended resources; manifests may have only one of them.
         asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
@@ -54,7 +54,9 @@ def needs_of(pod: Wire, classes: Iterable[Wire]) -> list[Need]:
             count = _count(asked[resource]) if is_extended(resource) else 0
             if count > 0:
                 name = f"container-{index}-request-{place}"
-                found.append(Need(request=name, resource=resource, count=count, class_name=known.get(resource)))
+                found.append(
+                    ExtendedRequest(request=name, resource=resource, count=count, class_name=known.get(resource))
+                )
     return found
 
 
@@ -71,15 +73,15 @@ def is_offered(node: Wire, resource: str) -> bool:
     return _count((status_of(node).get("allocatable") or {}).get(resource, 0)) > 0
 
 
-def claim_for(pod: Wire, needs: Sequence[Need], node: Wire | None) -> dict[str, Any] | None:
+def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> dict[str, Any] | None:
     """The claim that the scheduler would make for the pod on the node; None when no device is needed there."""
     requests = [
         {
-            "name": need.request,
-            "exactly": {"deviceClassName": need.class_name, "allocationMode": "ExactCount", "count": need.count},
+            "name": item.request,
+            "exactly": {"deviceClassName": item.class_name, "allocationMode": "ExactCount", "count": item.count},
         }
-        for need in needs
-        if need.class_name is not None and (node is None or not is_offered(node, need.resource))
+        for item in extended_requests
+        if item.class_name is not None and (node is None or not is_offered(node, item.resource))
     ]
     if not requests:
         return None
@@ -87,7 +89,7 @@ def claim_for(pod: Wire, needs: Sequence[Need], node: Wire | None) -> dict[str, 
         "metadata": {
             "name": f"{name_of(pod)}-extended-resources",
             "namespace": namespace_of(pod),
-            "annotations": {MARK: "true"},
+            "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"},
         },
         "spec": {"devices": {"requests": requests}},
     }

@@ -15,12 +15,12 @@ from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 Wire = Mapping[str, Any]
 
-_MOST_SHOWN: Final = 160
-_MOST_VALUES: Final = 4
+_MAX_SHOWN: Final = 160
+_MAX_VALUES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class FailedClause:
     """``clause`` is the text of the part that is false, ``place`` its number ("clause 2 of 3"; "" for the whole).
 
     ``seen`` are the values that the part looks at, ``memory = 40Gi``.
@@ -31,11 +31,11 @@ class Blame:
     seen: str
 
 
-def failing(expression: str, driver: str, device: Wire) -> list[Blame]:
+def failed_clauses(expression: str, driver: str, device: Wire) -> list[FailedClause]:
     """The parts that are false for the device, in their order; the whole when no part is to blame by itself."""
     parts = _parts(expression)
     found = [
-        Blame(
+        FailedClause(
             clause=short(part),
             place=f"clause {number} of {len(parts)}" if len(parts) > 1 else "",
             seen=_seen(part, driver, device),
@@ -43,7 +43,7 @@ def failing(expression: str, driver: str, device: Wire) -> list[Blame]:
         for number, part in enumerate(parts, 1)
         if holds(part, driver, device) is False
     ]
-    return found or [Blame(clause=short(expression), place="", seen=_seen(expression, driver, device))]
+    return found or [FailedClause(clause=short(expression), place="", seen=_seen(expression, driver, device))]
 
 
 def holds(expression: str, driver: str, device: Wire) -> bool | None:
@@ -57,7 +57,7 @@ def holds(expression: str, driver: str, device: Wire) -> bool | None:
 def short(expression: str) -> str:
     """On one line, cut when it is long."""
     flat = " ".join(expression.split())
-    return flat if len(flat) <= _MOST_SHOWN else flat[: _MOST_SHOWN - 1] + "…"
+    return flat if len(flat) <= _MAX_SHOWN else flat[: _MAX_SHOWN - 1] + "…"
 
 
 def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable | None:
@@ -65,11 +65,11 @@ def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable
     found: list[Hashable] = [driver, device.get("allowMultipleAllocations")]
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     for expression in expressions:
-        looked = _reads(expression)
-        if looked is None or looked.everything:
+        inspected = _reads(expression)
+        if inspected is None or inspected.everything:
             return None
-        found += [_value(attributes, driver, name) for name in sorted(looked.attributes)]
-        found += [_value(capacity, driver, name) for name in sorted(looked.capacity)]
+        found += [_value(attributes, driver, name) for name in sorted(inspected.attributes)]
+        found += [_value(capacity, driver, name) for name in sorted(inspected.capacity)]
     return tuple(found)
 
 
@@ -89,12 +89,12 @@ def _reads(expression: str) -> AttributeRefs | None:
 
 
 def _seen(part: str, driver: str, device: Wire) -> str:
-    looked = _reads(part) or AttributeRefs()
-    values = [_value(device.get("attributes"), driver, name) for name in sorted(looked.attributes)]
-    values += [_value(device.get("capacity"), driver, name) for name in sorted(looked.capacity)]
+    inspected = _reads(part) or AttributeRefs()
+    values = [_value(device.get("attributes"), driver, name) for name in sorted(inspected.attributes)]
+    values += [_value(device.get("capacity"), driver, name) for name in sorted(inspected.capacity)]
     if "device.driver" in part:
         values.append(f"driver = {driver}")
-    return ", ".join(values[:_MOST_VALUES])
+    return ", ".join(values[:_MAX_VALUES])
 
 
 def _value(values: Wire | None, driver: str, name: tuple[str, str]) -> str:

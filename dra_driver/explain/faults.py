@@ -1,7 +1,7 @@
 """Whether only a fault of the scheduler's version keeps the subject away: the same question under other rules.
 
 Owns the names of the faults for people. What a fault does is ``allocation.scheduler_quirks``'s business; here they
-are left out, all and then one at a time, and the answers compared. Bounded: `MOST_NODES` nodes.
+are left out, all and then one at a time, and the answers compared. Bounded: `MAX_NODES` nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import Final
 
 from dra_driver.allocation import V1_37, Behaviour
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
-from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.causes import Cause, CauseCode
 from dra_driver.explain.evaluation import NodeResult
 from dra_driver.explain.objects import Wire
 
-MOST_NODES: Final = 20
+MAX_NODES: Final = 20
 
-_FAULTS: Final[Mapping[str, str]] = {
+_QUIRKS: Final[Mapping[str, str]] = {
     "counters_stay_charged": "a device that a constraint, taint or capacity turns down stays charged to its GPU's "
     "counters for the rest of the attempt",
     "shares_stay_charged": "a share that is given back stays charged to its GPU's counters for the rest of the attempt",
@@ -27,12 +27,12 @@ _FAULTS: Final[Mapping[str, str]] = {
 }
 """Fields of `Behaviour` that can keep a pod away, most frequent first."""
 
-Ask = Callable[[Behaviour, NodeResult], NodeResult]
+RequestSummary = Callable[[Behaviour, NodeResult], NodeResult]
 """Weighs one node again under other rules."""
 
 
-def fault_in_the_way(
-    behaviour: Behaviour, results: Sequence[NodeResult], again: Ask, slices: Sequence[Wire]
+def scheduler_fault(
+    behaviour: Behaviour, results: Sequence[NodeResult], again: RequestSummary, slices: Sequence[Wire]
 ) -> Cause | None:
     """The fault without which a node would take the subject; None when there is none, or nothing to say.
 
@@ -41,18 +41,18 @@ def fault_in_the_way(
     """
     if behaviour == V1_37:
         return None
-    for result in [one for one in results if one.by_devices and one.claims][:MOST_NODES]:
-        better = _asked(again, V1_37, result)
+    for result in [one for one in results if one.by_devices and one.claims][:MAX_NODES]:
+        better = _retried(again, V1_37, result)
         if better is None:
             continue
-        names = [name for name in _FAULTS if _asked(again, replace(behaviour, **{name: False}), result) is not None]
-        why = _FAULTS[names[0]] if names else "several faults of its allocator together keep the devices away"
+        names = [name for name in _QUIRKS if _retried(again, replace(behaviour, **{name: False}), result) is not None]
+        why = _QUIRKS[names[0]] if names else "several faults of its allocator together keep the devices away"
         given = [
             item for allocation in better.allocations for item in (allocation.get("devices") or {}).get("results") or ()
         ]
         shown = ", ".join(f"{item['request']}={item['device']}" for item in given[:8])
         return Cause(
-            code=Code.SCHEDULER_FAULT,
+            code=CauseCode.SCHEDULER_FAULT,
             message=f"{result.name} has the devices ({shown}), and a fault of this Kubernetes version keeps them away, "
             f"which 1.37 does not have: {why}",
             fix=_fix(_parents(slices, given)),
@@ -61,7 +61,7 @@ def fault_in_the_way(
     return None
 
 
-def _asked(again: Ask, behaviour: Behaviour, result: NodeResult) -> NodeResult | None:
+def _retried(again: RequestSummary, behaviour: Behaviour, result: NodeResult) -> NodeResult | None:
     """The node under these rules, if it fits."""
     try:
         found = again(behaviour, result)

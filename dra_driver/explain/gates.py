@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.causes import Cause, CauseCode
 from dra_driver.explain.objects import Wire, name_of
 
-_NOTE: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_MAX_NOTE: Final = 512 * 1024
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_MAX_LAST_APPLIED: Final = 512 * 1024
 _GATES: Final = {
     "firstAvailable": "DRAPrioritizedList",
     "adminAccess": "DRAAdminAccess",
@@ -29,7 +29,7 @@ def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
     for path, field in _missing(applied.get("spec"), item.get("spec"), "spec", 0):
         gate = _GATES[field]
         yield Cause(
-            code=Code.GATE_OFF,
+            code=CauseCode.GATE_OFF,
             message=f"{kind} {name_of(item)} was applied with {path}, and the API server has dropped it: "
             f"the feature gate {gate} is off",
             fix=f"turn {gate} on in the API server, scheduler, controller manager and kubelets, then apply it again",
@@ -39,8 +39,8 @@ def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
 
 
 def _applied(item: Wire) -> dict[str, Any]:
-    note = ((item.get("metadata") or {}).get("annotations") or {}).get(_NOTE)
-    if not isinstance(note, str) or len(note) > _MAX_NOTE:
+    note = ((item.get("metadata") or {}).get("annotations") or {}).get(_LAST_APPLIED)
+    if not isinstance(note, str) or len(note) > _MAX_LAST_APPLIED:
         return {}
     try:
         found = json.loads(note)

@@ -16,7 +16,7 @@ class Holders:
         self._claims: dict[DeviceId, list[str]] = {}
         self._pods: dict[str, list[str]] = {}
         self._consumed: dict[tuple[DeviceId, str], Wire] = {}
-        self._of_pool: dict[tuple[str, str], list[str]] = {}
+        self._allocated_by_pool: dict[tuple[str, str], list[str]] = {}
         for claim in claims:
             label = label_of(claim)
             self._pods[label] = [str(user.get("name")) for user in users_of(claim)]
@@ -25,7 +25,7 @@ class Holders:
                     device = DeviceId(result["driver"], result["pool"], result["device"])
                     self._claims.setdefault(device, []).append(label)
                     self._consumed[device, label] = result.get("consumedCapacity") or {}
-                    self._of_pool.setdefault(device[:2], []).append(device.device)
+                    self._allocated_by_pool.setdefault(device[:2], []).append(device.device)
 
     def claims(self, device: DeviceId) -> list[str]:
         return self._claims.get(device, [])
@@ -34,11 +34,11 @@ class Holders:
         """What a claim's share takes of a capacity of the device, "" when that is not told."""
         return str(self._consumed.get((device, claim), {}).get(capacity) or "")
 
-    def held_in(self, driver: str, pool: str) -> list[str]:
+    def allocated_in(self, driver: str, pool: str) -> list[str]:
         """Names of the pool's devices that somebody holds."""
-        return self._of_pool.get((driver, pool), [])
+        return self._allocated_by_pool.get((driver, pool), [])
 
-    def named(self, claim: str) -> str:
+    def label_with_pods(self, claim: str) -> str:
         """``team-a/train (pod train-0)``."""
         pods = self._pods.get(claim) or []
         if not pods:

@@ -14,10 +14,10 @@ from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import listed
-from dra_driver.explain.phrases import Finding, in_use_words
-from dra_driver.explain.reasons import finding_of, selector_findings
-from dra_driver.explain.report import Miss
-from dra_driver.explain.requests import AskSpec
+from dra_driver.explain.phrases import Rejection, holder_labels
+from dra_driver.explain.reasons import rejection_of, selector_rejections
+from dra_driver.explain.report import NearestMiss
+from dra_driver.explain.requests import RequestSpec
 
 MAX_CANDIDATES: Final = 5_000
 
@@ -43,34 +43,34 @@ class Candidate(NamedTuple):
     cause: Cause
 
 
-class Place(NamedTuple):
+class Shortfall(NamedTuple):
     """A node on which a request got ``fitting`` devices and needs more, and the devices that it did not get."""
 
-    ask: AskSpec
+    spec: RequestSpec
     node: str
     fitting: int
     candidates: list[Candidate]
 
 
-class _Near(NamedTuple):
+class _RankedCandidate(NamedTuple):
     device: str
-    findings: list[Finding]
+    findings: list[Rejection]
     distance: int
 
     @property
-    def likeness(self) -> list[tuple[str, str]]:
+    def reasons(self) -> list[tuple[str, str]]:
         """The same for devices that fell away for the same reasons."""
         return [(finding.code, finding.message) for finding in self.findings]
 
 
-def nearest_miss(places: Iterable[Place], holders: Holders) -> Miss | None:
+def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> NearestMiss | None:
     """The closest place among the first MAX_CANDIDATES devices; of equally close ones the first. None when none is."""
-    best: tuple[int, Place, list[_Near], int] | None = None
-    looked = 0
+    best: tuple[int, Shortfall, list[_RankedCandidate], int] | None = None
+    inspected = 0
     for place in places:
-        if looked >= MAX_CANDIDATES:
+        if inspected >= MAX_CANDIDATES:
             break
-        looked += len(place.candidates)
+        inspected += len(place.candidates)
         chosen, more = _chosen(place, holders)
         distance = sum(near.distance for near in chosen)
         if chosen and (best is None or distance < best[0]):
@@ -78,45 +78,45 @@ def nearest_miss(places: Iterable[Place], holders: Holders) -> Miss | None:
     return _miss(*best[1:]) if best is not None else None
 
 
-def _chosen(place: Place, holders: Holders) -> tuple[list[_Near], int]:
+def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate], int]:
     """As many of the nearest devices as are missing, and how many others would have done in place of the last one.
 
     None when the node does not even have so many.
     """
-    near = [_near(place.ask, candidate, holders) for candidate in place.candidates[:MAX_CANDIDATES]]
-    if place.ask.count is None:
+    near = [_candidate(place.spec, candidate, holders) for candidate in place.candidates[:MAX_CANDIDATES]]
+    if place.spec.count is None:
         # "All" are those that match; what else is in their way has to go for each of them.
         matching = [one for one in near if not any(finding.code in _SELECTORS for finding in one.findings)]
         return matching or sorted(near, key=lambda one: one.distance)[:1], 0
-    missing = max(place.ask.count - place.fitting, 1)
+    missing = max(place.spec.count - place.fitting, 1)
     if len(near) < missing:
         return [], 0
     near.sort(key=lambda one: one.distance)
     freed = {finding.seen for one in near[:missing] for finding in one.findings}
     return near[:missing], sum(
-        one.likeness == near[missing - 1].likeness and freed.isdisjoint(finding.seen for finding in one.findings)
+        one.reasons == near[missing - 1].reasons and freed.isdisjoint(finding.seen for finding in one.findings)
         for one in near[missing:]
     )
 
 
-def _near(ask: AskSpec, candidate: Candidate, holders: Holders) -> _Near:
-    found = _faults(ask, candidate, holders)
+def _candidate(spec: RequestSpec, candidate: Candidate, holders: Holders) -> _RankedCandidate:
+    found = _all_rejections(spec, candidate, holders)
     distance = sum(_DISTANCE.get(finding.code, 4) for finding in found)
-    return _Near(candidate.device.name, found, distance)
+    return _RankedCandidate(candidate.device.name, found, distance)
 
 
-def _faults(ask: AskSpec, candidate: Candidate, holders: Holders) -> list[Finding]:
+def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[Rejection]:
     """Everything that is in the device's way, not only what the allocator met first."""
     device, cause = candidate
-    found = list(selector_findings(ask, device))
-    if device.held and not ask.admin_access:
-        found.append(Finding("inUse", "in use", in_use_words(holders.claims(device.id), holders)))
-    taint = untolerated(device.wire.get("taints") or (), ask.tolerations)
+    found = list(selector_rejections(spec, device))
+    if device.held and not spec.admin_access:
+        found.append(Rejection("inUse", "in use", holder_labels(holders.claims(device.id), holders)))
+    taint = untolerated(device.wire.get("taints") or (), spec.tolerations)
     if taint is not None:
-        found.append(finding_of(ask, device, taint, holders))
-    found += [finding_of(ask, device, short, holders) for short in _capacity(ask.capacity, device)]
+        found.append(rejection_of(spec, device, taint, holders))
+    found += [rejection_of(spec, device, short, holders) for short in _capacity(spec.capacity, device)]
     if isinstance(cause, CounterShort | ConstraintBroken | GateOff | NotOnNode) or not found:
-        found.append(finding_of(ask, device, cause, holders))
+        found.append(rejection_of(spec, device, cause, holders))
     return found
 
 
@@ -136,16 +136,16 @@ def _capacity(requests: Mapping[str, object], device: Device) -> list[Cause]:
     return found
 
 
-def _miss(place: Place, chosen: list[_Near], more: int) -> Miss:
+def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> NearestMiss:
     sentences: dict[str, list[str]] = {}
     for near in chosen:
         for finding in near.findings:
             sentences.setdefault(_sentence(finding), []).append(near.device)
     several = len(chosen) > 1
-    return Miss(
+    return NearestMiss(
         device=listed([near.device for near in chosen], 8),
         node=place.node,
-        request=place.ask.request,
+        request=place.spec.request,
         faults=tuple(
             f"{listed(devices)}: {text}" if several and len(devices) < len(chosen) else text
             for text, devices in sentences.items()
@@ -154,7 +154,7 @@ def _miss(place: Place, chosen: list[_Near], more: int) -> Miss:
     )
 
 
-def _fixes(findings: Sequence[Finding], more: int) -> str:
+def _fixes(findings: Sequence[Rejection], more: int) -> str:
     """All that has to be done, what can be done in its place, and how many devices are as near as these."""
     text = "; and ".join(dict.fromkeys(_fix(finding) for finding in findings))
     instead = " and ".join(dict.fromkeys(finding.instead for finding in findings if finding.instead))
@@ -164,11 +164,11 @@ def _fixes(findings: Sequence[Finding], more: int) -> str:
     return text
 
 
-def _sentence(finding: Finding) -> str:
+def _sentence(finding: Rejection) -> str:
     return f"{finding.message} ({finding.seen})" if finding.seen else finding.message
 
 
-def _fix(finding: Finding) -> str:
+def _fix(finding: Rejection) -> str:
     if finding.fix:
         return finding.fix
     match finding.code:

@@ -6,7 +6,7 @@ Owns what can be known without weighing a single device, and what the control pl
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain.causes import Cause, CauseCode
 from dra_driver.explain.objects import (
     Wire,
     allocation_of,
@@ -21,19 +21,19 @@ from dra_driver.explain.objects import (
     status_of,
     uid_of,
 )
-from dra_driver.explain.requests import AskSpec
+from dra_driver.explain.requests import RequestSpec
 from dra_driver.explain.subject import Subject
 from dra_driver.kube.state import ClusterState
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PREPARE_REASONS: Final = ("FailedPrepareDynamicResources", "FailedToPrepareDynamicResources")
-_MOST_TEXT: Final = 600
+_MAX_TEXT: Final = 600
 
 
 def scheduler_message(pod: Wire) -> str:
     """Why the scheduler says that the pod is not scheduled, "" when it does not say so."""
     condition = condition_of(pod, "PodScheduled")
-    return str(condition.get("message") or "")[:_MOST_TEXT] if condition.get("status") == "False" else ""
+    return str(condition.get("message") or "")[:_MAX_TEXT] if condition.get("status") == "False" else ""
 
 
 def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
@@ -47,14 +47,14 @@ def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
     gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]
     if gates:
         yield Cause(
-            code=Code.SCHEDULING_GATES,
+            code=CauseCode.SCHEDULING_GATES,
             message=f"the pod has scheduling gates, and nobody has lifted them: {listed(gates)}",
             fix="the controller that set them has to remove them from spec.schedulingGates",
         )
     scheduler = spec_of(pod).get("schedulerName") or DEFAULT_SCHEDULER
     if scheduler != DEFAULT_SCHEDULER:
         yield Cause(
-            code=Code.OTHER_SCHEDULER,
+            code=CauseCode.OTHER_SCHEDULER,
             message=f"the pod waits for the scheduler {scheduler}; what is said here holds for {DEFAULT_SCHEDULER}",
             blocks=False,
         )
@@ -71,7 +71,7 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
         found = known.get(name)
         if found is None:
             yield Cause(
-                code=Code.VOLUME_WAITING,
+                code=CauseCode.VOLUME_WAITING,
                 message=f"not a device matter: PersistentVolumeClaim {name} does not exist",
                 fix=f"create PersistentVolumeClaim {name}",
                 object=f"pvc/{name}",
@@ -81,7 +81,7 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
             phase = status_of(found).get("phase") or "Pending"
             why = "its storage class binds it once the pod has a node" if waits else "it has to be bound before"
             yield Cause(
-                code=Code.VOLUME_WAITING,
+                code=CauseCode.VOLUME_WAITING,
                 message=f"not a device matter: PersistentVolumeClaim {name} is {phase}; {why}",
                 fix="" if waits else f"see kubectl describe pvc {name}",
                 object=f"pvc/{name}",
@@ -96,14 +96,14 @@ def _waits_for_consumer(state: ClusterState, claim: Wire) -> bool:
     return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
-def missing_classes(state: ClusterState, asks: Sequence[AskSpec]) -> Iterator[Cause]:
+def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
     """DeviceClasses that requests name and nobody has made."""
     unreadable = next((gap for gap in state.gaps if gap.startswith("deviceclasses:")), "")
-    missing = dict.fromkeys(ask.class_name for ask in asks if ask.device_class is None and ask.class_name)
+    missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
     for name in missing:
         there = listed(sorted(name_of(item) for item in state.classes), 5)
         yield Cause(
-            code=Code.CLASS_MISSING,
+            code=CauseCode.CLASS_MISSING,
             message=f"DeviceClass {name} does not exist" + (f" ({unreadable})" if unreadable else ""),
             fix=f"create it or name another one; there {'are ' + there if there else 'is none at all'}",
             object=f"class/{name}",
@@ -112,65 +112,65 @@ def missing_classes(state: ClusterState, asks: Sequence[AskSpec]) -> Iterator[Ca
 
 def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
     """Extended resources that neither a node offers nor a class stands for."""
-    for need in subject.needs:
-        offered = any((status_of(node).get("allocatable") or {}).get(need.resource) for node in state.nodes)
-        if need.class_name is None and not offered:
+    for request in subject.extended_requests:
+        offered = any((status_of(node).get("allocatable") or {}).get(request.resource) for node in state.nodes)
+        if request.class_name is None and not offered:
             yield Cause(
-                code=Code.RESOURCE_UNKNOWN,
-                message=f"no node offers the resource {need.resource}, and no DeviceClass stands for it "
+                code=CauseCode.RESOURCE_UNKNOWN,
+                message=f"no node offers the resource {request.resource}, and no DeviceClass stands for it "
                 f"(spec.extendedResourceName)",
-                fix=f"create a DeviceClass with extendedResourceName: {need.resource}, or use a resource claim",
-                object=f"resource/{need.resource}",
+                fix=f"create a DeviceClass with extendedResourceName: {request.resource}, or use a resource claim",
+                object=f"resource/{request.resource}",
             )
 
 
-def silent_drivers(state: ClusterState, asks: Sequence[AskSpec]) -> Iterator[Cause]:
+def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
     """Drivers that requests name and that have published nothing anywhere; nothing published at all."""
-    if not asks:
+    if not specs:
         return
     if not state.slices:
         unreadable = next((gap for gap in state.gaps if gap.startswith("resourceslices:")), "")
         yield Cause(
-            code=Code.NO_SLICES,
+            code=CauseCode.NO_SLICES,
             message=unreadable or "no driver has published any devices: there is no ResourceSlice in the cluster",
             fix="see whether the driver's pods run on the nodes with devices, and their logs",
         )
         return
     there = {str(spec_of(item).get("driver")) for item in state.slices}
-    for driver in sorted({name for ask in asks for name in ask.drivers if len(ask.drivers) == 1}):
+    for driver in sorted({name for spec in specs for name in spec.drivers if len(spec.drivers) == 1}):
         if driver not in there:
             yield Cause(
-                code=Code.DRIVER_SILENT,
+                code=CauseCode.DRIVER_SILENT,
                 message=f"the driver {driver} has published no devices; there are devices of {listed(sorted(there))}",
                 fix=f"see whether the pods of {driver} run, or name the right driver in the selector",
                 object=f"driver/{driver}",
             )
 
 
-def on_its_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
+def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
     """Why a pod that has a node does not start, as far as devices are concerned."""
     pod = subject.pod or {}
     node = str(spec_of(pod).get("nodeName") or "")
-    for wanted in subject.wanted:
-        if wanted.problem is not None:
-            yield wanted.problem
-        elif wanted.claim is not None and wanted.exists:
-            yield from _of_placed_claim(state, pod, node, wanted.claim)
+    for claim in subject.claims:
+        if claim.problem is not None:
+            yield claim.problem
+        elif claim.claim is not None and claim.exists:
+            yield from _causes_of_placed_claim(state, pod, node, claim.claim)
     event = latest_event(state, pod, _PREPARE_REASONS)
     if event is not None:
         yield Cause(
-            code=Code.PREPARE_FAILING,
-            message=f"preparing the devices on {node} fails: {str(event.get('message') or '')[:_MOST_TEXT]}",
+            code=CauseCode.PREPARE_FAILING,
+            message=f"preparing the devices on {node} fails: {str(event.get('message') or '')[:_MAX_TEXT]}",
             fix="the kubelet tries again after 60 to 90 s; see the log of the driver's pod on that node",
             object=f"node/{node}",
         )
 
 
-def _of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> Iterator[Cause]:
+def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> Iterator[Cause]:
     where = f"claim/{name_of(claim)}"
     if allocation_of(claim) is None:
         yield Cause(
-            code=Code.CLAIM_NOT_ALLOCATED,
+            code=CauseCode.CLAIM_NOT_ALLOCATED,
             message=f"the pod is on {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was set "
             "by somebody else than the scheduler",
             fix="take spec.nodeName out of the pod; name the node in spec.nodeSelector instead",
@@ -180,7 +180,7 @@ def _of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> 
     if not is_reserved_for(claim, pod):
         users = listed([str(user.get("name")) for user in status_of(claim).get("reservedFor") or ()])
         yield Cause(
-            code=Code.CLAIM_NOT_RESERVED,
+            code=CauseCode.CLAIM_NOT_RESERVED,
             message=f"claim {label_of(claim)} is not reserved for the pod" + (f", but for {users}" if users else ""),
             fix="take spec.nodeName out of the pod, so that the scheduler reserves the claim for it",
             object=where,
@@ -188,7 +188,7 @@ def _of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> 
     there = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
     for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - there):
         yield Cause(
-            code=Code.DRIVER_NOT_ON_NODE,
+            code=CauseCode.DRIVER_NOT_ON_NODE,
             message=f"the driver {driver} publishes nothing on {node}, so the kubelet most likely has lost it",
             fix=f"see whether the pod of {driver} on {node} runs",
             object=f"node/{node}",

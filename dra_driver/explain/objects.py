@@ -8,7 +8,7 @@ from typing import Any, Final
 
 Wire = Mapping[str, Any]
 
-SEEN_AT_MOST: Final = 3
+MAX_LISTED: Final = 3
 """Names that a sentence lists before it says how many more there are."""
 
 
@@ -85,7 +85,7 @@ def is_owned_by(item: Wire, owner: Wire) -> bool:
     return any(reference.get("uid") == uid_of(owner) for reference in owners)
 
 
-def listed(names: Sequence[str], most: int = SEEN_AT_MOST) -> str:
+def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     """``a, b, c and 4 more``."""
     unique = list(dict.fromkeys(names))
     text = ", ".join(unique[:most])

@@ -3,8 +3,8 @@
 Owns the reports about them.
 """
 
-from dra_driver.explain import non_allocation_causes as outside
-from dra_driver.explain.causes import Cause, Code
+from dra_driver.explain import non_allocation_causes
+from dra_driver.explain.causes import Cause, CauseCode
 from dra_driver.explain.objects import (
     Wire,
     allocation_of,
@@ -17,15 +17,15 @@ from dra_driver.explain.objects import (
     status_of,
     users_of,
 )
-from dra_driver.explain.report import Answer, Report, Verdict
+from dra_driver.explain.report import Answer, Explanation, Verdict
 from dra_driver.explain.subject import Subject
 from dra_driver.kube.state import ClusterState
 
 
-def settled(state: ClusterState, subject: Subject) -> Report | None:
+def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation | None:
     """The report, or None when the subject waits for the scheduler."""
     if subject.pod is None:
-        claim = subject.wanted[0].claim or {}
+        claim = subject.claims[0].claim or {}
         return _allocated(state, subject, claim) if allocation_of(claim) is not None else None
     pod = subject.pod
     node = str(spec_of(pod).get("nodeName") or "")
@@ -33,13 +33,13 @@ def settled(state: ClusterState, subject: Subject) -> Report | None:
     if is_finished(pod):
         return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
     if is_deleted(pod):
-        cause = Cause(code=Code.BEING_DELETED, message="the pod is being deleted and is not scheduled any more")
+        cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and is not scheduled any more")
         return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", (cause,))
     if not node:
         return None
     if phase == "Running":
         return _report(state, subject, Answer.RUNNING, f"runs on {node}")
-    causes = tuple(outside.on_its_node(state, subject))
+    causes = tuple(non_allocation_causes.causes_on_node(state, subject))
     why = next((cause.message for cause in causes), "")
     sentence = f"is on {node} and has not started" + (
         f": {why}" if why else "; its devices are in order as far as known"
@@ -47,7 +47,7 @@ def settled(state: ClusterState, subject: Subject) -> Report | None:
     return _report(state, subject, Answer.PLACED, sentence, causes)
 
 
-def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Report:
+def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Explanation:
     devices = [f"{result['device']} of {result['pool']}" for result in results_of(claim)]
     users = [str(user.get("name")) for user in users_of(claim)]
     held = f"holds {listed(devices, 8)}" if devices else "is allocated without devices"
@@ -64,10 +64,10 @@ def _report(
     causes: tuple[Cause, ...] = (),
     *,
     notes: tuple[str, ...] = (),
-) -> Report:
+) -> Explanation:
     node = str(spec_of(subject.pod or {}).get("nodeName") or "")
     there = any(name_of(item) == node for item in state.nodes)
-    return Report(
+    return Explanation(
         subject=str(subject),
         kind=subject.kind,
         namespace=subject.namespace,
@@ -75,5 +75,5 @@ def _report(
         verdict=Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes)),
         causes=causes,
         fitting_nodes=(node,) if there else (),
-        notes=(*outside.gaps_that_matter(state, subject.pod), *notes),
+        notes=(*non_allocation_causes.gaps_that_matter(state, subject.pod), *notes),
     )

@@ -22,7 +22,7 @@ from dra_driver.allocation.events import (
 )
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import listed
-from dra_driver.explain.requests import AskSpec
+from dra_driver.explain.requests import RequestSpec
 from dra_driver.quantity import Quantity
 
 _RESERVED: Final = "gpu.dra-driver.io/reserved"
@@ -31,7 +31,7 @@ _OTHER_GPU: Final = "ask for another GPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Rejection:
     """Why one device fell away: ``code`` and ``message`` make the group, ``seen`` is what differs within it, ``fix``
     what would help where that is known better than by the code alone, ``instead`` what would help in its place."""
 
@@ -42,39 +42,39 @@ class Finding:
     instead: str = ""
 
 
-def words_for(cause: Cause, ask: AskSpec, device: Device, holders: Holders) -> Finding:
+def rejection_for_cause(cause: Cause, spec: RequestSpec, device: Device, holders: Holders) -> Rejection:
     """The finding for a cause that is not a selector's."""
     match cause:
         case InUse():
             if not cause.holders:
-                return Finding("takenByThisPod", "taken by another request of this pod", "")
-            named = in_use_words(cause.holders, holders)
-            return Finding("inUse", "in use", named)
+                return Rejection("takenByThisPod", "taken by another request of this pod", "")
+            label_with_pods = holder_labels(cause.holders, holders)
+            return Rejection("inUse", "in use", label_with_pods)
         case Tainted():
-            return _taint(cause, [holders.named(claim) for claim in holders.claims(device.id)])
+            return _taint(cause, [holders.label_with_pods(claim) for claim in holders.claims(device.id)])
         case CapacityShort():
-            return _capacity(cause, ask, device, holders)
+            return _capacity(cause, spec, device, holders)
         case CounterShort():
-            return _counter(cause, ask, device, holders)
+            return _counter(cause, spec, device, holders)
         case ConstraintBroken():
-            return Finding("constraint", *_constraint(cause))
+            return Rejection("constraint", *_constraint(cause))
         case NotOnNode():
-            return Finding("nodeSelection", "the device's own node selection leaves the node out", "")
+            return Rejection("nodeSelection", "the device's own node selection leaves the node out", "")
         case GateOff():
-            return Finding("gateOff", f"needs the feature gate {cause.gate}, which is off in the scheduler", "")
+            return Rejection("gateOff", f"needs the feature gate {cause.gate}, which is off in the scheduler", "")
         case NotSelected():
-            return Finding("requestSelector", cause.expression, "")
+            return Rejection("requestSelector", cause.expression, "")
 
 
-def in_use_words(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
+def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
     """All of them; who holds a device is never too much to know."""
-    return " and ".join(holders.named(claim) for claim in dict.fromkeys(claims))
+    return " and ".join(holders.label_with_pods(claim) for claim in dict.fromkeys(claims))
 
 
 # --- taints ---
 
 
-def _taint(cause: Tainted, users: list[str]) -> Finding:
+def _taint(cause: Tainted, users: list[str]) -> Rejection:
     value = f"={cause.value}" if cause.value else ""
     message = f"taint {cause.key}{value}:{cause.effect} that the request does not tolerate"
     fix = ""
@@ -83,56 +83,56 @@ def _taint(cause: Tainted, users: list[str]) -> Finding:
         fix = f"GpuPolicy {cause.value} keeps it for claims with tolerations: [{toleration}]; add that, or {_OTHER_GPU}"
     elif cause.key == _DRAINING:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
-        named = f": {listed(users)}" if users else ""
-        fix = (
-            f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended{named}"
-        )
-    return Finding("tainted", message, "", fix)
+        waiting_for = f": {listed(users)}" if users else ""
+        fix = f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended{waiting_for}"
+    return Rejection("tainted", message, "", fix)
 
 
 # --- capacity ---
 
 
-def _capacity(cause: CapacityShort, ask: AskSpec, device: Device, holders: Holders) -> Finding:
-    name, asked = cause.capacity, cause.capacity in ask.capacity
+def _capacity(cause: CapacityShort, spec: RequestSpec, device: Device, holders: Holders) -> Rejection:
+    name, asked = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     shared = bool(device.wire.get("allowMultipleAllocations"))
     if cause.why == "undefined":
         return _undefined(cause, shared=shared)
     if cause.why == "policy":
-        return _refused(cause, own)
+        return _policy_refusal(cause, own)
     by_default = "" if asked else ", which is what a request takes that does not name it"
     message = f"not enough {name}: {cause.wanted} wanted{by_default}"
     if not (device.shared or device.consumed):
-        return Finding("capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "ask for less")
+        return Rejection("capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "ask for less")
     claims = list(dict.fromkeys(holders.claims(device.id)))
-    users = [holders.named(claim) for claim in claims]
-    amounts = [f"{holders.named(claim)} has {holders.consumed(device.id, claim, name) or '?'}" for claim in claims]
+    users = [holders.label_with_pods(claim) for claim in claims]
+    amounts = [
+        f"{holders.label_with_pods(claim)} has {holders.consumed(device.id, claim, name) or '?'}" for claim in claims
+    ]
     by = f": {listed(amounts)}" if users else ""
     end = f"end what uses it: {listed(users)}" if users else "end other shares of the device"
     seen = f"{device.name} has {cause.free} of {own.get('value', '?')} free{by}"
-    if _is_nothing(cause.free):
-        return Finding("capacityShort", message, seen, end)
+    if _is_zero(cause.free):
+        return Rejection("capacityShort", message, seen, end)
     less = (
         f"ask for {cause.free} of {name} or less"
         if asked
         else f"ask for capacity.requests.{name}: {cause.free} or less"
     )
-    return Finding("capacityShort", message, seen, less, end)
+    return Rejection("capacityShort", message, seen, less, end)
 
 
-def _undefined(cause: CapacityShort, *, shared: bool) -> Finding:
+def _undefined(cause: CapacityShort, *, shared: bool) -> Rejection:
     message = f"has no capacity {cause.capacity}, of which the request wants {cause.wanted}"
     if shared:
-        return Finding("capacityShort", message, "", f"leave capacity.requests.{cause.capacity} out")
+        return Rejection("capacityShort", message, "", f"leave capacity.requests.{cause.capacity} out")
     fix = (
         f"leave capacity.requests.{cause.capacity} out to have a device alone, or ask whoever runs the node to share "
         "its GPUs by a GpuPolicy"
     )
-    return Finding("capacityShort", f"{message}: it is not shared", "", fix)
+    return Rejection("capacityShort", f"{message}: it is not shared", "", fix)
 
 
-def _refused(cause: CapacityShort, own: Mapping[str, Any]) -> Finding:
+def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> Rejection:
     policy = own.get("requestPolicy") or {}
     span = policy.get("validRange") or {}
     allowed = ", ".join(
@@ -143,10 +143,10 @@ def _refused(cause: CapacityShort, own: Mapping[str, Any]) -> Finding:
         ]
     ) or (f"one of {listed([str(item) for item in policy.get('validValues') or ()])}")
     message = f"its request policy does not give out {cause.wanted} of {cause.capacity}"
-    return Finding("capacityShort", message, allowed, f"ask for {allowed}")
+    return Rejection("capacityShort", message, allowed, f"ask for {allowed}")
 
 
-def _is_nothing(amount: str) -> bool:
+def _is_zero(amount: str) -> bool:
     try:
         return Quantity.parse(amount).nano <= 0
     except ValueError:
@@ -156,29 +156,31 @@ def _is_nothing(amount: str) -> bool:
 # --- counters ---
 
 
-def _counter(cause: CounterShort, ask: AskSpec, device: Device, holders: Holders) -> Finding:
+def _counter(cause: CounterShort, spec: RequestSpec, device: Device, holders: Holders) -> Rejection:
     if not cause.own:
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
-        return Finding("counterShort", "blocked: shared counters of its pool are overdrawn", seen)
+        return Rejection("counterShort", "blocked: shared counters of its pool are overdrawn", seen)
     message = "shared counters of its GPU are used up"
     held = consumers(device, cause, holders)
-    claims = [holders.named(claim) for claim in dict.fromkeys(claim for _, claims in held for claim in claims)]
+    claims = [
+        holders.label_with_pods(claim) for claim in dict.fromkeys(claim for _, claims in held for claim in claims)
+    ]
     by = f", used by {_parts(held, holders)}" if held else ""
     short = short_by(cause.wanted, cause.free)
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
     every = "all of " if len(claims) > 1 and _needs_everything(cause, device) else ""
     fix = f"end {every}what uses the GPU: {listed(claims)}" if claims else "ask for less in one pod, or for another GPU"
-    if ask.admin_access:
+    if spec.admin_access:
         message += ", and the scheduler counts them for admin access as well"
         fix += "; on nodes that are watched through claims allow no MIG profiles (GpuPolicy, forms: {migProfiles: []})"
-    return Finding("counterShort", message, seen, fix)
+    return Rejection("counterShort", message, seen, fix)
 
 
 def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
     """Each claim with its devices, a few of them."""
     by_claim: dict[str, list[str]] = {}
     for device, claims in held:
-        by_claim.setdefault(holders.named(claims[0]) if claims else "", []).append(device)
+        by_claim.setdefault(holders.label_with_pods(claims[0]) if claims else "", []).append(device)
     names = [
         f"{devices[0] if len(devices) == 1 else f'{len(devices)} devices'}{f' of {claim}' if claim else ''}"
         for claim, devices in by_claim.items()
@@ -201,7 +203,7 @@ def consumers(device: Device, cause: CounterShort, holders: Holders) -> list[tup
     Only the device's own slice is searched: a GPU's devices are published together.
     """
     driver, pool = device.slice.key
-    held = set(holders.held_in(driver, pool))
+    held = set(holders.allocated_in(driver, pool))
     return [
         (str(wire["name"]), holders.claims(DeviceId(driver, pool, wire["name"])))
         for wire in (device.slice.spec.get("devices") or () if held else ())

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from dra_driver.allocation.devices import Device
 from dra_driver.allocation.events import Cause, InUse, NotSelected
-from dra_driver.explain.failed_clauses import failing, holds, signature
+from dra_driver.explain.failed_clauses import failed_clauses, holds, signature
 from dra_driver.explain.holders import Holders
-from dra_driver.explain.phrases import Finding, words_for
+from dra_driver.explain.phrases import Rejection, rejection_for_cause
 from dra_driver.explain.report import Reason
-from dra_driver.explain.requests import AskSpec
+from dra_driver.explain.requests import RequestSpec
 
 Wire = Mapping[str, Any]
 
@@ -31,8 +31,8 @@ ORDER: Final = (
     "tainted",
     "constraint",
 )
-_MOST_SEEN: Final = 3
-_MOST_REMEMBERED: Final = 2000
+_MAX_SEEN: Final = 3
+_MAX_REMEMBERED: Final = 2000
 
 
 @dataclass(slots=True)
@@ -45,66 +45,66 @@ class Group:
     examples: list[str] = field(default_factory=list)
 
 
-def finding_of(ask: AskSpec, device: Device, cause: Cause, holders: Holders) -> Finding:
+def rejection_of(spec: RequestSpec, device: Device, cause: Cause, holders: Holders) -> Rejection:
     """The finding for one rejection of the ask's request."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
-        blamed = selector_findings(ask, device)
+        blamed = selector_rejections(spec, device)
         if blamed:
             return blamed[0]
-    return words_for(cause, ask, device, holders)
+    return rejection_for_cause(cause, spec, device, holders)
 
 
-def selector_findings(ask: AskSpec, device: Device) -> Sequence[Finding]:
+def selector_rejections(spec: RequestSpec, device: Device) -> Sequence[Rejection]:
     """The clauses of class and request that are false for the device, in their order.
 
     Answers for devices that look alike to the selectors are remembered with the ask.
     """
-    key = signature((*ask.class_selectors, *ask.selectors), device.slice.key[0], device.wire)
+    key = signature((*spec.class_selectors, *spec.selectors), device.slice.key[0], device.wire)
     if key is None:
-        return tuple(_selector_findings(ask, device))
-    known: Sequence[Finding] | None = ask.memo.get(key)
+        return tuple(_selector_rejections(spec, device))
+    known: Sequence[Rejection] | None = spec.selector_cache.get(key)
     if known is None:
-        known = ask.memo[key] = tuple(_selector_findings(ask, device))
+        known = spec.selector_cache[key] = tuple(_selector_rejections(spec, device))
     return known
 
 
-def _selector_findings(ask: AskSpec, device: Device) -> Iterator[Finding]:
+def _selector_rejections(spec: RequestSpec, device: Device) -> Iterator[Rejection]:
     driver = device.slice.key[0]
     for code, where, expressions in (
-        ("classSelector", f"class {ask.class_name}", ask.class_selectors),
-        ("requestSelector", "selector", ask.selectors),
+        ("classSelector", f"class {spec.class_name}", spec.class_selectors),
+        ("requestSelector", "selector", spec.selectors),
     ):
         for number, expression in enumerate(expressions, 1):
             if holds(expression, driver, device.wire) is False:
                 which = f" {number}" if len(expressions) > 1 else ""
-                for blame in failing(expression, driver, device.wire):
+                for blame in failed_clauses(expression, driver, device.wire):
                     place = f", {blame.place}" if blame.place else ""
-                    yield Finding(code, f"{where}{which}{place}: {blame.clause}", blame.seen)
+                    yield Rejection(code, f"{where}{which}{place}: {blame.clause}", blame.seen)
 
 
 class Funnel:
     """What became of all devices for one ask, over any number of nodes."""
 
-    def __init__(self, ask: AskSpec) -> None:
-        self.ask = ask
+    def __init__(self, spec: RequestSpec) -> None:
+        self.spec = spec
         self.devices = 0
         self.fitting = 0
         self.nodes_short = 0
         self._groups: dict[tuple[str, str], Group] = {}
 
-    def add(self, node: str, total: int, findings: Sequence[tuple[str, Finding]]) -> None:
+    def add(self, node: str, total: int, findings: Sequence[tuple[str, Rejection]]) -> None:
         """One node: how many devices it reaches, and the (device, finding) of those that fell away."""
         fitting = total - len(findings)
         self.devices += total
         self.fitting += fitting
-        self.nodes_short += fitting < (self.ask.count if self.ask.count is not None else max(total, 1))
+        self.nodes_short += fitting < (self.spec.count if self.spec.count is not None else max(total, 1))
         for device, finding in findings:
             group = self._groups.setdefault((finding.code, finding.message), Group())
             group.devices += 1
             group.nodes.add(node)
-            if finding.seen and (len(group.seen) < _MOST_REMEMBERED or finding.seen in group.seen):
+            if finding.seen and (len(group.seen) < _MAX_REMEMBERED or finding.seen in group.seen):
                 group.seen[finding.seen] += 1
-            if len(group.examples) < _MOST_SEEN:
+            if len(group.examples) < _MAX_SEEN:
                 group.examples.append(f"{device} on {node}")
 
     def reasons(self) -> list[Reason]:
@@ -124,5 +124,5 @@ class Funnel:
 
 
 def _seen(values: Counter[str]) -> tuple[str, ...]:
-    most = [f"{value} ({count} devices)" if count > 1 else value for value, count in values.most_common(_MOST_SEEN)]
-    return (*most, f"and {len(values) - _MOST_SEEN} more") if len(values) > _MOST_SEEN else tuple(most)
+    most = [f"{value} ({count} devices)" if count > 1 else value for value, count in values.most_common(_MAX_SEEN)]
+    return (*most, f"and {len(values) - _MAX_SEEN} more") if len(values) > _MAX_SEEN else tuple(most)

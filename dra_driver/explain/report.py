@@ -52,7 +52,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class RequestSummary:
     """One request of one claim (``request`` is ``main`` or ``main/sub``) and what became of the devices.
 
     ``devices`` were weighed on all nodes together, ``fitting`` were not turned down. ``nodes_short`` are the nodes on
@@ -70,7 +70,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class NearestMiss:
     """The device that comes closest, what stands in its way and what would change that."""
 
     device: str
@@ -112,7 +112,7 @@ class NodeDetail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Explanation:
     """``scheduler`` is the scheduler's own last word, from the pod's condition; ``notes`` are worth knowing."""
 
     subject: str
@@ -121,8 +121,8 @@ class Report:
     name: str
     verdict: Verdict
     causes: Sequence[Cause] = ()
-    requests: Sequence[Ask] = ()
-    nearest_miss: Miss | None = None
+    requests: Sequence[RequestSummary] = ()
+    nearest_miss: NearestMiss | None = None
     nodes: Sequence[NodeReason] = ()
     fitting_nodes: Sequence[str] = ()
     node: NodeDetail | None = None
@@ -130,7 +130,7 @@ class Report:
     notes: Sequence[str] = ()
 
 
-def to_wire(report: Report) -> dict[str, Any]:
+def to_wire(report: Explanation) -> dict[str, Any]:
     """The report as JSON values with names in camelCase."""
     return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **_wire(report, renamed={"kind": "subjectKind"})}
 

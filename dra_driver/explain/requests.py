@@ -15,10 +15,10 @@ _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskSpec:
+class RequestSpec:
     """One way to satisfy a request. ``count`` is None for all. ``device_class`` is None when there is none.
 
-    ``memo`` is for those who look at many devices with it.
+    ``selector_cache`` is for those who look at many devices with it.
     """
 
     claim: int
@@ -32,10 +32,10 @@ class AskSpec:
     tolerations: Sequence[Wire]
     capacity: Mapping[str, Any]
     admin_access: bool
-    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    selector_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def wanted(self) -> str:
+    def count_text(self) -> str:
         return "all" if self.count is None else str(self.count)
 
     @property
@@ -44,23 +44,23 @@ class AskSpec:
         return frozenset(name for text in (*self.class_selectors, *self.selectors) for name in _GUARD.findall(text))
 
 
-def asks_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[AskSpec]:
+def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[RequestSpec]:
     """All requests and subrequests of the claims, in their order."""
     found = []
     for index, claim in enumerate(claims):
         for request in (spec_of(claim).get("devices") or {}).get("requests") or ():
             name = str(request.get("name"))
             if request.get("exactly"):
-                found.append(_ask(index, labels[index], name, request["exactly"], classes))
+                found.append(_spec(index, labels[index], name, request["exactly"], classes))
             for sub in request.get("firstAvailable") or ():
-                found.append(_ask(index, labels[index], f"{name}/{sub.get('name')}", sub, classes))
+                found.append(_spec(index, labels[index], f"{name}/{sub.get('name')}", sub, classes))
     return found
 
 
-def _ask(claim: int, label: str, name: str, wire: Wire, classes: Mapping[str, Wire]) -> AskSpec:
+def _spec(claim: int, label: str, name: str, wire: Wire, classes: Mapping[str, Wire]) -> RequestSpec:
     class_name = str(wire.get("deviceClassName") or "")
     found = classes.get(class_name)
-    return AskSpec(
+    return RequestSpec(
         claim=claim,
         claim_label=label,
         request=name,

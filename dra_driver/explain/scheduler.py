@@ -23,21 +23,21 @@ _YOUNG: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
+class SchedulerModel:
     """What `explain` assumes about the scheduler."""
 
     features: Features = field(default_factory=Features)
     behaviour: Behaviour = V1_36
 
 
-def scheduler_of(version: str, gates: Mapping[str, bool]) -> Scheduler:
+def scheduler_of(version: str, gates: Mapping[str, bool]) -> SchedulerModel:
     """The scheduler of a cluster of that version, 1.36's when it is not known. ``gates`` win over defaults."""
     found = _VERSION.match(version)
     if found is None:
-        return Scheduler(features=Features.from_gates(gates))
+        return SchedulerModel(features=Features.from_gates(gates))
     major, minor = int(found[1]), int(found[2])
     defaults = dict.fromkeys(_YOUNG, False) if (major, minor) < (1, 36) else {}
-    return Scheduler(
+    return SchedulerModel(
         features=Features.from_gates({**defaults, **gates}), behaviour=Behaviour.of_version(f"{major}.{minor}")
     )
 

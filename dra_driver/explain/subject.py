@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.explain.causes import Cause, Code
-from dra_driver.explain.extended import Need, needs_of
+from dra_driver.explain.causes import Cause, CauseCode
+from dra_driver.explain.extended import ExtendedRequest, extended_requests_of
 from dra_driver.explain.objects import (
     Wire,
     is_deleted,
@@ -32,7 +32,7 @@ MAX_USERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SubjectClaim:
     """One claim of the subject. ``entry`` is its name in the pod; ``claim`` is None when it cannot be known.
 
     ``source`` is ``claim``, ``template`` or ``extended``. With ``exists`` the claim is an object of the cluster.
@@ -48,14 +48,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """``pod`` is None for a claim alone. ``needs`` are extended resources; their claim depends on the node."""
+    """``pod`` is None for a claim alone. The claim for ``extended_requests`` depends on the node."""
 
     kind: str
     namespace: str
     name: str
     pod: Wire | None
-    wanted: Sequence[Wanted]
-    needs: Sequence[Need] = ()
+    claims: Sequence[SubjectClaim]
+    extended_requests: Sequence[ExtendedRequest] = ()
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"
@@ -83,26 +83,26 @@ def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
 
 def subject_of_claim(claim: Wire) -> Subject:
     """A claim by itself, as if a pod without any wish of its own used it."""
-    wanted = Wanted(entry="", source="claim", claim=claim, exists=True, label=f"claim {name_of(claim)}")
-    return Subject(kind="claim", namespace=namespace_of(claim), name=name_of(claim), pod=None, wanted=[wanted])
+    only = SubjectClaim(entry="", source="claim", claim=claim, exists=True, label=f"claim {name_of(claim)}")
+    return Subject(kind="claim", namespace=namespace_of(claim), name=name_of(claim), pod=None, claims=[only])
 
 
 def subject_of(state: ClusterState, pod: Wire) -> Subject:
     """A pod, existing or not, and its claims."""
     statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
     made: dict[str, str | None] = {item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")}
-    wanted = [_wanted(state, pod, entry, made) for entry in spec_of(pod).get("resourceClaims") or ()]
+    claims = [_claim_of_entry(state, pod, entry, made) for entry in spec_of(pod).get("resourceClaims") or ()]
     return Subject(
         kind="pod",
         namespace=namespace_of(pod),
         name=name_of(pod),
         pod=pod,
-        wanted=[item for item in wanted if item is not None],
-        needs=needs_of(pod, state.classes),
+        claims=[item for item in claims if item is not None],
+        extended_requests=extended_requests_of(pod, state.classes),
     )
 
 
-def _wanted(state: ClusterState, pod: Wire, entry: Wire, made: dict[str, str | None]) -> Wanted | None:
+def _claim_of_entry(state: ClusterState, pod: Wire, entry: Wire, made: dict[str, str | None]) -> SubjectClaim | None:
     name, namespace = str(entry["name"]), namespace_of(pod)
     if entry.get("resourceClaimName"):
         return _by_name(state, pod, name, str(entry["resourceClaimName"]))
@@ -116,7 +116,7 @@ def _wanted(state: ClusterState, pod: Wire, entry: Wire, made: dict[str, str | N
     found = _find(state.templates, namespace, str(template))
     if found is None:
         return _without_template(state, pod, name, str(template))
-    return Wanted(
+    return SubjectClaim(
         entry=name,
         source="template",
         claim=claim_of_template(found, pod, name),
@@ -131,13 +131,13 @@ def claim_of_template(template: Wire, pod: Wire, entry: str) -> dict[str, Any]:
     return {"metadata": {"name": f"{name_of(pod)}-{entry}", "namespace": namespace_of(pod)}, "spec": inner}
 
 
-def _by_name(state: ClusterState, pod: Wire, entry: str, claim_name: str) -> Wanted:
+def _by_name(state: ClusterState, pod: Wire, entry: str, claim_name: str) -> SubjectClaim:
     claim = _find(state.claims, namespace_of(pod), claim_name)
     label = f"claim {entry}" + (f" ({claim_name})" if claim_name != entry else "")
     problem = None
     if claim is None:
         problem = Cause(
-            code=Code.CLAIM_MISSING,
+            code=CauseCode.CLAIM_MISSING,
             message=f"the pod names ResourceClaim {claim_name}, and there is none in namespace {namespace_of(pod)}"
             + _gap(state, "claims"),
             fix=f"create ResourceClaim {claim_name}, or name a resourceClaimTemplateName instead",
@@ -145,42 +145,46 @@ def _by_name(state: ClusterState, pod: Wire, entry: str, claim_name: str) -> Wan
         )
     else:
         problem = _unusable(claim, pod)
-    return Wanted(entry=entry, source="claim", claim=claim, exists=claim is not None, label=label, problem=problem)
+    return SubjectClaim(
+        entry=entry, source="claim", claim=claim, exists=claim is not None, label=label, problem=problem
+    )
 
 
-def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, template: str) -> Wanted:
+def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, template: str) -> SubjectClaim:
     claim = _find(state.claims, namespace_of(pod), claim_name)
     label = f"claim {entry} (of template {template})"
     if claim is None:
         problem: Cause | None = Cause(
-            code=Code.CLAIM_MISSING,
+            code=CauseCode.CLAIM_MISSING,
             message=f"ResourceClaim {claim_name} was made for the pod and is gone",
             fix="delete the pod and create it again: the controller makes each claim once",
             object=f"claim/{claim_name}",
         )
     elif uid_of(pod) and not is_owned_by(claim, pod):
         problem = Cause(
-            code=Code.CLAIM_NOT_OWNED,
+            code=CauseCode.CLAIM_NOT_OWNED,
             message=f"ResourceClaim {claim_name} was not made for this pod; it has another owner",
             fix=f"delete ResourceClaim {claim_name} or rename the pod",
             object=f"claim/{claim_name}",
         )
     else:
         problem = _unusable(claim, pod)
-    return Wanted(entry=entry, source="template", claim=claim, exists=claim is not None, label=label, problem=problem)
+    return SubjectClaim(
+        entry=entry, source="template", claim=claim, exists=claim is not None, label=label, problem=problem
+    )
 
 
-def _without_template(state: ClusterState, pod: Wire, entry: str, template: str) -> Wanted:
+def _without_template(state: ClusterState, pod: Wire, entry: str, template: str) -> SubjectClaim:
     near = [name_of(item) for item in state.templates if namespace_of(item) == namespace_of(pod)]
     there = f"; there are {', '.join(sorted(near)[:5])}" if near else ""
-    return Wanted(
+    return SubjectClaim(
         entry=entry,
         source="template",
         claim=None,
         exists=False,
         label=f"claim {entry} (of template {template})",
         problem=Cause(
-            code=Code.TEMPLATE_MISSING,
+            code=CauseCode.TEMPLATE_MISSING,
             message=f"the pod names ResourceClaimTemplate {template}, and there is none in namespace "
             f"{namespace_of(pod)}{there}{_gap(state, 'templates')}",
             fix=f"create ResourceClaimTemplate {template} in namespace {namespace_of(pod)}; the pod then goes on",
@@ -194,7 +198,7 @@ def _unusable(claim: Wire, pod: Wire) -> Cause | None:
     if is_deleted(claim):
         users = ", ".join(sorted(str(user.get("name")) for user in users_of(claim))[:5])
         return Cause(
-            code=Code.CLAIM_DELETED,
+            code=CauseCode.CLAIM_DELETED,
             message=f"ResourceClaim {label_of(claim)} is being deleted"
             + (f" and still used by {users}" if users else ""),
             fix="wait until it is gone, then create it again",
@@ -202,7 +206,7 @@ def _unusable(claim: Wire, pod: Wire) -> Cause | None:
         )
     if len(users_of(claim)) >= MAX_USERS and not is_reserved_for(claim, pod):
         return Cause(
-            code=Code.CLAIM_FULL,
+            code=CauseCode.CLAIM_FULL,
             message=f"ResourceClaim {label_of(claim)} has {len(users_of(claim))} users, the most there can be",
             fix="wait for one of its pods to end, or give this pod a claim of its own",
             object=where,

@@ -10,13 +10,13 @@ from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from dra_driver.explain.report import Answer, Ask, NodeDetail, Report
+from dra_driver.explain.report import Answer, Explanation, NodeDetail, RequestSummary
 
 WIDTH: Final = 118
-_MOST_REASONS: Final = 8
-_MOST_ASKS: Final = 6
-_MOST_NODES: Final = 6
-_MOST_DEVICES: Final = 200
+_MAX_REASONS: Final = 8
+_MAX_REQUESTS: Final = 6
+_MAX_NODES: Final = 6
+_MAX_DEVICES: Final = 200
 
 Style = Callable[[str, str], str]
 """(text, what it is) -> text with colours. What: good, bad, head, dim."""
@@ -27,9 +27,9 @@ def plain(text: str, _what: str) -> str:
     return text
 
 
-def render(report: Report, style: Style = plain) -> str:
+def render(report: Explanation, style: Style = plain) -> str:
     """The report as lines that end with a new line."""
-    report = _harmless(report)
+    report = _printable(report)
     good = report.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.ALLOCATED, Answer.FINISHED)
     first, *rest = _wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
     lines = [style(first, "good" if good else "bad"), *rest]
@@ -54,7 +54,7 @@ def render(report: Report, style: Style = plain) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _causes(report: Report, style: Style) -> Iterator[str]:
+def _causes(report: Explanation, style: Style) -> Iterator[str]:
     said = report.verdict.sentence
     for cause in report.causes:
         if cause.message not in said:
@@ -63,41 +63,43 @@ def _causes(report: Report, style: Style) -> Iterator[str]:
             yield from _wrapped(f"  {style('to do:', 'dim')} {cause.fix}", "    ")
 
 
-def _requests(report: Report, style: Style) -> Iterator[str]:
-    for ask in report.requests[:_MOST_ASKS]:
+def _requests(report: Explanation, style: Style) -> Iterator[str]:
+    for request in report.requests[:_MAX_REQUESTS]:
         yield ""
-        yield style(f"{ask.claim}, request {ask.request}: {ask.count} of class {ask.class_name}", "head")
-        yield from _funnel(ask, style)
-    if len(report.requests) > _MOST_ASKS:
-        yield f"  and {len(report.requests) - _MOST_ASKS} more requests (-o json shows all)"
+        yield style(
+            f"{request.claim}, request {request.request}: {request.count} of class {request.class_name}", "head"
+        )
+        yield from _funnel(request, style)
+    if len(report.requests) > _MAX_REQUESTS:
+        yield f"  and {len(report.requests) - _MAX_REQUESTS} more requests (-o json shows all)"
 
 
-def _funnel(ask: Ask, style: Style) -> Iterator[str]:
-    width = max(len(str(ask.devices)), 3)
-    yield f"  {ask.devices:>{width}} device{'' if ask.devices == 1 else 's'} looked at"
-    for reason in ask.reasons[:_MOST_REASONS]:
+def _funnel(request: RequestSummary, style: Style) -> Iterator[str]:
+    width = max(len(str(request.devices)), 3)
+    yield f"  {request.devices:>{width}} device{'' if request.devices == 1 else 's'} looked at"
+    for reason in request.reasons[:_MAX_REASONS]:
         yield from _wrapped(f"  {-reason.devices:>{width}} {reason.message}", " " * (width + 5))
         for seen in reason.seen:
             yield from _wrapped(f"  {'':>{width}}   {style('seen:', 'dim')} {seen}", " " * (width + 7))
-    if len(ask.reasons) > _MOST_REASONS:
-        yield f"  {'':>{width}} and {len(ask.reasons) - _MOST_REASONS} more reasons (-o json shows all)"
-    yield f"  {ask.fitting:>{width}} left"
+    if len(request.reasons) > _MAX_REASONS:
+        yield f"  {'':>{width}} and {len(request.reasons) - _MAX_REASONS} more reasons (-o json shows all)"
+    yield f"  {request.fitting:>{width}} left"
 
 
-def _nodes(report: Report, style: Style) -> Iterator[str]:
+def _nodes(report: Explanation, style: Style) -> Iterator[str]:
     if not report.nodes:
         return
     yield ""
     yield style("Nodes that do not take it", "head")
     width = max(len(str(reason.nodes)) for reason in report.nodes)
-    for reason in report.nodes[:_MOST_NODES]:
+    for reason in report.nodes[:_MAX_NODES]:
         names = ", ".join(reason.examples) + (", …" if reason.nodes > len(reason.examples) else "")
         yield from _wrapped(f"  {reason.nodes:>{width}} {reason.message}: {names}", " " * (width + 4))
-    if len(report.nodes) > _MOST_NODES:
-        yield f"  {'':>{width}} and {len(report.nodes) - _MOST_NODES} more reasons (-o json shows all)"
+    if len(report.nodes) > _MAX_NODES:
+        yield f"  {'':>{width}} and {len(report.nodes) - _MAX_NODES} more reasons (-o json shows all)"
 
 
-def _miss(report: Report, style: Style) -> Iterator[str]:
+def _miss(report: Explanation, style: Style) -> Iterator[str]:
     miss = report.nearest_miss
     if miss is None:
         return
@@ -113,16 +115,16 @@ def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
     yield style(f"Node {detail.name}: {detail.message}", "head")
     for given in detail.allocation:
         yield f"  would get {given}"
-    shown: Sequence[str] = [line.device for line in detail.devices[:_MOST_DEVICES]]
+    shown: Sequence[str] = [line.device for line in detail.devices[:_MAX_DEVICES]]
     width = max(map(len, shown), default=0)
     request = ""
-    for line in detail.devices[:_MOST_DEVICES]:
+    for line in detail.devices[:_MAX_DEVICES]:
         if line.request != request:
             request = line.request
             yield f"  request {request}"
         yield from _wrapped(f"    {line.device:<{width}}  {line.message}", " " * (width + 8))
-    if len(detail.devices) > _MOST_DEVICES:
-        yield f"    and {len(detail.devices) - _MOST_DEVICES} more (-o json shows all)"
+    if len(detail.devices) > _MAX_DEVICES:
+        yield f"    and {len(detail.devices) - _MAX_DEVICES} more (-o json shows all)"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -132,14 +134,14 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(flat, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
-def _harmless(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """The value with every text in it made printable; line ends become spaces."""
     if isinstance(value, StrEnum):
         return value
     if isinstance(value, str):
         return "".join(character if character.isprintable() else "?" for character in " ".join(value.split()))
     if isinstance(value, tuple | list):
-        return tuple(_harmless(item) for item in value)
+        return tuple(_printable(item) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: _harmless(getattr(value, item.name)) for item in fields(value)})
+        return replace(value, **{item.name: _printable(getattr(value, item.name)) for item in fields(value)})
     return value

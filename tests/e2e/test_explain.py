@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from dra_driver.errors import NotFoundError
-from dra_driver.explain import Report, explain, explain_pods, pod_subject
+from dra_driver.explain import Explanation, explain, explain_pods, pod_subject
 from dra_driver.explain.manifests import in_namespace, pods_in
 from dra_driver.explain.report import Answer
 from dra_driver.explain.scheduler import scheduler_of
@@ -112,7 +112,7 @@ def _look_at_pending(real: RealCluster, case: Case, namespace: str) -> None:
     assert _unplaced(real, case, namespace), f"{case.name} is placed, and explain says: {report.verdict.sentence}"
 
 
-def _agrees(case: Case, report: Report, when: str) -> None:
+def _agrees(case: Case, report: Explanation, when: str) -> None:
     said = f"{case.name}, {when}: {report.verdict.sentence}"
     assert report.verdict.answer is Answer.CANNOT_FIT, said
     if case.code == "nodesUnfit":
@@ -123,7 +123,7 @@ def _agrees(case: Case, report: Report, when: str) -> None:
     assert case.code in causes | reasons, f"{said}; causes {causes}, reasons {reasons}"
 
 
-def _what_if(real: RealCluster, case: Case, namespace: str) -> Report:
+def _what_if(real: RealCluster, case: Case, namespace: str) -> Explanation:
     state = read_cluster(real.rest, namespace)
     objects = case.objects()
     with_them = with_objects(state, in_namespace([obj for obj in objects if obj["kind"] != "Pod"], namespace))
@@ -133,7 +133,7 @@ def _what_if(real: RealCluster, case: Case, namespace: str) -> Report:
     return report
 
 
-def _pending(real: RealCluster, name: str, namespace: str) -> Report:
+def _pending(real: RealCluster, name: str, namespace: str) -> Explanation:
     state = read_cluster(real.rest, namespace)
     return explain(state, pod_subject(state, namespace, name), scheduler=scheduler_of(state.server_version, {}))
 

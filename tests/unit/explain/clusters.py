@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dra_driver.explain import Report, explain
+from dra_driver.explain import Explanation, explain
 from dra_driver.explain.subject import subject_of
 from dra_driver.kube.state import ClusterState
 from tests.fakes.dra_objects import DRIVER, device_class, exactly, gpu, node, resource_slice
@@ -69,12 +69,12 @@ def held(name: str, *devices: str, on: str, users: tuple[str, ...] = (), **field
     }
 
 
-def said(state: ClusterState, wanted: Obj | None = None, **options: Any) -> Report:
+def said(state: ClusterState, wanted: Obj | None = None, **options: Any) -> Explanation:
     """The report about a pod, by default one that uses the template ``t``."""
     return explain(state, subject_of(state, wanted or pod(template="t")), **options)
 
 
-def codes(report: Report) -> list[str]:
+def codes(report: Explanation) -> list[str]:
     """Codes of blocking causes and of devices' reasons."""
     found = [str(cause.code) for cause in report.causes if cause.blocks]
-    return found + [reason.code for ask in report.requests for reason in ask.reasons]
+    return found + [reason.code for request in report.requests for reason in request.reasons]

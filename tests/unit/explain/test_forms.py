@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dra_driver.explain.report import Answer, Report
+from dra_driver.explain.report import Answer, Explanation
 from dra_driver.explain.scheduler import scheduler_of
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from tests.fakes.dra_objects import exactly
@@ -24,12 +24,12 @@ def asking(**amounts: str) -> dict[str, Any]:
     return whole(capacity={"requests": amounts})
 
 
-def fix(report: Report) -> str:
+def fix(report: Explanation) -> str:
     assert report.nearest_miss is not None
     return report.nearest_miss.fix
 
 
-def seen(report: Report) -> str:
+def seen(report: Explanation) -> str:
     return report.requests[0].reasons[-1].seen[0]
 
 
