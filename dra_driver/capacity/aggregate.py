@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.allocation.requests import MAX_DEVICES
-from dra_driver.capacity.fit_count import MOST_FITS, Weighed, offers
-from dra_driver.capacity.kinds import Request
+from dra_driver.capacity.fit_count import MAX_FITS, FitCounts, offers
+from dra_driver.capacity.kinds import SyntheticRequest
 from dra_driver.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape
-from dra_driver.capacity.shares import MEMORY, taken_by
+from dra_driver.capacity.shares import MEMORY, consumed_by_share
 from dra_driver.capacity.supply import Sums
 from dra_driver.capacity.units import Unit
 from dra_driver.quantity import NANO, Quantity
@@ -53,33 +53,33 @@ class _Line:
 class _Model:
     states: dict[str, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
-    lines: dict[Request, _Line] = field(default_factory=dict)
+    lines: dict[SyntheticRequest, _Line] = field(default_factory=dict)
 
 
-class Tally:
+class Aggregate:
     """Counts of one place: a node, or everything."""
 
     def __init__(self) -> None:
         self._models: dict[ModelKey, _Model] = {}
 
-    def add(self, unit: Unit, weighed: Weighed, problem: str) -> None:
+    def add(self, unit: Unit, counted: FitCounts, problem: str) -> None:
         """One unit; with ``problem`` nobody can have it, for that reason."""
-        main = unit.main
-        model = self._models.setdefault((main.driver, main.model), _Model())
-        states = _states(unit, weighed, problem)
+        main_kind = unit.main_kind
+        model = self._models.setdefault((main_kind.driver, main_kind.model), _Model())
+        states = _states(unit, counted, problem)
         for state, count in states.items():
             model.states[state] = model.states.get(state, 0) + count
-        supply = weighed.supply
+        supply = counted.supply
         _plus(model.memory, "total", supply.memory)
         if "free" in states:
-            _plus(model.memory, "free", min(supply.memory_left, supply.memory * states["free"] // unit.bodies))
+            _plus(model.memory, "free", min(supply.memory_left, supply.memory * states["free"] // unit.gpu_count))
         elif "fragmented" in states:
             _plus(model.memory, "fragmented", supply.memory_left)
-        for request in weighed.fits or (Request(kind=kind) for kind in dict.fromkeys(unit.kinds)):
+        for request in counted.fits or (SyntheticRequest(kind=kind) for kind in dict.fromkeys(unit.kinds)):
             line = model.lines.setdefault(request, _Line())
-            line.add(_line(unit, weighed, request, usable=not problem))
+            line.add(_line(unit, counted, request, usable=not problem))
 
-    def join(self, other: "Tally") -> None:
+    def join(self, other: "Aggregate") -> None:
         """Everything that another tally has counted."""
         for key, theirs in other._models.items():
             mine = self._models.setdefault(key, _Model())
@@ -90,7 +90,7 @@ class Tally:
             for request, line in theirs.lines.items():
                 mine.lines.setdefault(request, _Line()).add(line)
 
-    def models(self, places: Iterable["Tally"] | None = None) -> list[ModelCapacity]:
+    def models(self, places: Iterable["Aggregate"] | None = None) -> list[ModelCapacity]:
         """The counts. With ``places`` also for claims of several GPUs, which one place has to serve."""
         shown = [] if places is None else list(places)
         return [
@@ -104,13 +104,13 @@ class Tally:
             for (driver, name), model in sorted(self._models.items())
         ]
 
-    def stranded(self, places: Iterable["Tally"]) -> list[StrandedShape]:
+    def stranded(self, places: Iterable["Aggregate"]) -> list[StrandedShape]:
         """Requests that fit in none of the places although the sum would suffice."""
         shown = list(places)
         found = []
         for key in sorted(self._models):
             lines = self._models[key].lines
-            for request, line in _of_several(key, lines, shown) + sorted(lines.items()):
+            for request, line in _lines_of_several(key, lines, shown) + sorted(lines.items()):
                 by_sum = line.by_sum()
                 if line.fits or not by_sum:
                     continue
@@ -118,7 +118,7 @@ class Tally:
                 found.append(StrandedShape(driver=key[0], model=key[1], request=request.label, by_sum=by_sum, why=why))
         return found
 
-    def fits(self, key: ModelKey, request: Request) -> int:
+    def fits(self, key: ModelKey, request: SyntheticRequest) -> int:
         """How often the request fits here."""
         model = self._models.get(key)
         line = model.lines.get(request) if model else None
@@ -129,29 +129,29 @@ class Tally:
         model = self._models.get(key)
         return sum(model.states.values()) if model else 0
 
-    def _requests(self, key: ModelKey, places: list["Tally"]) -> list[RequestCapacity]:
+    def _requests(self, key: ModelKey, places: list["Aggregate"]) -> list[RequestCapacity]:
         lines = self._models[key].lines
-        pairs = sorted(lines.items(), key=lambda pair: _order(pair[0])) + _of_several(key, lines, places)
+        pairs = sorted(lines.items(), key=lambda pair: _order(pair[0])) + _lines_of_several(key, lines, places)
         pairs.sort(key=lambda pair: _order(pair[0]))
         return [_wire(request, line) for request, line in pairs]
 
 
-def _order(request: Request) -> tuple[bool, str, str, int, str]:
+def _order(request: SyntheticRequest) -> tuple[bool, str, str, int, str]:
     """Whole devices by count, then profiles by name, then shares."""
     return bool(request.share), request.kind.profile, request.kind.type, request.count, request.share
 
 
-def _states(unit: Unit, weighed: Weighed, problem: str) -> dict[str, int]:
+def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
     """How many of the unit's GPUs are in which state."""
-    supply, whole = weighed.supply, Request(kind=unit.main)
-    anything = any(weighed.fits.values())
-    used = min(supply.held, unit.bodies)
-    rest = unit.bodies - used
+    supply, whole = counted.supply, SyntheticRequest(kind=unit.main_kind)
+    anything = any(counted.fits.values())
+    used = min(supply.held, unit.gpu_count)
+    rest = unit.gpu_count - used
     free = 0
-    if unit.main.profile:
+    if unit.main_kind.profile:
         free = rest if anything and not supply.in_parts else 0
     else:
-        free = min(rest - supply.in_parts, weighed.fits.get(whole, 0)) if rest else 0
+        free = min(rest - supply.in_parts, counted.fits.get(whole, 0)) if rest else 0
     rest -= free
     states = {"used": used, problem or "free": free}
     if rest and supply.in_parts:
@@ -161,31 +161,33 @@ def _states(unit: Unit, weighed: Weighed, problem: str) -> dict[str, int]:
     return {state: count for state, count in states.items() if count}
 
 
-def _line(unit: Unit, weighed: Weighed, request: Request, *, usable: bool) -> _Line:
-    supply, kind = weighed.supply, request.kind
+def _line(unit: Unit, counted: FitCounts, request: SyntheticRequest, *, usable: bool) -> _Line:
+    supply, kind = counted.supply, request.kind
     line = _Line(in_use=supply.in_use.get(kind, 0))
     demand = supply.demands.get(kind)
     if request.share:
-        line.demand = taken_by(supply.shared[kind], request.share, request.extra)
+        line.demand = consumed_by_share(supply.shared[kind], request.share, request.extra)
     else:
         line.demand = dict(demand) if demand else {_DEVICES: 1}
     if not usable:
         return line
-    line.fits = weighed.fits.get(request, 0)
-    line.most = weighed.empty.get(request, 0)
-    line.capped = request in weighed.capped
+    line.fits = counted.fits.get(request, 0)
+    line.most = counted.empty.get(request, 0)
+    line.capped = request in counted.capped
     if request.share:
         line.left = dict(supply.share_left.get(kind, {}))
     elif not demand or kind.shared:
         line.left, line.demand = {_DEVICES: line.fits}, {_DEVICES: 1}
-    elif offers(unit, kind) and not unit.overdrawn and not weighed.problem:
+    elif offers(unit, kind) and not unit.overdrawn and not counted.problem:
         line.left = dict(supply.left)
     else:
         line.most = 0
     return line
 
 
-def _of_several(key: ModelKey, lines: Mapping[Request, _Line], places: list[Tally]) -> list[tuple[Request, _Line]]:
+def _lines_of_several(
+    key: ModelKey, lines: Mapping[SyntheticRequest, _Line], places: list[Aggregate]
+) -> list[tuple[SyntheticRequest, _Line]]:
     """Claims for 2, 4, 8, ... whole devices, up to as many as the largest place has."""
     most = min(MAX_DEVICES, max((place.size(key) for place in places), default=0))
     counts = sorted({2**power for power in range(1, 6) if 2**power <= most} | ({most} if most > 1 else set()))
@@ -197,17 +199,19 @@ def _of_several(key: ModelKey, lines: Mapping[Request, _Line], places: list[Tall
         for count in counts:
             fits, by_sum = sum(here // count for here in free), sum(free) // count
             line = _Line(fits=fits, most=by_sum, left={_DEVICES: sum(free)}, demand={_DEVICES: count})
-            found.append((Request(kind=one.kind, count=count), line))
+            found.append((SyntheticRequest(kind=one.kind, count=count), line))
     return found
 
 
-def _why_several(request: Request, lines: Mapping[Request, _Line], key: ModelKey, places: list[Tally]) -> str:
-    one = Request(kind=request.kind)
+def _why_several(
+    request: SyntheticRequest, lines: Mapping[SyntheticRequest, _Line], key: ModelKey, places: list[Aggregate]
+) -> str:
+    one = SyntheticRequest(kind=request.kind)
     most = max((place.fits(key, one) for place in places), default=0)
     return f"{lines[one].fits} are free, but at most {most} on one node"
 
 
-def _why_one(request: Request, line: _Line) -> str:
+def _why_one(request: SyntheticRequest, line: _Line) -> str:
     if request.share:
         named = {MEMORY: request.share, **dict(request.extra)}
         free = [f"{Quantity.from_bytes(line.left.get(name, 0) // NANO)} of {name}" for name in named]
@@ -233,7 +237,7 @@ def _gpus(states: Mapping[str, int]) -> Gpus:
     )
 
 
-def _wire(request: Request, line: _Line) -> RequestCapacity:
+def _wire(request: SyntheticRequest, line: _Line) -> RequestCapacity:
     by_sum = line.by_sum()
     return RequestCapacity(
         request=request.label,
@@ -244,7 +248,7 @@ def _wire(request: Request, line: _Line) -> RequestCapacity:
         fits=line.fits,
         by_sum=by_sum,
         stranded=by_sum - line.fits,
-        at_least=line.capped and line.fits >= MOST_FITS,
+        at_least=line.capped and line.fits >= MAX_FITS,
     )
 
 

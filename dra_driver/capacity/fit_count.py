@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from dra_driver.allocation import V1_36, Allocator, Behaviour, Features, Limits
 from dra_driver.allocation.devices import Device
-from dra_driver.capacity.kinds import Kind, Request
-from dra_driver.capacity.shares import MEMORY, extra_of
-from dra_driver.capacity.supply import Supply, supply_of
+from dra_driver.capacity.kinds import DeviceKind, SyntheticRequest
+from dra_driver.capacity.shares import MEMORY, extra_for
+from dra_driver.capacity.supply import UnitSupply, supply_of
 from dra_driver.capacity.units import Unit, is_tainted
 from dra_driver.errors import DraError
 from dra_driver.quantity import Format, Quantity
 
 Wire = Mapping[str, Any]
 
-MOST_FITS: Final = 256
+MAX_FITS: Final = 256
 """Claims that are tried on one unit; a count that reaches it is a lower bound."""
 
 _NODE: Final = "node"
@@ -49,61 +49,61 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class FitCounts:
     """What a unit still serves, and what it would serve with nothing held (``empty``). ``capped`` requests fit at least
     as often as said; ``problem`` is why nothing was counted."""
 
-    fits: Mapping[Request, int]
-    empty: Mapping[Request, int]
-    supply: Supply
-    capped: frozenset[Request] = frozenset()
+    fits: Mapping[SyntheticRequest, int]
+    empty: Mapping[SyntheticRequest, int]
+    supply: UnitSupply
+    capped: frozenset[SyntheticRequest] = frozenset()
     problem: str = ""
 
 
-class Trial:
+class FitCounter:
     """Weighs units. Used by one thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._known: dict[Hashable, Weighed] = {}
+        self._counts_by_signature: dict[Hashable, FitCounts] = {}
         self._end = options.clock() + options.timeout_s
 
-    def weigh(self, unit: Unit) -> Weighed:
+    def count_fits(self, unit: Unit) -> FitCounts:
         """What the unit serves now, as if the node and the pod's other wishes were no obstacle."""
         key = unit.signature()
-        if key not in self._known:
-            self._known[key] = self._weigh(unit)
-        return self._known[key]
+        if key not in self._counts_by_signature:
+            self._counts_by_signature[key] = self._count_fits(unit)
+        return self._counts_by_signature[key]
 
-    def _weigh(self, unit: Unit) -> Weighed:
+    def _count_fits(self, unit: Unit) -> FitCounts:
         supply = supply_of(unit)
         if self._options.clock() > self._end:
             problem = f"not weighed within {self._options.timeout_s:g} s"
-            return Weighed(fits={}, empty={}, supply=supply, problem=problem)
-        fits: dict[Request, int] = {}
+            return FitCounts(fits={}, empty={}, supply=supply, problem=problem)
+        fits: dict[SyntheticRequest, int] = {}
         problem = ""
         for request in self._requests(unit):
             try:
                 fits[request] = self._count(unit, request)
             except DraError as error:
                 fits[request], problem = 0, str(error)[:300]
-        capped = frozenset(request for request, count in fits.items() if count >= MOST_FITS)
-        empty = self.weigh(unit.emptied()).fits if unit.is_touched() else fits
-        return Weighed(fits=fits, empty=empty, supply=supply, capped=capped, problem=problem)
+        capped = frozenset(request for request, count in fits.items() if count >= MAX_FITS)
+        empty = self.count_fits(unit.without_allocations()).fits if unit.has_allocations() else fits
+        return FitCounts(fits=fits, empty=empty, supply=supply, capped=capped, problem=problem)
 
-    def _requests(self, unit: Unit) -> list[Request]:
+    def _requests(self, unit: Unit) -> list[SyntheticRequest]:
         found = []
         for kind, device in {kind: device for device, kind in zip(unit.offered, unit.kinds, strict=True)}.items():
-            found.append(Request(kind=kind))
+            found.append(SyntheticRequest(kind=kind))
             for share in self._options.shares if kind.shared else ():
-                found.append(Request(kind=kind, share=share, extra=extra_of(device.wire, share)))
+                found.append(SyntheticRequest(kind=kind, share=share, extra=extra_for(device.wire, share)))
         return found
 
-    def _count(self, unit: Unit, request: Request) -> int:
-        slices, results = _world(unit, request.kind)
+    def _count(self, unit: Unit, request: SyntheticRequest) -> int:
+        slices, results = _synthetic_cluster(unit, request.kind)
         claim = _claim(request)
         count = 0
-        while count < MOST_FITS:
+        while count < MAX_FITS:
             allocator = Allocator(
                 slices=slices,
                 classes=[_CLASS],
@@ -119,12 +119,12 @@ class Trial:
             got = outcome.allocations[0]["devices"]["results"]
             count += 1
             if all(item.get("shareID") and not item.get("consumedCapacity") for item in got):
-                return MOST_FITS  # shares that consume nothing never run out
+                return MAX_FITS  # shares that consume nothing never run out
             results = [*results, *got]
         return count
 
 
-def _world(unit: Unit, kind: Kind) -> tuple[list[Wire], list[Wire]]:
+def _synthetic_cluster(unit: Unit, kind: DeviceKind) -> tuple[list[Wire], list[Wire]]:
     """Slices with the unit's devices of one kind, and the allocation of what is held in it.
 
     Devices of other kinds only matter when they are held, for their counters, and are held whole then.
@@ -164,7 +164,7 @@ def _share(device: Device, name: str) -> Wire:
     return {**result, "consumedCapacity": consumed} if consumed else result
 
 
-def _claim(request: Request) -> Wire:
+def _claim(request: SyntheticRequest) -> Wire:
     exactly: dict[str, Any] = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
     if request.share:
         exactly["capacity"] = {"requests": {MEMORY: request.share, **dict(request.extra)}}
@@ -174,7 +174,7 @@ def _claim(request: Request) -> Wire:
     }
 
 
-def offers(unit: Unit, kind: Kind) -> bool:
+def offers(unit: Unit, kind: DeviceKind) -> bool:
     """Whether the unit has a device of the kind that neither a claim holds nor a taint keeps away."""
     return any(
         of == kind and not device.held and not is_tainted(device.wire)

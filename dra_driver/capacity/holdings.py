@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dra_driver.allocation.malformed import guarded
 from dra_driver.capacity.kinds import attribute
-from dra_driver.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, left_over, state_of
+from dra_driver.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, remaining_capacity, state_of
 from dra_driver.kube.state import ClusterState
 
 Wire = Mapping[str, Any]
@@ -62,7 +62,7 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevice:
+class ClaimDevice:
     """A device of a claim, and for which of its requests. ``consumed`` is what a share takes."""
 
     request: str
@@ -84,7 +84,7 @@ class ClaimRow:
     state: str
     nodes: Sequence[str]
     requests: Sequence[str]
-    devices: Sequence[HeldDevice]
+    devices: Sequence[ClaimDevice]
     pods: Sequence[str]
     created: str
     age_s: int | None
@@ -124,7 +124,9 @@ def _devices(state: ClusterState) -> list[DeviceRow]:
     rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else held, left)]
     known = {(row.driver, row.pool, row.device) for row in rows}
     nodes = {key: where for item in state.claims for key, where in _selected(item).items()}
-    rows += [_gone(key, holders, nodes.get(key, "")) for key, holders in sorted(held.items()) if key not in known]
+    rows += [
+        _unpublished_row(key, holders, nodes.get(key, "")) for key, holders in sorted(held.items()) if key not in known
+    ]
     return rows
 
 
@@ -166,11 +168,13 @@ def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, lef
             shared=shared,
             sharing=attribute(device, driver, "sharingStrategy"),
             parent=attribute(device, driver, "parentUUID"),
-            left=left_over(device, [holder.consumed for holder in mine]) if shared and holders is not None else {},
+            left=remaining_capacity(device, [holder.consumed for holder in mine])
+            if shared and holders is not None
+            else {},
         )
 
 
-def _gone(key: DeviceKey, holders: Sequence[Holder], node: str) -> DeviceRow:
+def _unpublished_row(key: DeviceKey, holders: Sequence[Holder], node: str) -> DeviceRow:
     return DeviceRow(
         node=node, driver=key[0], pool=key[1], device=key[2], type="", product="", profile="", memory="", taints=(),
         published=False, holders=holders, state=IN_USE,
@@ -217,7 +221,7 @@ def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> Claim
         key = _key(result)
         node = places.get(key) or elsewhere.get(key, "")
         devices.append(
-            HeldDevice(
+            ClaimDevice(
                 request=str(result.get("request") or ""),
                 driver=key[0],
                 pool=key[1],

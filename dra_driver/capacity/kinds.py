@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 Wire = Mapping[str, Any]
 
 
-class Kind(NamedTuple):
+class DeviceKind(NamedTuple):
     """Devices that serve the same claims. ``profile`` is empty for whole devices; ``shared`` ones allow several
     allocations. A tuple, because kinds are compared once for every device of a cluster."""
 
@@ -23,11 +23,11 @@ class Kind(NamedTuple):
     shared: bool = False
 
 
-class Request(NamedTuple):
+class SyntheticRequest(NamedTuple):
     """The synthetic claim that is tried: ``count`` devices of a kind, or a share of ``share`` of its memory with
     ``extra`` of its other capacities (pairs of name and amount)."""
 
-    kind: Kind
+    kind: DeviceKind
     count: int = 1  # type: ignore[assignment]  # hides tuple.count, which nobody needs
     share: str = ""
     extra: tuple[tuple[str, str], ...] = ()
@@ -49,7 +49,7 @@ def attribute(device: Wire, driver: str, name: str) -> str:
     return str(next(iter(value.values()), ""))
 
 
-def kind_of(device: Wire, driver: str, *, shares: bool) -> Kind:
+def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
     """The kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) nothing is shared."""
     found = attribute(device, driver, "type")
     return _kind(
@@ -62,11 +62,11 @@ def kind_of(device: Wire, driver: str, *, shares: bool) -> Kind:
 
 
 @lru_cache(maxsize=1024)
-def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> Kind:
+def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> DeviceKind:
     """The same object for the same kind: equality is then a comparison of addresses."""
-    return Kind(driver=driver, model=model, type=found, profile=profile, shared=shared)
+    return DeviceKind(driver=driver, model=model, type=found, profile=profile, shared=shared)
 
 
-def body_of(device: Wire, driver: str) -> str:
+def gpu_uuid_of(device: Wire, driver: str) -> str:
     """What tells that two devices are forms of one piece of hardware: the GPU's UUID. "" when nothing does."""
     return attribute(device, driver, "parentUUID") or attribute(device, driver, "uuid")

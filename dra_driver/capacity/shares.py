@@ -18,7 +18,7 @@ Extra = tuple[tuple[str, str], ...]
 """Capacities beside memory, and how much of each."""
 
 
-def extra_of(device: Wire, share: str) -> Extra:
+def extra_for(device: Wire, share: str) -> Extra:
     """The part of each other capacity that goes with so much memory: whole units, rounded down, at least the least.
 
     Only of those that a claim takes all of when it does not name them: of others it is the owner of the devices who
@@ -40,14 +40,14 @@ def extra_of(device: Wire, share: str) -> Extra:
     return tuple(found)
 
 
-def taken_by(device: Wire, share: str, extra: Extra) -> dict[str, int]:
+def consumed_by_share(device: Wire, share: str, extra: Extra) -> dict[str, int]:
     """Billionths of each capacity that such a share consumes. Raises ValueError on quantities nobody stores."""
     requests = {MEMORY: share, **dict(extra)}
     found = consumption(requests, device.get("capacity") or {})
     return {name: amount.nano for name, amount in found.items()}
 
 
-def left_of(device: Device) -> dict[str, int]:
+def left_by_shares(device: Device) -> dict[str, int]:
     """Billionths of each capacity that no share consumes."""
     capacities: Mapping[str, Wire] = device.wire.get("capacity") or {}
     consumed = device.consumed or {}

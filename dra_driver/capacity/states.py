@@ -47,7 +47,7 @@ def state_of(device: Wire, pool: tuple[str, str], left: Counters, *, held: bool,
     return BLOCKED if any(left.get(key, 0) < value for key, value in _consumed(device, *pool)) else FREE
 
 
-def left_over(device: Wire, consumed: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def remaining_capacity(device: Wire, consumed: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """What shares leave of each capacity of a device that allows several allocations."""
     shares = list(consumed)
     found = {}

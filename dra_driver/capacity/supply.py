@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from dra_driver.allocation.amounts import nano
 from dra_driver.allocation.devices import Device
-from dra_driver.capacity.kinds import Kind
-from dra_driver.capacity.shares import left_of
+from dra_driver.capacity.kinds import DeviceKind
+from dra_driver.capacity.shares import left_by_shares
 from dra_driver.capacity.units import Unit, is_tainted, memory_nano
 
 Wire = Mapping[str, Any]
@@ -24,29 +24,29 @@ _NUMBER: Final = re.compile(r"-?\d+\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
+class UnitSupply:
     """One unit. ``demands`` is the least that a device of each kind consumes of the counters; kinds without counters
     have none. ``share_left`` is what shares have not consumed, by capacity; ``shared`` a device of each kind that is
     shared. Memory in billionths of a byte; counters likewise."""
 
     left: Mapping[str, int]
-    demands: Mapping[Kind, Sums]
-    share_left: Mapping[Kind, Sums]
-    shared: Mapping[Kind, Wire]
+    demands: Mapping[DeviceKind, Sums]
+    share_left: Mapping[DeviceKind, Sums]
+    shared: Mapping[DeviceKind, Wire]
     memory: int
     memory_left: int
     held: int
     in_parts: bool
     tainted: bool
-    in_use: Mapping[Kind, int]
+    in_use: Mapping[DeviceKind, int]
 
 
-def supply_of(unit: Unit) -> Supply:
+def supply_of(unit: Unit) -> UnitSupply:
     """The sums of a unit. Raises ValueError on quantities that no API server stores."""
     pairs = list(zip(unit.offered, unit.kinds, strict=True))
     left, total = _counters(unit)
-    demands: dict[Kind, Sums] = {}
-    in_use: dict[Kind, int] = {}
+    demands: dict[DeviceKind, Sums] = {}
+    in_use: dict[DeviceKind, int] = {}
     for device, kind in pairs:
         if device.wire.get("consumesCounters"):
             wanted = _sums(device)
@@ -55,7 +55,7 @@ def supply_of(unit: Unit) -> Supply:
         if device.held or device.shared:
             in_use[kind] = in_use.get(kind, 0) + 1
     memory, memory_left = _memory(unit, left, total)
-    return Supply(
+    return UnitSupply(
         left=left,
         demands=demands,
         share_left=_share_left(unit, left),
@@ -102,24 +102,24 @@ def _add(sums: Sums, counters: Mapping[str, Wire], sign: int) -> None:
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
     """All of the unit's memory and what is left of it."""
     # A device in shares has taken all that it consumes of the counters; what its shares leave is theirs to give.
-    for_shares = sum(left_of(device).get(MEMORY, 0) for device in unit.offered if device.shared)
+    for_shares = sum(left_by_shares(device).get(MEMORY, 0) for device in unit.offered if device.shared)
     if MEMORY in total:
         return total[MEMORY], left[MEMORY] + for_shares
     if unit.sets:  # placements overlap and nothing says how much memory they leave
         largest = max(memory_nano(device.wire) for device in unit.offered)
         return largest, for_shares if any(device.held or device.shared for device in unit.offered) else largest
-    of_whole = not unit.main.profile
+    of_whole = not unit.main_kind.profile
     devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
     whole = sum(memory_nano(device.wire) for device in devices)
     return whole, sum(memory_nano(device.wire) - _consumed(device) for device in devices if not device.held)
 
 
-def _share_left(unit: Unit, left: Sums) -> dict[Kind, Sums]:
-    found: dict[Kind, Sums] = {}
+def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
+    found: dict[DeviceKind, Sums] = {}
     for device, kind in zip(unit.offered, unit.kinds, strict=True):
         if not kind.shared or device.held or is_tainted(device.wire):
             continue
-        mine = left_of(device)
+        mine = left_by_shares(device)
         if device.wire.get("consumesCounters") and not device.shared and MEMORY in mine:
             # The first share takes the counters as a whole device does, so what MIG devices hold is not there.
             mine[MEMORY] = max(0, min(mine[MEMORY], left.get(MEMORY, mine[MEMORY])))

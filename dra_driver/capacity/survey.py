@@ -16,8 +16,8 @@ from dra_driver.allocation.limits import Limits
 from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.taken import NOTHING, PoolKey, pool_uses
-from dra_driver.capacity.aggregate import Tally
-from dra_driver.capacity.fit_count import Options, Trial
+from dra_driver.capacity.aggregate import Aggregate
+from dra_driver.capacity.fit_count import FitCounter, Options
 from dra_driver.capacity.report import CapacityReport, NodeCapacity
 from dra_driver.capacity.units import Unit, units_of, units_of_devices
 from dra_driver.errors import DraError
@@ -25,7 +25,7 @@ from dra_driver.kube.state import ClusterState
 
 Wire = Mapping[str, Any]
 ANYWHERE: Final = ""
-_MOST_NOTES: Final = 10
+_MAX_NOTES: Final = 10
 _DEFAULTS: Final = Options()
 
 
@@ -41,7 +41,7 @@ def survey(state: ClusterState, options: Options = _DEFAULTS, *, driver: str = "
 class _Survey:
     def __init__(self, state: ClusterState, options: Options, driver: str, node: str) -> None:
         self._state = state
-        self._only = node
+        self._only_node = node
         self._driver = driver
         self._shares = options.features.consumable_capacity
         self._allocator = Allocator(
@@ -52,16 +52,16 @@ class _Survey:
             behaviour=options.behaviour,
             limits=Limits(clock=options.clock),
         )
-        self._trial = Trial(options)
+        self._fit_counter = FitCounter(options)
         self._notes: dict[str, int] = {}
         self._broken: dict[PoolKey, str] = {}
-        self._done: set[tuple[str, ...]] = set()
-        self._places: dict[str, Tally] = {}
+        self._counted_units: set[tuple[str, ...]] = set()
+        self._places: dict[str, Aggregate] = {}
 
     def report(self) -> CapacityReport:
-        problems = dict(map(self._walk, self._nodes()))
+        problems = dict(map(self._count_node, self._nodes()))
         self._count_broken()
-        whole = Tally()
+        whole = Aggregate()
         for place in self._places.values():
             whole.join(place)
         places = list(self._places.values())
@@ -69,7 +69,7 @@ class _Survey:
             source=self._state.source,
             server_version=self._state.server_version,
             gaps=tuple(self._state.gaps),
-            notes=self._said(),
+            notes=self._note_texts(),
             models=tuple(whole.models(places)),
             stranded_shapes=tuple(whole.stranded(places)),
             nodes=tuple(
@@ -86,16 +86,16 @@ class _Survey:
         known = set()
         for node in self._state.nodes:
             known.add(node["metadata"]["name"])
-            if self._only in ("", node["metadata"]["name"]):
+            if self._only_node in ("", node["metadata"]["name"]):
                 yield node, _node_problem(node)
         missing = "no-such-node" if known else ""
         for item in self._state.slices:
             for name in _node_names(item["spec"]):
-                if name not in known and self._only in ("", name):
+                if name not in known and self._only_node in ("", name):
                     known.add(name)
                     yield {"metadata": {"name": name}}, missing
 
-    def _walk(self, pair: tuple[Wire, str]) -> tuple[str, str]:
+    def _count_node(self, pair: tuple[Wire, str]) -> tuple[str, str]:
         node, problem = pair
         name = node["metadata"]["name"]
         try:
@@ -117,16 +117,16 @@ class _Survey:
             local = unit.is_local()
             if not local:
                 # Reached by other nodes as well: counted once, and with the first usable node.
-                if problem or unit.key in self._done:
+                if problem or unit.key in self._counted_units:
                     continue
-                self._done.add(unit.key)
+                self._counted_units.add(unit.key)
             self._add(unit, node if local else ANYWHERE, problem)
 
     def _add(self, unit: Unit, place: str, problem: str) -> None:
-        weighed = self._trial.weigh(unit)
-        if weighed.problem:
-            self._note(f"{'/'.join(unit.key)}: {weighed.problem}", by=weighed.problem)
-        self._places.setdefault(place, Tally()).add(unit, weighed, problem)
+        counted = self._fit_counter.count_fits(unit)
+        if counted.problem:
+            self._note(f"{'/'.join(unit.key)}: {counted.problem}", by=counted.problem)
+        self._places.setdefault(place, Aggregate()).add(unit, counted, problem)
 
     def _count_broken(self) -> None:
         """Devices of pools that the scheduler does not look at, as they are published."""
@@ -148,7 +148,7 @@ class _Survey:
                 for device in item.read_contents(uses.get(key, NOTHING)).devices:
                     by_node.setdefault(device.placement.get("nodeName") or ANYWHERE, []).append(device)
             for node, devices in by_node.items():
-                if self._only and node not in (ANYWHERE, self._only):
+                if self._only_node and node not in (ANYWHERE, self._only_node):
                     continue
                 for unit in units_of_devices(key[0], devices, shares=self._shares):
                     self._add(unit, node, f"{self._broken[key]}-pool")
@@ -162,10 +162,10 @@ class _Survey:
             return
         self._notes[text] = self._notes.get(text, 0) + 1
 
-    def _said(self) -> Sequence[str]:
+    def _note_texts(self) -> Sequence[str]:
         notes = list(self._notes)
-        more = len(notes) - _MOST_NOTES
-        return (*notes[:_MOST_NOTES], *([f"and {more} more"] if more > 0 else []))
+        more = len(notes) - _MAX_NOTES
+        return (*notes[:_MAX_NOTES], *([f"and {more} more"] if more > 0 else []))
 
 
 def _node_problem(node: Wire) -> str:

@@ -13,7 +13,7 @@ from dra_driver.allocation.amounts import nano
 from dra_driver.allocation.devices import Device
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.taints import untolerated
-from dra_driver.capacity.kinds import Kind, body_of, kind_of
+from dra_driver.capacity.kinds import DeviceKind, gpu_uuid_of, kind_of
 
 Wire = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class Unit:
     offered: list[Device] = field(default_factory=list)
     elsewhere: list[Device] = field(default_factory=list)
     sets: list[Wire] = field(default_factory=list)
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: list[DeviceKind] = field(default_factory=list)
     overdrawn: bool = False
 
     @property
@@ -38,12 +38,12 @@ class Unit:
         return (*self.offered[0].slice.key, self.offered[0].name)
 
     @property
-    def bodies(self) -> int:
+    def gpu_count(self) -> int:
         """How many GPUs (or other whole devices) this is; at least one."""
         return max(1, sum(not kind.profile for kind in self.kinds))
 
     @property
-    def main(self) -> Kind:
+    def main_kind(self) -> DeviceKind:
         """The kind of the first whole device, or of the first of all."""
         return next((kind for kind in self.kinds if not kind.profile), self.kinds[0])
 
@@ -51,12 +51,12 @@ class Unit:
         """Whether all of it belongs to one node."""
         return all(device.placement.get("nodeName") for device in self.offered)
 
-    def emptied(self) -> "Unit":
+    def without_allocations(self) -> "Unit":
         """The same with nothing held."""
         offered = [replace(device, held=False, shared=False, consumed=None) for device in self.offered]
         return Unit(driver=self.driver, offered=offered, sets=self.sets, kinds=self.kinds)
 
-    def is_touched(self) -> bool:
+    def has_allocations(self) -> bool:
         """Whether claims hold some of it, or of what it depends on."""
         return bool(self.elsewhere) or self.overdrawn or any(one.held or one.shared for one in self.offered)
 
@@ -66,8 +66,10 @@ class Unit:
         return (
             self.overdrawn,
             tuple(tuple((name, item["value"]) for name, item in (s.get("counters") or {}).items()) for s in self.sets),
-            tuple(_trait(device, kind, numbers) for device, kind in zip(self.offered, self.kinds, strict=True)),
-            tuple(_charges(device.wire, numbers) for device in self.elsewhere),
+            tuple(
+                _device_signature(device, kind, numbers) for device, kind in zip(self.offered, self.kinds, strict=True)
+            ),
+            tuple(_counter_signature(device.wire, numbers) for device in self.elsewhere),
         )
 
 
@@ -98,7 +100,7 @@ def _grouped(driver: str, devices: Sequence[Device], *, shares: bool) -> list[Un
     marks = []
     for place, device in enumerate(devices):
         mine: list[Hashable] = [("set", name) for name in _set_names(device.wire)]
-        body = body_of(device.wire, driver)
+        body = gpu_uuid_of(device.wire, driver)
         if body:
             mine.append(("body", body))
         if not mine:
@@ -129,7 +131,7 @@ def _set_names(device: Wire) -> Iterable[str]:
     return (entry["counterSet"] for entry in device.get("consumesCounters") or ())
 
 
-def _trait(device: Device, kind: Kind, numbers: Mapping[str, int]) -> Hashable:
+def _device_signature(device: Device, kind: DeviceKind, numbers: Mapping[str, int]) -> Hashable:
     wire = device.wire
     capacity = wire.get("capacity") or {}
     memory = (capacity.get("memory") or {}).get("value")
@@ -141,11 +143,11 @@ def _trait(device: Device, kind: Kind, numbers: Mapping[str, int]) -> Hashable:
         is_tainted(wire),
         bool(wire.get("bindingConditions")),
         repr(capacity) if kind.shared else memory,
-        _charges(wire, numbers),
+        _counter_signature(wire, numbers),
     )
 
 
-def _charges(wire: Wire, numbers: Mapping[str, int]) -> Hashable:
+def _counter_signature(wire: Wire, numbers: Mapping[str, int]) -> Hashable:
     return tuple(
         (
             numbers.get(entry["counterSet"]),

@@ -26,7 +26,7 @@ fit right now by the scheduler's own rules. Against the cluster of the kubeconfi
   stranded     by sum less fits: claims that fail only because what is free does not lie together
 """
 _FIELDS: Final = ("nodes", "claims", "slices", "taint_rules")
-_MOST_ROWS: Final = 30
+_MAX_ROWS: Final = 30
 _GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FREE", "IN FRAGMENTS")
 
 
@@ -84,7 +84,7 @@ def _share(text: str) -> str:
 
 def _print(report: Any, *, by_node: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
-        print(f"note: {_plain(sentence)}", file=sys.stderr)
+        print(f"note: {_printable(sentence)}", file=sys.stderr)
     if not report.models:
         print("No devices are published.")
         return
@@ -99,7 +99,7 @@ def _print(report: Any, *, by_node: bool) -> None:
     if report.stranded_shapes:
         print("\nFits nowhere although the sum would suffice:")
         for shape in report.stranded_shapes:
-            print(f"  {_plain(shape.request)} of {_plain(shape.model)}: {_plain(shape.why)}")
+            print(f"  {_printable(shape.request)} of {_printable(shape.model)}: {_printable(shape.why)}")
     if by_node:
         print()
         show(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes), colour=colour)
@@ -131,7 +131,7 @@ def _nodes(nodes: Sequence[Any]) -> list[Sequence[str]]:
             fits = ", ".join(f"{item.fits} x {item.request.removeprefix('1 ')}" for item in model.requests if item.fits)
             groups.setdefault((model.model, *_gpus(model), fits or "-"), []).append(node.node or "(any node)")
     rows = [(_named(names), *row) for row, names in groups.items()]
-    return [*rows[:_MOST_ROWS], *([_more(len(rows))] if len(rows) > _MOST_ROWS else [])]
+    return [*rows[:_MAX_ROWS], *([_more(len(rows))] if len(rows) > _MAX_ROWS else [])]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -139,7 +139,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _more(count: int) -> Sequence[str]:
-    text = f"... {count - _MOST_ROWS} more kinds of nodes: -o json has them all, --node one"
+    text = f"... {count - _MAX_ROWS} more kinds of nodes: -o json has them all, --node one"
     return text, *["-"] * (len(_GPUS) + 2)
 
 
@@ -147,5 +147,5 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.0f} GiB" if count else "0"
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dra_driver.cli.devices import listed, taken
+from dra_driver.cli.devices import consumed_text, listed
 from dra_driver.cli.source import add_source, state_of, wants_colour
 from dra_driver.cli.table import show
 
@@ -65,7 +65,7 @@ def row(claim: Any) -> Sequence[str]:
 
 
 def _device(device: Any) -> str:
-    about = "admin access" if device.admin_access else taken(device.consumed)
+    about = "admin access" if device.admin_access else consumed_text(device.consumed)
     return f"{device.device} ({about})" if about else str(device.device)
 
 

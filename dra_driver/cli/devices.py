@@ -16,8 +16,8 @@ from dra_driver.cli.table import show
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
 _FIELDS: Final = ("claims", "slices", "taint_rules")
-_MOST_HOLDERS: Final = 3
-_NUMBER: Final = "shares"
+_MAX_LISTED: Final = 3
+_SHARE_COUNT: Final = "shares"
 """The capacity of which every share has one."""
 
 
@@ -104,15 +104,15 @@ def amounts(capacities: Mapping[str, str]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """The first few, and how many more."""
-    more = len(names) - _MOST_HOLDERS
-    return ",".join(names[:_MOST_HOLDERS]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED
+    return ",".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def taken(consumed: Mapping[str, str]) -> str:
+def consumed_text(consumed: Mapping[str, str]) -> str:
     """What a share takes, as `amounts`; that it is one share is not said."""
-    return amounts({name: value for name, value in consumed.items() if name != _NUMBER})
+    return amounts({name: value for name, value in consumed.items() if name != _SHARE_COUNT})
 
 
 def _claim(holder: Any) -> str:
-    about = "admin access" if holder.admin_access else taken(holder.consumed)
+    about = "admin access" if holder.admin_access else consumed_text(holder.consumed)
     return f"{holder.namespace}/{holder.claim}{f' ({about})' if about else ''}"

@@ -83,8 +83,8 @@ def _taint(cause: Tainted, users: list[str]) -> Rejection:
         fix = f"GpuPolicy {cause.value} keeps it for claims with tolerations: [{toleration}]; add that, or {_OTHER_GPU}"
     elif cause.key == _DRAINING:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
-        waiting_for = f": {listed(users)}" if users else ""
-        fix = f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended{waiting_for}"
+        fix = f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended"
+        fix += f": {listed(users)}" if users else ""
     return Rejection("tainted", message, "", fix)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.allocation import V1_37, Allocator, Features
 from dra_driver.capacity import Options, survey
-from dra_driver.capacity.fit_count import MOST_FITS
+from dra_driver.capacity.fit_count import MAX_FITS
 from dra_driver.capacity.report import Gpus
 from dra_driver.kube.state import ClusterState
 from dra_driver.model.terms import SharingTerms, Strategy
@@ -169,12 +169,12 @@ def test_share_that_fits_nowhere_although_memory_would_suffice_is_named() -> Non
 def test_shares_that_take_nothing_never_run_out() -> None:
     device = {"name": "x", "allowMultipleAllocations": True}
     found = request(survey(cluster([resource_slice("a", device)])), "1 device")
-    assert (found.fits, found.at_least) == (MOST_FITS, True)
+    assert (found.fits, found.at_least) == (MAX_FITS, True)
 
 
 def test_tiny_shares_are_counted_to_a_bound() -> None:
     found = request(survey(cluster([shared("a")]), Options(shares=("1Mi",))), "share of 1Mi")
-    assert (found.fits, found.at_least) == (MOST_FITS, True)
+    assert (found.fits, found.at_least) == (MAX_FITS, True)
 
 
 def test_without_the_gate_a_shared_gpu_is_a_whole_one() -> None:
