@@ -14,7 +14,7 @@ from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dra_driver.kube.state import ClusterState
-    from dra_driver.lint.sources import Source
+    from dra_driver.lint.sources import ManifestSource
 
 DESCRIPTION = """\
 Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH the objects of the
@@ -53,12 +53,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the report; the exit status."""
     from dra_driver.lint import lint
-    from dra_driver.lint.known import catalog_only, of_cluster
+    from dra_driver.lint.known import known_from_catalog, known_from_cluster
     from dra_driver.lint.sources import collect
 
     state = _state(args)
-    known = of_cluster(state) if state is not None else catalog_only()
-    sources: Iterable[Source]
+    known = known_from_cluster(state) if state is not None else known_from_catalog()
+    sources: Iterable[ManifestSource]
     sources = collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
     report = lint(sources, known)
     print(_shown(report.strict() if args.strict else report, args.output))
@@ -81,9 +81,9 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
     return read_cluster(RestClient(Connection.load(args.kubeconfig)), args.namespace if not args.paths else None)
 
 
-def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[Source]":
+def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":
     """The cluster's objects as texts; what a controller has made of another object is checked there."""
-    from dra_driver.lint.sources import of_objects
+    from dra_driver.lint.sources import sources_from_objects
 
     if state is None:
         return ()
@@ -101,7 +101,7 @@ def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[So
                 continue
             kept = {key: value for key, value in item.items() if key != "status"}
             found.append({"apiVersion": version, "kind": kind, **kept})
-    return of_objects(found, "cluster")
+    return sources_from_objects(found, "cluster")
 
 
 def _shown(report: Any, form: str) -> str:

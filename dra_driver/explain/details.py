@@ -13,7 +13,7 @@ from dra_driver.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, 
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.nearest import Candidate, Shortfall, nearest_miss
 from dra_driver.explain.objects import listed
-from dra_driver.explain.phrases import Rejection
+from dra_driver.explain.phrases import RejectionReason
 from dra_driver.explain.reasons import Funnel, rejection_of
 from dra_driver.explain.report import DeviceLine, NearestMiss, NodeDetail, NodeReason, RequestSummary
 from dra_driver.explain.requests import RequestSpec
@@ -103,11 +103,11 @@ def node_detail(
             for device in evaluation.devices(result):
                 cause = causes.get(device.id)
                 if (spec.request, *device.id[1:]) in taken:
-                    found = Rejection("given", "would be given", "")
+                    found = RejectionReason("given", "would be given", "")
                 elif cause is not None:
                     found = rejection_of(spec, device, cause, holders)
                 else:
-                    found = Rejection("free", "not needed" if result.fits else "not turned down", "")
+                    found = RejectionReason("free", "not needed" if result.fits else "not turned down", "")
                 text = f"{found.message} ({found.seen})" if found.seen else found.message
                 lines.append(DeviceLine(request=spec.request, device=device.name, code=found.code, message=text))
                 if len(lines) >= _MAX_LINES:

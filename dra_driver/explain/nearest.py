@@ -14,7 +14,7 @@ from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import listed
-from dra_driver.explain.phrases import Rejection, holder_labels
+from dra_driver.explain.phrases import RejectionReason, holder_labels
 from dra_driver.explain.reasons import rejection_of, selector_rejections
 from dra_driver.explain.report import NearestMiss
 from dra_driver.explain.requests import RequestSpec
@@ -54,7 +54,7 @@ class Shortfall(NamedTuple):
 
 class _RankedCandidate(NamedTuple):
     device: str
-    findings: list[Rejection]
+    findings: list[RejectionReason]
     distance: int
 
     @property
@@ -105,12 +105,12 @@ def _candidate(spec: RequestSpec, candidate: Candidate, holders: Holders) -> _Ra
     return _RankedCandidate(candidate.device.name, found, distance)
 
 
-def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[Rejection]:
+def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[RejectionReason]:
     """Everything that is in the device's way, not only what the allocator met first."""
     device, cause = candidate
     found = list(selector_rejections(spec, device))
     if device.held and not spec.admin_access:
-        found.append(Rejection("inUse", "in use", holder_labels(holders.claims(device.id), holders)))
+        found.append(RejectionReason("inUse", "in use", holder_labels(holders.claims(device.id), holders)))
     taint = untolerated(device.wire.get("taints") or (), spec.tolerations)
     if taint is not None:
         found.append(rejection_of(spec, device, taint, holders))
@@ -154,7 +154,7 @@ def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> Neares
     )
 
 
-def _fixes(findings: Sequence[Rejection], more: int) -> str:
+def _fixes(findings: Sequence[RejectionReason], more: int) -> str:
     """All that has to be done, what can be done in its place, and how many devices are as near as these."""
     text = "; and ".join(dict.fromkeys(_fix(finding) for finding in findings))
     instead = " and ".join(dict.fromkeys(finding.instead for finding in findings if finding.instead))
@@ -164,11 +164,11 @@ def _fixes(findings: Sequence[Rejection], more: int) -> str:
     return text
 
 
-def _sentence(finding: Rejection) -> str:
+def _sentence(finding: RejectionReason) -> str:
     return f"{finding.message} ({finding.seen})" if finding.seen else finding.message
 
 
-def _fix(finding: Rejection) -> str:
+def _fix(finding: RejectionReason) -> str:
     if finding.fix:
         return finding.fix
     match finding.code:

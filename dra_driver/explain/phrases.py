@@ -31,7 +31,7 @@ _OTHER_GPU: Final = "ask for another GPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
+class RejectionReason:
     """Why one device fell away: ``code`` and ``message`` make the group, ``seen`` is what differs within it, ``fix``
     what would help where that is known better than by the code alone, ``instead`` what would help in its place."""
 
@@ -42,14 +42,14 @@ class Rejection:
     instead: str = ""
 
 
-def rejection_for_cause(cause: Cause, spec: RequestSpec, device: Device, holders: Holders) -> Rejection:
+def rejection_for_cause(cause: Cause, spec: RequestSpec, device: Device, holders: Holders) -> RejectionReason:
     """The finding for a cause that is not a selector's."""
     match cause:
         case InUse():
             if not cause.holders:
-                return Rejection("takenByThisPod", "taken by another request of this pod", "")
+                return RejectionReason("takenByThisPod", "taken by another request of this pod", "")
             label_with_pods = holder_labels(cause.holders, holders)
-            return Rejection("inUse", "in use", label_with_pods)
+            return RejectionReason("inUse", "in use", label_with_pods)
         case Tainted():
             return _taint(cause, [holders.label_with_pods(claim) for claim in holders.claims(device.id)])
         case CapacityShort():
@@ -57,13 +57,13 @@ def rejection_for_cause(cause: Cause, spec: RequestSpec, device: Device, holders
         case CounterShort():
             return _counter(cause, spec, device, holders)
         case ConstraintBroken():
-            return Rejection("constraint", *_constraint(cause))
+            return RejectionReason("constraint", *_constraint(cause))
         case NotOnNode():
-            return Rejection("nodeSelection", "the device's own node selection leaves the node out", "")
+            return RejectionReason("nodeSelection", "the device's own node selection leaves the node out", "")
         case GateOff():
-            return Rejection("gateOff", f"needs the feature gate {cause.gate}, which is off in the scheduler", "")
+            return RejectionReason("gateOff", f"needs the feature gate {cause.gate}, which is off in the scheduler", "")
         case NotSelected():
-            return Rejection("requestSelector", cause.expression, "")
+            return RejectionReason("requestSelector", cause.expression, "")
 
 
 def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
@@ -74,7 +74,7 @@ def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
 # --- taints ---
 
 
-def _taint(cause: Tainted, users: list[str]) -> Rejection:
+def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
     value = f"={cause.value}" if cause.value else ""
     message = f"taint {cause.key}{value}:{cause.effect} that the request does not tolerate"
     fix = ""
@@ -85,13 +85,13 @@ def _taint(cause: Tainted, users: list[str]) -> Rejection:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
         fix = f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended"
         fix += f": {listed(users)}" if users else ""
-    return Rejection("tainted", message, "", fix)
+    return RejectionReason("tainted", message, "", fix)
 
 
 # --- capacity ---
 
 
-def _capacity(cause: CapacityShort, spec: RequestSpec, device: Device, holders: Holders) -> Rejection:
+def _capacity(cause: CapacityShort, spec: RequestSpec, device: Device, holders: Holders) -> RejectionReason:
     name, asked = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     shared = bool(device.wire.get("allowMultipleAllocations"))
@@ -102,7 +102,9 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: Device, holders: 
     by_default = "" if asked else ", which is what a request takes that does not name it"
     message = f"not enough {name}: {cause.wanted} wanted{by_default}"
     if not (device.shared or device.consumed):
-        return Rejection("capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "ask for less")
+        return RejectionReason(
+            "capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "ask for less"
+        )
     claims = list(dict.fromkeys(holders.claims(device.id)))
     users = [holders.label_with_pods(claim) for claim in claims]
     amounts = [
@@ -112,27 +114,27 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: Device, holders: 
     end = f"end what uses it: {listed(users)}" if users else "end other shares of the device"
     seen = f"{device.name} has {cause.free} of {own.get('value', '?')} free{by}"
     if _is_zero(cause.free):
-        return Rejection("capacityShort", message, seen, end)
+        return RejectionReason("capacityShort", message, seen, end)
     less = (
         f"ask for {cause.free} of {name} or less"
         if asked
         else f"ask for capacity.requests.{name}: {cause.free} or less"
     )
-    return Rejection("capacityShort", message, seen, less, end)
+    return RejectionReason("capacityShort", message, seen, less, end)
 
 
-def _undefined(cause: CapacityShort, *, shared: bool) -> Rejection:
+def _undefined(cause: CapacityShort, *, shared: bool) -> RejectionReason:
     message = f"has no capacity {cause.capacity}, of which the request wants {cause.wanted}"
     if shared:
-        return Rejection("capacityShort", message, "", f"leave capacity.requests.{cause.capacity} out")
+        return RejectionReason("capacityShort", message, "", f"leave capacity.requests.{cause.capacity} out")
     fix = (
         f"leave capacity.requests.{cause.capacity} out to have a device alone, or ask whoever runs the node to share "
         "its GPUs by a GpuPolicy"
     )
-    return Rejection("capacityShort", f"{message}: it is not shared", "", fix)
+    return RejectionReason("capacityShort", f"{message}: it is not shared", "", fix)
 
 
-def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> Rejection:
+def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> RejectionReason:
     policy = own.get("requestPolicy") or {}
     span = policy.get("validRange") or {}
     allowed = ", ".join(
@@ -143,7 +145,7 @@ def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> Rejection:
         ]
     ) or (f"one of {listed([str(item) for item in policy.get('validValues') or ()])}")
     message = f"its request policy does not give out {cause.wanted} of {cause.capacity}"
-    return Rejection("capacityShort", message, allowed, f"ask for {allowed}")
+    return RejectionReason("capacityShort", message, allowed, f"ask for {allowed}")
 
 
 def _is_zero(amount: str) -> bool:
@@ -156,10 +158,10 @@ def _is_zero(amount: str) -> bool:
 # --- counters ---
 
 
-def _counter(cause: CounterShort, spec: RequestSpec, device: Device, holders: Holders) -> Rejection:
+def _counter(cause: CounterShort, spec: RequestSpec, device: Device, holders: Holders) -> RejectionReason:
     if not cause.own:
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
-        return Rejection("counterShort", "blocked: shared counters of its pool are overdrawn", seen)
+        return RejectionReason("counterShort", "blocked: shared counters of its pool are overdrawn", seen)
     message = "shared counters of its GPU are used up"
     held = consumers(device, cause, holders)
     claims = [
@@ -173,7 +175,7 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: Device, holders: Ho
     if spec.admin_access:
         message += ", and the scheduler counts them for admin access as well"
         fix += "; on nodes that are watched through claims allow no MIG profiles (GpuPolicy, forms: {migProfiles: []})"
-    return Rejection("counterShort", message, seen, fix)
+    return RejectionReason("counterShort", message, seen, fix)
 
 
 def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:

@@ -13,7 +13,7 @@ from dra_driver.allocation.devices import Device
 from dra_driver.allocation.events import Cause, InUse, NotSelected
 from dra_driver.explain.failed_clauses import failed_clauses, holds, signature
 from dra_driver.explain.holders import Holders
-from dra_driver.explain.phrases import Rejection, rejection_for_cause
+from dra_driver.explain.phrases import RejectionReason, rejection_for_cause
 from dra_driver.explain.report import Reason
 from dra_driver.explain.requests import RequestSpec
 
@@ -45,7 +45,7 @@ class Group:
     examples: list[str] = field(default_factory=list)
 
 
-def rejection_of(spec: RequestSpec, device: Device, cause: Cause, holders: Holders) -> Rejection:
+def rejection_of(spec: RequestSpec, device: Device, cause: Cause, holders: Holders) -> RejectionReason:
     """The finding for one rejection of the ask's request."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
         blamed = selector_rejections(spec, device)
@@ -54,7 +54,7 @@ def rejection_of(spec: RequestSpec, device: Device, cause: Cause, holders: Holde
     return rejection_for_cause(cause, spec, device, holders)
 
 
-def selector_rejections(spec: RequestSpec, device: Device) -> Sequence[Rejection]:
+def selector_rejections(spec: RequestSpec, device: Device) -> Sequence[RejectionReason]:
     """The clauses of class and request that are false for the device, in their order.
 
     Answers for devices that look alike to the selectors are remembered with the ask.
@@ -62,13 +62,13 @@ def selector_rejections(spec: RequestSpec, device: Device) -> Sequence[Rejection
     key = signature((*spec.class_selectors, *spec.selectors), device.slice.key[0], device.wire)
     if key is None:
         return tuple(_selector_rejections(spec, device))
-    known: Sequence[Rejection] | None = spec.selector_cache.get(key)
+    known: Sequence[RejectionReason] | None = spec.selector_cache.get(key)
     if known is None:
         known = spec.selector_cache[key] = tuple(_selector_rejections(spec, device))
     return known
 
 
-def _selector_rejections(spec: RequestSpec, device: Device) -> Iterator[Rejection]:
+def _selector_rejections(spec: RequestSpec, device: Device) -> Iterator[RejectionReason]:
     driver = device.slice.key[0]
     for code, where, expressions in (
         ("classSelector", f"class {spec.class_name}", spec.class_selectors),
@@ -79,7 +79,7 @@ def _selector_rejections(spec: RequestSpec, device: Device) -> Iterator[Rejectio
                 which = f" {number}" if len(expressions) > 1 else ""
                 for blame in failed_clauses(expression, driver, device.wire):
                     place = f", {blame.place}" if blame.place else ""
-                    yield Rejection(code, f"{where}{which}{place}: {blame.clause}", blame.seen)
+                    yield RejectionReason(code, f"{where}{which}{place}: {blame.clause}", blame.seen)
 
 
 class Funnel:
@@ -92,7 +92,7 @@ class Funnel:
         self.nodes_short = 0
         self._groups: dict[tuple[str, str], Group] = {}
 
-    def add(self, node: str, total: int, findings: Sequence[tuple[str, Rejection]]) -> None:
+    def add(self, node: str, total: int, findings: Sequence[tuple[str, RejectionReason]]) -> None:
         """One node: how many devices it reaches, and the (device, finding) of those that fell away."""
         fitting = total - len(findings)
         self.devices += total

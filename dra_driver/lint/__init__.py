@@ -1,6 +1,6 @@
-"""Checks of manifests before they are applied: ``lint(sources, known)`` gives a `Report`."""
+"""Checks of manifests before they are applied: ``lint(sources, known)`` gives a `LintReport`."""
 
-from dra_driver.lint.finding import Finding, Report
+from dra_driver.lint.finding import Finding, LintReport
 from dra_driver.lint.run import lint
 
-__all__ = ["Finding", "Report", "lint"]
+__all__ = ["Finding", "LintReport", "lint"]

@@ -132,9 +132,9 @@ def _shared(gpu: Gpu, attributes: Any, *, model: str, unsure: frozenset[str]) ->
     """The whole GPU as each strategy of a policy publishes it. Their number is the policy's business."""
     capacity = shared_capacities(gpu)
     for strategy in STRATEGIES:
-        described = {**attributes, "sharingStrategy": {"string": strategy}}
+        description = {**attributes, "sharingStrategy": {"string": strategy}}
         label = f"{gpu.product_name} shared by {strategy}"
-        yield _device(label, described, capacity, model=model, gigabytes=None, per_gpu=0, unsure=unsure, shared=True)
+        yield _device(label, description, capacity, model=model, gigabytes=None, per_gpu=0, unsure=unsure, shared=True)
 
 
 def shared_capacities(gpu: Gpu) -> dict[str, dict[str, Any]]:

@@ -14,13 +14,13 @@ from dra_driver.config.device_config import MpsLimits
 from dra_driver.config.parameters import GpuConfig, decode
 from dra_driver.errors import AllocationError, InvalidParametersError
 from dra_driver.lint.catalog_devices import DRIVER, LARGEST_MEMORY, OTHER_CAPACITIES, KnownDevice
-from dra_driver.lint.expressions import Selector
+from dra_driver.lint.expressions import ParsedSelector
 from dra_driver.lint.manifest import Manifest
-from dra_driver.lint.matching import ask
+from dra_driver.lint.matching import evaluate_chain
 from dra_driver.lint.nodes import Spot, plain
 from dra_driver.lint.reporter import Reporter
 from dra_driver.lint.rules import Severity
-from dra_driver.lint.scope import ClassInfo, Scope, near
+from dra_driver.lint.scope import ClassInfo, Scope, did_you_mean
 from dra_driver.quantity import Quantity
 
 MEMORY: Final = "memory"
@@ -33,44 +33,48 @@ class CapacityChecker:
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._of_cluster = bool(scope.cluster_devices)
-        self._suiting: dict[int, list[KnownDevice]] = {}
+        self._devices_by_request: dict[int, list[KnownDevice]] = {}
 
-    def request(self, manifest: Manifest, part: Spot, chain: Sequence[Selector], of_class: ClassInfo | None) -> None:
+    def request(
+        self, manifest: Manifest, part: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None
+    ) -> None:
         """DRA041 and DRA042 for one request or subrequest whose selectors are in order."""
         if of_class is None or not of_class.devices:
             return
-        matching = [a.device for a in ask(chain, of_class.devices) if a.verdict == "yes" and not a.device.bare]
+        matching = [
+            a.device for a in evaluate_chain(chain, of_class.devices) if a.verdict == "yes" and not a.device.bare
+        ]
         spot = part.get("capacity", "requests")
         wanted = _amounts(spot) if spot is not None else {}
-        suiting = [device for device in matching if _problem(device, wanted) is None]
-        self._suiting[id(part.node)] = suiting
+        suitable = [device for device in matching if _problem(device, wanted) is None]
+        self._devices_by_request[id(part.node)] = suitable
         if spot is None or not wanted or not matching:
             return
-        if not suiting:
-            self._not_given(manifest, spot, wanted, matching)
+        if not suitable:
+            self._report_unavailable(manifest, spot, wanted, matching)
         elif MEMORY in wanted and PERCENT not in wanted:
-            self._all_compute(manifest, spot, wanted, suiting)
+            self._report_full_compute(manifest, spot, wanted, suitable)
 
     def claim(self, manifest: Manifest, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
         """DRA043 and DRA044, after `request` has seen all ``parts`` (name of request or subrequest, what it asks)."""
-        shares = [(name, part, found) for name, part in parts if (found := self._only_shared(part))]
-        self._several(manifest, devices, shares)
+        shares = [(name, part, found) for name, part in parts if (found := self._strategies_of(part))]
+        self._check_several_shares(manifest, devices, shares)
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
             of_config = [item for item in shares if not named or item[0] in named or item[0].partition("/")[0] in named]
             if of_config and config.string("opaque", "driver") == DRIVER:
-                self._sharing_of_share(manifest, config, of_config)
+                self._check_sharing_of_share(manifest, config, of_config)
 
-    def _only_shared(self, part: Spot) -> set[str]:
+    def _strategies_of(self, part: Spot) -> set[str]:
         """How the devices that serve a request are shared; empty when one that is not shared may serve it as well."""
-        found = self._suiting.get(id(part.node)) or []
+        found = self._devices_by_request.get(id(part.node)) or []
         if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
             return set()
         return {str((device.wire["attributes"].get("sharingStrategy") or {}).get("string")) for device in found}
 
     # --- what is not given ---
 
-    def _not_given(
+    def _report_unavailable(
         self, manifest: Manifest, spot: Spot, wanted: Mapping[str, str], matching: Sequence[KnownDevice]
     ) -> None:
         problems = [(device, problem) for device in matching if (problem := _problem(device, wanted)) is not None]
@@ -83,7 +87,10 @@ class CapacityChecker:
             text = f"no device that matches has a capacity {problem.capacity!r}, so none is given"
             known = {name for one in matching for name in one.wire.get("capacity") or {}} | OTHER_CAPACITIES
             severity = severity if problem.capacity in known else "error"
-            hint = near(problem.capacity, known) or f"they have {', '.join(sorted(device.wire.get('capacity') or {}))}"
+            hint = (
+                did_you_mean(problem.capacity, known)
+                or f"they have {', '.join(sorted(device.wire.get('capacity') or {}))}"
+            )
         elif problem.why == "policy":
             span = (own.get("requestPolicy") or {}).get("validRange") or {}
             text = f"{device.label} gives out at most {span.get('max', own.get('value'))} of {problem.capacity}, "
@@ -95,24 +102,26 @@ class CapacityChecker:
             text += f"the most is {own.get('value')}, of {device.label}"
         self._reporter.add("DRA041", manifest, where, text, hint=hint, severity=severity)
 
-    def _all_compute(
-        self, manifest: Manifest, spot: Spot, wanted: Mapping[str, str], suiting: Sequence[KnownDevice]
+    def _report_full_compute(
+        self, manifest: Manifest, spot: Spot, wanted: Mapping[str, str], suitable: Sequence[KnownDevice]
     ) -> None:
-        whole = [device for device in suiting if device.shared and _takes_all(device, wanted)]
+        whole = [device for device in suitable if device.shared and _takes_all(device, wanted)]
         known = [device for device in whole if device.nodes] if self._of_cluster else whole
         if not known:
             return
         text = (
             "of a shared GPU this takes all of the compute, unless its policy says otherwise: no claim fits beside it"
         )
-        if any(not device.shared for device in suiting):
+        if any(not device.shared for device in suitable):
             text += "; a GPU that is not shared is given whole"
         hint = f"ask for {PERCENT} as well, or write `# dra-lint: allow DRA042` if that is meant"
         self._reporter.add("DRA042", manifest, spot.get(MEMORY) or spot, text, hint=hint)
 
     # --- what shares cannot be used with ---
 
-    def _several(self, manifest: Manifest, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
+    def _check_several_shares(
+        self, manifest: Manifest, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]
+    ) -> None:
         """Of alternatives one is chosen, so of each request the one with the fewest shares counts."""
         counts: dict[str, tuple[int, bool]] = {}
         for name, part, strategies in shares:
@@ -131,7 +140,9 @@ class CapacityChecker:
         spot = devices.get("requests") or devices
         self._reporter.add("DRA043", manifest, spot, text, hint=hint, severity="error" if sure else "warning")
 
-    def _sharing_of_share(self, manifest: Manifest, config: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
+    def _check_sharing_of_share(
+        self, manifest: Manifest, config: Spot, shares: Sequence[tuple[str, Spot, set[str]]]
+    ) -> None:
         parameters = config.get("opaque", "parameters")
         try:
             decoded = decode(plain(parameters.node)) if parameters is not None else None

@@ -16,7 +16,7 @@ from dra_driver.lint.check_selectors import SelectorChecker
 from dra_driver.lint.manifest import Manifest, claim_devices
 from dra_driver.lint.nodes import Spot
 from dra_driver.lint.reporter import Reporter
-from dra_driver.lint.scope import WELL_KNOWN, ClassInfo, Scope, near
+from dra_driver.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 
 ADMIN_LABEL: Final = "resource.kubernetes.io/admin-access"
 _LIMITS: Final[Mapping[str, int]] = {
@@ -48,8 +48,8 @@ class ClaimChecker:
         if spec is None:
             return
         self._limits(manifest, spec, ("selectors", "config"))
-        chain, good = self._selectors.chain(manifest, spec.each("selectors"))
-        if good:
+        chain, valid = self._selectors.chain(manifest, spec.each("selectors"))
+        if valid:
             self._matches.device_class(manifest, chain)
         self._configs.of_class(manifest, spec)
 
@@ -80,9 +80,9 @@ class ClaimChecker:
         alternatives = request.each("firstAvailable")
         exactly = exact_part(manifest, request)
         if exactly is not None and alternatives:
-            self._wrong(manifest, request, "a request has either `exactly` or `firstAvailable`, not both")
+            self._invalid(manifest, request, "a request has either `exactly` or `firstAvailable`, not both")
         elif exactly is None and not alternatives and request.get("deviceClassName") is None:
-            self._wrong(manifest, request, "a request needs `exactly` with a deviceClassName, or `firstAvailable`")
+            self._invalid(manifest, request, "a request needs `exactly` with a deviceClassName, or `firstAvailable`")
         self._name(manifest, request)
         if exactly is not None and exactly.flag("adminAccess"):
             self._admin(manifest, exactly)
@@ -100,8 +100,8 @@ class ClaimChecker:
             message = f"more than {_MAX_TOLERATIONS} tolerations"
             self._reporter.add("DRA007", manifest, part.get("tolerations") or part, message)
         of_class = self._class(manifest, part)
-        chain, good = self._selectors.chain(manifest, part.each("selectors"))
-        if good and self._matches.request(manifest, part, chain, of_class):
+        chain, valid = self._selectors.chain(manifest, part.each("selectors"))
+        if valid and self._matches.request(manifest, part, chain, of_class):
             self._capacity.request(manifest, part, chain, of_class)
         return self._count(manifest, part)
 
@@ -109,15 +109,15 @@ class ClaimChecker:
         mode, count = part.get("allocationMode"), part.number("count")
         name = part.string("allocationMode") or "ExactCount"
         if mode is not None and name not in {"ExactCount", "All"}:
-            hint = near(name, ("ExactCount", "All")) or "write ExactCount or All"
-            self._wrong(manifest, mode, f"unknown allocationMode {name!r}", hint)
+            hint = did_you_mean(name, ("ExactCount", "All")) or "write ExactCount or All"
+            self._invalid(manifest, mode, f"unknown allocationMode {name!r}", hint)
         where = part.get("count") or part
         if name == "All":
             if count:
-                self._wrong(manifest, where, "count cannot stand with allocationMode All")
+                self._invalid(manifest, where, "count cannot stand with allocationMode All")
             return 0
         if count is not None and count < 1 and count != 0:
-            self._wrong(manifest, where, f"count is {count}, at least 1 is expected")
+            self._invalid(manifest, where, f"count is {count}, at least 1 is expected")
         elif count is not None and count > MAX_RESULTS:
             message = f"count is {count}, a claim can hold {MAX_RESULTS} devices"
             self._reporter.add("DRA032", manifest, where, message, hint="split it into several claims")
@@ -136,7 +136,7 @@ class ClaimChecker:
         )
         if defined:
             return found
-        close = near(name, {*self._scope.names("DeviceClass"), *WELL_KNOWN})
+        close = did_you_mean(name, {*self._scope.names("DeviceClass"), *WELL_KNOWN})
         message = f"DeviceClass {name!r} is not defined here" + (" nor in the cluster" if in_cluster else "")
         severity = "error" if in_cluster else "warning" if close else "info"
         hint = close or "nothing can be said about what it selects; give its manifest too, or --cluster-state"
@@ -149,7 +149,9 @@ class ClaimChecker:
     def _constraint(self, manifest: Manifest, constraint: Spot) -> None:
         given = [name for name in ("matchAttribute", "distinctAttribute") if constraint.get(name) is not None]
         if len(given) != 1:
-            self._wrong(manifest, constraint, "a constraint needs exactly one of matchAttribute and distinctAttribute")
+            self._invalid(
+                manifest, constraint, "a constraint needs exactly one of matchAttribute and distinctAttribute"
+            )
         for field in given:
             spot = constraint.get(field)
             name = constraint.string(field)
@@ -166,7 +168,7 @@ class ClaimChecker:
         known = self._selectors.attributes_of(domain)
         if known and name not in known:
             message = f"no device of {domain} has the attribute {name!r}, so no device can meet the constraint"
-            hint = near(name, known)
+            hint = did_you_mean(name, known)
             self._reporter.add("DRA016", manifest, spot, message, hint=hint, severity="warning")
 
     def _references(self, manifest: Manifest, owner: Spot, names: Requests, what: str) -> None:
@@ -176,7 +178,7 @@ class ClaimChecker:
                 continue
             full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
             message = f"the {what} names the request {name[:80]!r}, which this claim does not have"
-            hint = near(name, full) or f"its requests are {', '.join(map(str, full[:8])) or 'none'}"
+            hint = did_you_mean(name, full) or f"its requests are {', '.join(map(str, full[:8])) or 'none'}"
             self._reporter.add("DRA033", manifest, spot, message, hint=hint)
 
     def _admin(self, manifest: Manifest, exactly: Spot) -> None:
@@ -199,7 +201,7 @@ class ClaimChecker:
         spot, name = owner.get("name"), owner.string("name")
         if spot is not None and name and not is_label(name):
             message = f"{name[:80]!r} is no valid name here: lower-case letters, digits and inner dashes, at most 63"
-            self._wrong(manifest, spot, message)
+            self._invalid(manifest, spot, message)
 
     def _unique(self, manifest: Manifest, entries: list[Spot], what: str) -> None:
         for spot, name in _repeated(entries):
@@ -213,7 +215,7 @@ class ClaimChecker:
                 message = f"{count} entries in {field}, at most {_LIMITS[field]} are allowed"
                 self._reporter.add("DRA007", manifest, owner.get(field) or owner, message)
 
-    def _wrong(self, manifest: Manifest, spot: Spot, message: str, hint: str = "") -> None:
+    def _invalid(self, manifest: Manifest, spot: Spot, message: str, hint: str = "") -> None:
         self._reporter.add("DRA004", manifest, spot, message, hint=hint)
 
 

@@ -53,9 +53,9 @@ class ConfigChecker:
             hint = "nobody reads them; correct the driver"
             self._reporter.add("DRA036", manifest, where, message, hint=hint)
         if parameters is not None and driver == DRIVER:
-            self._own(manifest, parameters, classes, named=named)
+            self._driver_parameters(manifest, parameters, classes, named=named)
         elif parameters is not None:
-            self._foreign(manifest, parameters)
+            self._other_parameters(manifest, parameters)
 
     def _without_effect(self, manifest: Manifest, config: Spot) -> None:
         sharing = config.get("opaque", "parameters", "sharing")
@@ -63,7 +63,9 @@ class ConfigChecker:
             message = "every request that this is for has admin access, which never changes how a device is shared"
             self._reporter.add("DRA040", manifest, sharing, message, hint="leave the section out")
 
-    def _own(self, manifest: Manifest, parameters: Spot, classes: list[ClassInfo], *, named: bool) -> None:
+    def _driver_parameters(
+        self, manifest: Manifest, parameters: Spot, classes: list[ClassInfo], *, named: bool
+    ) -> None:
         try:
             decoded = decode(plain(parameters.node))
         except InvalidParametersError as error:
@@ -88,9 +90,9 @@ class ConfigChecker:
                 severity="error" if named else "warning",
             )  # fmt: skip
 
-    def _foreign(self, manifest: Manifest, parameters: Spot) -> None:
+    def _other_parameters(self, manifest: Manifest, parameters: Spot) -> None:
         if parameters.node.kind != "map":
-            message = f"expected an object, got {parameters.node.described}"
+            message = f"expected an object, got {parameters.node.description}"
             self._reporter.add("DRA035", manifest, parameters, message)
             return
         try:

@@ -10,9 +10,9 @@ from typing import Final
 from dra_driver.lint.check_claims import request_names
 from dra_driver.lint.fields import FieldChecker
 from dra_driver.lint.manifest import Manifest
-from dra_driver.lint.nodes import Node, Spot
+from dra_driver.lint.nodes import Spot, YamlNode
 from dra_driver.lint.reporter import Reporter
-from dra_driver.lint.scope import Scope, near
+from dra_driver.lint.scope import Scope, did_you_mean
 
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 _USUAL: Final = {"nvidia.com/gpu": "gpu.nvidia.com"}
@@ -67,7 +67,7 @@ class PodChecker:
 
     def _missing(self, manifest: Manifest, spot: Spot, kind: str, name: str) -> None:
         complete = kind in self._scope.known.complete
-        close = near(name, self._scope.names(kind, manifest.namespace))
+        close = did_you_mean(name, self._scope.names(kind, manifest.namespace))
         message = f"{kind} {name[:80]!r} is not defined in namespace {manifest.namespace}"
         message += ", neither here nor in the cluster" if complete else " here"
         hint = close
@@ -78,9 +78,9 @@ class PodChecker:
             hint = f"there is a {other} of that name: write {field}"
         elif elsewhere:
             hint = f"there is one in namespace {', '.join(elsewhere[:3])}; pods use claims of their own namespace only"
-        severe = complete or bool(hint)
+        is_error = complete or bool(hint)
         hint = hint or "it must exist before the pod can start"
-        self._reporter.add("DRA050", manifest, spot, message, hint=hint, severity="error" if severe else "warning")
+        self._reporter.add("DRA050", manifest, spot, message, hint=hint, severity="error" if is_error else "warning")
 
     def _uses(
         self, manifest: Manifest, container: Spot, declared: dict[str, Spot | None], fields: FieldChecker
@@ -94,13 +94,13 @@ class PodChecker:
                 continue
             if name not in declared:
                 message = f"the pod has no claim {name[:80]!r}"
-                hint = near(name, declared) or "declare it in the pod's resourceClaims"
+                hint = did_you_mean(name, declared) or "declare it in the pod's resourceClaims"
                 self._reporter.add("DRA051", manifest, use.get("name") or use, message, hint=hint)
                 continue
             devices = declared[name]
             if request and devices is not None and request not in (names := request_names(devices)):
                 message = f"the claim {name[:80]!r} has no request {request[:80]!r}"
-                hint = near(request, names) or f"its requests are {', '.join(names)}"
+                hint = did_you_mean(request, names) or f"its requests are {', '.join(names)}"
                 if "/" in request:
                     hint = "name the request without its subrequest"
                 self._reporter.add("DRA052", manifest, use.get("request") or use, message, hint=hint)
@@ -126,7 +126,7 @@ def _containers(pod: Spot) -> list[Spot]:
     return [*pod.each("initContainers"), *pod.each("containers")]
 
 
-def _entries(container: Spot, field: str) -> list[tuple[Node, Spot]]:
+def _entries(container: Spot, field: str) -> list[tuple[YamlNode, Spot]]:
     spot = container.get("resources", field)
     return list(spot.pairs()) if spot is not None else []
 

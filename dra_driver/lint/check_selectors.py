@@ -10,7 +10,7 @@ from typing import Final
 from dra_driver.cel import MAX_LENGTH
 from dra_driver.errors import CelSyntaxError
 from dra_driver.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, STANDARD, KnownDevice
-from dra_driver.lint.expressions import Comparison, Reference, Selector, selector
+from dra_driver.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
 from dra_driver.lint.manifest import Manifest
 from dra_driver.lint.nodes import Spot
 from dra_driver.lint.reporter import Reporter
@@ -30,36 +30,36 @@ class SelectorChecker:
         self._tables = _tables(scope.devices)
         self._drivers = {device.driver for device in scope.devices}
 
-    def chain(self, manifest: Manifest, entries: Sequence[Spot]) -> tuple[list[Selector], bool]:
+    def chain(self, manifest: Manifest, entries: Sequence[Spot]) -> tuple[list[ParsedSelector], bool]:
         """The selectors that compile, and whether all of them do and nothing in them is an error."""
-        found, good = [], True
+        found, valid = [], True
         for entry in entries:
             spot = entry.get("cel", "expression")
             if spot is None or not isinstance(spot.node.value, str):
-                good = False
+                valid = False
                 continue
-            made = self._compile(manifest, spot, spot.node.value)
-            if made is None:
-                good = False
+            parsed = self._compile(manifest, spot, spot.node.value)
+            if parsed is None:
+                valid = False
                 continue
-            found.append(made)
+            found.append(parsed)
             before = len(self._reporter.findings)
-            self._static(manifest, made)
-            good = good and all(f.severity != "error" for f in self._reporter.findings[before:])
-        return found, good
+            self._check_names(manifest, parsed)
+            valid = valid and all(f.severity != "error" for f in self._reporter.findings[before:])
+        return found, valid
 
     def attributes_of(self, domain: str) -> Mapping[str, str]:
         """Attributes that devices have in a domain, where all of them are known; else none."""
         return self._tables.get(("attributes", domain), {})
 
-    def _compile(self, manifest: Manifest, spot: Spot, text: str) -> Selector | None:
+    def _compile(self, manifest: Manifest, spot: Spot, text: str) -> ParsedSelector | None:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_LENGTH:
             message = f"the expression has {size} bytes, at most {MAX_LENGTH} are allowed"
             self._reporter.add("DRA011", manifest, spot, message, hint="split it into several selectors")
             return None
         try:
-            return selector(spot, text)
+            return parse_selector(spot, text)
         except CelSyntaxError as error:
             offset = _offset(text, error.line, error.column)
             hint = _hint(error.problem)
@@ -68,7 +68,7 @@ class SelectorChecker:
             self._reporter.add("DRA010", manifest, spot, "nested too deeply")
         return None
 
-    def _static(self, manifest: Manifest, item: Selector) -> None:
+    def _check_names(self, manifest: Manifest, item: ParsedSelector) -> None:
         for reference in item.references:
             self._reference(manifest, item, reference)
         for comparison in item.comparisons:
@@ -77,15 +77,15 @@ class SelectorChecker:
             self._constant(manifest, item, name, value, offset)
         for domain, offset in item.domains:
             known = {*self._drivers, STANDARD}
-            if domain not in known and (close := _near(domain, known)):
+            if domain not in known and (close := _did_you_mean(domain, known)):
                 message = f"no known driver publishes the domain {domain!r}; looking it up gives an empty map"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
         for driver, offset in item.drivers:
-            if driver not in self._drivers and (close := _near(driver, self._drivers)):
+            if driver not in self._drivers and (close := _did_you_mean(driver, self._drivers)):
                 message = f"no known driver is called {driver!r}"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
 
-    def _reference(self, manifest: Manifest, item: Selector, reference: Reference) -> None:
+    def _reference(self, manifest: Manifest, item: ParsedSelector, reference: Reference) -> None:
         known = self._tables.get((reference.table, reference.domain))
         if known is None or reference.name in known:
             return
@@ -95,7 +95,7 @@ class SelectorChecker:
             what = "a capacity" if other == "capacity" else "an attribute"
             hint = f'{reference.name} is {what}: device.{other}["{reference.domain}"].{reference.name}'
         else:
-            hint = _near(reference.name, known) or f"known are {', '.join(sorted(_own(known)))}"
+            hint = _did_you_mean(reference.name, known) or f"known are {', '.join(sorted(_driver_parameters(known)))}"
         message = f"no device of {reference.domain} has the {word} {reference.name!r}"
         message += "" if reference.tested else "; reading it fails, and the pod is scheduled nowhere"
         severity = "warning" if reference.tested else "error"
@@ -104,7 +104,7 @@ class SelectorChecker:
             severity="warning" if severity == "warning" else "error",
         )  # fmt: skip
 
-    def _comparison(self, manifest: Manifest, item: Selector, comparison: Comparison) -> None:
+    def _comparison(self, manifest: Manifest, item: ParsedSelector, comparison: Comparison) -> None:
         reference = comparison.reference
         have = self._tables.get((reference.table, reference.domain), {}).get(reference.name)
         if reference.table != "attributes" or not have:
@@ -122,7 +122,7 @@ class SelectorChecker:
             self._reporter.add("DRA017", manifest, item.spot, message, hint=hint, offset=comparison.offset)
             return
 
-    def _constant(self, manifest: Manifest, item: Selector, name: str, value: str, offset: int) -> None:
+    def _constant(self, manifest: Manifest, item: ParsedSelector, name: str, value: str, offset: int) -> None:
         try:
             if name == "quantity":
                 Quantity.parse(value)
@@ -157,11 +157,11 @@ def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, s
     return {(table, domain): names for (table, domain), names in tables.items() if domain in drivers}
 
 
-def _own(names: Iterable[str]) -> set[str]:
+def _driver_parameters(names: Iterable[str]) -> set[str]:
     return set(names) - OTHER_ATTRIBUTES
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
 

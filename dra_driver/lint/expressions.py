@@ -48,7 +48,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
+class ParsedClause:
     """One term of the outermost ``&&``, which can be tried alone."""
 
     text: str
@@ -59,7 +59,7 @@ class Clause:
 
 
 @dataclass(frozen=True, slots=True)
-class Selector:
+class ParsedSelector:
     """A selector that compiles.
 
     ``domains`` are names of domains that are looked up and ``drivers`` names that ``device.driver`` is compared with,
@@ -69,7 +69,7 @@ class Selector:
     spot: Spot
     text: str
     program: Program
-    clauses: tuple[Clause, ...]
+    clauses: tuple[ParsedClause, ...]
     references: tuple[Reference, ...]
     comparisons: tuple[Comparison, ...]
     constructors: tuple[tuple[str, str, int], ...]
@@ -78,14 +78,14 @@ class Selector:
     constants: frozenset[str]
 
 
-def selector(spot: Spot, text: str) -> Selector:
+def parse_selector(spot: Spot, text: str) -> ParsedSelector:
     """The expression taken apart. Raises CelSyntaxError when it does not compile."""
     program = compile_selector(text)
     source = SourceText(text)
     finder = _Finder()
     tree = parse(source)
     finder.visit(tree, {})
-    return Selector(
+    return ParsedSelector(
         spot,
         text,
         program,
@@ -99,7 +99,7 @@ def selector(spot: Spot, text: str) -> Selector:
     )
 
 
-def _clauses(source: SourceText, tree: Expr) -> tuple[Clause, ...]:
+def _clauses(source: SourceText, tree: Expr) -> tuple[ParsedClause, ...]:
     parts = [(0, len(source.text))]
     if isinstance(tree, Call) and tree.function == "_&&_" and not tree.parenthesized:
         parts = _split(source)
@@ -114,7 +114,7 @@ def _clauses(source: SourceText, tree: Expr) -> tuple[Clause, ...]:
         except CelSyntaxError:
             return ()  # a term that means something only together with the others; then the whole is one clause
         quantities = tuple(value for name, value, _ in finder.constructors if name == "quantity")
-        found.append(Clause(text[lead:].strip(), start + lead, program, tuple(finder.references), quantities))
+        found.append(ParsedClause(text[lead:].strip(), start + lead, program, tuple(finder.references), quantities))
     return tuple(found)
 
 

@@ -73,7 +73,7 @@ class FieldChecker:
         if type_name == "Request" and self._flat:
             type_name = "FlatRequest"
         if spot.node.kind != "map":
-            self._wrong(spot, f"expected a mapping, got {spot.node.described}")
+            self._invalid(spot, f"expected a mapping, got {spot.node.description}")
             return
         known = _fields(type_name)
         for key, value in spot.pairs():
@@ -85,13 +85,13 @@ class FieldChecker:
                 self._value(value, known[key.text][0])
         for name, (_, required) in known.items():
             if required and spot.get(name) is None:
-                self._wrong(spot, f"{name} is required")
+                self._invalid(spot, f"{name} is required")
 
     def _value(self, spot: Spot, kind: str) -> None:
         node = spot.node
         if kind.startswith("[]"):
             if node.kind != "list":
-                self._wrong(spot, f"expected a list, got {node.described}")
+                self._invalid(spot, f"expected a list, got {node.description}")
             for item in spot.each():
                 self._value(item, kind[2:])
         elif kind == "quantities":
@@ -105,22 +105,22 @@ class FieldChecker:
             }[kind]
             if not right:
                 quoting = "; put it in quotes" if kind == "str" and node.kind == "scalar" and node.text else ""
-                self._wrong(spot, f"expected {_WORDS[kind]}, got {node.described}{quoting}")
+                self._invalid(spot, f"expected {_WORDS[kind]}, got {node.description}{quoting}")
         elif kind != "any":
             self.check(spot, kind)
 
     def _quantities(self, spot: Spot) -> None:
         if spot.node.kind != "map":
-            self._wrong(spot, f"expected a mapping, got {spot.node.described}")
+            self._invalid(spot, f"expected a mapping, got {spot.node.description}")
         for _, value in spot.pairs():
             try:
                 if value.node.kind != "scalar":
-                    raise ValueError(f"expected a quantity such as 10Gi, got {value.node.described}")  # noqa: TRY301
+                    raise ValueError(f"expected a quantity such as 10Gi, got {value.node.description}")  # noqa: TRY301
                 Quantity.parse(value.node.text)
             except ValueError as error:
-                self._wrong(value, str(error))
+                self._invalid(value, str(error))
 
-    def _wrong(self, spot: Spot, message: str) -> None:
+    def _invalid(self, spot: Spot, message: str) -> None:
         self._reporter.add("DRA004", self._manifest, spot, message)
 
     def _hint(self, name: str, known: Mapping[str, object], type_name: str) -> str:

@@ -1,6 +1,6 @@
 """What lint has to say: findings, and the report that holds them.
 
-Owns their order and the stable schema of ``-o json`` (`Report.to_wire`). Refuses to know how they are shown.
+Owns their order and the stable schema of ``-o json`` (`LintReport.to_wire`). Refuses to know how they are shown.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class LintReport:
     """All findings by file and place. ``left_out`` counts those beyond the limit of a file; ``files`` what was read."""
 
     findings: Sequence[Finding] = ()
@@ -66,7 +66,7 @@ class Report:
         """Whether anything is an error: the exit status of the command."""
         return any(finding.severity == "error" for finding in self.findings)
 
-    def strict(self) -> "Report":
+    def strict(self) -> "LintReport":
         """The same with warnings as errors."""
         raised = [replace(f, severity="error") if f.severity == "warning" else f for f in self.findings]
         return replace(self, findings=tuple(raised))

@@ -17,7 +17,7 @@ _IDENTITY: Final = VARYING - {"driverVersion", "cudaDriverVersion", "addressingM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownObjects:
     """``complete`` names the kinds of which a cluster was read: of those, what is not here does not exist.
 
     Namespaces map to their labels.
@@ -36,15 +36,15 @@ class Known:
         return (*self.devices, *self.cluster_devices)
 
 
-def catalog_only() -> Known:
+def known_from_catalog() -> KnownObjects:
     """What is known without a cluster."""
-    return Known(devices=catalog_devices())
+    return KnownObjects(devices=catalog_devices())
 
 
-def of_cluster(state: ClusterState) -> Known:
+def known_from_cluster(state: ClusterState) -> KnownObjects:
     """What is known with one. Of kinds that could not be read nothing is said to be missing."""
     missing = {gap.partition(":")[0] for gap in state.gaps}
-    return Known(
+    return KnownObjects(
         complete=frozenset(kind.kind for kind in KINDS if kind.resource not in missing),
         devices=catalog_devices(),
         cluster_devices=devices_of(state.slices),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.lint.nodes import Node, Spot
+from dra_driver.lint.nodes import Spot, YamlNode
 
 DRA_GROUP: Final = "resource.k8s.io"
 DEFAULT_NAMESPACE: Final = "default"
@@ -17,20 +17,20 @@ _MAX_SEARCHED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A file's name and text, for places and excerpts. ``silenced`` maps lines to the rules allowed there."""
+class ManifestText:
+    """A file's name and text, for places and excerpts. ``allowed`` maps lines to the rules allowed there."""
 
     name: str
     text: str
-    silenced: dict[int, frozenset[str]]
-    silenced_everywhere: frozenset[str] = frozenset()
+    allowed: dict[int, frozenset[str]]
+    allowed_in_file: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """One object. ``namespace`` is ``default`` where none is written."""
 
-    text: Text
+    text: ManifestText
     spot: Spot
     api_version: str
     kind: str
@@ -57,7 +57,7 @@ class Manifest:
         return f"{self.kind} {namespace + '/' if namespace else ''}{self.name or '(no name)'}"
 
 
-def objects_of(text: Text, root: Node) -> Iterator[Manifest]:
+def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
     """The objects of a document: itself, or the items of a list. Nothing where it is no Kubernetes object."""
     waiting = [(Spot(root), "", "")]
     for spot, usual_kind, usual_version in waiting:
@@ -100,7 +100,7 @@ def pod_specs(manifest: Manifest) -> Iterator[Spot]:
             waiting += [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
 
 
-def _manifest(text: Text, spot: Spot, version: str, kind: str) -> Manifest:
+def _manifest(text: ManifestText, spot: Spot, version: str, kind: str) -> Manifest:
     namespace = spot.string("metadata", "namespace") or DEFAULT_NAMESPACE
     name = spot.string("metadata", "name") or spot.string("metadata", "generateName")
     return Manifest(text, spot, version, kind, namespace, name)

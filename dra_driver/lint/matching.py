@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from dra_driver.cel import DeviceView
 from dra_driver.errors import CelEvaluationError
 from dra_driver.lint.catalog_devices import KnownDevice
-from dra_driver.lint.expressions import Clause, Reference, Selector
+from dra_driver.lint.expressions import ParsedClause, ParsedSelector, Reference
 from dra_driver.quantity import Quantity
 
 COST_BUDGET: Final = 1_000_000
@@ -24,7 +24,7 @@ _MISSING: Final = re.compile(r"no such key: (\S+)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class MatchResult:
     """What a chain of selectors says to a device.
 
     For ``no`` and ``fails`` it names the first selector that said so, for ``no`` also all clauses that are false.
@@ -32,8 +32,8 @@ class Answer:
 
     device: KnownDevice
     verdict: Literal["yes", "no", "fails"]
-    selector: Selector | None = None
-    failed: tuple[Clause, ...] = ()
+    selector: ParsedSelector | None = None
+    failed: tuple[ParsedClause, ...] = ()
     problem: str = ""
 
     @property
@@ -43,7 +43,7 @@ class Answer:
         return found[1] if found else ""
 
 
-def ask(selectors: Sequence[Selector], devices: Sequence[KnownDevice]) -> list[Answer]:
+def evaluate_chain(selectors: Sequence[ParsedSelector], devices: Sequence[KnownDevice]) -> list[MatchResult]:
     """The answers of the chain, in which each selector is asked only if those before it said yes.
 
     Fewer devices than given are asked where the expressions are costly; never none.
@@ -51,20 +51,20 @@ def ask(selectors: Sequence[Selector], devices: Sequence[KnownDevice]) -> list[A
     if not devices:
         return []
     cost = max((item.program.cost(devices[0].view) for item in selectors), default=0)
-    return [_ask(selectors, device) for device in devices[: max(1, COST_BUDGET // max(1, cost))]]
+    return [_evaluate_chain(selectors, device) for device in devices[: max(1, COST_BUDGET // max(1, cost))]]
 
 
-def _ask(selectors: Sequence[Selector], device: KnownDevice) -> Answer:
-    failed: list[Clause] = []
-    first: Selector | None = None
+def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) -> MatchResult:
+    failed: list[ParsedClause] = []
+    first: ParsedSelector | None = None
     for item in selectors:
         try:
             good = item.program.evaluate(device.view)
         except CelEvaluationError as error:
             if first is not None:
                 break  # the scheduler does not come as far
-            if not _excused(str(error), device):
-                return Answer(device=device, verdict="fails", selector=item, problem=str(error))
+            if not _is_unknown_in_catalog(str(error), device):
+                return MatchResult(device=device, verdict="fails", selector=item, problem=str(error))
             good = False
         if good:
             continue
@@ -76,20 +76,20 @@ def _ask(selectors: Sequence[Selector], device: KnownDevice) -> Answer:
         first = first or item
         failed += wrong
     verdict: Literal["yes", "no"] = "yes" if first is None else "no"
-    return Answer(device=device, verdict=verdict, selector=first, failed=tuple(failed))
+    return MatchResult(device=device, verdict=verdict, selector=first, failed=tuple(failed))
 
 
-def _is_false(clause: Clause, device: KnownDevice) -> bool:
+def _is_false(clause: ParsedClause, device: KnownDevice) -> bool:
     if any(_varies(reference, device) for reference in clause.references):
         return False
     return all(_is_false_on(clause, device, view) for view in device.extremes or (device.view,))
 
 
-def _is_false_on(clause: Clause, device: KnownDevice, view: DeviceView) -> bool:
+def _is_false_on(clause: ParsedClause, device: KnownDevice, view: DeviceView) -> bool:
     try:
         return not clause.program.evaluate(view)
     except CelEvaluationError as error:
-        return not _excused(str(error), device)
+        return not _is_unknown_in_catalog(str(error), device)
 
 
 def _varies(reference: Reference, device: KnownDevice) -> bool:
@@ -97,27 +97,27 @@ def _varies(reference: Reference, device: KnownDevice) -> bool:
     return name in device.varying or (name in device.unsure and not (device.extremes and name == "memory"))
 
 
-def _excused(problem: str, device: KnownDevice) -> bool:
+def _is_unknown_in_catalog(problem: str, device: KnownDevice) -> bool:
     found = _MISSING.search(problem)
     return found is not None and found[1] in device.unsure
 
 
-def nearest(answers: Sequence[Answer]) -> Answer | None:
+def nearest(results: Sequence[MatchResult]) -> MatchResult | None:
     """Of devices that say no the one that comes nearest: fewest clauses against it, then the smallest gap."""
-    candidates = [answer for answer in answers if answer.verdict == "no" and not answer.device.bare and answer.failed]
-    return min(candidates, key=lambda answer: (len(answer.failed), _gap(answer)), default=None)
+    candidates = [result for result in results if result.verdict == "no" and not result.device.bare and result.failed]
+    return min(candidates, key=lambda result: (len(result.failed), _gap(result)), default=None)
 
 
-def _gap(answer: Answer) -> float:
+def _gap(result: MatchResult) -> float:
     """How far off the values are, 0 to 1 for each clause."""
     total = 0.0
-    for clause in answer.failed:
-        gaps = [_distance(seen(reference, answer.device), clause) for reference in clause.references]
+    for clause in result.failed:
+        gaps = [_distance(seen(reference, result.device), clause) for reference in clause.references]
         total += min(gaps, default=1.0)
     return total
 
 
-def _distance(value: Any, clause: Clause) -> float:
+def _distance(value: Any, clause: ParsedClause) -> float:
     if value is None:
         return 1.0
     if clause.quantities:
@@ -138,7 +138,7 @@ def seen(reference: Reference, device: KnownDevice) -> Any:
     return entry.get("value") if reference.table == "capacity" else next(iter(entry.values()), None)
 
 
-def values_seen(clause: Clause, device: KnownDevice) -> str:
+def values_seen(clause: ParsedClause, device: KnownDevice) -> str:
     """``memory is 4864Mi`` for each thing that the clause reads."""
     shown = {
         reference.name: f"{reference.name} is {value}" if value is not None else f"it has no {reference.name}"

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 MAX_PLAIN_NODES: Final = 20_000
 
 
-class Node:
+class YamlNode:
     """A mapping, list or scalar at ``line`` and ``column`` (from 1); ``start`` and ``end`` are offsets in the text.
 
     ``pairs`` hold key nodes too, as places; of two equal keys both are kept. ``value`` is the scalar as JSON has it.
@@ -29,15 +29,15 @@ class Node:
         self.style = ""
         self.text = ""
         self.value: Any = None
-        self.pairs: list[tuple[Node, Node]] = []
-        self.items: list[Node] = []
+        self.pairs: list[tuple[YamlNode, YamlNode]] = []
+        self.items: list[YamlNode] = []
         self.size = 1
 
-    def get(self, key: str) -> "Node | None":
+    def get(self, key: str) -> "YamlNode | None":
         """The value of a key of a mapping (the last one, as decoders have it), else None."""
         return next((value for name, value in reversed(self.pairs) if name.text == key), None)
 
-    def key(self, key: str) -> "Node | None":
+    def key(self, key: str) -> "YamlNode | None":
         """The node of the key itself."""
         return next((name for name, _ in reversed(self.pairs) if name.text == key), None)
 
@@ -46,7 +46,7 @@ class Node:
         return self.kind == "scalar" and self.value is None
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """What was seen, for a message."""
         if self.kind == "map":
             return "a mapping"
@@ -64,7 +64,7 @@ class Node:
 class Spot:
     """A node and the path that leads to it, such as ``spec.devices.requests[0]``."""
 
-    node: Node
+    node: YamlNode
     path: str = ""
 
     def get(self, *keys: str) -> "Spot | None":
@@ -84,7 +84,7 @@ class Spot:
             return []
         return [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
 
-    def pairs(self) -> Iterator[tuple[Node, "Spot"]]:
+    def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
         """Key nodes and values of a mapping."""
         for key, value in self.node.pairs:
             yield key, Spot(value, f"{self.path}.{key.text}" if self.path else key.text)
@@ -106,14 +106,14 @@ class Spot:
         return spot is not None and spot.node.value is True
 
 
-def plain(node: Node) -> Any:
+def plain(node: YamlNode) -> Any:
     """The tree as dicts, lists and scalars. Raises ValueError when it is larger than any object may be."""
     if node.size > MAX_PLAIN_NODES:
         raise ValueError(f"has {node.size} values, at most {MAX_PLAIN_NODES} are looked at")
     return _plain(node)
 
 
-def _plain(node: Node) -> Any:
+def _plain(node: YamlNode) -> Any:
     if node.kind == "map":
         return {key.text: _plain(value) for key, value in node.pairs}
     if node.kind == "list":

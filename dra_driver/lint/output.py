@@ -7,7 +7,7 @@ systems understand too) and ``sarif`` (OASIS SARIF 2.1.0). Refuses to know termi
 import json
 from typing import Any, Final
 
-from dra_driver.lint.finding import Finding, Report
+from dra_driver.lint.finding import Finding, LintReport
 from dra_driver.lint.rules import RULES
 
 _COLOURS: Final = {"error": "31", "warning": "33", "info": "36"}
@@ -15,7 +15,7 @@ _LEVELS: Final = {"error": "error", "warning": "warning", "info": "note"}
 _COMMANDS: Final = {"error": "error", "warning": "warning", "info": "notice"}
 
 
-def as_text(report: Report, *, colour: bool = False) -> str:
+def as_text(report: LintReport, *, colour: bool = False) -> str:
     """Findings by file with the line and a caret, and a summary."""
     lines: list[str] = []
     file = None
@@ -27,16 +27,16 @@ def as_text(report: Report, *, colour: bool = False) -> str:
     return "\n".join([*lines, *([""] if lines else []), _summary(report)])
 
 
-def as_json(report: Report) -> str:
+def as_json(report: LintReport) -> str:
     return json.dumps(report.to_wire(), indent=2, ensure_ascii=False)
 
 
-def as_github(report: Report) -> str:
+def as_github(report: LintReport) -> str:
     """One workflow command a finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
     return "\n".join(_command(finding) for finding in report.findings)
 
 
-def as_sarif(report: Report, version: str) -> str:
+def as_sarif(report: LintReport, version: str) -> str:
     """A SARIF log with one run."""
     rules = [
         {
@@ -68,7 +68,7 @@ def _lines(finding: Finding, colour: bool) -> list[str]:
     return lines
 
 
-def _summary(report: Report) -> str:
+def _summary(report: LintReport) -> str:
     read = f"{_plural(report.objects, 'object')} in {_plural(report.files, 'file')}"
     if not report.findings:
         return f"{read}: nothing to complain about"

@@ -9,7 +9,7 @@ there is no answer rather than a wrong one.
 import re
 from typing import Final
 
-from dra_driver.lint.nodes import Node
+from dra_driver.lint.nodes import YamlNode
 
 _SPACE: Final = frozenset(" \t\r\n\x85\u2028\u2029\xa0")
 _ESCAPES: Final = {
@@ -20,7 +20,7 @@ _HEX: Final = {"x": 2, "u": 4, "U": 8}
 _BREAK: Final = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
 
 
-def offset_in_text(text: str, node: Node, offset: int) -> int | None:
+def offset_in_text(text: str, node: YamlNode, offset: int) -> int | None:
     """The offset in the file of character ``offset`` of the value; the value's end is past its last character."""
     value = [(at, character) for at, character in enumerate(node.text) if character not in _SPACE]
     source = _characters(text, node)
@@ -32,7 +32,7 @@ def offset_in_text(text: str, node: Node, offset: int) -> int | None:
     return source[-1][0] + 1
 
 
-def line_and_column(text: str, node: Node, offset: int) -> tuple[int, int]:
+def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
     """Both from 1, of an offset inside of a node, with the line breaks that YAML knows."""
     line, start = node.line, node.start - node.column + 1
     for found in _BREAK.finditer(text, node.start, offset):
@@ -48,7 +48,7 @@ def line_at(text: str, offset: int) -> tuple[str, int]:
     return text[start : end.start() if end else len(text)], offset - start
 
 
-def _characters(text: str, node: Node) -> list[tuple[int, str]]:
+def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
     """Characters of the source that end up in the value, white space apart, with their places."""
     start, end = node.start, node.end
     if node.style == '"':
@@ -63,7 +63,7 @@ def _characters(text: str, node: Node) -> list[tuple[int, str]]:
     return [(at, text[at]) for at in range(start, min(end, len(text))) if text[at] not in _SPACE]
 
 
-def _after_properties(text: str, start: int, node: Node) -> int:
+def _after_properties(text: str, start: int, node: YamlNode) -> int:
     """Past an anchor or tag that stands before a plain scalar."""
     found = re.compile(r"(?:[&!]\S*\s+)*").match(text, start)
     return found.end() if found and node.text[:1] not in {"&", "!"} else start

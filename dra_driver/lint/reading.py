@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from dra_driver.lint.nodes import Node
+from dra_driver.lint.nodes import YamlNode
 
 MAX_DEPTH: Final = 100
 MAX_NODES: Final = 400_000
@@ -33,7 +33,7 @@ _WORDS: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class YamlProblem:
     """Something in the text that is no good YAML. ``duplicate`` marks a key that stands twice."""
 
     line: int
@@ -42,7 +42,7 @@ class Trouble:
     duplicate: bool = False
 
 
-class _Broken(Exception):  # noqa: N818 - ends the reading of one document
+class _StopReading(Exception):  # noqa: N818 - ends the reading of one document
     """``last``: not even later documents are read."""
 
     def __init__(self, mark: Any, message: str, *, last: bool = False) -> None:
@@ -51,15 +51,15 @@ class _Broken(Exception):  # noqa: N818 - ends the reading of one document
         self.last = last
 
 
-def read(text: str, complain: Callable[[Trouble], None]) -> Iterator[Node]:
-    """The documents of a text, in order; empty ones are left out. What is wrong goes to ``complain``."""
+def read(text: str, report: Callable[[YamlProblem], None]) -> Iterator[YamlNode]:
+    """The documents of a text, in order; empty ones are left out. What is wrong goes to ``report``."""
     offset = lines = 0
     last = False
     for _ in range(_MAX_ERRORS):
-        reader = _Reader(offset, lines, complain)
+        reader = _Reader(offset, lines, report)
         try:
             yield from reader.documents(text[offset:] if offset else text)
-        except _Broken as error:
+        except _StopReading as error:
             place = _place(error.mark)
             message, last = str(error), error.last
         except yaml.YAMLError as error:
@@ -70,7 +70,7 @@ def read(text: str, complain: Callable[[Trouble], None]) -> Iterator[Node]:
             place, message = (before.count("\n"), 0), "a character that is none (half of a surrogate pair)"
         else:
             return
-        complain(Trouble(lines + place[0] + 1, place[1] + 1, message))
+        report(YamlProblem(lines + place[0] + 1, place[1] + 1, message))
         following = None if last else _next_document(text, offset, place[0])
         if following is None:
             return
@@ -106,19 +106,19 @@ def _next_document(text: str, offset: int, line: int) -> int | None:
 class _Reader:
     """Builds trees from events, with a stack of its own: a deep document must not be a deep call."""
 
-    def __init__(self, offset: int, lines: int, complain: Callable[[Trouble], None]) -> None:
+    def __init__(self, offset: int, lines: int, report: Callable[[YamlProblem], None]) -> None:
         self._offset = offset
         self._lines = lines
-        self._complain = complain
+        self._complain = report
         self._nodes = 0
         self._expanded = 0
-        self._stack: list[Node] = []
-        self._pending: list[Node | None] = []  # of each open mapping the key that waits for its value
-        self._anchors: dict[str, Node] = {}
+        self._stack: list[YamlNode] = []
+        self._pending: list[YamlNode | None] = []  # of each open mapping the key that waits for its value
+        self._anchors: dict[str, YamlNode] = {}
         self._open: set[int] = set()
-        self._root: Node | None = None
+        self._root: YamlNode | None = None
 
-    def documents(self, text: str) -> Iterator[Node]:
+    def documents(self, text: str) -> Iterator[YamlNode]:
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         for event in yaml.parse(text, Loader=loader):
             self._take(event)
@@ -140,7 +140,7 @@ class _Reader:
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             node = self._new("map" if isinstance(event, yaml.MappingStartEvent) else "list", event)
             if len(self._stack) >= MAX_DEPTH:
-                raise _Broken(event.start_mark, f"nested more than {MAX_DEPTH} levels deep")
+                raise _StopReading(event.start_mark, f"nested more than {MAX_DEPTH} levels deep")
             self._anchor(event, node)
             self._open.add(id(node))
             self._stack.append(node)
@@ -154,33 +154,33 @@ class _Reader:
                 self._finish(node)
             self._put(event, node)
 
-    def _new(self, kind: Any, event: Any) -> Node:
+    def _new(self, kind: Any, event: Any) -> YamlNode:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise _Broken(event.start_mark, f"more than {MAX_NODES} values in one file", last=True)
+            raise _StopReading(event.start_mark, f"more than {MAX_NODES} values in one file", last=True)
         mark = event.start_mark
-        return Node(kind, self._lines + mark.line + 1, mark.column + 1, self._offset + mark.index)
+        return YamlNode(kind, self._lines + mark.line + 1, mark.column + 1, self._offset + mark.index)
 
     def _end(self, event: Any) -> int:
         index: int = event.end_mark.index
         return self._offset + index
 
-    def _anchor(self, event: Any, node: Node) -> None:
+    def _anchor(self, event: Any, node: YamlNode) -> None:
         if event.anchor is not None:
             self._anchors[event.anchor] = node
 
-    def _aliased(self, event: Any) -> Node:
+    def _aliased(self, event: Any) -> YamlNode:
         node = self._anchors.get(event.anchor)
         if node is None:
-            raise _Broken(event.start_mark, f"no anchor &{event.anchor[:60]} stands before this alias")
+            raise _StopReading(event.start_mark, f"no anchor &{event.anchor[:60]} stands before this alias")
         if id(node) in self._open:
-            raise _Broken(event.start_mark, f"the alias *{event.anchor[:60]} contains itself")
+            raise _StopReading(event.start_mark, f"the alias *{event.anchor[:60]} contains itself")
         self._expanded += node.size
         if self._expanded > MAX_EXPANDED:
-            raise _Broken(event.start_mark, f"aliases stand for more than {MAX_EXPANDED} values")
+            raise _StopReading(event.start_mark, f"aliases stand for more than {MAX_EXPANDED} values")
         return node
 
-    def _put(self, event: Any, node: Node) -> None:
+    def _put(self, event: Any, node: YamlNode) -> None:
         if not self._stack:
             self._root = node
             return
@@ -196,21 +196,21 @@ class _Reader:
         elif node.kind == "scalar":
             self._pending[-1] = node
         else:
-            raise _Broken(event.start_mark, f"a key must be text, this is {node.described}")
+            raise _StopReading(event.start_mark, f"a key must be text, this is {node.description}")
 
-    def _finish(self, node: Node) -> None:
+    def _finish(self, node: YamlNode) -> None:
         """Merge keys (``<<``) come last in rank; a key that stands twice is reported."""
         seen: set[str] = set()
-        merged: list[tuple[Node, Node]] = []
-        own: list[tuple[Node, Node]] = []
+        merged: list[tuple[YamlNode, YamlNode]] = []
+        own: list[tuple[YamlNode, YamlNode]] = []
         for key, value in node.pairs:
             if key.text == "<<" and not key.style and value.kind != "scalar":
                 sources = value.items if value.kind == "list" else [value]
                 merged += [pair for source in sources for pair in source.pairs]
                 continue
             if key.text in seen:
-                text = f"the key {key.described} stands twice in this mapping"
-                self._complain(Trouble(key.line, key.column, text, duplicate=True))
+                text = f"the key {key.description} stands twice in this mapping"
+                self._complain(YamlProblem(key.line, key.column, text, duplicate=True))
             seen.add(key.text)
             own.append((key, value))
         if merged:

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Final
 
 from dra_driver.lint.finding import Finding
-from dra_driver.lint.manifest import Manifest, Text
-from dra_driver.lint.nodes import Node, Spot
+from dra_driver.lint.manifest import Manifest, ManifestText
+from dra_driver.lint.nodes import Spot, YamlNode
 from dra_driver.lint.places import line_and_column, line_at, offset_in_text
 from dra_driver.lint.rules import RANK, RULES, Severity
 
@@ -22,7 +22,7 @@ _ALLOW: Final = re.compile(
 )
 
 
-def text_of(name: str, text: str) -> Text:
+def text_of(name: str, text: str) -> ManifestText:
     """The text with what its comments allow."""
     everywhere: set[str] = set()
     lines: dict[int, frozenset[str]] = {}
@@ -35,7 +35,7 @@ def text_of(name: str, text: str) -> Text:
             continue
         for covered in (line + 1, *(() if found["before"].strip() else (line + 2,))):
             lines[covered] = lines.get(covered, frozenset()) | ids
-    return Text(name, text, lines, frozenset(everywhere))
+    return ManifestText(name, text, lines, frozenset(everywhere))
 
 
 class Reporter:
@@ -57,7 +57,7 @@ class Reporter:
         hint: str = "",
         severity: Severity | None = None,
         offset: int | None = None,
-        at: Node | None = None,
+        at: YamlNode | None = None,
     ) -> None:
         """One finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
         node = at or spot.node
@@ -83,7 +83,7 @@ class Reporter:
     def put(
         self,
         rule: str,
-        text: Text,
+        text: ManifestText,
         message: str,
         *,
         line: int = 0,
@@ -96,7 +96,7 @@ class Reporter:
     ) -> None:
         """One finding at a place of a text, unless a comment allows it or it has been said."""
         key = (rule, text.name, line, column, message)
-        if rule in text.silenced_everywhere or rule in text.silenced.get(line, ()) or key in self._seen:
+        if rule in text.allowed_in_file or rule in text.allowed.get(line, ()) or key in self._seen:
             return
         self._seen.add(key)
         self._per_file[text.name] += 1

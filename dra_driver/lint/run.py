@@ -12,20 +12,20 @@ from dra_driver.lint.check_claims import ClaimChecker
 from dra_driver.lint.check_pods import PodChecker
 from dra_driver.lint.check_policies import check_policy
 from dra_driver.lint.fields import FieldChecker
-from dra_driver.lint.finding import Report
-from dra_driver.lint.known import Known
-from dra_driver.lint.manifest import MAX_OBJECTS, Manifest, Text, objects_of, pod_specs
+from dra_driver.lint.finding import LintReport
+from dra_driver.lint.known import KnownObjects
+from dra_driver.lint.manifest import MAX_OBJECTS, Manifest, ManifestText, objects_of, pod_specs
 from dra_driver.lint.nodes import Spot
-from dra_driver.lint.reading import Trouble, read
+from dra_driver.lint.reading import YamlProblem, read
 from dra_driver.lint.reporter import Reporter, text_of
 from dra_driver.lint.scope import Scope
-from dra_driver.lint.sources import Source
+from dra_driver.lint.sources import ManifestSource
 
 _CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
 _BETA: Final = frozenset({"v1beta1", "v1beta2"})
 
 
-def lint(sources: Iterable[Source], known: Known) -> Report:
+def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
     """Everything that is wrong with the texts. Never raises for what is in them."""
     reporter = Reporter()
     manifests: list[Manifest] = []
@@ -41,39 +41,39 @@ def lint(sources: Iterable[Source], known: Known) -> Report:
             _check(manifest, reporter, claims, pods)
         except (DraError, RecursionError) as error:
             reporter.add("DRA004", manifest, manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
-    return Report(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
+    return LintReport(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
 
 
-def _manifests(source: Source, reporter: Reporter) -> Sequence[Manifest]:
+def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]:
     text = text_of(source.name, source.text)
     if source.problem:
         reporter.put("DRA001", text, f"the file {source.problem}")
         return ()
 
-    def complain(trouble: Trouble) -> None:
-        rule = "DRA002" if trouble.duplicate else "DRA001"
-        hint = "a Helm template must be rendered first" if "{{" in source.text and not trouble.duplicate else ""
-        position = _position(source.text, trouble)
+    def report(problem: YamlProblem) -> None:
+        rule = "DRA002" if problem.duplicate else "DRA001"
+        hint = "a Helm template must be rendered first" if "{{" in source.text and not problem.duplicate else ""
+        position = _position(source.text, problem)
         reporter.put(
-            rule, text, trouble.message, line=trouble.line, column=trouble.column, position=position, hint=hint
+            rule, text, problem.message, line=problem.line, column=problem.column, position=position, hint=hint
         )
 
     found: list[Manifest] = []
-    for root in read(source.text, complain):
+    for root in read(source.text, report):
         found += objects_of(text, root)
         if len(found) > MAX_OBJECTS:
             reporter.put("DRA001", text, f"more than {MAX_OBJECTS} objects; the rest is not looked at")
             break
-    if not found and source.asked_for and source.text.strip() and not reporter.findings:
+    if not found and source.named_by_user and source.text.strip() and not reporter.findings:
         reporter.put("DRA001", text, "no Kubernetes object in this file", severity="info")
     return found
 
 
-def _position(text: str, trouble: Trouble) -> int:
+def _position(text: str, problem: YamlProblem) -> int:
     start = 0
-    for _ in range(trouble.line - 1):
+    for _ in range(problem.line - 1):
         start = text.find("\n", start) + 1
-    return min(len(text), start + trouble.column - 1)
+    return min(len(text), start + problem.column - 1)
 
 
 def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: PodChecker) -> None:
@@ -135,5 +135,5 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
         reporter.add("DRA006", manifest, spot, message, hint="applied in turn, the second replaces the first")
 
 
-def _where(text: Text, spot: Spot) -> str:
+def _where(text: ManifestText, spot: Spot) -> str:
     return f"{text.name}:{spot.node.line}"

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from dra_driver.errors import CelSyntaxError
 from dra_driver.lint.catalog_devices import DRIVER, KnownDevice
-from dra_driver.lint.expressions import Selector, selector
-from dra_driver.lint.known import Known, devices_of
+from dra_driver.lint.expressions import ParsedSelector, parse_selector
+from dra_driver.lint.known import KnownObjects, devices_of
 from dra_driver.lint.manifest import Manifest, claim_devices
-from dra_driver.lint.matching import ask
-from dra_driver.lint.nodes import Node, Spot, plain
+from dra_driver.lint.matching import evaluate_chain
+from dra_driver.lint.nodes import Spot, YamlNode, plain
 from dra_driver.lint.policy_devices import devices_under
 
 _GUARD: Final = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == '
@@ -34,7 +34,7 @@ class ClassInfo:
     """
 
     name: str
-    selectors: Sequence[Selector] | None
+    selectors: Sequence[ParsedSelector] | None
     devices: Sequence[KnownDevice]
     drivers: frozenset[str]
     extended_resource: str = ""
@@ -43,7 +43,7 @@ class ClassInfo:
 class Scope:
     """What names mean in one run. Not thread-safe."""
 
-    def __init__(self, known: Known, manifests: Sequence[Manifest]) -> None:
+    def __init__(self, known: KnownObjects, manifests: Sequence[Manifest]) -> None:
         self.known = known
         self.manifests = manifests
         self._by_kind: dict[str, dict[tuple[str, str], Manifest]] = {}
@@ -99,14 +99,16 @@ class Scope:
         else:
             return None
         chain = compiled(spot.each("spec", "selectors"))
-        devices = [a.device for a in ask(chain, self.devices) if a.verdict == "yes"] if chain is not None else []
+        devices = (
+            [a.device for a in evaluate_chain(chain, self.devices) if a.verdict == "yes"] if chain is not None else []
+        )
         named = {driver for item in chain or () for driver, _ in item.drivers}
         drivers = frozenset(named or {device.driver for device in devices})
         resource = spot.string("spec", "extendedResourceName")
         return ClassInfo(name=name, selectors=chain, devices=devices, drivers=drivers, extended_resource=resource)
 
 
-def compiled(entries: Sequence[Spot]) -> list[Selector] | None:
+def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
     """The selectors of a list; None when one is no expression that compiles."""
     chain = []
     for entry in entries:
@@ -114,32 +116,32 @@ def compiled(entries: Sequence[Spot]) -> list[Selector] | None:
         if spot is None or not isinstance(spot.node.value, str):
             return None
         try:
-            chain.append(selector(spot, spot.node.value))
+            chain.append(parse_selector(spot, spot.node.value))
         except (CelSyntaxError, RecursionError):
             return None
     return chain
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean X?``, or nothing when no name is near."""
     found = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
 
 
-def as_node(value: Any) -> Node:
+def as_node(value: Any) -> YamlNode:
     """A value of JSON as a tree without places."""
     if isinstance(value, Mapping):
-        node = Node("map", 0, 0, 0)
+        node = YamlNode("map", 0, 0, 0)
         for key, item in value.items():
-            name = Node("scalar", 0, 0, 0)
+            name = YamlNode("scalar", 0, 0, 0)
             name.text = name.value = str(key)
             node.pairs.append((name, as_node(item)))
         return node
     if isinstance(value, list | tuple):
-        node = Node("list", 0, 0, 0)
+        node = YamlNode("list", 0, 0, 0)
         node.items = [as_node(item) for item in value]
         return node
-    node = Node("scalar", 0, 0, 0)
+    node = YamlNode("scalar", 0, 0, 0)
     node.value, node.text = value, "" if value is None else str(value)
     return node
 

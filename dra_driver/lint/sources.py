@@ -20,16 +20,16 @@ _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A text and its name. ``problem`` says why there is none. ``asked_for``: the user named it."""
+class ManifestSource:
+    """A text and its name. ``problem`` says why there is none. ``named_by_user``: the user named it."""
 
     name: str
     text: str = ""
     problem: str = ""
-    asked_for: bool = True
+    named_by_user: bool = True
 
 
-def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[Source]:
+def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[ManifestSource]:
     """The texts behind ``paths`` in order; folders are searched to any depth, in the order of names.
 
     Raises ConfigurationError for a path that does not exist, before anything is read.
@@ -39,24 +39,24 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[S
             raise ConfigurationError(f"{path}: no such file or folder")
     for path in paths:
         if path == STDIN:
-            yield _decoded("<stdin>", read_stdin()[: MAX_FILE_BYTES + 1], asked_for=True)
+            yield _decoded("<stdin>", read_stdin()[: MAX_FILE_BYTES + 1], named_by_user=True)
         elif Path(path).is_dir():
-            yield from (_read(file, asked_for=False) for file in _below(Path(path)))
+            yield from (_read(file, named_by_user=False) for file in _manifests_below(Path(path)))
         else:
-            yield _read(Path(path), asked_for=True)
+            yield _read(Path(path), named_by_user=True)
 
 
-def of_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> Iterator[Source]:
+def sources_from_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> Iterator[ManifestSource]:
     """Each object of a cluster as a text of its own, named for it."""
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     for item in objects:
         metadata = item.get("metadata") or {}
         name = "/".join(str(part) for part in (metadata.get("namespace"), metadata.get("name")) if part)
         text = yaml.dump(dict(item), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
-        yield Source(name=f"{origin}: {item.get('kind')} {name}", text=text)
+        yield ManifestSource(name=f"{origin}: {item.get('kind')} {name}", text=text)
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _manifests_below(folder: Path) -> Iterator[Path]:
     """Manifests in a folder; links to folders are not followed, so there is no way round in circles."""
     count = 0
     for place, folders, files in os.walk(folder):
@@ -71,26 +71,26 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _read(path: Path, *, asked_for: bool) -> Source:
+def _read(path: Path, *, named_by_user: bool) -> ManifestSource:
     name = os.fsencode(path).decode("utf-8", "replace")  # a name may be no text at all
     try:
         with path.open("rb") as handle:
             data = handle.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         problem = f"cannot be read: {os.strerror(error.errno or 0)}"
-        return Source(name=name, problem=problem, asked_for=asked_for)
-    return _decoded(name, data, asked_for=asked_for)
+        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
+    return _decoded(name, data, named_by_user=named_by_user)
 
 
-def _decoded(name: str, data: bytes, *, asked_for: bool) -> Source:
+def _decoded(name: str, data: bytes, *, named_by_user: bool) -> ManifestSource:
     if len(data) > MAX_FILE_BYTES:
         problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB, which no manifest is; split it"
-        return Source(name=name, problem=problem, asked_for=asked_for)
+        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
     try:
         encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         problem = f"is not UTF-8 text (byte 0x{data[error.start]:02x} in line {line})"
-        return Source(name=name, problem=problem, asked_for=asked_for)
-    return Source(name=name, text=text, asked_for=asked_for)
+        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
+    return ManifestSource(name=name, text=text, named_by_user=named_by_user)

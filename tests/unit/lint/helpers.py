@@ -3,31 +3,31 @@
 import textwrap
 from typing import Any
 
-from dra_driver.lint import Finding, Report, lint
-from dra_driver.lint.known import Known, catalog_only
-from dra_driver.lint.sources import Source
+from dra_driver.lint import Finding, LintReport, lint
+from dra_driver.lint.known import KnownObjects, known_from_catalog
+from dra_driver.lint.sources import ManifestSource
 
 D = 'device.attributes["gpu.nvidia.com"]'
 C = 'device.capacity["gpu.nvidia.com"]'
 GUARD = 'device.driver == "gpu.nvidia.com"'
 
 
-def report(text: str, known: Known | None = None) -> Report:
+def report(text: str, known: KnownObjects | None = None) -> LintReport:
     """The report on one file."""
-    source = Source(name="m.yaml", text=textwrap.dedent(text).lstrip("\n"))
-    return lint([source], known or catalog_only())
+    source = ManifestSource(name="m.yaml", text=textwrap.dedent(text).lstrip("\n"))
+    return lint([source], known or known_from_catalog())
 
 
-def findings(text: str, known: Known | None = None) -> list[Finding]:
+def findings(text: str, known: KnownObjects | None = None) -> list[Finding]:
     return list(report(text, known).findings)
 
 
-def rules(text: str, known: Known | None = None) -> list[str]:
+def rules(text: str, known: KnownObjects | None = None) -> list[str]:
     """The ids of all findings, in order."""
     return [finding.rule for finding in findings(text, known)]
 
 
-def one(text: str, rule: str, known: Known | None = None) -> Finding:
+def one(text: str, rule: str, known: KnownObjects | None = None) -> Finding:
     """The only finding, which is of this rule."""
     found = findings(text, known)
     assert [finding.rule for finding in found] == [rule], [(f.rule, f.message) for f in found]

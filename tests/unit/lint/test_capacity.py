@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.gpu import catalog
 from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
-from dra_driver.lint.known import Known, catalog_only, devices_of
+from dra_driver.lint.known import KnownObjects, devices_of, known_from_catalog
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
@@ -25,14 +25,14 @@ def config(sharing: str) -> str:
     return f"config:\n- opaque: {{driver: gpu.nvidia.com, parameters: {parameters}}}"
 
 
-def cluster(terms: SharingTerms | None) -> Known:
+def cluster(terms: SharingTerms | None) -> KnownObjects:
     """A cluster with one H100, published under these terms."""
     gpu = invent(catalog.model("h100-sxm5-80gb"), 0, "a")
     snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
     features = Features(counters=True, multi_allocation=True)
     built = build_devices(snapshot, {gpu.uuid: GpuTerms(policy="p", sharing=terms)}, features)
     devices = devices_of([wire_slice("a", [dict(device) for device in built.devices])])
-    return Known(devices=catalog_only().devices, cluster_devices=devices)
+    return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)
 
 
 def test_what_a_shared_gpu_gives_is_fine() -> None:
@@ -75,7 +75,7 @@ def test_what_the_devices_of_a_cluster_do_not_give_is_an_error() -> None:
     """A share where no policy shares: every pod would wait."""
     found = [f for f in findings(asking(SHARE), cluster(None)) if f.rule == "DRA041"]
     assert found == []  # the catalog's could: a policy is an edit away
-    alone = Known(devices=cluster(None).cluster_devices, cluster_devices=cluster(None).cluster_devices)
+    alone = KnownObjects(devices=cluster(None).cluster_devices, cluster_devices=cluster(None).cluster_devices)
     assert one(asking(SHARE), "DRA041", alone).severity == "error"
 
 

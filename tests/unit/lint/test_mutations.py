@@ -4,9 +4,9 @@ import random
 from pathlib import Path
 
 from dra_driver.lint import lint
-from dra_driver.lint.known import catalog_only
+from dra_driver.lint.known import known_from_catalog
 from dra_driver.lint.output import as_github, as_json, as_sarif, as_text
-from dra_driver.lint.sources import Source
+from dra_driver.lint.sources import ManifestSource
 from tests.unit.lint.helpers import GUARD, C, D, device_class, pod, selecting, template
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +68,7 @@ def mutated(text: str, chance: random.Random, others: list[str]) -> str:
 
 def check(text: str) -> int:
     """The number of findings; every form of output must be possible, and every place be in the text."""
-    report = lint([Source(name="m.yaml", text=text)], catalog_only())
+    report = lint([ManifestSource(name="m.yaml", text=text)], known_from_catalog())
     lines = text.count("\n") + text.count("\r") + text.count("\x85") + text.count("\u2028") + text.count("\u2029") + 2
     for finding in report.findings:
         assert 0 <= finding.line <= lines

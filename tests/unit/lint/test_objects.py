@@ -4,8 +4,8 @@ import pytest
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.lint import lint
-from dra_driver.lint.known import catalog_only, of_cluster
-from dra_driver.lint.sources import Source
+from dra_driver.lint.known import known_from_catalog, known_from_cluster
+from dra_driver.lint.sources import ManifestSource
 from tests.unit.lint.helpers import device_class, findings, one, pod, report, rules, template
 
 PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
@@ -141,11 +141,11 @@ def test_extended_resource_of_a_class_is_known_by_its_name() -> None:
 
 def test_with_a_cluster_names_are_looked_up_there() -> None:
     stored = {"metadata": {"name": "t", "namespace": "default"}, "spec": {"spec": {"devices": {}}}}
-    assert findings(pod(USES), of_cluster(ClusterState(templates=[stored]))) == []
-    assert one(pod(USES), "DRA050", of_cluster(ClusterState())).severity == "error"
-    forbidden = of_cluster(ClusterState(gaps=["resourceclaimtemplates: forbidden"]))
+    assert findings(pod(USES), known_from_cluster(ClusterState(templates=[stored]))) == []
+    assert one(pod(USES), "DRA050", known_from_cluster(ClusterState())).severity == "error"
+    forbidden = known_from_cluster(ClusterState(gaps=["resourceclaimtemplates: forbidden"]))
     assert one(pod(USES), "DRA050", forbidden).severity == "warning"
-    known = one(template(PLAIN), "DRA030", of_cluster(ClusterState()))
+    known = one(template(PLAIN), "DRA030", known_from_cluster(ClusterState()))
     assert (known.severity, "nor in the cluster" in known.message) == ("error", True)
 
 
@@ -198,5 +198,5 @@ def test_findings_of_one_file_are_bounded() -> None:
 
 
 def test_names_in_several_files_belong_together() -> None:
-    sources = [Source(name="a.yaml", text=pod(USES)), Source(name="b.yaml", text=TEMPLATE)]
-    assert lint(sources, catalog_only()).findings == ()
+    sources = [ManifestSource(name="a.yaml", text=pod(USES)), ManifestSource(name="b.yaml", text=TEMPLATE)]
+    assert lint(sources, known_from_catalog()).findings == ()

@@ -7,16 +7,16 @@ import pytest
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.lint import lint
-from dra_driver.lint.known import catalog_only
+from dra_driver.lint.known import known_from_catalog
 from dra_driver.lint.nodes import plain
 from dra_driver.lint.places import line_and_column, offset_in_text
-from dra_driver.lint.reading import MAX_DEPTH, MAX_NODES, Trouble, read
-from dra_driver.lint.sources import MAX_FILE_BYTES, Source, collect
+from dra_driver.lint.reading import MAX_DEPTH, MAX_NODES, YamlProblem, read
+from dra_driver.lint.sources import MAX_FILE_BYTES, ManifestSource, collect
 from tests.unit.lint.helpers import one, rules
 
 
-def trees(text: str) -> tuple[list[object], list[Trouble]]:
-    troubles: list[Trouble] = []
+def trees(text: str) -> tuple[list[object], list[YamlProblem]]:
+    troubles: list[YamlProblem] = []
     return [plain(root) for root in read(text, troubles.append)], troubles
 
 
@@ -114,7 +114,7 @@ def test_files_that_are_no_manifests(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_bytes("a: 1\n".encode("utf-16"))
     (tmp_path / "notes.txt").write_text("[[[")
     (tmp_path / "loop").symlink_to(tmp_path)
-    report = lint(collect([str(tmp_path)], bytes), catalog_only())
+    report = lint(collect([str(tmp_path)], bytes), known_from_catalog())
     assert [(Path(f.file).name, f.rule) for f in report.findings] == [("junk.yaml", "DRA001"), ("large.yaml", "DRA001")]
     assert report.files == 4
 
@@ -139,4 +139,4 @@ def test_json_is_read_with_places() -> None:
 @pytest.mark.parametrize("text", ["", "\n", "---\n---\n", "# nothing\n", "null\n", "[]\n", "just text\n", "1\n"])
 def test_texts_without_objects_are_no_error(text: str) -> None:
     assert set(rules(text)) <= {"DRA001"}
-    assert not lint([Source(name="x", text=text)], catalog_only()).failed
+    assert not lint([ManifestSource(name="x", text=text)], known_from_catalog()).failed

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.kube.state import ClusterState
-from dra_driver.lint.known import of_cluster
+from dra_driver.lint.known import known_from_cluster
 from tests.unit.lint.helpers import GUARD, C, D, device_class, findings, one, rules, selecting, template, wire_slice
 
 
@@ -123,7 +123,7 @@ def test_with_a_cluster_its_devices_decide() -> None:
         "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
         "capacity": {"memory": {"value": "23034Mi"}},
     }
-    known = of_cluster(ClusterState(slices=[wire_slice("n1", [device])], classes=[_gpu_class()]))
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [device])], classes=[_gpu_class()]))
     found = one(selecting(f"{D}.productName == 'NVIDIA H200'"), "DRA018", known)
     assert "no device of the cluster matches (of the catalog: NVIDIA H200)" in found.message
     assert one(selecting(f"{D}.productName == 'NVIDIA H900'"), "DRA018", known).severity == "error"
@@ -133,7 +133,7 @@ def test_with_a_cluster_its_devices_decide() -> None:
 def test_a_class_without_devices_in_the_cluster_is_wrong_only_where_it_is_used() -> None:
     whole = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}}}
     mine = device_class(f"{GUARD} && {D}.type == 'mig'")
-    known = of_cluster(ClusterState(slices=[wire_slice("n1", [whole])], classes=[_gpu_class()]))
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [whole])], classes=[_gpu_class()]))
     assert findings(mine, known) == []
     found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
     assert found.message == "no device of the cluster is of DeviceClass mine"
@@ -145,7 +145,7 @@ def test_all_over_32_devices() -> None:
     whole = template("- {name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}")
     assert findings(whole) == []
     devices = [{"name": f"gpu-{index}", "attributes": {"type": {"string": "gpu"}}} for index in range(33)]
-    known = of_cluster(ClusterState(slices=[wire_slice("n1", devices)], classes=[_gpu_class()]))
+    known = known_from_cluster(ClusterState(slices=[wire_slice("n1", devices)], classes=[_gpu_class()]))
     found = one(whole, "DRA031", known)
     assert (found.severity, "33 devices of node n1" in found.message) == ("error", True)
 
