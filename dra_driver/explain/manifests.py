@@ -4,12 +4,11 @@ Owns which workloads have pods inside and how many. Other kinds pass through: as
 the pods meet.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.explain.objects import Wire, name_of, namespace_of, spec_of
-from dra_driver.kube.state import KINDS
 from dra_driver.kube.state_shapes import misfit
 
 MAX_PODS: Final = 64
@@ -44,12 +43,6 @@ def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[
                 raise ConfigurationError(f"{where}: {kind} {name_of(document)}: {problem}")
             found.append(pod)
     return found[:MAX_PODS]
-
-
-def in_namespace(objects: Sequence[Wire], namespace: str) -> list[dict[str, Any]]:
-    """The objects as they would be applied with ``-n namespace``."""
-    kinds = {kind.kind for kind in KINDS if kind.namespaced}
-    return [_namespaced(item, namespace) if item.get("kind") in kinds else dict(item) for item in objects]
 
 
 def _namespaced(item: Wire, namespace: str) -> dict[str, Any]:

@@ -31,10 +31,6 @@ class KnownObjects:
     templates: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    @property
-    def all_devices(self) -> Sequence[KnownDevice]:
-        return (*self.devices, *self.cluster_devices)
-
 
 def known_from_catalog() -> KnownObjects:
     """What is known without a cluster."""

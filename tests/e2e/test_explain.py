@@ -8,12 +8,13 @@ import pytest
 
 from dra_driver.errors import NotFoundError
 from dra_driver.explain import Explanation, explain, explain_pods, pod_subject
-from dra_driver.explain.manifests import in_namespace, pods_in
+from dra_driver.explain.manifests import pods_in
 from dra_driver.explain.report import Answer
 from dra_driver.explain.scheduler import scheduler_of
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.state import KINDS, read_cluster, with_objects
+from dra_driver.kube.state_file import objects_of
 from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.explain_cases import Case, Cluster, Obj
@@ -126,7 +127,7 @@ def _agrees(case: Case, report: Explanation, when: str) -> None:
 def _what_if(real: RealCluster, case: Case, namespace: str) -> Explanation:
     state = read_cluster(real.rest, namespace)
     objects = case.objects()
-    with_them = with_objects(state, in_namespace([obj for obj in objects if obj["kind"] != "Pod"], namespace))
+    with_them = with_objects(state, objects_of([obj for obj in objects if obj["kind"] != "Pod"], case.name, namespace))
     (report,) = explain_pods(
         with_them, pods_in(objects, namespace, case.name), scheduler=scheduler_of(state.server_version, {})
     )
