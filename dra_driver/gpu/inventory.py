@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from dra_driver.backoff import Backoff
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.backend import Backend
 from dra_driver.model.gpu import Snapshot
@@ -43,14 +44,12 @@ class Inventory:
         """``retry_*``: first and longest pause, doubling in between, while the driver cannot be used."""
         self._backend = backend
         self._poll_interval_s = poll_interval_s
-        self._retry_min_s = retry_min_s
-        self._retry_max_s = retry_max_s
         self._lock = threading.Lock()  # guards the five fields below
         self._snapshot: Snapshot | None = None
         self._problem: str | None = "the GPUs have not been looked at yet"
         self._subscribers: list[tuple[Callback, list[Snapshot]]] = []
         self._thread: threading.Thread | None = None
-        self._failures = 0
+        self._backoff = Backoff(first_s=retry_min_s, longest_s=retry_max_s)
         self._first = threading.Event()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -97,7 +96,7 @@ class Inventory:
     def failing(self) -> bool:
         """Whether the newest look failed; False also while the first one, which may be slow, has not come back."""
         with self._lock:
-            return self._failures > 0
+            return self._backoff.failures > 0
 
     def wait_first(self, timeout_s: float) -> bool:
         """Whether a first good snapshot is there, waiting for it up to ``timeout_s``."""
@@ -154,8 +153,7 @@ class Inventory:
         with self._lock:
             news = problem != self._problem
             self._problem = problem
-            pause_s = min(self._retry_max_s, self._retry_min_s * 2.0 ** min(self._failures, 16))
-            self._failures += 1
+            pause_s = self._backoff.next_s()
         if news:
             log.warning("the GPU driver cannot be used", extra={"reason": problem})
         return pause_s
@@ -166,7 +164,7 @@ class Inventory:
             before = self._snapshot.left_out if self._snapshot is not None else ()
             self._snapshot = snapshot
             self._problem = None
-            self._failures = 0
+            self._backoff.reset()
         self._first.set()
         if changed:
             log.info("GPU inventory changed", extra={"gpus": len(snapshot.gpus), "left_out": len(snapshot.left_out)})

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from dra_driver.backoff import Backoff
 from dra_driver.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
-from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.types import WatchEvent
 from dra_driver.telemetry import metrics
 
@@ -79,7 +79,7 @@ class Reflector:
     ) -> None:
         self._rest, self._path, self._selector = rest, path, field_selector
         self._on_event, self._slim = on_event, slim or _slim
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # guards the four fields below

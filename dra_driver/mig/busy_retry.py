@@ -6,6 +6,7 @@ Owns pauses and deadlines. Refuses to know what is tried and what the person who
 from collections.abc import Callable
 from typing import TypeVar
 
+from dra_driver.backoff import Backoff
 from dra_driver.errors import GpuBusyError
 
 FIRST_PAUSE_S = 0.1
@@ -41,12 +42,11 @@ class BusyRetry:
     def attempt(self, step: Callable[[], Result]) -> Result:
         """What ``step`` returns. It is tried at least once, and again after GpuBusyError while there is time; the last
         GpuBusyError is raised. Other errors are raised at once."""
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
             try:
                 return step()
             except GpuBusyError:
                 if self.left_s <= 0:
                     raise
-            self._sleep(min(pause, self.left_s))
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+            self._sleep(min(backoff.next_s(), self.left_s))

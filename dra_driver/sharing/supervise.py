@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from dra_driver.backoff import Backoff
 from dra_driver.errors import CommandError, StorageError
 from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
@@ -71,7 +72,7 @@ class Supervised:
         self._to_set: list[str] = []
         self._next_at = clock()
         self._phase_since = clock()
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._restarts = 0
         self._signals: list[int] = []
         self._told: Status | None = None
@@ -175,7 +176,7 @@ class Supervised:
             return
         now = self._clock()
         if now >= self._phase_since + SETTLED_S:
-            self._pause_s = FIRST_PAUSE_S
+            self._backoff.reset()
         answer = self._answer()
         if answer is not None:
             # A daemon that does not answer takes no new clients, but those that it has go on: it is not ended for that.
@@ -219,10 +220,10 @@ class Supervised:
     def _fail(self, reason: str) -> None:
         self._drop_question()
         self._process = None
-        log.warning("MPS daemon failed", extra={"daemon": self.daemon.id, "reason": reason, "again_s": self._pause_s})
+        pause_s = self._backoff.next_s()
+        log.warning("MPS daemon failed", extra={"daemon": self.daemon.id, "reason": reason, "again_s": pause_s})
         self._tell("failed", reason)
-        self._next_at = self._clock() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._next_at = self._clock() + pause_s
         self._restarts += 1
         self._enter(_Phase.WAITING)
 

@@ -9,7 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from dra_driver.kube.backoff import Backoff
+from dra_driver.backoff import Backoff
 
 # Between somebody else's change and our repair: at most 1.3 s, so that deleted slices are back within two seconds.
 REPAIR_S = (0.3, 1.3)

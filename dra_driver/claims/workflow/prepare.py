@@ -22,6 +22,7 @@ import logging
 import threading
 from contextlib import suppress
 
+from dra_driver.backoff import Backoff
 from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
 from dra_driver.claims.hardware.apply import apply_plan, inspect_partitions, taken_over
@@ -75,7 +76,8 @@ class Preparer:
 
     def _retry(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
         """Try again until it works, the error is of a kind that stays, or time is up."""
-        clock, pause_s = self._deps.clock, FIRST_PAUSE_S
+        clock, backoff = self._deps.clock, Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        pause_s = backoff.next_s()
         self._deps.count("waited")
         while True:
             clock.wait(pause_s)
@@ -86,7 +88,7 @@ class Preparer:
                 if left_s <= 0:
                     raise
                 asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
-                pause_s = min(max(min(2 * pause_s, LONGEST_PAUSE_S), asked_s), left_s)
+                pause_s = min(max(backoff.next_s(), asked_s), left_s)
 
     def _pause_left_s(self, error: DraError, budget: Budget) -> float:
         return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())

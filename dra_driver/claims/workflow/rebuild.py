@@ -15,6 +15,7 @@ cluster's claims, and the pauses grow to ten minutes.
 import logging
 from dataclasses import replace
 
+from dra_driver.backoff import Backoff
 from dra_driver.claims.dependencies import ClaimDependencies, ClaimLister
 from dra_driver.claims.entry import Blocked, InstanceIds, gpus_of
 from dra_driver.claims.hardware.apply import with_partition_daemons
@@ -53,7 +54,7 @@ class Rebuild:
         try:
             if problems := self._try():
                 self._say(problems[0])
-                pause_s = self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+                pause_s = self._backoff.next_s()
         except DraError as error:
             self._say(str(error))
         self._due = self._deps.clock.now() + pause_s

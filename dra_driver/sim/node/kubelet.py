@@ -20,6 +20,7 @@ from dra_driver._pb.dra_v1 import api_pb2 as v1
 from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver._pb.health_v1alpha1 import api_pb2 as health
 from dra_driver._pb.pluginregistration import api_pb2 as registration
+from dra_driver.backoff import Backoff
 from dra_driver.errors import RetryableError
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 from dra_driver.sim.node.registry import Identity, check_served, find_sockets
@@ -121,7 +122,7 @@ class _Socket:
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
         self.plugin: DraPlugin | None = None
-        self.failures = 0
+        self.backoff = Backoff(first_s=FIRST_BACKOFF_S, longest_s=LONGEST_BACKOFF_S)
         self.not_before = 0.0
 
 
@@ -253,8 +254,7 @@ class DraManager:
         try:
             known.plugin = self._handshake(path)
         except RetryableError as error:
-            known.failures += 1
-            backoff_s = min(FIRST_BACKOFF_S * 2 ** (known.failures - 1), LONGEST_BACKOFF_S)
+            backoff_s = known.backoff.next_s()
             known.not_before = monotonic() + backoff_s
             log.warning("plugin not registered", extra={"socket": path, "reason": error, "retry_s": backoff_s})
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dra_driver.kube.backoff import Backoff
+from dra_driver.backoff import Backoff
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient, Timeouts

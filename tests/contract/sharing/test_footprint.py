@@ -27,7 +27,7 @@ TOO_MUCH = {
     "ssl",
     "_hashlib",
 }
-ROOMS = {"errors", "files", "cli", "config", "model", "telemetry", "gpu", "sharing"}
+ROOMS = {"errors", "files", "backoff", "cli", "config", "model", "telemetry", "gpu", "sharing"}
 
 
 def test_nothing_of_the_node_process_is_loaded() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from dra_driver.errors import KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.discovery import server_version, serves_resource_v1
 from dra_driver.kube.names import is_label, is_pool_name, is_subdomain
 
@@ -52,18 +51,6 @@ def test_a_name_that_is_a_step_in_a_path_is_refused(name: str) -> None:
 def test_names(text: str, label: bool, subdomain: bool, pool: bool) -> None:
     """What the API server would refuse is known before it is asked."""
     assert (is_label(text), is_subdomain(text), is_pool_name(text)) == (label, subdomain, pool)
-
-
-def test_waits_double_up_to_the_longest_and_start_anew() -> None:
-    """With jitter they are between half and all of that."""
-    backoff = Backoff(first_s=1.0, longest_s=5.0, rand=lambda: 0.0)
-    assert [backoff.next_s() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
-    backoff.reset()
-    assert backoff.next_s() == 1.0
-    assert Backoff(first_s=1.0, jitter=0.5, rand=lambda: 1.0).next_s() == 0.5
-    old = Backoff()
-    old.failures = 10**9
-    assert old.next_s() <= 30.0
 
 
 class Api:
