@@ -1,32 +1,41 @@
-"""Writing a small file whole or not at all.
+"""Replace a file atomically, and lock a file between processes.
 
-Owns the way by a temporary file in the same folder and a rename. Refuses to know what is in a file. CDI files have
-rules of their own (``cdi/writer.py``): who may read them, and that a runtime watches the folder.
+The CDI writer keeps its own steps (``cdi/storage.py``): its files are readable by everyone, and its tests make each
+step fail in turn.
 """
 
+import fcntl
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 UNFINISHED: Final = ".tmp"
-"""How the names of temporary files end: what a death leaves is known by it."""
+"""The suffix of temporary files. A process that dies while it writes leaves at most one."""
+
+_LOCK_PAUSE_S: Final = 0.01
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Have ``data`` alone in ``path``, for its owner's eyes (0600). A reader sees the old or the new content.
+def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> os.stat_result:
+    """Replace the content of ``path`` with ``data`` in one step; readers see the old or the new content.
 
-    ``durable`` syncs file and folder before it returns. Follows no link that somebody laid in the way. Raises OSError,
-    and then ``path`` is as it was; dying leaves at most a file whose name ends with `UNFINISHED`.
+    Writes a temporary file in the same folder and renames it; follows no link. ``mode`` is set whatever the umask.
+    With ``durable``, the file is synced before the rename and the folder after it. Returns the status of the new file.
+    Raises OSError; then ``path`` is unchanged, except when only syncing the folder failed. A crash leaves at most a
+    temporary file with the suffix `UNFINISHED`.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor, not a path
             file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
             if durable:
-                file.flush()
                 os.fsync(file.fileno())
+            status = os.fstat(file.fileno())
         temporary.replace(path)
     except OSError:
         with suppress(OSError):
@@ -34,6 +43,62 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
     if durable:
         _sync_folder(path.parent)
+    return status
+
+
+def lock_file(
+    path: Path,
+    *,
+    timeout_s: float = 0.0,
+    shared: bool = False,
+    create_mode: int | None = 0o600,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Lock ``path`` with ``flock`` and return the descriptor that holds the lock; closing it releases the lock.
+
+    The kernel also releases the lock when the process dies. The lock counts between any two descriptors, in one process
+    too. ``create_mode`` is the mode of a file that is missing; with None it must exist. ``shared`` locks exclude
+    exclusive locks only. Tries at least once, then every 10 ms until ``timeout_s`` is over. Raises BlockingIOError when
+    another descriptor still holds the lock then, and OSError when the file cannot be opened. Follows no link. Never
+    remove a lock file that another process may wait for: the two would then lock different files.
+    """
+    flags = os.O_RDONLY if create_mode is None else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, create_mode or 0)
+    try:
+        deadline = clock() + timeout_s
+        while True:
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if clock() >= deadline:
+                    raise
+            else:
+                return descriptor
+            sleep(_LOCK_PAUSE_S)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def name_holder(descriptor: int) -> None:
+    """Write this process' id into its lock file, for the message of the next process. Never raises.
+
+    A full disk must not keep the holder of the lock from running.
+    """
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+
+
+def holder_of(path: Path) -> str:
+    """What the holder of the lock file wrote with `name_holder`, or "unknown". Never raises."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(_MAX_HOLDER).decode(errors="replace").strip() or "unknown"
+    return "unknown"
+
+
+_MAX_HOLDER: Final = 100
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,7 +9,6 @@ waiting for the API server.
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import threading
@@ -18,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dra_driver.errors import StorageError
+from dra_driver.files import lock_file
 from dra_driver.model.ids import GpuUuid
 
-_PAUSE_S = 0.01
 _NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
 
 
@@ -53,29 +52,21 @@ class GpuLocks:
         if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         acquired.callback(lock.release)
-        descriptor = self._open(gpu)
+        descriptor = self._lock_file(gpu, deadline - time.monotonic())
+        if descriptor is None:
+            return False
         acquired.callback(os.close, descriptor)
-        while not _try(descriptor):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_PAUSE_S)
         return True
 
-    def _open(self, gpu: GpuUuid) -> int:
+    def _lock_file(self, gpu: GpuUuid, timeout_s: float) -> int | None:
         path = self._folder / f"{_NOT_IN_NAMES.sub('_', gpu)[:100]}.lock"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return lock_file(path, timeout_s=timeout_s)
+        except BlockingIOError:
+            return None
         except OSError as error:
             raise StorageError(
                 f"cannot lock GPU {gpu} with {path}: {(error.strerror or str(error)).lower()}; "
                 "check the plugin directory's path, permissions and free space"
             ) from error
-
-
-def _try(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

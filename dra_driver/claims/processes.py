@@ -8,7 +8,6 @@ shows it across containers that share the directory.
 
 import contextlib
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from dra_driver.claims.entry import OwnerId
 from dra_driver.errors import StorageError
+from dra_driver.files import lock_file
 
 _PREFIX = "owner-"
 _SUFFIX = ".lock"
@@ -71,38 +71,38 @@ class ProcessRegistry:
 def _take(path: Path) -> int:
     """The locked file at ``path``, made; made again when another run's sweep removed it before it was locked."""
     for _ in range(_TRIES):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = lock_file(path)
+        except BlockingIOError:
+            time.sleep(0.01)  # another run is checking whether it is free
+            continue
+        with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(fd).st_ino:
                 return fd
-        except (BlockingIOError, FileNotFoundError):
-            time.sleep(0.01)  # somebody is just looking whether it is free
         os.close(fd)
     raise TimeoutError(errno.ETIMEDOUT, "another process keeps locking or removing this process' file")
 
 
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+        with contextlib.suppress(OSError), _locked(path, shared=False):
             path.unlink()  # under the lock, so that `_take` either sees the lock or the missing file
 
 
 def _is_free(path: Path) -> bool:
     """Whether nobody holds the lock. Asked with a shared lock, so that askers do not take each other for owners."""
     try:
-        with _locked(path, fcntl.LOCK_SH):
+        with _locked(path, shared=True):
             return True
     except BlockingIOError:
         return False
 
 
 @contextlib.contextmanager
-def _locked(path: Path, kind: int) -> Iterator[None]:
+def _locked(path: Path, *, shared: bool) -> Iterator[None]:
     """Raises BlockingIOError at once when somebody else has the lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = lock_file(path, shared=shared, create_mode=None)
     try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
         yield
     finally:
         os.close(fd)

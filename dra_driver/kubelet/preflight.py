@@ -5,15 +5,13 @@ later: a missing NVIDIA driver or API server is waited for, because pods that al
 a full file system end the start, for the same reason; ``disk.py`` looks at that while the process runs.
 """
 
-import fcntl
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
+from dra_driver.files import holder_of, lock_file, name_holder
 
 LOCK_NAME = "process.lock"
-_MAX_HOLDER = 200
 
 
 def check_driver_root(path: Path) -> None:
@@ -70,22 +68,16 @@ class ProcessLock:
     def acquire(self) -> None:
         """Takes the lock or raises ConfigurationError, naming who has it. Never waits."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            self._descriptor = lock_file(self._path, shared=self._shared, create_mode=0o640)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"another process of this driver runs on this node (lock {self._path}, held by"
+                f" {holder_of(self._path)}): stop it first, or start both with the --pod-uid of their pods for a"
+                " rolling update"
+            ) from error
         except OSError as error:
             raise ConfigurationError(f"cannot open the lock file {self._path}: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, _MAX_HOLDER, 0).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise ConfigurationError(
-                f"another process of this driver runs on this node (lock {self._path}, held by {holder}): stop it"
-                " first, or start both with the --pod-uid of their pods for a rolling update"
-            ) from error
-        self._descriptor = descriptor
-        with suppress(OSError):  # only a help for the next one's message; a full disk must not keep us from starting
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        name_holder(self._descriptor)
 
     def release(self) -> None:
         """Lets go; idempotent. The file stays: removing it would let two processes lock two files of one name."""

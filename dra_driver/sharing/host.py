@@ -12,7 +12,6 @@ Start: the lock; what a former host left (processes, statuses, shared memory) is
 should run. Stop: every daemon is asked to quit and killed if it does not, within `STOP_S`.
 """
 
-import fcntl
 import logging
 import os
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.files import holder_of, lock_file, name_holder
 from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
@@ -39,7 +39,9 @@ LOGS_EVERY_S: Final = 10.0
 STOP_S: Final = 9.0
 """Everything has ended by then. A pod's grace period has to be longer."""
 LOCK_WAIT_S: Final = 30.0
-"""How long a predecessor that is on its way out is waited for."""
+"""How long to wait for the lock of a host that is stopping."""
+LOCK_QUIET_S: Final = 1.0
+"""After this time without the lock, the wait is logged."""
 ORPHANS_KILL_S: Final = 2.0
 
 _Stamp = tuple[int, int, int]
@@ -175,32 +177,26 @@ class MpsHost:
             log.error("the MPS host cannot do all that is wanted", extra={"reason": problem})
 
     def _take_lock(self) -> None:
-        with storage(f"open {self._folders.lock}"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._folders.lock, flags, 0o644)
-        deadline = self._clock() + LOCK_WAIT_S
-        told = False
-        # Whoever only asks whether a host lives holds the lock for a moment, too.
-        while True:
+        path = self._folders.lock
+        with storage(f"open {path}"):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if self._clock() >= deadline:
-                    holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
-                    os.close(descriptor)
+                # A node process that checks for a running host also holds the lock, for a moment.
+                self._lock = self._lock_within(LOCK_QUIET_S)
+            except BlockingIOError:
+                log.info("waiting for another MPS host to stop", extra={"lock": path})
+                try:
+                    self._lock = self._lock_within(LOCK_WAIT_S - LOCK_QUIET_S)
+                except BlockingIOError as error:
                     raise ConfigurationError(
-                        f"another MPS host runs on this node (lock {self._folders.lock}, held by {holder}): there is"
-                        " one per node and driver; stop it first"
+                        f"another MPS host runs on this node (lock {path}, held by {holder_of(path)}): there is one per"
+                        " node and driver; stop it first"
                     ) from error
-            if not told and self._clock() >= deadline - LOCK_WAIT_S + 1.0:
-                told = True
-                log.info("waiting for another MPS host to end", extra={"lock": self._folders.lock})
-            self._sleep(BUSY_S)
-        self._lock = descriptor
-        with suppress(OSError):  # only a help for somebody who looks; a full disk must not keep daemons from running
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        name_holder(self._lock)
+
+    def _lock_within(self, timeout_s: float) -> int:
+        return lock_file(
+            self._folders.lock, timeout_s=timeout_s, create_mode=0o644, sleep=self._sleep, clock=self._clock
+        )
 
     def _memory(self, daemon_id: str) -> Path:
         return self._shm_root / check_id(daemon_id) if self._program.private else self._shm_root

@@ -13,7 +13,6 @@ are there for whoever comes back. Nothing is synced to disk: a power cut ends da
 an earlier boot say nothing but what may be tidied up.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dra_driver.errors import StorageError
-from dra_driver.files import replace_file
+from dra_driver.files import lock_file, replace_file
 from dra_driver.sharing.daemon import MpsDaemon, check_id
 from dra_driver.sharing.safe_rmtree import REMOVE_S, remove_tree
 
@@ -168,17 +167,12 @@ class MpsFolders:
     def host_lives(self) -> bool:
         """Whether an MPS host holds the lock."""
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+            os.close(lock_file(self.lock, shared=True, create_mode=None))
+        except BlockingIOError:
             return True
-        else:
+        except OSError:
             return False
-        finally:
-            os.close(descriptor)  # which gives the lock back
+        return False
 
 
 @contextmanager

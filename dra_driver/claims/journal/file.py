@@ -12,7 +12,6 @@ directory, because they share the host's kernel and page cache.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
@@ -24,6 +23,7 @@ from pathlib import Path
 from dra_driver.claims.journal import rows, values
 from dra_driver.claims.journal.schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.files import lock_file
 
 log = logging.getLogger(__name__)
 
@@ -133,27 +133,17 @@ def is_corruption(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + OPEN_TIMEOUT_S
-        while not _try_lock(fd):
-            if time.monotonic() > deadline:
-                raise StorageError(
-                    f"cannot open the journal {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s; "
-                    "end it (look for a second node process) and start again"
-                )
-            time.sleep(0.02)
+        fd = lock_file(path.with_name(path.name + ".lock"), timeout_s=OPEN_TIMEOUT_S)
+    except BlockingIOError as error:
+        raise StorageError(
+            f"cannot open the journal {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s; "
+            "end it (look for a second node process) and start again"
+        ) from error
+    try:
         yield
     finally:
         os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:

@@ -42,7 +42,7 @@ class Rebuild:
     def __init__(self, deps: ClaimDependencies, lister: ClaimLister | None) -> None:
         self._deps = deps
         self._lister = lister
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff = Backoff(first_s=2 * FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._due = deps.clock.now() + FIRST_PAUSE_S
         self._said: str | None = None
 

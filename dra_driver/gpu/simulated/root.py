@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.files import replace_file
 from dra_driver.gpu.shared_object import MACHINES, shared_object
 from dra_driver.gpu.simulated import caps
 from dra_driver.model.gpu import Gpu, Snapshot
@@ -179,11 +180,7 @@ def _put(path: Path, content: bytes, mode: int) -> None:
     ):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # left by a death; it may be read-only
-    temporary.write_bytes(content)
-    temporary.chmod(mode)
-    temporary.replace(path)
+    replace_file(path, content, mode=mode)
 
 
 def _link(path: Path, target: str) -> None:

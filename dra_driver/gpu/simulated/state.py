@@ -26,17 +26,16 @@ with ``after`` when the call has done its work.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.files import lock_file, replace_file
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated import mig as simulated_mig
 from dra_driver.gpu.simulated.mig import GpuState
@@ -47,7 +46,6 @@ VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module keeps device numbers for no more
 LOCK_TIMEOUT_S = 20.0
-LOCK_PAUSE_S = 0.002
 _Stamp = tuple[int, int, int] | None
 
 
@@ -131,12 +129,8 @@ class StateStore:
             if self.file is None or self._depth > 0:  # a second descriptor would wait for the first
                 yield
                 return
+            descriptor = self._lock_file(self.file)
             try:
-                descriptor = os.open(f"{self.file}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                raise DriverUnavailableError(f"simulated driver: cannot lock {self.file}: {error}") from error
-            try:
-                self._lock_file(descriptor)
                 self._depth += 1
                 try:
                     yield
@@ -145,33 +139,25 @@ class StateStore:
             finally:
                 os.close(descriptor)
 
-    def _lock_file(self, descriptor: int) -> None:
-        deadline = time.monotonic() + self._lock_timeout_s
-        while True:
-            try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise DriverUnavailableError(
-                        f"simulated driver: another process has kept {self.file} locked for {self._lock_timeout_s:g} s"
-                    ) from error
-            time.sleep(LOCK_PAUSE_S)
+    def _lock_file(self, file: Path) -> int:
+        try:
+            return lock_file(file.with_name(f"{file.name}.lock"), timeout_s=self._lock_timeout_s)
+        except BlockingIOError as error:
+            raise DriverUnavailableError(
+                f"simulated driver: another process has kept {file} locked for {self._lock_timeout_s:g} s"
+            ) from error
+        except OSError as error:
+            raise DriverUnavailableError(f"simulated driver: cannot lock {file}: {error}") from error
 
     def write(self, changes: Changes) -> None:
         """Replace the changes; the caller is inside ``locked``. Raises DriverUnavailableError, then nothing changed."""
         changes = replace(changes, count=changes.count + 1)
         if self.file is not None:
-            temporary = self.file.with_name(f".{self.file.name}.new")
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    temporary.unlink()
-                with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
-                    json.dump(_encode(changes), stream, separators=(",", ":"))
-                stamp = _stamp(temporary)
-                temporary.replace(self.file)
+                written = replace_file(self.file, json.dumps(_encode(changes), separators=(",", ":")).encode())
             except OSError as error:
                 raise DriverUnavailableError(f"simulated driver: cannot write {self.file}: {error}") from error
-            self._stamp = stamp
+            self._stamp = _stamp_of(written)
         self._changes = changes
 
     def marker(self) -> object:
@@ -194,9 +180,12 @@ class StateStore:
 
 def _stamp(file: Path) -> _Stamp:
     try:
-        status = file.stat()
+        return _stamp_of(file.stat())
     except OSError:
         return None
+
+
+def _stamp_of(status: os.stat_result) -> _Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from dra_driver.errors import RetryableError
+from dra_driver.files import replace_file
 from dra_driver.sim.apiserver.asgi_app import ApiApplication
 from dra_driver.sim.apiserver.certificate import Certificate, self_signed
 from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
@@ -111,10 +112,7 @@ class ApiServer:
     def kubeconfig(self, path: str | os.PathLike[str]) -> Path:
         """Write a kubeconfig that only its owner may read, replacing what is there in one step."""
         target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # mkstemp makes it 0600
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(self._kubeconfig(), file, indent=1)
-        Path(temporary).replace(target)
+        replace_file(target, json.dumps(self._kubeconfig(), indent=1).encode())
         return target
 
     def _kubeconfig(self) -> dict[str, object]:
