@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.attempt import Attempt
-from dra_driver.allocation.events import PoolLeftOut, Recorder
-from dra_driver.allocation.limits import Budget, Limits
+from dra_driver.allocation.allocated import pool_uses
+from dra_driver.allocation.events import PoolLeftOut, SearchRecorder
+from dra_driver.allocation.limits import Limits, SearchBudget
 from dra_driver.allocation.malformed import guarded
-from dra_driver.allocation.node_equivalence import Solution, Solutions
-from dra_driver.allocation.pools import Catalog, Reach
-from dra_driver.allocation.requests import ClaimPlan, Reader
+from dra_driver.allocation.node_equivalence import Solution, SolutionCache
+from dra_driver.allocation.pools import PoolIndex, ReachablePools
+from dra_driver.allocation.requests import ClaimDecoder, DecodedClaim
 from dra_driver.allocation.result import allocation_result
-from dra_driver.allocation.scheduler_quirks import V1_36, Behaviour, Features, Rules
+from dra_driver.allocation.scheduler_quirks import V1_36, SchedulerFeatures, SchedulerQuirks, SchedulerRules
 from dra_driver.allocation.search import Search
-from dra_driver.allocation.selectors import Selection, Selector
-from dra_driver.allocation.taken import pool_uses
+from dra_driver.allocation.selectors import DeviceSelector, SelectorSet
+from dra_driver.allocation.state import AllocationState
 
 Wire = Mapping[str, Any]
-_DEFAULT_FEATURES: Final = Features()
+_DEFAULT_FEATURES: Final = SchedulerFeatures()
 _DEFAULT_LIMITS: Final = Limits()
 
 
@@ -37,7 +37,7 @@ def random_share_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AllocationOutcome:
     """``allocations``: one AllocationResult per claim in their order, or None with the ``reason`` why not.
 
     ``invalid_pools`` are pools that the node reaches and that contradict themselves; they may be why nothing fits, and
@@ -52,13 +52,13 @@ class Outcome:
 class Question:
     """A pod's claims, ready to be asked about any node. Thread-safe."""
 
-    def __init__(self, allocator: "Allocator", claims: Sequence[Wire], plans: Sequence[ClaimPlan]) -> None:
+    def __init__(self, allocator: "Allocator", claims: Sequence[Wire], decoded: Sequence[DecodedClaim]) -> None:
         self._allocator = allocator
         self._claims = claims
-        self.plans = plans
-        self.solutions = Solutions()
+        self.decoded = decoded
+        self.solutions = SolutionCache()
 
-    def on(self, node: Wire, recorder: Recorder | None = None) -> Outcome:
+    def on(self, node: Wire, recorder: SearchRecorder | None = None) -> AllocationOutcome:
         """Devices for all of the claims on ``node``, or why they do not fit there.
 
         Raises AllocationError, CelSyntaxError or CelEvaluationError when the attempt has to end for all nodes.
@@ -82,15 +82,15 @@ class Allocator:
         slices: Sequence[Wire],
         classes: Iterable[Wire],
         allocated: Iterable[Wire],
-        features: Features = _DEFAULT_FEATURES,
-        behaviour: Behaviour = V1_36,
+        features: SchedulerFeatures = _DEFAULT_FEATURES,
+        quirks: SchedulerQuirks = V1_36,
         limits: Limits = _DEFAULT_LIMITS,
         new_share_id: Callable[[], str] = random_share_id,
     ) -> None:
-        self._rules = Rules(features=features, behaviour=behaviour)
+        self._model = SchedulerRules(features=features, quirks=quirks)
         self._limits = limits
         self._new_share_id = new_share_id
-        self._selections: dict[tuple[tuple[str, str], ...], Selection] = {}
+        self._selections: dict[tuple[tuple[str, str], ...], SelectorSet] = {}
         wires: dict[str, Any] = {"slices": slices, "classes": classes, "allocated": allocated}
         self.wires: Mapping[str, Any] = guarded(lambda: {name: list(items) for name, items in wires.items()}, wires)
         self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
@@ -98,49 +98,51 @@ class Allocator:
 
     def question(self, claims: Sequence[Wire]) -> Question:
         """Decode the pod's unallocated claims once, to ask about many nodes. Raises AllocationError."""
-        reader = Reader(classes=self._classes, features=self._rules.features, selection_of=self._selection_of)
-        plans = guarded(lambda: reader.read(claims), {"claims": claims, **self.wires})
-        return Question(self, claims, plans)
+        decoder = ClaimDecoder(classes=self._classes, features=self._model.features, selection_of=self._selection_of)
+        decoded = guarded(lambda: decoder.read(claims), {"claims": claims, **self.wires})
+        return Question(self, claims, decoded)
 
-    def allocate(self, node: Wire, claims: Sequence[Wire], recorder: Recorder | None = None) -> Outcome:
+    def allocate(self, node: Wire, claims: Sequence[Wire], recorder: SearchRecorder | None = None) -> AllocationOutcome:
         """The same for one node: ``question(claims).on(node, recorder)``."""
         return self.question(claims).on(node, recorder)
 
-    def reach(self, node: Wire) -> Reach:
+    def reachable(self, node: Wire) -> ReachablePools:
         """The pools of the node with their devices, for those who look at devices by themselves."""
-        return guarded(lambda: self._catalog.reach(node), {"node": node})
+        return guarded(lambda: self._catalog.reachable(node), {"node": node})
 
-    def answer(self, question: Question, node: Wire, recorder: Recorder | None) -> Outcome:
+    def answer(self, question: Question, node: Wire, recorder: SearchRecorder | None) -> AllocationOutcome:
         """What `Question.on` says."""
-        plans = question.plans
-        reach = self._catalog.reach(node)
+        decoded = question.decoded
+        reachable = self._catalog.reachable(node)
         if recorder is not None:
-            _tell_left_out(reach, recorder)
-        budget = Budget(self._limits)
-        attempt = Attempt(plans, node=node, reach=reach, rules=self._rules, budget=budget, recorder=recorder)
-        attempt.prepare()
-        search = Search(attempt)
-        fits = search.run(None if recorder else self._limits.alike_after * attempt.breadth)
+            _record_left_out(reachable, recorder)
+        budget = SearchBudget(self._limits)
+        state = AllocationState(
+            decoded, node=node, reachable=reachable, model=self._model, budget=budget, recorder=recorder
+        )
+        state.prepare()
+        search = Search(state)
+        fits = search.run(None if recorder else self._limits.reuse_after * state.device_count)
         if fits is None:
-            fits = _solve(question.solutions, attempt, search, reach)
+            fits = _solve(question.solutions, state, search, reachable)
         if not fits:
-            return _misfit(reach, search)
-        return Outcome(
+            return _misfit(reachable, search)
+        return AllocationOutcome(
             allocations=[
-                allocation_result(plan, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
-                for plan, picks, chosen in zip(plans, attempt.picks, search.chosen, strict=True)
+                allocation_result(claim, picks, chosen, node=node, model=self._model, new_share_id=self._new_share_id)
+                for claim, picks, chosen in zip(decoded, state.picks, search.chosen, strict=True)
             ]
         )
 
-    def _read(self, wires: Mapping[str, Any]) -> Catalog:
-        uses = pool_uses(wires["allocated"], shares=self._rules.features.consumable_capacity)
-        return Catalog(wires["slices"], uses, self._rules)
+    def _read(self, wires: Mapping[str, Any]) -> PoolIndex:
+        uses = pool_uses(wires["allocated"], shares=self._model.features.consumable_capacity)
+        return PoolIndex(wires["slices"], uses, self._model)
 
-    def _selection_of(self, selectors: Sequence[Selector]) -> Selection:
+    def _selection_of(self, selectors: Sequence[DeviceSelector]) -> SelectorSet:
         """The same object for the same selectors, so that claims and nodes share answers."""
         key = tuple((selector.where, selector.expression) for selector in selectors)
         if key not in self._selections:
-            self._selections[key] = Selection(selectors, sharing=not self._rules.features.stable)
+            self._selections[key] = SelectorSet(selectors, sharing=not self._model.features.stable)
         return self._selections[key]
 
 
@@ -148,32 +150,32 @@ def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
     return {item["metadata"]["name"]: item for item in classes}
 
 
-def _solve(solutions: Solutions, attempt: Attempt, search: Search, reach: Reach) -> bool:
+def _solve(solutions: SolutionCache, state: AllocationState, search: Search, reachable: ReachablePools) -> bool:
     """Go on with a search that takes long, unless a node that is alike has been searched."""
-    key = solutions.key(attempt, reach.pools)
+    key = solutions.key(state, reachable.pools)
     known = solutions.find(key) if key is not None else None
     if known is not None:
         search.chosen, search.stuck_at = [list(one) for one in known.chosen], known.stuck_at
-        attempt.repeat(known.picks)
+        state.reuse_picks(known.picks)
         return known.fits
     fits = bool(search.run())
     if key is not None:
-        picks = attempt.places() if fits else []
+        picks = state.pick_positions() if fits else []
         solutions.keep(key, Solution(fits, search.stuck_at, [list(one) for one in search.chosen], picks))
     return fits
 
 
-def _misfit(reach: Reach, search: Search) -> Outcome:
-    invalid = tuple(str(pool) for pool in reach.broken if pool.why == "invalid")
+def _misfit(reachable: ReachablePools, search: Search) -> AllocationOutcome:
+    invalid = tuple(str(pool) for pool in reachable.broken if pool.why == "invalid")
     if invalid:
         reason = f"invalid resource pools were encountered: {', '.join(invalid)}"
-        return Outcome(allocations=None, reason=reason, invalid_pools=invalid)
-    return Outcome(allocations=None, reason=f"{search.stuck_at}: no combination of free devices matches")
+        return AllocationOutcome(allocations=None, reason=reason, invalid_pools=invalid)
+    return AllocationOutcome(allocations=None, reason=f"{search.stuck_at}: no combination of free devices matches")
 
 
-def _tell_left_out(reach: Reach, recorder: Recorder) -> None:
-    for pool in reach.broken:
+def _record_left_out(reachable: ReachablePools, recorder: SearchRecorder) -> None:
+    for pool in reachable.broken:
         recorder.record(PoolLeftOut(driver=pool.key[0], pool=pool.key[1], why=pool.why, detail=pool.detail))
-    for driver, name in reach.obsolete:
+    for driver, name in reachable.obsolete:
         detail = "a newer generation exists, with no slice for this node"
         recorder.record(PoolLeftOut(driver=driver, pool=name, why="obsolete", detail=detail))

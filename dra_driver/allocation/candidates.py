@@ -8,82 +8,82 @@ attempt.
 from collections.abc import Sequence
 from typing import Protocol
 
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.requests import Alternative
 
 
-class Judge(Protocol):
+class DeviceChecks(Protocol):
     """What a lane asks about devices."""
 
-    def occupied(self, alternative: Alternative, device: Device) -> bool:
+    def is_taken_by_pod(self, alternative: Alternative, device: PoolDevice) -> bool:
         """Whether the pod's own claims stand in the way at this moment."""
 
-    def suits(self, alternative: Alternative, device: Device) -> bool:
+    def is_suitable(self, alternative: Alternative, device: PoolDevice) -> bool:
         """Whether selectors, node selection and capacity let the request have the device; does not change."""
 
-    def has_room(self, alternative: Alternative, device: Device) -> bool:
+    def has_capacity(self, alternative: Alternative, device: PoolDevice) -> bool:
         """Whether a shared device has capacity left for one more share at this moment."""
 
-    def remembers(self, alternative: Alternative, constraint: int) -> bool:
+    def is_stateful(self, alternative: Alternative, constraint: int) -> bool:
         """Whether a constraint of the claim is changed by a device that was taken and given back."""
 
-    def held(self, alternative: Alternative, device: Device) -> bool:
+    def is_allocated(self, alternative: Alternative, device: PoolDevice) -> bool:
         """Whether allocated claims stand in the way; does not change."""
 
 
-class Lane:
+class Candidates:
     """Made once for each alternative and attempt. ``size`` is how many devices the request needs; for a request of all
     devices these are ``every``."""
 
     __slots__ = (
         "_alternative",
+        "_checks",
         "_cursor",
         "_devices",
         "_found",
-        "_judge",
         "_leaves_traces",
+        "_unchecked",
         "_unsuitable",
-        "_unweighed",
         "every",
         "size",
     )
 
-    def __init__(self, alternative: Alternative, devices: Sequence[Device], judge: Judge) -> None:
+    def __init__(self, alternative: Alternative, devices: Sequence[PoolDevice], checks: DeviceChecks) -> None:
         self._alternative = alternative
         self._devices = devices
-        self._judge = judge
+        self._checks = checks
         self._cursor = 0
-        self._found: list[Device] = []
-        self._unweighed: set[Device] = set()
-        self._unsuitable: set[Device] = set()
-        self.every: list[Device] = []
+        self._found: list[PoolDevice] = []
+        self._unchecked: set[PoolDevice] = set()
+        self._unsuitable: set[PoolDevice] = set()
+        self.every: list[PoolDevice] = []
         self.size = alternative.count
-        self._leaves_traces = any(judge.remembers(alternative, place) for place in alternative.constraints)
+        self._leaves_traces = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
 
     def list_all(self) -> None:
         """Fix the devices of a request that wants all of them."""
-        judge, alternative = self._judge, self._alternative
+        checks, alternative = self._checks, self._alternative
         self.every = [
             device
             for device in self._devices
-            if judge.suits(alternative, device) and judge.has_room(alternative, device)
+            if checks.is_suitable(alternative, device) and checks.has_capacity(alternative, device)
         ]
         self.size = len(self.every)
 
-    def next(self, position: int) -> tuple[Device, int] | None:
+    def next(self, position: int) -> tuple[PoolDevice, int] | None:
         """The first device at ``position`` or behind it that could be taken now, and the position behind it."""
-        found, judge, alternative = self._found, self._judge, self._alternative
+        found, checks, alternative = self._found, self._checks, self._alternative
         while position < len(found) or self._extend():
             device = found[position]
             position += 1
-            if device in self._unsuitable or judge.occupied(alternative, device):
+            if device in self._unsuitable or checks.is_taken_by_pod(alternative, device):
                 continue
-            if device in self._unweighed:
-                self._unweighed.discard(device)
-                if not judge.suits(alternative, device):
+            if device in self._unchecked:
+                self._unchecked.discard(device)
+                if not checks.is_suitable(alternative, device):
                     self._unsuitable.add(device)
                     continue
-            if judge.has_room(alternative, device):
+            if checks.has_capacity(alternative, device):
                 return device, position
         return None
 
@@ -99,15 +99,15 @@ class Lane:
 
     def _extend(self) -> bool:
         """Find one more device that suits, or that cannot be weighed yet because it is occupied."""
-        judge, alternative, devices = self._judge, self._alternative, self._devices
+        checks, alternative, devices = self._checks, self._alternative, self._devices
         while self._cursor < len(devices):
             device = devices[self._cursor]
             self._cursor += 1
-            if judge.held(alternative, device):
+            if checks.is_allocated(alternative, device):
                 continue
-            if judge.occupied(alternative, device):
-                self._unweighed.add(device)
-            elif not judge.suits(alternative, device):
+            if checks.is_taken_by_pod(alternative, device):
+                self._unchecked.add(device)
+            elif not checks.is_suitable(alternative, device):
                 continue
             self._found.append(device)
             wire = device.wire

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import ConstraintBroken
 
 Wire = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Constraint(ABC):
         self.requests = requests
 
     @abstractmethod
-    def add(self, base: str, device: Device, /) -> bool:
+    def add(self, base: str, device: PoolDevice, /) -> bool:
         """Take the device in if that keeps the constraint; the answer tells. Every True is undone by `remove`."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Constraint(ABC):
     def values(self) -> list[Wire]:
         """The values that a further device is compared with."""
 
-    def broken_by(self, device: Device) -> ConstraintBroken:
+    def broken_by(self, device: PoolDevice) -> ConstraintBroken:
         """Why the device was not taken in."""
         seen = attribute_of(device, self.attribute)
         return ConstraintBroken(
@@ -67,7 +67,7 @@ class MatchAttribute(Constraint):
         self._first: Wire = {}
         self._count = 0
 
-    def add(self, _base: str, device: Device, /) -> bool:
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
         value = attribute_of(device, self.attribute)
         if value is None:
             return False
@@ -100,7 +100,7 @@ class DistinctAttribute(Constraint):
         self._values: dict[str, Wire] = {}
         self._count = 0
 
-    def add(self, base: str, device: Device, /) -> bool:
+    def add(self, base: str, device: PoolDevice, /) -> bool:
         value = attribute_of(device, self.attribute)
         if value is None or (self._count and not self._differs(value)):
             return False
@@ -130,7 +130,7 @@ class DistinctOfAll(DistinctAttribute):
         super().__init__(index, attribute, requests)
         self._added: list[Wire] = []
 
-    def add(self, _base: str, device: Device, /) -> bool:
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
         value = attribute_of(device, self.attribute)
         if value is None or not self._differs(value):
             return False
@@ -144,7 +144,7 @@ class DistinctOfAll(DistinctAttribute):
         return self._added
 
 
-def attribute_of(device: Device, name: str) -> Wire | None:
+def attribute_of(device: PoolDevice, name: str) -> Wire | None:
     """The attribute by its full name, or by the part after the driver's own domain."""
     attributes = device.wire.get("attributes") or {}
     value: Wire | None = attributes.get(name)

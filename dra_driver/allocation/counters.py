@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dra_driver.allocation.allocated import PoolKey
 from dra_driver.allocation.amounts import amount, nano
-from dra_driver.allocation.devices import Charges, Device
+from dra_driver.allocation.devices import Charges, PoolDevice
 from dra_driver.allocation.events import CounterShort
-from dra_driver.allocation.taken import PoolKey
 from dra_driver.quantity import Format, Quantity
 
 Wire = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Supply:
+class CounterSupply:
     """The counters of a pool, numbered, and what allocated devices leave of them (billionths, perhaps negative)."""
 
     index: Mapping[tuple[str, str], int]
@@ -37,7 +37,7 @@ class Supply:
         return tuple(found)
 
 
-def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> Supply:
+def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> CounterSupply:
     """The supply of counter sets, less the consumption of devices that are allocated whole or in part."""
     index: dict[tuple[str, str], int] = {}
     left: list[int] = []
@@ -48,14 +48,14 @@ def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> Supply:
             offered = amount(counter["value"]).quantity
             left.append(offered.nano)
             formats.append(offered.format)
-    supply = Supply(index, left, formats)
+    supply = CounterSupply(index, left, formats)
     for device in allocated:
         for place, value in supply.charges(device):
             left[place] -= value
     return supply
 
 
-class Account:
+class CounterAccount:
     """What one attempt has charged to one supply.
 
     ``overdrawn`` counts counters below zero; any one blocks every device of the pool that consumes counters, also those
@@ -64,7 +64,7 @@ class Account:
 
     __slots__ = ("left", "overdrawn", "supply")
 
-    def __init__(self, supply: Supply) -> None:
+    def __init__(self, supply: CounterSupply) -> None:
         self.supply = supply
         self.left = list(supply.left)
         self.overdrawn = sum(value < 0 for value in self.left)
@@ -77,7 +77,7 @@ class Account:
             return False
         return True
 
-    def give_back(self, charges: Charges) -> None:
+    def refund(self, charges: Charges) -> None:
         """Undo one charge."""
         self._move(charges, 1)
 
@@ -109,15 +109,15 @@ class Account:
 class Charge(NamedTuple):
     """What one device was charged, and where."""
 
-    account: Account
+    account: CounterAccount
     charges: Charges
 
-    def give_back(self) -> None:
+    def refund(self) -> None:
         """Undo the charge, once."""
-        self.account.give_back(self.charges)
+        self.account.refund(self.charges)
 
 
-class Ledger:
+class CounterLedger:
     """The accounts of one attempt. ``supply_of`` gives the supply of a pool.
 
     With ``by_name`` pools of one name share the account of the pool that is charged first, whatever their drivers.
@@ -125,22 +125,22 @@ class Ledger:
 
     __slots__ = ("_accounts", "_by_name", "_supply_of")
 
-    def __init__(self, supply_of: Callable[[PoolKey], Supply], *, by_name: bool) -> None:
+    def __init__(self, supply_of: Callable[[PoolKey], CounterSupply], *, by_name: bool) -> None:
         self._supply_of = supply_of
         self._by_name = by_name
-        self._accounts: dict[PoolKey | str, Account] = {}
+        self._accounts: dict[PoolKey | str, CounterAccount] = {}
 
-    def charge(self, device: Device) -> Charge | CounterShort:
+    def charge(self, device: PoolDevice) -> Charge | CounterShort:
         """Take the device's counters, or say which one is short; then nothing is taken."""
         pool = device.slice.key
         name = pool[1] if self._by_name else pool
         account = self._accounts.get(name)
         if account is None:
-            account = self._accounts[name] = Account(self._supply_of(pool))
+            account = self._accounts[name] = CounterAccount(self._supply_of(pool))
         charges = self._charges(device, account.supply, self._supply_of(pool))
         return Charge(account, charges) if account.charge(charges) else account.shortage(charges)
 
-    def _charges(self, device: Device, charged: Supply, own: Supply) -> Charges:
+    def _charges(self, device: PoolDevice, charged: CounterSupply, own: CounterSupply) -> Charges:
         if charged is not own:
             return charged.charges(device.wire)
         if device.charges is None:

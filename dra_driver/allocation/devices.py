@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra_driver.allocation.allocated import NOTHING, PoolKey, PoolUse
 from dra_driver.allocation.capacity import Consumed
 from dra_driver.allocation.events import DeviceId
-from dra_driver.allocation.taken import NOTHING, PoolKey, PoolUse
 
 Wire = Mapping[str, Any]
 Charges = tuple[tuple[int, int], ...]
@@ -18,20 +18,20 @@ Charges = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Device:
+class PoolDevice:
     """One published device, and what is taken of it. Compared by identity: an ID is unique within a valid pool.
 
-    ``held``: an allocated claim has it whole; ``shared``: allocated claims have shares of it, which took ``consumed``
-    (None when they took nothing). ``sound`` and ``charges`` are worked out on first use.
+    ``allocated``: an allocated claim has it whole. ``shared``: allocated claims have shares of it, which consume
+    ``consumed`` (None when they consume nothing). ``readable`` and ``charges`` are worked out on first use.
     """
 
     name: str
     wire: Wire
-    slice: "Slice"
-    held: bool
+    slice: "PoolSlice"
+    allocated: bool
     shared: bool
     consumed: Consumed | None
-    sound: bool | None = None
+    readable: bool | None = None
     charges: Charges | None = None
 
     @property
@@ -45,7 +45,7 @@ class Device:
 
 
 @dataclass(slots=True, eq=False)
-class Slice:
+class PoolSlice:
     """One ResourceSlice. ``order`` is its place in the input."""
 
     wire: Wire
@@ -61,7 +61,7 @@ class Slice:
     contents: "Contents | None" = None
 
     @classmethod
-    def read(cls, wire: Wire, order: int) -> "Slice":
+    def read(cls, wire: Wire, order: int) -> "PoolSlice":
         """The slice's head; its devices are read when a node reaches them."""
         spec = wire["spec"]
         pool = spec["pool"]
@@ -93,12 +93,12 @@ class Slice:
 class Contents:
     """Devices in the order in which they are listed, and which counters they refer to."""
 
-    devices: list[Device] = field(default_factory=list)
+    devices: list[PoolDevice] = field(default_factory=list)
     refers_to: dict[str, set[str]] = field(default_factory=dict)
     binds: bool = False
 
 
-def _contents(of: Slice, use: PoolUse) -> Contents:
+def _contents(of: PoolSlice, use: PoolUse) -> Contents:
     found = Contents()
     whole, shared, consumed = use.whole, use.shared, use.consumed
     untouched = not (whole or shared)
@@ -106,9 +106,9 @@ def _contents(of: Slice, use: PoolUse) -> Contents:
     for wire in of.spec.get("devices") or ():
         name = wire["name"]
         if untouched:
-            append(Device(name, wire, of, False, False, None))
+            append(PoolDevice(name, wire, of, False, False, None))
         else:
-            append(Device(name, wire, of, name in whole, name in shared, consumed.get(name)))
+            append(PoolDevice(name, wire, of, name in whole, name in shared, consumed.get(name)))
         for entry in wire.get("consumesCounters") or ():
             counters = entry.get("counters") or ()
             known = refers_to.get(entry["counterSet"])

@@ -121,7 +121,7 @@ class PoolLeftOut:
 Event = Rejection | PoolLeftOut
 
 
-class Recorder(Protocol):
+class SearchRecorder(Protocol):
     """Whoever wants to know. Called from the thread that allocates."""
 
     def record(self, event: Event, /) -> None:

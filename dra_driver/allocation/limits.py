@@ -19,17 +19,17 @@ _LOOK_EVERY: Final = 256
 class Limits:
     """For one node: devices looked at, and seconds. ``clock`` gives seconds since any moment.
 
-    A search that has looked at every device more than ``alike_after`` times asks whether a node that is alike has been
+    A search that has looked at every device more than ``reuse_after`` times asks whether a node that is alike has been
     searched before; earlier, asking would take longer than searching.
     """
 
-    alike_after: int = 3
+    reuse_after: int = 3
     steps: int = MAX_STEPS
     timeout_s: float = TIMEOUT_S
     clock: Callable[[], float] = time.monotonic
 
 
-class Budget:
+class SearchBudget:
     """What is left of the limits for one attempt."""
 
     __slots__ = ("_clock", "_end", "_limits", "_next_look", "steps")

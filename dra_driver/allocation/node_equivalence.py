@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.attempt import Attempt
 from dra_driver.allocation.constraints import attribute_of
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.malformed import MALFORMED
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.requests import Alternative
+from dra_driver.allocation.state import AllocationState
 from dra_driver.errors import DraError
 
 Key = tuple[Any, ...]
@@ -32,7 +32,7 @@ class Solution:
     picks: Sequence[Sequence[tuple[Alternative, int]]]
 
 
-class Solutions:
+class SolutionCache:
     """Solutions by key, for the claims of one question. Thread-safe."""
 
     def __init__(self) -> None:
@@ -47,18 +47,18 @@ class Solutions:
         if len(self._kept) < _MOST_KEPT:
             self._kept[key] = solution
 
-    def key(self, attempt: Attempt, pools: Sequence[Pool]) -> Key | None:
+    def key(self, state: AllocationState, pools: Sequence[Pool]) -> Key | None:
         """The key of an attempt's node; None when it cannot be told, as with two pools of one name."""
         try:
-            return self._key(attempt, pools)
+            return self._key(state, pools)
         except MALFORMED:  # somewhere where the search may never look
             return None
 
-    def _key(self, attempt: Attempt, pools: Sequence[Pool]) -> Key | None:
+    def _key(self, state: AllocationState, pools: Sequence[Pool]) -> Key | None:
         if len({pool.key[1] for pool in pools}) < len(pools):
             return None
-        alternatives = [one for plan in attempt.plans for request in plan.requests for one in request.alternatives]
-        values = _Values(attempt)
+        alternatives = [one for claim in state.decoded for request in claim.requests for one in request.alternatives]
+        values = _Values(state)
         parts: list[Any] = []
         for pool in pools:
             counted = any("consumesCounters" in device.wire for device in pool.devices)
@@ -66,21 +66,21 @@ class Solutions:
             for device in pool.devices:
                 if counted and device.charges is None:
                     device.charges = pool.supply.charges(device.wire)
-                parts.append(self._token(self._content(attempt, device, alternatives)))
+                parts.append(self._token(self._content(state, device, alternatives)))
                 parts.append(values.of(device))
         return None if values.unclear else tuple(parts)
 
-    def _content(self, attempt: Attempt, device: Device, alternatives: Sequence[Alternative]) -> Key:
+    def _content(self, state: AllocationState, device: PoolDevice, alternatives: Sequence[Alternative]) -> Key:
         wire = device.wire
         return (
-            device.held,
+            device.allocated,
             device.shared,
             None if device.consumed is None else tuple(sorted(device.consumed.items())),
             bool(wire.get("allowMultipleAllocations")),
             device.charges if wire.get("consumesCounters") else None,
             self._text(wire.get("capacity")),
             self._text(wire.get("taints")),
-            tuple([_suits(attempt, device, one) for one in alternatives]),
+            tuple([_suits(state, device, one) for one in alternatives]),
         )
 
     def _text(self, of: Any) -> int:
@@ -100,12 +100,12 @@ class Solutions:
 class _Values:
     """The values that constraints compare, as the order in which they first occur."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._names = [(place, one.attribute) for place, plan in enumerate(attempt.plans) for one in plan.constraints]
+    def __init__(self, state: AllocationState) -> None:
+        self._names = [(place, one.attribute) for place, claim in enumerate(state.decoded) for one in claim.constraints]
         self._seen: list[dict[Key, int]] = [{} for _ in self._names]
         self.unclear = False
 
-    def of(self, device: Device) -> Key:
+    def of(self, device: PoolDevice) -> Key:
         found: list[int | None] = []
         for seen, (_, name) in zip(self._seen, self._names, strict=True):
             value = attribute_of(device, name)
@@ -118,9 +118,9 @@ class _Values:
         return tuple(found)
 
 
-def _suits(attempt: Attempt, device: Device, alternative: Alternative) -> bool | None:
+def _suits(state: AllocationState, device: PoolDevice, alternative: Alternative) -> bool | None:
     """None stands for an error, which a search may or may not reach."""
     try:
-        return attempt.unsuitable(alternative, device) is None
+        return state.unsuitable(alternative, device) is None
     except DraError:
         return None

@@ -3,7 +3,7 @@
 Owns node name, unschedulable, taints, node selection, room for CPU, memory and other plain resources, host ports.
 Messages are those of kubernetes/kubernetes pkg/scheduler/framework/plugins (nodename, nodeunschedulable,
 tainttoleration, nodeaffinity, noderesources, nodeports). Refuses to weigh what depends on other pods' places or on
-volumes; `unweighed` names what of that a pod asks for.
+volumes; `unmodelled_constraints` names what of that a pod asks for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
 @dataclass(slots=True)
-class Room:
+class NodeUsage:
     """What the pods on a node take of it."""
 
     pods: int = 0
@@ -33,22 +33,22 @@ class Room:
     ports: set[tuple[int, str]] = field(default_factory=set)
 
 
-def rooms(pods: Iterable[Wire]) -> dict[str, Room]:
+def usage_by_node(pods: Iterable[Wire]) -> dict[str, NodeUsage]:
     """Use by name of the node, of all pods that are on one and not finished."""
-    found: dict[str, Room] = {}
+    found: dict[str, NodeUsage] = {}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName")
         if not node or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
-        room = found.setdefault(node, Room())
-        room.pods += 1
-        room.ports |= host_ports(pod)
+        usage = found.setdefault(node, NodeUsage())
+        usage.pods += 1
+        usage.ports |= host_ports(pod)
         for resource, value in requests_of(pod).items():
-            room.taken[resource] = room.taken.get(resource, 0) + value
+            usage.taken[resource] = usage.taken.get(resource, 0) + value
     return found
 
 
-def why_not(pod: Wire, node: Wire, room: Room, served: Iterable[str] = ()) -> str:
+def unfit_reason(pod: Wire, node: Wire, usage: NodeUsage, served: Iterable[str] = ()) -> str:
     """Why the pod cannot run on the node, "" when it can. ``served`` are resources that devices stand for there."""
     spec = node.get("spec") or {}
     wanted = (pod.get("spec") or {}).get("nodeName")
@@ -61,9 +61,9 @@ def why_not(pod: Wire, node: Wire, room: Room, served: Iterable[str] = ()) -> st
             return f"node(s) had untolerated taint(s) {{{taint.get('key')}: {taint.get('value') or ''}}}"
     if not _is_wanted(pod, node):
         return "node(s) didn't match Pod's node affinity/selector"
-    if host_ports(pod) & room.ports:
+    if host_ports(pod) & usage.ports:
         return "node(s) didn't have free ports for the requested pod ports"
-    return _shortage(pod, node, room, frozenset(served))
+    return _shortage(pod, node, usage, frozenset(served))
 
 
 def requests_of(pod: Wire) -> Amounts:
@@ -103,7 +103,7 @@ def host_ports(pod: Wire) -> set[tuple[int, str]]:
     }
 
 
-def unweighed(pod: Wire) -> list[str]:
+def unmodelled_constraints(pod: Wire) -> list[str]:
     """What the pod asks for that depends on other pods' places, and is not weighed here."""
     spec = pod.get("spec") or {}
     affinity = spec.get("affinity") or {}
@@ -117,16 +117,16 @@ def unweighed(pod: Wire) -> list[str]:
     return found
 
 
-def _shortage(pod: Wire, node: Wire, room: Room, served: frozenset[str]) -> str:
+def _shortage(pod: Wire, node: Wire, usage: NodeUsage, served: frozenset[str]) -> str:
     offered = (node.get("status") or {}).get("allocatable")
     most = (offered or {}).get("pods", MAX_PODS)
-    if room.pods >= _nano(most) // NANO:
+    if usage.pods >= _nano(most) // NANO:
         return "Too many pods"
     if offered is None:
         return ""  # a node of a manifest, or of the embedded cluster: nothing is said about its size
     short = []
     for resource, value in sorted(requests_of(pod).items()):
-        if resource not in served and value > _nano(offered.get(resource, 0)) - room.taken.get(resource, 0):
+        if resource not in served and value > _nano(offered.get(resource, 0)) - usage.taken.get(resource, 0):
             short.append(f"Insufficient {resource}")
     return ", ".join(short)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from dra_driver.allocation.counters import Supply, read_supply
-from dra_driver.allocation.devices import Device, Slice
+from dra_driver.allocation.allocated import NOTHING, PoolKey, PoolUse
+from dra_driver.allocation.counters import CounterSupply, read_supply
+from dra_driver.allocation.devices import PoolDevice, PoolSlice
 from dra_driver.allocation.nodes import reaches
-from dra_driver.allocation.scheduler_quirks import Rules
-from dra_driver.allocation.taken import NOTHING, PoolKey, PoolUse
+from dra_driver.allocation.scheduler_quirks import SchedulerRules
 
 Wire = Mapping[str, Any]
 
@@ -31,27 +31,27 @@ class Pool:
     key: PoolKey
     why: str = ""
     detail: str = ""
-    devices: list[Device] = field(default_factory=list)
-    elsewhere: list[Device] = field(default_factory=list)
-    counter_slices: Sequence[Slice] = ()
+    devices: list[PoolDevice] = field(default_factory=list)
+    elsewhere: list[PoolDevice] = field(default_factory=list)
+    counter_slices: Sequence[PoolSlice] = ()
     binds: bool = False
-    _supply: Supply | None = None
+    _supply: CounterSupply | None = None
 
     def __str__(self) -> str:
         return "/".join(self.key)
 
     @property
-    def supply(self) -> Supply:
+    def supply(self) -> CounterSupply:
         """The pool's counters less what allocated devices consume."""
         if self._supply is None:
-            taken = [device for device in chain(self.devices, self.elsewhere) if device.held or device.shared]
+            taken = [device for device in chain(self.devices, self.elsewhere) if device.allocated or device.shared]
             sets = (entry for item in self.counter_slices for entry in item.spec["sharedCounters"])
             self._supply = read_supply(sets, [device.wire for device in taken])
         return self._supply
 
 
 @dataclass(slots=True, kw_only=True)
-class Reach:
+class ReachablePools:
     """What one node reaches: ``pools`` to be tried in this order, and ``broken`` and ``obsolete`` ones."""
 
     pools: list[Pool]
@@ -59,28 +59,28 @@ class Reach:
     obsolete: list[PoolKey]
 
 
-class Catalog:
+class PoolIndex:
     """All slices of a cluster at one moment. Thread-safe; wire objects are not changed and must not change."""
 
-    def __init__(self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], rules: Rules) -> None:
+    def __init__(self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], model: SchedulerRules) -> None:
         self._uses = uses
-        self._features = rules.features
-        self._behaviour = rules.behaviour
-        self._by_pool: dict[PoolKey, list[Slice]] = {}
-        self._on_node: dict[str, list[Slice]] = {}
-        self._anywhere: list[Slice] = []
-        self._counters: dict[PoolKey, list[Slice]] = {}
+        self._features = model.features
+        self._quirks = model.quirks
+        self._by_pool: dict[PoolKey, list[PoolSlice]] = {}
+        self._on_node: dict[str, list[PoolSlice]] = {}
+        self._anywhere: list[PoolSlice] = []
+        self._counters: dict[PoolKey, list[PoolSlice]] = {}
         for order, wire in enumerate(slices):
-            self._add(Slice.read(wire, order))
+            self._add(PoolSlice.read(wire, order))
         self._known: dict[tuple[int, ...], Pool | None] = {}
         self._foreign: list[Pool] | None = None
 
-    def reach(self, node: Wire) -> Reach:
+    def reachable(self, node: Wire) -> ReachablePools:
         """The node's pools, by driver and name, those with binding conditions last. Raises AllocationError."""
-        groups: dict[PoolKey, list[Slice]] = {}
+        groups: dict[PoolKey, list[PoolSlice]] = {}
         for item in self._relevant(node):
             groups.setdefault(item.key, []).append(item)
-        found = Reach(pools=[], broken=[], obsolete=[])
+        found = ReachablePools(pools=[], broken=[], obsolete=[])
         for key, items in groups.items():
             pool = self._pool(key, items)
             if pool is None:
@@ -95,13 +95,13 @@ class Catalog:
         found.broken.sort(key=lambda pool: pool.key)
         return found
 
-    def _add(self, item: Slice) -> None:
+    def _add(self, item: PoolSlice) -> None:
         self._by_pool.setdefault(item.key, []).append(item)
         spec = item.spec
         if not self._features.partitionable_devices:
             if item.has_counters or spec.get("perDeviceNodeSelection") is not None:
                 return
-        elif item.has_counters and self._behaviour.counter_slices_everywhere:
+        elif item.has_counters and self._quirks.counter_slices_everywhere:
             self._counters.setdefault(item.key, []).append(item)
             return
         if spec.get("nodeName"):
@@ -109,7 +109,7 @@ class Catalog:
         else:
             self._anywhere.append(item)
 
-    def _relevant(self, node: Wire) -> Iterable[Slice]:
+    def _relevant(self, node: Wire) -> Iterable[PoolSlice]:
         """The node's own slices, then those for several nodes; both as they stand in the input.
 
         Where nothing else of a pool is relevant its counter slices are left to `_foreign_broken`.
@@ -131,18 +131,18 @@ class Catalog:
             self._foreign = [pool for pool in pools if pool is not None and pool.why]
         return self._foreign
 
-    def _pool(self, key: PoolKey, relevant: Sequence[Slice]) -> Pool | None:
+    def _pool(self, key: PoolKey, relevant: Sequence[PoolSlice]) -> Pool | None:
         """The pool as these slices make it; None when a newer generation exists among the others."""
         known_as = tuple([item.order for item in relevant])
         if known_as not in self._known:
             self._known[known_as] = self._assemble(key, relevant)
         return self._known[known_as]
 
-    def _assemble(self, key: PoolKey, relevant: Sequence[Slice]) -> Pool | None:
+    def _assemble(self, key: PoolKey, relevant: Sequence[PoolSlice]) -> Pool | None:
         newest = max(item.generation for item in relevant)
         current = [item for item in relevant if item.generation == newest]
         expected = current[0].count
-        every: list[Slice] = []
+        every: list[PoolSlice] = []
         if len(current) != expected:
             whole = self._by_pool[key]
             if any(item.generation > newest for item in whole):
@@ -155,7 +155,7 @@ class Catalog:
             current.sort(key=lambda item: item.name)
         return self._build(key, current, every)
 
-    def _build(self, key: PoolKey, current: Sequence[Slice], every: Sequence[Slice]) -> Pool:
+    def _build(self, key: PoolKey, current: Sequence[PoolSlice], every: Sequence[PoolSlice]) -> Pool:
         use = self._uses.get(key, NOTHING)
         counted = self._features.partitionable_devices
         pool = Pool(key)
@@ -170,7 +170,7 @@ class Catalog:
             others = [item for item in every if item.name not in names] if len(every) > len(current) else []
             pool.counter_slices = [item for item in current if item.has_counters]
             consumers = [*current, *others]
-            if not self._behaviour.counter_slices_everywhere:
+            if not self._quirks.counter_slices_everywhere:
                 pool.counter_slices = [item for item in consumers if item.has_counters]
                 others = [item for item in others if not item.has_counters]
                 consumers = [*offering, *others]
@@ -179,11 +179,11 @@ class Catalog:
         return Pool(key, why="invalid", detail=problem) if problem else pool
 
 
-def _by_order(item: Slice) -> int:
+def _by_order(item: PoolSlice) -> int:
     return item.order
 
 
-def _selects(item: Slice, node: Wire) -> bool:
+def _selects(item: PoolSlice, node: Wire) -> bool:
     spec = item.spec
     if spec.get("nodeName") or spec.get("allNodes") or spec.get("nodeSelector") is not None:
         return reaches(spec, node)
@@ -192,7 +192,7 @@ def _selects(item: Slice, node: Wire) -> bool:
     return False  # node selection of a later version
 
 
-def _counter_problem(sources: Sequence[Slice], consumers: Sequence[Slice], use: PoolUse) -> str:
+def _counter_problem(sources: Sequence[PoolSlice], consumers: Sequence[PoolSlice], use: PoolUse) -> str:
     sets: dict[str, Wire] = {}
     for item in sources:
         for entry in item.spec["sharedCounters"]:

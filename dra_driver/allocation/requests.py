@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.scheduler_quirks import Features
-from dra_driver.allocation.selectors import Selection, Selector, parse_selectors
+from dra_driver.allocation.scheduler_quirks import SchedulerFeatures
+from dra_driver.allocation.selectors import DeviceSelector, SelectorSet, parse_selectors
 from dra_driver.errors import AllocationError
 
 Wire = Mapping[str, Any]
@@ -33,7 +33,7 @@ class Alternative:
     claim: int
     place: int
     device_class: Wire
-    selection: Selection
+    selection: SelectorSet
     count: int
     wants_all: bool
     admin_access: bool
@@ -43,7 +43,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
+class DeviceRequest:
     """One request of a claim; the first alternative with which everything fits is taken."""
 
     name: str
@@ -61,31 +61,31 @@ class ConstraintSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClaimPlan:
+class DecodedClaim:
     """One claim, decoded."""
 
     label: str
     wire: Wire
-    requests: Sequence[Request]
+    requests: Sequence[DeviceRequest]
     constraints: Sequence[ConstraintSpec]
 
 
-SelectionOf = Callable[[Sequence[Selector]], Selection]
+SelectionOf = Callable[[Sequence[DeviceSelector]], SelectorSet]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class ClaimDecoder:
     """Decodes claims. ``selection_of`` gives equal selectors the same Selection, so that they share their answers."""
 
     classes: Mapping[str, Wire]
-    features: Features
+    features: SchedulerFeatures
     selection_of: SelectionOf
 
-    def read(self, claims: Sequence[Wire]) -> list[ClaimPlan]:
+    def read(self, claims: Sequence[Wire]) -> list[DecodedClaim]:
         """Plans of a pod's claims, in their order. Raises AllocationError."""
         return [self._claim(index, claim) for index, claim in enumerate(claims)]
 
-    def _claim(self, index: int, claim: Wire) -> ClaimPlan:
+    def _claim(self, index: int, claim: Wire) -> DecodedClaim:
         label = claim_label(claim)
         devices = claim["spec"].get("devices") or {}
         constraints = self._constraints(devices.get("constraints") or (), label)
@@ -96,7 +96,7 @@ class Reader:
         least = sum(min(_least(one) for one in request.alternatives) for request in requests)
         if least > MAX_DEVICES:
             raise too_many(label, least)
-        return ClaimPlan(label=label, wire=claim, requests=requests, constraints=constraints)
+        return DecodedClaim(label=label, wire=claim, requests=requests, constraints=constraints)
 
     def _constraints(self, items: Sequence[Wire], label: str) -> list[ConstraintSpec]:
         found = []
@@ -113,7 +113,7 @@ class Reader:
 
     def _request(
         self, item: Wire, claim: int, place: int, label: str, constraints: Sequence[ConstraintSpec]
-    ) -> Request:
+    ) -> DeviceRequest:
         name, subrequests = item["name"], item.get("firstAvailable") or ()
         ways = [(sub, f"{name}/{sub['name']}", sub["name"]) for sub in subrequests]
         if not ways:
@@ -156,9 +156,9 @@ class Reader:
                     constraints=applying,
                 )
             )
-        return Request(name=name, alternatives=alternatives, has_choice=bool(subrequests))
+        return DeviceRequest(name=name, alternatives=alternatives, has_choice=bool(subrequests))
 
-    def _selectors(self, way: Wire, where: str, label: str) -> tuple[Wire, list[Selector]]:
+    def _selectors(self, way: Wire, where: str, label: str) -> tuple[Wire, list[DeviceSelector]]:
         own = parse_selectors(way.get("selectors") or (), label, None)
         class_name = way.get("deviceClassName") or ""
         if not class_name:

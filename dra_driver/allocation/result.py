@@ -7,9 +7,9 @@ k8s.io/dynamic-resource-allocation. Fields that this version's API does not know
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.allocation.attempt import Pick
-from dra_driver.allocation.requests import Alternative, ClaimPlan
-from dra_driver.allocation.scheduler_quirks import Behaviour, Features, Rules
+from dra_driver.allocation.requests import Alternative, DecodedClaim
+from dra_driver.allocation.scheduler_quirks import SchedulerFeatures, SchedulerQuirks, SchedulerRules
+from dra_driver.allocation.state import Pick
 from dra_driver.errors import AllocationError
 
 Wire = Mapping[str, Any]
@@ -18,32 +18,32 @@ _REQUIREMENT: Final = ("key", "operator", "values")
 
 
 def allocation_result(
-    plan: ClaimPlan,
+    claim: DecodedClaim,
     picks: Sequence[Pick],
     chosen: Sequence[Alternative],
     *,
     node: Wire,
-    rules: Rules,
+    model: SchedulerRules,
     new_share_id: Callable[[], str],
 ) -> dict[str, Any]:
     """The allocation of one claim. Raises AllocationError when its devices' node selectors cannot be merged."""
-    features, behaviour = rules.features, rules.behaviour
+    features, quirks = model.features, model.quirks
     devices: dict[str, Any] = {}
     if picks:
         devices["results"] = [_result(pick, features, new_share_id) for pick in picks]
-    config = [*_class_configs(chosen), *_claim_configs(plan.wire, chosen, behaviour)]
-    if not behaviour.config_keeps_names:
+    config = [*_class_configs(chosen), *_claim_configs(claim.wire, chosen, quirks)]
+    if not quirks.config_keeps_names:
         config = [_for_all(entry, chosen) for entry in config]
     if config:
         devices["config"] = config
     allocation: dict[str, Any] = {"devices": devices}
-    selector = _node_selector(plan, picks, node, features)
+    selector = _node_selector(claim, picks, node, features)
     if selector is not None:
         allocation["nodeSelector"] = selector
     return allocation
 
 
-def _result(pick: Pick, features: Features, new_share_id: Callable[[], str]) -> dict[str, Any]:
+def _result(pick: Pick, features: SchedulerFeatures, new_share_id: Callable[[], str]) -> dict[str, Any]:
     driver, pool, device = pick.device.id
     result: dict[str, Any] = {"request": pick.alternative.name, "driver": driver, "pool": pool, "device": device}
     if pick.alternative.admin_access:
@@ -84,7 +84,7 @@ def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
     ]
 
 
-def _claim_configs(claim: Wire, chosen: Sequence[Alternative], behaviour: Behaviour) -> list[dict[str, Any]]:
+def _claim_configs(claim: Wire, chosen: Sequence[Alternative], quirks: SchedulerQuirks) -> list[dict[str, Any]]:
     """Entries for everything once; others once for each request that they name, or once, by version."""
     configs: list[dict[str, Any]] = []
     for config in (claim["spec"].get("devices") or {}).get("config") or ():
@@ -95,7 +95,7 @@ def _claim_configs(claim: Wire, chosen: Sequence[Alternative], behaviour: Behavi
             continue
         entry["requests"] = list(names)
         count = sum(alternative.base in names or alternative.name in names for alternative in chosen)
-        configs += [entry] * (count if behaviour.config_per_name else min(count, 1))
+        configs += [entry] * (count if quirks.config_per_name else min(count, 1))
     return configs
 
 
@@ -107,7 +107,9 @@ def _for_all(entry: dict[str, Any], chosen: Sequence[Alternative]) -> dict[str, 
     return entry
 
 
-def _node_selector(plan: ClaimPlan, picks: Sequence[Pick], node: Wire, features: Features) -> dict[str, Any] | None:
+def _node_selector(
+    claim: DecodedClaim, picks: Sequence[Pick], node: Wire, features: SchedulerFeatures
+) -> dict[str, Any] | None:
     term: dict[str, list[Wire]] = {"matchExpressions": [], "matchFields": []}
     for pick in picks:
         placement = pick.device.placement
@@ -115,16 +117,16 @@ def _node_selector(plan: ClaimPlan, picks: Sequence[Pick], node: Wire, features:
         if local or (pick.device.wire.get("bindsToNode") and not features.stable):
             only = {"key": "metadata.name", "operator": "In", "values": [node["metadata"]["name"]]}
             return {"nodeSelectorTerms": [{"matchFields": [only]}]}
-        _merge(plan, placement.get("nodeSelector"), term)
+        _merge(claim, placement.get("nodeSelector"), term)
     filled = {part: requirements for part, requirements in term.items() if requirements}
     return {"nodeSelectorTerms": [filled]} if filled else None
 
 
-def _merge(plan: ClaimPlan, selector: Wire | None, term: dict[str, list[Wire]]) -> None:
+def _merge(claim: DecodedClaim, selector: Wire | None, term: dict[str, list[Wire]]) -> None:
     terms: Sequence[Wire] = (selector or {}).get("nodeSelectorTerms") or []
     if len(terms) > 1:
         why = f"unsupported ResourceSlice.NodeSelector with {len(terms)} terms"
-        raise AllocationError(f"create NodeSelector for {plan.label}: {why}")
+        raise AllocationError(f"create NodeSelector for {claim.label}: {why}")
     for part, known in term.items():
         for item in terms[0].get(part) or () if terms else ():
             if not any(_same(item, other) for other in known):

@@ -13,7 +13,7 @@ from dra_driver.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
+class SchedulerFeatures:
     """Feature gates of the scheduler; the defaults are those of 1.36."""
 
     admin_access: bool = True
@@ -29,7 +29,7 @@ class Features:
         return not self.binding_conditions and not self.consumable_capacity
 
     @classmethod
-    def from_gates(cls, gates: Mapping[str, bool]) -> "Features":
+    def from_gates(cls, gates: Mapping[str, bool]) -> "SchedulerFeatures":
         """Features from gates that differ from the default. Gates that do not concern allocation are ignored."""
         known = {GATES[name]: bool(value) for name, value in gates.items() if name in GATES}
         return cls(**known)
@@ -47,7 +47,7 @@ GATES: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
+class SchedulerQuirks:
     """The faults and habits of one version. The defaults are 1.36's; ``False`` everywhere is 1.37's.
 
     - ``counters_by_pool_name``: counters are kept by the name of the pool alone, so a second driver with a pool of the
@@ -74,7 +74,7 @@ class Behaviour:
     negative_capacity: bool = True
 
     @classmethod
-    def of_version(cls, version: str) -> "Behaviour":
+    def of_version(cls, version: str) -> "SchedulerQuirks":
         """The behaviour of a Kubernetes version: ``1.36``, ``v1.36.2``, ``1.37.0-rc.1``. Raises ConfigurationError."""
         major, _, rest = version.strip().removeprefix("v").partition(".")
         minor = rest.partition(".")[0]
@@ -84,12 +84,12 @@ class Behaviour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SchedulerRules:
     """The scheduler that is asked."""
 
-    features: Features
-    behaviour: Behaviour
+    features: SchedulerFeatures
+    quirks: SchedulerQuirks
 
 
-V1_36: Final = Behaviour()
-V1_37: Final = Behaviour(**{field.name: False for field in fields(Behaviour)})
+V1_36: Final = SchedulerQuirks()
+V1_37: Final = SchedulerQuirks(**{field.name: False for field in fields(SchedulerQuirks)})

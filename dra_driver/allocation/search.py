@@ -3,15 +3,15 @@
 Owns the order in which choices are made and taken back. Follows ``allocateOne`` of
 structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. It is a loop over a stack
 of choices, not a recursion: a pod may have more claims and devices than Python has frames. Whether one device can be
-taken is decided in `attempt`.
+taken is decided in `state`.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from dra_driver.allocation.attempt import Attempt, Pick
-from dra_driver.allocation.candidates import Lane
-from dra_driver.allocation.requests import MAX_DEVICES, Alternative, Request
+from dra_driver.allocation.candidates import Candidates
+from dra_driver.allocation.requests import MAX_DEVICES, Alternative, DeviceRequest
+from dra_driver.allocation.state import AllocationState, Pick
 from dra_driver.errors import AllocationError
 
 
@@ -29,7 +29,7 @@ class _Choice:
     """A request of which one alternative is being tried."""
 
     claim: int
-    request: Request
+    request: DeviceRequest
     tried: int = 0
     all_exceeded: bool = True
 
@@ -40,7 +40,7 @@ class _Slot:
 
     claim: int
     alternative: Alternative
-    lane: Lane
+    candidates: Candidates
     have: int
     position: int
     pick: Pick | None = None
@@ -49,11 +49,11 @@ class _Slot:
 class Search:
     """One scheduling attempt of one pod on one node. Used once, by one thread."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._plans = attempt.plans
+    def __init__(self, state: AllocationState) -> None:
+        self._state = state
+        self._decoded = state.decoded
         self._stack: list[_Choice | _Slot] = []
-        self.chosen: list[list[Alternative]] = [[] for _ in self._plans]
+        self.chosen: list[list[Alternative]] = [[] for _ in self._decoded]
         self.stuck_at = ""
         self._answer: _Answer | None = None
 
@@ -62,13 +62,13 @@ class Search:
 
         With ``pause_after`` the answer is None when that many steps did not tell; calling again goes on.
         """
-        budget = self._attempt.budget
+        budget = self._state.budget
         if self._answer is None:
             self._answer = self._enter(0, 0)
         while self._answer is not _Answer.DONE:
             if not self._stack:
                 if self._answer is _Answer.EXCEEDED:
-                    raise AllocationError(f"{self._plans[0].label}: allocation max size exceeded")
+                    raise AllocationError(f"{self._decoded[0].label}: allocation max size exceeded")
                 return False
             if pause_after is not None and budget.steps > pause_after:
                 return None
@@ -81,12 +81,12 @@ class Search:
 
     def _enter(self, claim: int, request: int) -> _Answer:
         """Go on with a request; past the last one of a claim with the next claim."""
-        while claim < len(self._plans) and request >= len(self._plans[claim].requests):
+        while claim < len(self._decoded) and request >= len(self._decoded[claim].requests):
             claim, request = claim + 1, 0
-        if claim == len(self._plans):
+        if claim == len(self._decoded):
             return _Answer.DONE
-        wanted = self._plans[claim].requests[request]
-        self.stuck_at = f"{self._plans[claim].label}, request {wanted.name}"
+        wanted = self._decoded[claim].requests[request]
+        self.stuck_at = f"{self._decoded[claim].label}, request {wanted.name}"
         if wanted.has_choice:
             self._stack.append(_Choice(claim, wanted))
             return _Answer.DEEPER
@@ -96,14 +96,14 @@ class Search:
         """Go on with the next device of a request, or with the next request when it has all."""
         chosen = self.chosen[alternative.claim]
         chosen[alternative.place :] = [alternative]
-        lane = self._attempt.lane(alternative)
-        if alternative.wants_all and not lane.size:
+        candidates = self._state.candidates(alternative)
+        if alternative.wants_all and not candidates.size:
             return _Answer.FAILED
-        if have >= lane.size:
+        if have >= candidates.size:
             return self._enter(alternative.claim, alternative.place + 1)
-        if len(self._attempt.picks[alternative.claim]) + lane.size - have > MAX_DEVICES:
+        if len(self._state.picks[alternative.claim]) + candidates.size - have > MAX_DEVICES:
             return self._exceeded(alternative.claim)
-        self._stack.append(_Slot(alternative.claim, alternative, lane, have, position))
+        self._stack.append(_Slot(alternative.claim, alternative, candidates, have, position))
         return _Answer.DEEPER
 
     def _advance(self, top: _Choice | _Slot) -> _Answer:
@@ -119,23 +119,23 @@ class Search:
             self._stack.pop()
             return _Answer.FAILED
         top.position = following
-        return self._fill(top.alternative, top.have + 1, following if self._attempt.combines else 0)
+        return self._fill(top.alternative, top.have + 1, following if self._state.combines else 0)
 
     def _pick(self, top: _Slot) -> int:
         """Take the next device that can be taken; where the one after it stands in the lane."""
         alternative = top.alternative
         if alternative.wants_all:
-            top.pick = self._attempt.take(alternative, top.lane.every[top.have], must=True)
+            top.pick = self._state.allocate(alternative, top.candidates.every[top.have], must=True)
             return 0
         position = top.position
-        if self._attempt.combines and top.lane.is_short(position, top.lane.size - top.have):
+        if self._state.combines and top.candidates.is_short(position, top.candidates.size - top.have):
             return position
         while top.pick is None:
-            found = top.lane.next(position)
+            found = top.candidates.next(position)
             if found is None:
                 break
             device, position = found
-            top.pick = self._attempt.take(alternative, device, must=False)
+            top.pick = self._state.allocate(alternative, device, must=False)
         return position
 
     def _resume(self, top: _Choice | _Slot, answer: _Answer) -> _Answer:
@@ -145,7 +145,7 @@ class Search:
                 top.all_exceeded = False
             return _Answer.DEEPER
         if top.pick is not None:
-            self._attempt.give_back(top.alternative, top.pick)
+            self._state.deallocate(top.alternative, top.pick)
             top.pick = None
         if answer is _Answer.EXCEEDED or top.alternative.wants_all:
             self._stack.pop()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.cel import DeviceView, Program, compile_selector
 from dra_driver.cel.attribute_refs import attribute_refs
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
@@ -28,7 +28,7 @@ _NOTHING: Final[Wire] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Selector:
+class DeviceSelector:
     """An expression and where it is written: selector ``index`` of the class, or of the claim's request."""
 
     expression: str
@@ -44,29 +44,29 @@ class Selector:
             raise CelSyntaxError(f"{self.where}: CEL compile error: {error}") from error
 
 
-class Selection:
+class SelectorSet:
     """The selectors that one request applies to a device, class first. Thread-safe; answers are kept for its life.
 
     Without ``sharing`` every device reads as one that cannot be shared: the oldest allocator of the scheduler does not
     hand that field on.
     """
 
-    def __init__(self, selectors: Sequence[Selector], *, sharing: bool) -> None:
+    def __init__(self, selectors: Sequence[DeviceSelector], *, sharing: bool) -> None:
         self.selectors = selectors
         self._sharing = sharing
         self._answers: dict[Key, Verdict | Exception] = {}
         self._lenses: dict[str, _Lens] = {}
 
-    def verdict(self, device: Device) -> Verdict:
+    def verdict(self, device: PoolDevice) -> Verdict:
         """SELECTED, or the index of the first selector that is false. Raises CelSyntaxError and CelEvaluationError."""
         if not self.selectors:
             return SELECTED
         wire = device.wire
         driver = device.slice.key[0]
-        if device.sound is None:
-            device.sound = _is_sound(wire.get("attributes"))
+        if device.readable is None:
+            device.readable = _is_readable(wire.get("attributes"))
         lens = self._lenses.get(driver) or self._lens(driver)
-        if not device.sound or lens.sees_all:
+        if not device.readable or lens.sees_all:
             return self._evaluate(device, wire)
         key = lens.key(wire)
         answer = self._answers.get(key)
@@ -76,7 +76,7 @@ class Selection:
             raise type(answer)(f"{answer} (on device {device.id})") from answer
         return answer
 
-    def _remember(self, key: Key, device: Device, seen: Wire) -> Verdict | Exception:
+    def _remember(self, key: Key, device: PoolDevice, seen: Wire) -> Verdict | Exception:
         answer: Verdict | Exception
         try:
             answer = self._evaluate(device, seen)
@@ -86,7 +86,7 @@ class Selection:
             self._answers[key] = answer
         return answer
 
-    def _evaluate(self, device: Device, wire: Wire) -> Verdict:
+    def _evaluate(self, device: PoolDevice, wire: Wire) -> Verdict:
         view = None
         for place, selector in enumerate(self.selectors):
             program = selector.program()
@@ -154,7 +154,7 @@ def _unshared(wire: Wire) -> Wire:
     return {name: value for name, value in wire.items() if name != "allowMultipleAllocations"}
 
 
-def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -> list[Selector]:
+def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -> list[DeviceSelector]:
     """The selectors of a class or request. Raises AllocationError on one that is not CEL."""
     found = []
     for index, item in enumerate(items):
@@ -162,7 +162,9 @@ def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -
         cel = item.get("cel")
         if cel is None:
             raise AllocationError(f"{place}: CEL expression empty (unsupported selector type?)")
-        found.append(Selector(expression=cel.get("expression") or "", where=place, class_name=class_name, index=index))
+        found.append(
+            DeviceSelector(expression=cel.get("expression") or "", where=place, class_name=class_name, index=index)
+        )
     return found
 
 
@@ -172,7 +174,7 @@ def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
     return spelled + [identifier for domain, identifier in sorted(names) if domain == driver]
 
 
-def _is_sound(attributes: Wire | None) -> bool:
+def _is_readable(attributes: Wire | None) -> bool:
     """Whether every attribute has a type that the scheduler of 1.36 reads; one that has not fails every selector."""
     for value in (attributes or {}).values():
         if "string" in value or "int" in value or "bool" in value:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dra_driver.allocation import V1_36, Allocator, Behaviour, Features, Limits
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.capacity.kinds import DeviceKind, SyntheticRequest
 from dra_driver.capacity.shares import MEMORY, extra_for
 from dra_driver.capacity.supply import UnitSupply, supply_of
@@ -41,8 +41,8 @@ _KEPT: Final = (
 class Options:
     """Which scheduler is asked, which shares are tried, and how long all trials together may take."""
 
-    features: Features = field(default_factory=Features)
-    behaviour: Behaviour = V1_36
+    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
+    quirks: SchedulerQuirks = V1_36
     shares: Sequence[str] = ("10Gi",)
     timeout_s: float = 60.0
     clock: Callable[[], float] = time.monotonic
@@ -109,7 +109,7 @@ class FitCounter:
                 classes=[_CLASS],
                 allocated=[{"status": {"allocation": {"devices": {"results": results}}}}],
                 features=self._options.features,
-                behaviour=self._options.behaviour,
+                quirks=self._options.quirks,
                 limits=Limits(steps=100_000, timeout_s=2.0, clock=self._options.clock),
                 new_share_id=lambda: "share",
             )
@@ -133,9 +133,9 @@ def _synthetic_cluster(unit: Unit, kind: DeviceKind) -> tuple[list[Wire], list[W
     results: list[Wire] = []
     for number, (device, of) in enumerate(zip(unit.offered, unit.kinds, strict=True)):
         mine = of == kind and not (unit.overdrawn and device.wire.get("consumesCounters"))
-        if mine or device.held or device.shared:
+        if mine or device.allocated or device.shared:
             devices.append(_device(device, f"d{number}"))
-        if device.held or (device.shared and not mine):
+        if device.allocated or (device.shared and not mine):
             results.append(_held(f"d{number}"))
         elif device.shared:
             results.append(_share(device, f"d{number}"))
@@ -150,7 +150,7 @@ def _synthetic_cluster(unit: Unit, kind: DeviceKind) -> tuple[list[Wire], list[W
     return slices, [{"driver": unit.driver, **result} for result in results]
 
 
-def _device(device: Device, name: str) -> Wire:
+def _device(device: PoolDevice, name: str) -> Wire:
     return {**{field: device.wire[field] for field in _KEPT if device.wire.get(field) is not None}, "name": name}
 
 
@@ -158,7 +158,7 @@ def _held(name: str) -> Wire:
     return {"request": "held", "pool": _POOL, "device": name}
 
 
-def _share(device: Device, name: str) -> Wire:
+def _share(device: PoolDevice, name: str) -> Wire:
     consumed = {name: str(Quantity(value, Format.BINARY_SI)) for name, value in (device.consumed or {}).items()}
     result = {**_held(name), "shareID": "held"}
     return {**result, "consumedCapacity": consumed} if consumed else result
@@ -177,6 +177,6 @@ def _claim(request: SyntheticRequest) -> Wire:
 def offers(unit: Unit, kind: DeviceKind) -> bool:
     """Whether the unit has a device of the kind that neither a claim holds nor a taint keeps away."""
     return any(
-        of == kind and not device.held and not is_tainted(device.wire)
+        of == kind and not device.allocated and not is_tainted(device.wire)
         for device, of in zip(unit.offered, unit.kinds, strict=True)
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dra_driver.allocation.amounts import nano
 from dra_driver.allocation.capacity import consumption
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.quantity import NANO
 
 Wire = Mapping[str, Any]
@@ -47,7 +47,7 @@ def consumed_by_share(device: Wire, share: str, extra: Extra) -> dict[str, int]:
     return {name: amount.nano for name, amount in found.items()}
 
 
-def left_by_shares(device: Device) -> dict[str, int]:
+def left_by_shares(device: PoolDevice) -> dict[str, int]:
     """Billionths of each capacity that no share consumes."""
     capacities: Mapping[str, Wire] = device.wire.get("capacity") or {}
     consumed = device.consumed or {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.allocation.amounts import nano
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.capacity.kinds import DeviceKind
 from dra_driver.capacity.shares import left_by_shares
 from dra_driver.capacity.units import Unit, is_tainted, memory_nano
@@ -52,7 +52,7 @@ def supply_of(unit: Unit) -> UnitSupply:
             wanted = _sums(device)
             known = demands.setdefault(kind, wanted)
             demands[kind] = {stem: min(value, known.get(stem, 0)) for stem, value in wanted.items()}
-        if device.held or device.shared:
+        if device.allocated or device.shared:
             in_use[kind] = in_use.get(kind, 0) + 1
     memory, memory_left = _memory(unit, left, total)
     return UnitSupply(
@@ -62,8 +62,9 @@ def supply_of(unit: Unit) -> UnitSupply:
         shared={kind: device.wire for device, kind in pairs if kind.shared},
         memory=memory,
         memory_left=max(0, memory_left),
-        held=sum(device.held and not kind.profile for device, kind in pairs),
-        in_parts=any(device.shared or (device.held and kind.profile) for device, kind in pairs) or bool(unit.elsewhere),
+        held=sum(device.allocated and not kind.profile for device, kind in pairs),
+        in_parts=any(device.shared or (device.allocated and kind.profile) for device, kind in pairs)
+        or bool(unit.elsewhere),
         tainted=any(is_tainted(device.wire) for device, _ in pairs),
         in_use=in_use,
     )
@@ -80,13 +81,13 @@ def _counters(unit: Unit) -> tuple[Sums, Sums]:
         _add(total, entry.get("counters") or {}, 1)
     left = dict(total)
     for device in (*unit.offered, *unit.elsewhere):
-        if device.held or device.shared:
+        if device.allocated or device.shared:
             for stem, value in _sums(device).items():
                 left[stem] = left.get(stem, 0) - value
     return left, total
 
 
-def _sums(device: Device) -> Sums:
+def _sums(device: PoolDevice) -> Sums:
     found: Sums = {}
     for entry in device.wire.get("consumesCounters") or ():
         _add(found, entry.get("counters") or {}, 1)
@@ -107,17 +108,17 @@ def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
         return total[MEMORY], left[MEMORY] + for_shares
     if unit.sets:  # placements overlap and nothing says how much memory they leave
         largest = max(memory_nano(device.wire) for device in unit.offered)
-        return largest, for_shares if any(device.held or device.shared for device in unit.offered) else largest
+        return largest, for_shares if any(device.allocated or device.shared for device in unit.offered) else largest
     of_whole = not unit.main_kind.profile
     devices = [d for d, kind in zip(unit.offered, unit.kinds, strict=True) if not (of_whole and kind.profile)]
     whole = sum(memory_nano(device.wire) for device in devices)
-    return whole, sum(memory_nano(device.wire) - _consumed(device) for device in devices if not device.held)
+    return whole, sum(memory_nano(device.wire) - _consumed(device) for device in devices if not device.allocated)
 
 
 def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
     found: dict[DeviceKind, Sums] = {}
     for device, kind in zip(unit.offered, unit.kinds, strict=True):
-        if not kind.shared or device.held or is_tainted(device.wire):
+        if not kind.shared or device.allocated or is_tainted(device.wire):
             continue
         mine = left_by_shares(device)
         if device.wire.get("consumesCounters") and not device.shared and MEMORY in mine:
@@ -129,5 +130,5 @@ def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
     return found
 
 
-def _consumed(device: Device) -> int:
+def _consumed(device: PoolDevice) -> int:
     return (device.consumed or {}).get(MEMORY, 0)

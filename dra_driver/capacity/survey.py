@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dra_driver.allocation import Allocator
-from dra_driver.allocation.devices import Slice
+from dra_driver.allocation.allocated import NOTHING, PoolKey, pool_uses
+from dra_driver.allocation.devices import PoolSlice
 from dra_driver.allocation.limits import Limits
 from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.pools import Pool
-from dra_driver.allocation.taken import NOTHING, PoolKey, pool_uses
 from dra_driver.capacity.aggregate import Aggregate
 from dra_driver.capacity.fit_count import FitCounter, Options
 from dra_driver.capacity.report import CapacityReport, NodeCapacity
@@ -49,7 +49,7 @@ class _Survey:
             classes=(),
             allocated=state.claims,
             features=options.features,
-            behaviour=options.behaviour,
+            quirks=options.quirks,
             limits=Limits(clock=options.clock),
         )
         self._fit_counter = FitCounter(options)
@@ -99,7 +99,7 @@ class _Survey:
         node, problem = pair
         name = node["metadata"]["name"]
         try:
-            reach = self._allocator.reach(node)
+            reach = self._allocator.reachable(node)
         except DraError as error:
             self._note(f"what node {name} reaches cannot be told: {error}")
             return name, problem
@@ -133,9 +133,9 @@ class _Survey:
         if not self._broken:
             return
         uses = pool_uses(self._state.claims, shares=self._shares)
-        newest: dict[PoolKey, list[Slice]] = {}
+        newest: dict[PoolKey, list[PoolSlice]] = {}
         for order, wire in enumerate(self._state.slices):
-            item = Slice.read(wire, order)
+            item = PoolSlice.read(wire, order)
             if item.key in self._broken:
                 have = newest.setdefault(item.key, [])
                 if have and item.generation > have[0].generation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dra_driver.allocation.amounts import nano
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.taints import untolerated
 from dra_driver.capacity.kinds import DeviceKind, gpu_uuid_of, kind_of
@@ -26,8 +26,8 @@ class Unit:
     """
 
     driver: str
-    offered: list[Device] = field(default_factory=list)
-    elsewhere: list[Device] = field(default_factory=list)
+    offered: list[PoolDevice] = field(default_factory=list)
+    elsewhere: list[PoolDevice] = field(default_factory=list)
     sets: list[Wire] = field(default_factory=list)
     kinds: list[DeviceKind] = field(default_factory=list)
     overdrawn: bool = False
@@ -53,12 +53,12 @@ class Unit:
 
     def without_allocations(self) -> "Unit":
         """The same with nothing held."""
-        offered = [replace(device, held=False, shared=False, consumed=None) for device in self.offered]
+        offered = [replace(device, allocated=False, shared=False, consumed=None) for device in self.offered]
         return Unit(driver=self.driver, offered=offered, sets=self.sets, kinds=self.kinds)
 
     def has_allocations(self) -> bool:
         """Whether claims hold some of it, or of what it depends on."""
-        return bool(self.elsewhere) or self.overdrawn or any(one.held or one.shared for one in self.offered)
+        return bool(self.elsewhere) or self.overdrawn or any(one.allocated or one.shared for one in self.offered)
 
     def signature(self) -> Hashable:
         """Equal for units in which every request fits equally often."""
@@ -80,7 +80,7 @@ def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
         return units
     overdrawn = any(value < 0 for value in pool.supply.left)
     sets = {entry["name"]: entry for item in pool.counter_slices for entry in item.spec["sharedCounters"]}
-    taken = [device for device in pool.elsewhere if device.held or device.shared]
+    taken = [device for device in pool.elsewhere if device.allocated or device.shared]
     for unit in units:
         names = dict.fromkeys(name for device in unit.offered for name in _set_names(device.wire))
         unit.sets = [sets[name] for name in names if name in sets]
@@ -90,12 +90,12 @@ def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
     return units
 
 
-def units_of_devices(driver: str, devices: Sequence[Device], *, shares: bool) -> list[Unit]:
+def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
     """The same for devices whose pool cannot be used: nothing in it can be weighed."""
     return _grouped(driver, devices, shares=shares)
 
 
-def _grouped(driver: str, devices: Sequence[Device], *, shares: bool) -> list[Unit]:
+def _grouped(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
     leaders: dict[Hashable, Hashable] = {}
     marks = []
     for place, device in enumerate(devices):
@@ -131,13 +131,13 @@ def _set_names(device: Wire) -> Iterable[str]:
     return (entry["counterSet"] for entry in device.get("consumesCounters") or ())
 
 
-def _device_signature(device: Device, kind: DeviceKind, numbers: Mapping[str, int]) -> Hashable:
+def _device_signature(device: PoolDevice, kind: DeviceKind, numbers: Mapping[str, int]) -> Hashable:
     wire = device.wire
     capacity = wire.get("capacity") or {}
     memory = (capacity.get("memory") or {}).get("value")
     return (
         kind,
-        device.held,
+        device.allocated,
         device.shared,
         tuple(sorted((device.consumed or {}).items())),
         is_tainted(wire),

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
         raise ConfigurationError(f"there is no node {args.node!r} among the {len(state.nodes)} nodes")
     scheduler = scheduler_of(state.server_version, gates)
-    options = Options(features=scheduler.features, behaviour=scheduler.behaviour, shares=shares)
+    options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
     report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":
         print(json.dumps(to_wire(report, "CapacityReport"), indent=2))

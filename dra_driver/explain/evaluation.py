@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dra_driver.allocation import Allocator, Question
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import Cause as DeviceCause
 from dra_driver.allocation.events import ConstraintBroken, CounterShort, DeviceId, Event, InUse, PoolLeftOut
 from dra_driver.allocation.nodes import node_matches
-from dra_driver.allocation.pod_fit import Room, why_not
+from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.explain.extended import claim_for, is_offered
 from dra_driver.explain.objects import Wire, allocation_of, name_of
@@ -24,7 +24,7 @@ from dra_driver.kube.state import ClusterState
 MAX_DETAILED: Final = 150_000
 """Devices that are looked at one by one, over all nodes and requests; the verdict is about all of them."""
 
-_EMPTY: Final = Room()
+_EMPTY: Final = NodeUsage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Evaluation:
         subject: Subject,
         allocator: Allocator,
         *,
-        rooms: Mapping[str, Room],
+        rooms: Mapping[str, NodeUsage],
         allocated: Sequence[SubjectClaim],
         unallocated: Sequence[SubjectClaim],
     ) -> None:
@@ -121,9 +121,9 @@ class Evaluation:
             self._question(result.claims).on(result.wire, seen)
         return seen
 
-    def devices(self, result: NodeResult) -> Iterator[Device]:
+    def devices(self, result: NodeResult) -> Iterator[PoolDevice]:
         """The devices that the node reaches in pools that can be used."""
-        for pool in self._allocator.reach(result.wire).pools:
+        for pool in self._allocator.reachable(result.wire).pools:
             yield from pool.devices
 
     def _claims_on(self, node: Wire) -> tuple[list[Wire], list[str], frozenset[str]]:
@@ -142,7 +142,7 @@ class Evaluation:
 
     def _pod_problem(self, node: Wire, served: frozenset[str]) -> str:
         pod = self._subject.pod
-        return "" if pod is None else why_not(pod, node, self._rooms.get(name_of(node), _EMPTY), served)
+        return "" if pod is None else unfit_reason(pod, node, self._rooms.get(name_of(node), _EMPTY), served)
 
     def _question(self, claims: Sequence[Wire]) -> Question:
         """One for each set of requests: the claim for extended resources differs between nodes."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from dra_driver.allocation import Allocator, Behaviour
-from dra_driver.allocation.pod_fit import Room, rooms, unweighed
+from dra_driver.allocation import Allocator, SchedulerQuirks
+from dra_driver.allocation.pod_fit import NodeUsage, unmodelled_constraints, usage_by_node
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
 from dra_driver.explain import non_allocation_causes
 from dra_driver.explain.causes import Cause, CauseCode
@@ -99,7 +99,7 @@ class _Explainer:
         self._subject = subject
         self._node = node
         self._scheduler = scheduler
-        self._rooms: dict[str, Room] = rooms(state.pods)
+        self._rooms: dict[str, NodeUsage] = usage_by_node(state.pods)
         self._holders = Holders(state.claims)
         self._causes: list[Cause] = []
         self._notes: list[str] = non_allocation_causes.gaps_that_matter(state, subject.pod)
@@ -144,7 +144,7 @@ class _Explainer:
             notes=tuple(self._notes),
         )
         placeable = verdict.answer is Answer.FITS and fitting
-        place = min(fitting, key=lambda item: self._rooms.get(item.name, Room()).pods) if placeable else None
+        place = min(fitting, key=lambda item: self._rooms.get(item.name, NodeUsage()).pods) if placeable else None
         return _Outcome(report, place)
 
     # --- the steps ---
@@ -185,7 +185,7 @@ class _Explainer:
         self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim], claims: Sequence[Wire]
     ) -> list[NodeResult]:
         try:
-            self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.behaviour)
+            self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.quirks)
             return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
             self._causes.append(_cel_cause(error))
@@ -205,17 +205,22 @@ class _Explainer:
         allocated: Sequence[SubjectClaim],
         unallocated: Sequence[SubjectClaim],
         claims: Sequence[Wire],
-        behaviour: Behaviour,
+        quirks: SchedulerQuirks,
     ) -> Evaluation:
         allocator = Allocator(
             slices=self._state.slices,
             classes=self._state.classes,
             allocated=claims,
             features=self._scheduler.features,
-            behaviour=behaviour,
+            quirks=quirks,
         )
         return Evaluation(
-            self._state, self._subject, allocator, rooms=self._rooms, allocated=allocated, unallocated=unallocated
+            self._state,
+            self._subject,
+            allocator,
+            rooms=self._rooms,
+            allocated=allocated,
+            unallocated=unallocated,
         )
 
     def _find_scheduler_fault(
@@ -226,13 +231,13 @@ class _Explainer:
             return
 
         @cache
-        def evaluation(behaviour: Behaviour) -> Evaluation:
-            return self._evaluation_of(allocated, unallocated, self._state.claims, behaviour)
+        def evaluation(quirks: SchedulerQuirks) -> Evaluation:
+            return self._evaluation_of(allocated, unallocated, self._state.claims, quirks)
 
         found = scheduler_fault(
-            self._scheduler.behaviour,
+            self._scheduler.quirks,
             results,
-            lambda behaviour, result: evaluation(behaviour).node(result.wire),
+            lambda quirks, result: evaluation(quirks).node(result.wire),
             self._state.slices,
         )
         self._causes += [found] if found is not None else []
@@ -270,7 +275,7 @@ class _Explainer:
         if pod is None or not any(result.fits for result in results):
             return
         message = non_allocation_causes.scheduler_message(pod)
-        beyond = unweighed(pod)
+        beyond = unmodelled_constraints(pod)
         if message and any(part in message for part in _UNCHECKED) and not any(cause.blocks for cause in self._causes):
             self._causes.append(
                 Cause(code=CauseCode.NOT_WEIGHED, message=f"not a device matter: the scheduler says: {message}")

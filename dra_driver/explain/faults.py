@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dra_driver.allocation import V1_37, Behaviour
+from dra_driver.allocation import V1_37, SchedulerQuirks
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.explain.causes import Cause, CauseCode
 from dra_driver.explain.evaluation import NodeResult
@@ -25,27 +25,27 @@ _QUIRKS: Final[Mapping[str, str]] = {
     "counter_slices_everywhere": "slices with counters concern every node, whatever node they name",
     "whole_units": "capacities are counted in whole units",
 }
-"""Fields of `Behaviour` that can keep a pod away, most frequent first."""
+"""Fields of `SchedulerQuirks` that can keep a pod away, most frequent first."""
 
-RequestSummary = Callable[[Behaviour, NodeResult], NodeResult]
+RequestSummary = Callable[[SchedulerQuirks, NodeResult], NodeResult]
 """Weighs one node again under other rules."""
 
 
 def scheduler_fault(
-    behaviour: Behaviour, results: Sequence[NodeResult], again: RequestSummary, slices: Sequence[Wire]
+    quirks: SchedulerQuirks, results: Sequence[NodeResult], again: RequestSummary, slices: Sequence[Wire]
 ) -> Cause | None:
     """The fault without which a node would take the subject; None when there is none, or nothing to say.
 
     ``results`` are nodes that do not fit, ``slices`` those of the cluster. The cause does not block by itself: it says
     why what blocks does.
     """
-    if behaviour == V1_37:
+    if quirks == V1_37:
         return None
     for result in [one for one in results if one.by_devices and one.claims][:MAX_NODES]:
         better = _retried(again, V1_37, result)
         if better is None:
             continue
-        names = [name for name in _QUIRKS if _retried(again, replace(behaviour, **{name: False}), result) is not None]
+        names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
         why = _QUIRKS[names[0]] if names else "several faults of its allocator together keep the devices away"
         given = [
             item for allocation in better.allocations for item in (allocation.get("devices") or {}).get("results") or ()
@@ -61,10 +61,10 @@ def scheduler_fault(
     return None
 
 
-def _retried(again: RequestSummary, behaviour: Behaviour, result: NodeResult) -> NodeResult | None:
+def _retried(again: RequestSummary, quirks: SchedulerQuirks, result: NodeResult) -> NodeResult | None:
     """The node under these rules, if it fits."""
     try:
-        found = again(behaviour, result)
+        found = again(quirks, result)
     except (AllocationError, CelSyntaxError, CelEvaluationError):
         return None
     return found if found.fits else None

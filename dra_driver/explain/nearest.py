@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dra_driver.allocation.capacity import shortage
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import Cause, ConstraintBroken, CounterShort, GateOff, NotOnNode
 from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
@@ -39,7 +39,7 @@ _SELECTORS: Final = ("classSelector", "requestSelector")
 class Candidate(NamedTuple):
     """A device that a request did not get, with what the allocator said."""
 
-    device: Device
+    device: PoolDevice
     cause: Cause
 
 
@@ -109,7 +109,7 @@ def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -
     """Everything that is in the device's way, not only what the allocator met first."""
     device, cause = candidate
     found = list(selector_rejections(spec, device))
-    if device.held and not spec.admin_access:
+    if device.allocated and not spec.admin_access:
         found.append(RejectionReason("inUse", "in use", holder_labels(holders.claims(device.id), holders)))
     taint = untolerated(device.wire.get("taints") or (), spec.tolerations)
     if taint is not None:
@@ -120,7 +120,7 @@ def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -
     return found
 
 
-def _capacity(requests: Mapping[str, object], device: Device) -> list[Cause]:
+def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[Cause]:
     """Every capacity that is missing something, not only the first."""
     found: list[Cause] = []
     capacities = device.wire.get("capacity") or {}

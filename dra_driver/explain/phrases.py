@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import (
     CapacityShort,
     Cause,
@@ -42,7 +42,7 @@ class RejectionReason:
     instead: str = ""
 
 
-def rejection_for_cause(cause: Cause, spec: RequestSpec, device: Device, holders: Holders) -> RejectionReason:
+def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     """The finding for a cause that is not a selector's."""
     match cause:
         case InUse():
@@ -91,7 +91,7 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
 # --- capacity ---
 
 
-def _capacity(cause: CapacityShort, spec: RequestSpec, device: Device, holders: Holders) -> RejectionReason:
+def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     name, asked = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     shared = bool(device.wire.get("allowMultipleAllocations"))
@@ -158,7 +158,7 @@ def _is_zero(amount: str) -> bool:
 # --- counters ---
 
 
-def _counter(cause: CounterShort, spec: RequestSpec, device: Device, holders: Holders) -> RejectionReason:
+def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     if not cause.own:
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
         return RejectionReason("counterShort", "blocked: shared counters of its pool are overdrawn", seen)
@@ -190,7 +190,7 @@ def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
     return listed(names, 2)
 
 
-def _needs_everything(cause: CounterShort, device: Device) -> bool:
+def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
     """Whether the device consumes all that there is of the counter: then everybody has to end."""
     most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
     try:
@@ -199,7 +199,7 @@ def _needs_everything(cause: CounterShort, device: Device) -> bool:
         return False
 
 
-def consumers(device: Device, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
+def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
     """Held devices of the same pool that consume the counter, each with the claims that hold it.
 
     Only the device's own slice is searched: a GPU's devices are published together.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dra_driver.allocation.devices import Device
+from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.events import Cause, InUse, NotSelected
 from dra_driver.explain.failed_clauses import failed_clauses, holds, signature
 from dra_driver.explain.holders import Holders
@@ -45,7 +45,7 @@ class Group:
     examples: list[str] = field(default_factory=list)
 
 
-def rejection_of(spec: RequestSpec, device: Device, cause: Cause, holders: Holders) -> RejectionReason:
+def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
     """The finding for one rejection of the ask's request."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
         blamed = selector_rejections(spec, device)
@@ -54,7 +54,7 @@ def rejection_of(spec: RequestSpec, device: Device, cause: Cause, holders: Holde
     return rejection_for_cause(cause, spec, device, holders)
 
 
-def selector_rejections(spec: RequestSpec, device: Device) -> Sequence[RejectionReason]:
+def selector_rejections(spec: RequestSpec, device: PoolDevice) -> Sequence[RejectionReason]:
     """The clauses of class and request that are false for the device, in their order.
 
     Answers for devices that look alike to the selectors are remembered with the ask.
@@ -68,7 +68,7 @@ def selector_rejections(spec: RequestSpec, device: Device) -> Sequence[Rejection
     return known
 
 
-def _selector_rejections(spec: RequestSpec, device: Device) -> Iterator[RejectionReason]:
+def _selector_rejections(spec: RequestSpec, device: PoolDevice) -> Iterator[RejectionReason]:
     driver = device.slice.key[0]
     for code, where, expressions in (
         ("classSelector", f"class {spec.class_name}", spec.class_selectors),

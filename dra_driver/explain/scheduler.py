@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.allocation import V1_36, Behaviour, Features
+from dra_driver.allocation import V1_36, SchedulerFeatures, SchedulerQuirks
 from dra_driver.errors import ConfigurationError
 
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})")
@@ -26,19 +26,20 @@ _YOUNG: Final = (
 class SchedulerModel:
     """What `explain` assumes about the scheduler."""
 
-    features: Features = field(default_factory=Features)
-    behaviour: Behaviour = V1_36
+    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
+    quirks: SchedulerQuirks = V1_36
 
 
 def scheduler_of(version: str, gates: Mapping[str, bool]) -> SchedulerModel:
     """The scheduler of a cluster of that version, 1.36's when it is not known. ``gates`` win over defaults."""
     found = _VERSION.match(version)
     if found is None:
-        return SchedulerModel(features=Features.from_gates(gates))
+        return SchedulerModel(features=SchedulerFeatures.from_gates(gates))
     major, minor = int(found[1]), int(found[2])
     defaults = dict.fromkeys(_YOUNG, False) if (major, minor) < (1, 36) else {}
     return SchedulerModel(
-        features=Features.from_gates({**defaults, **gates}), behaviour=Behaviour.of_version(f"{major}.{minor}")
+        features=SchedulerFeatures.from_gates({**defaults, **gates}),
+        quirks=SchedulerQuirks.of_version(f"{major}.{minor}"),
     )
 
 

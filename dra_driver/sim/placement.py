@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dra_driver.allocation import Allocator, Question
 from dra_driver.allocation.extended import ExtendedClaim, extended_claim, resource_classes
 from dra_driver.allocation.nodes import node_matches
-from dra_driver.allocation.pod_fit import Room, rooms, why_not
+from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason, usage_by_node
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
@@ -45,7 +45,7 @@ class SchedulingSnapshot:
             for kind in (RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES, PODS, NODES)
         )
         self._nodes = nodes
-        self._rooms = rooms(pods)
+        self._rooms = usage_by_node(pods)
         self._allocator = Allocator(slices=slices, classes=classes, allocated=claims)
         self._by_resource = resource_classes(classes)
 
@@ -70,13 +70,13 @@ class SchedulingSnapshot:
 
     def _why_not(self, pod: Obj, node: Obj, claims: Sequence[Obj], extended: ExtendedClaim | None) -> str:
         served = {mapping["resourceName"] for mapping in extended.mappings} if extended else ()
-        reason = why_not(pod, node, self._room(node), served)
+        reason = unfit_reason(pod, node, self._room(node), served)
         if not reason and not all(_is_reachable(claim, node) for claim in claims):
             reason = "resourceclaim not available on the node"
         return reason
 
-    def _room(self, node: Obj) -> Room:
-        return self._rooms.get(node["metadata"]["name"]) or Room()
+    def _room(self, node: Obj) -> NodeUsage:
+        return self._rooms.get(node["metadata"]["name"]) or NodeUsage()
 
 
 class _AllocationQuestions:

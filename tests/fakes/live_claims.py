@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.allocation import V1_37, Allocator, Behaviour
+from dra_driver.allocation import V1_37, Allocator, SchedulerQuirks
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS
 from tests.fakes.live_node import DRIVER, NAMESPACE, LiveNode
 
@@ -18,10 +18,10 @@ PARAMETERS: Final = "resource.nvidia.com/v1beta1"
 class Scheduler:
     """Makes claims with an allocation, and takes both away. Thread-safe: one claim is allocated at a time."""
 
-    def __init__(self, node: LiveNode, behaviour: Behaviour = V1_37) -> None:
+    def __init__(self, node: LiveNode, quirks: SchedulerQuirks = V1_37) -> None:
         self._node = node
         self._store = node.store
-        self._behaviour = behaviour
+        self._quirks = quirks
         self._lock = threading.Lock()  # guards choosing devices together with writing the choice down
         self._classes = self._store.list(DEVICE_CLASSES).items
         self._wire = self._store.get(NODES, node.name)
@@ -35,7 +35,7 @@ class Scheduler:
         with self._lock:
             others = [item for item in self._store.list(RESOURCE_CLAIMS).items if item.get("status")]
             allocator = Allocator(
-                slices=self._node.slices(), classes=self._classes, allocated=others, behaviour=self._behaviour
+                slices=self._node.slices(), classes=self._classes, allocated=others, quirks=self._quirks
             )
             allocations = allocator.allocate(self._wire, [claim]).allocations
             if allocations is None:

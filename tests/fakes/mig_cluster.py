@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dra_driver.allocation import V1_36, Allocator, Behaviour
+from dra_driver.allocation import V1_36, Allocator, SchedulerQuirks
 from dra_driver.model.gpu import Snapshot
 from dra_driver.slices.build import Built, build_devices
 from dra_driver.slices.gates import Features
@@ -52,9 +52,9 @@ def partition(name: str, profile: str, *, start: int | None = None) -> Obj:
 class Scheduler:
     """Allocates claims one after the other and remembers what they hold."""
 
-    def __init__(self, slices: Sequence[Obj], behaviour: Behaviour = V1_36) -> None:
+    def __init__(self, slices: Sequence[Obj], quirks: SchedulerQuirks = V1_36) -> None:
         self._slices = slices
-        self._behaviour = behaviour
+        self._quirks = quirks
         self._held: dict[str, Obj] = {}
         self._made = 0
 
@@ -64,7 +64,7 @@ class Scheduler:
         name = f"claim-{self._made}"
         wanted = claim(name, *requests, constraints=[SAME_GPU]) if together else claim(name, *requests)
         allocator = Allocator(
-            slices=self._slices, classes=_CLASSES, allocated=list(self._held.values()), behaviour=self._behaviour
+            slices=self._slices, classes=_CLASSES, allocated=list(self._held.values()), quirks=self._quirks
         )
         allocations = allocator.allocate(node(NODE), [wanted]).allocations
         if allocations is None:

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from dra_driver.allocation import Allocator, Features, Limits, Outcome
+from dra_driver.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from dra_driver.errors import DraError
 from tests.fuzz.allocate_mutations import Question, plausible, wild
 from tests.golden.allocate_family import questions
@@ -32,7 +32,7 @@ _TIMEOUT_S = 2.0
 _SHOWN = 5
 
 
-def answer(question: Question, **limits: Any) -> tuple[str, Outcome | str]:
+def answer(question: Question, **limits: Any) -> tuple[str, AllocationOutcome | str]:
     """``fits``, ``no`` or ``error``, and the outcome or the text of the error."""
     numbers = count(1)
     try:
@@ -40,7 +40,9 @@ def answer(question: Question, **limits: Any) -> tuple[str, Outcome | str]:
             slices=question.get("slices", []),
             classes=question.get("classes", []),
             allocated=question.get("allocated_claims", []),
-            features=Features.from_gates(question["features"] if isinstance(question.get("features"), dict) else {}),
+            features=SchedulerFeatures.from_gates(
+                question["features"] if isinstance(question.get("features"), dict) else {}
+            ),
             limits=Limits(**{"timeout_s": _TIMEOUT_S, **limits}),
             new_share_id=lambda: f"share-{next(numbers)}",
         )
@@ -55,19 +57,19 @@ def complaint(question: Question) -> tuple[str, str]:
     kind, found = answer(question)
     if kind == "error" and not found:
         return "an error without a text", kind
-    if isinstance(found, Outcome):
+    if isinstance(found, AllocationOutcome):
         if kind == "no" and not found.reason:
             return "neither allocations nor a reason", kind
         problem = _broken_promise(found)
         if problem:
             return problem, kind
-        again, same = answer(question, alike_after=-1)
+        again, same = answer(question, reuse_after=-1)
         if (again, same) != (kind, found) and "no answer after" not in str(same):
             return f"a different answer when nodes that are alike are asked for: {same}", kind
     return "", kind
 
 
-def _broken_promise(outcome: Outcome) -> str:
+def _broken_promise(outcome: AllocationOutcome) -> str:
     taken: Counter[tuple[Any, ...]] = Counter()
     for allocation in outcome.allocations or ():
         results = allocation["devices"].get("results", [])

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dra_driver.allocation import Allocator, Features
+from dra_driver.allocation import Allocator, SchedulerFeatures
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 
 
@@ -29,7 +29,7 @@ def allocate_answer(question: dict[str, Any]) -> tuple[Any, str | None]:
             slices=question["slices"],
             classes=question["classes"],
             allocated=question["allocated_claims"],
-            features=Features.from_gates(question["features"]),
+            features=SchedulerFeatures.from_gates(question["features"]),
             new_share_id=lambda: f"share-{next(numbers)}",
         )
         outcome = allocator.allocate(question["node"], question["claims"])

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from dra_driver.allocation import V1_36, V1_37
-from dra_driver.allocation.counters import Account, read_supply
+from dra_driver.allocation.counters import CounterAccount, read_supply
 from dra_driver.errors import NoRoomError
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.manager import MigManager
@@ -66,27 +66,27 @@ class Counters:
         self._whole = [
             supply.charges(device) for device in self.devices if parse_partition_name(device["name"]) is None
         ]
-        self._account = Account(supply)
+        self._account = CounterAccount(supply)
 
     def take(self, place: Place) -> bool:
         charges = self._places.get((place[0].profile_id, place[1]))
         return charges is not None and self._account.charge(charges)
 
     def give_back(self, place: Place) -> None:
-        self._account.give_back(self._places[place[0].profile_id, place[1]])
+        self._account.refund(self._places[place[0].profile_id, place[1]])
 
     def whole_is_free(self) -> bool:
         (charges,) = self._whole
         free = self._account.charge(charges)
         if free:
-            self._account.give_back(charges)
+            self._account.refund(charges)
         return free
 
     def nothing_beside_the_whole(self) -> bool:
         (charges,) = self._whole
         assert self._account.charge(charges)
         beside = [key for key, wanted in self._places.items() if self._account.charge(wanted)]
-        self._account.give_back(charges)
+        self._account.refund(charges)
         return not beside
 
 
@@ -269,9 +269,9 @@ def test_a_partly_used_gpu_in_the_way() -> None:
     """
     snapshot = SimulatedBackend.from_spec("4xa100-sxm4-40gb+mig", "n").snapshot()
     outcomes = {}
-    for behaviour in (V1_36, V1_37):
-        scheduler = Scheduler(published(built(snapshot)), behaviour)
+    for quirks in (V1_36, V1_37):
+        scheduler = Scheduler(published(built(snapshot)), quirks)
         assert scheduler.allocate(partition("one", "1g.5gb")) is not None
         granted = scheduler.allocate(*FOUR, together=True)
-        outcomes[behaviour] = granted[1][0] if granted is not None else None
+        outcomes[quirks] = granted[1][0] if granted is not None else None
     assert outcomes == {V1_36: None, V1_37: "gpu-1-mig-1g5gb-19-3"}

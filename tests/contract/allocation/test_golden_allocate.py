@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dra_driver.allocation import Allocator, Features, Limits, Outcome
+from dra_driver.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from dra_driver.errors import DraError
 from tests.fuzz import allocate_fuzz, allocate_mutations
 from tests.golden import run
@@ -29,9 +29,9 @@ def test_nodes_that_are_alike_get_the_same_answer() -> None:
     reused = 0
     for question in questions(TABLE):
         doubled = _with_double(question)
-        searched, asked = _ask(doubled, alike_after=10**6), _ask(doubled, alike_after=-1)
+        searched, asked = _ask(doubled, reuse_after=10**6), _ask(doubled, reuse_after=-1)
         assert searched == asked
-        reused += isinstance(asked, Outcome) and asked.allocations is not None
+        reused += isinstance(asked, AllocationOutcome) and asked.allocations is not None
     assert reused > 500
 
 
@@ -53,7 +53,7 @@ def _with_double(question: Question) -> Question:
     return doubled
 
 
-def _ask(question: Question, alike_after: int) -> Outcome | str:
+def _ask(question: Question, reuse_after: int) -> AllocationOutcome | str:
     """The answer on the double, after the original has been asked about."""
     numbers = count(1)
     try:
@@ -61,8 +61,8 @@ def _ask(question: Question, alike_after: int) -> Outcome | str:
             slices=question["slices"],
             classes=question["classes"],
             allocated=question["allocated_claims"],
-            features=Features.from_gates(question["features"]),
-            limits=Limits(alike_after=alike_after),
+            features=SchedulerFeatures.from_gates(question["features"]),
+            limits=Limits(reuse_after=reuse_after),
             new_share_id=lambda: f"share-{next(numbers)}",
         )
         about = allocator.question(question["claims"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.allocation import V1_36, V1_37, Allocator, Behaviour
+from dra_driver.allocation import V1_36, V1_37, Allocator, SchedulerQuirks
 from dra_driver.errors import AllocationError
 from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, gpu, node, resource_slice
 
@@ -35,8 +35,8 @@ def share(memory: str, name: str = "gpu") -> Obj:
     return exactly(name, capacity={"requests": {"memory": memory}})
 
 
-def taken(*claims: Obj, on: list[Obj], behaviour: Behaviour = V1_36, held: list[Obj] | None = None) -> Any:
-    allocator = Allocator(slices=on, classes=[device_class()], allocated=held or [], behaviour=behaviour)
+def taken(*claims: Obj, on: list[Obj], quirks: SchedulerQuirks = V1_36, held: list[Obj] | None = None) -> Any:
+    allocator = Allocator(slices=on, classes=[device_class()], allocated=held or [], quirks=quirks)
     allocations = allocator.allocate(node("a"), claims).allocations
     if allocations is None:
         return None
@@ -62,8 +62,8 @@ def test_a_tainted_partition_keeps_its_counters_until_1_37() -> None:
     """In 1.36 a partition that is turned down for its taint still blocks its healthy neighbour."""
     taint = {"key": "sick", "effect": "NoSchedule"}
     offered = slices(partition("sick", 8, taints=[taint]), partition("well", 8))
-    assert taken(claim("c"), on=offered, behaviour=V1_36) is None
-    assert taken(claim("c"), on=offered, behaviour=V1_37) == [["well"]]
+    assert taken(claim("c"), on=offered, quirks=V1_36) is None
+    assert taken(claim("c"), on=offered, quirks=V1_37) == [["well"]]
 
 
 def test_pools_of_one_name_are_mixed_up_until_1_37() -> None:
@@ -77,7 +77,7 @@ def test_pools_of_one_name_are_mixed_up_until_1_37() -> None:
     wanted = [claim("c", exactly(count=3))]
     mixed = Allocator(slices=[*offered, *other], classes=[everything], allocated=[])
     assert mixed.allocate(node("a"), wanted).allocations is not None
-    apart = Allocator(slices=[*offered, *other], classes=[everything], allocated=[], behaviour=V1_37)
+    apart = Allocator(slices=[*offered, *other], classes=[everything], allocated=[], quirks=V1_37)
     assert apart.allocate(node("a"), wanted).allocations is None
 
 
@@ -85,8 +85,8 @@ def test_distinct_attribute_forgets_until_1_37() -> None:
     """In 1.36 a request for three is satisfied with values a, b, a."""
     offered = [resource_slice("a", *[gpu(f"gpu-{index}", rack="ab"[index % 2]) for index in range(4)])]
     wanted = claim("c", exactly(count=3), constraints=[{"distinctAttribute": f"{DRIVER}/rack"}])
-    assert taken(wanted, on=offered, behaviour=V1_36) == [["gpu-0", "gpu-1", "gpu-2"]]
-    assert taken(wanted, on=offered, behaviour=V1_37) is None
+    assert taken(wanted, on=offered, quirks=V1_36) == [["gpu-0", "gpu-1", "gpu-2"]]
+    assert taken(wanted, on=offered, quirks=V1_37) is None
 
 
 def test_configuration_is_written_once_from_1_37_on() -> None:
@@ -95,10 +95,10 @@ def test_configuration_is_written_once_from_1_37_on() -> None:
     wanted = claim("c", exactly("x"), exactly("y"), config=[{"requests": ["x", "y"], **opaque}])
     offered = [resource_slice("a", gpu("gpu-0"), gpu("gpu-1"))]
     found = {}
-    for behaviour in (V1_36, V1_37):
-        allocator = Allocator(slices=offered, classes=[device_class()], allocated=[], behaviour=behaviour)
+    for quirks in (V1_36, V1_37):
+        allocator = Allocator(slices=offered, classes=[device_class()], allocated=[], quirks=quirks)
         (allocation,) = allocator.allocate(node("a"), [wanted]).allocations or ()
-        found[behaviour] = allocation["devices"]["config"]
+        found[quirks] = allocation["devices"]["config"]
     assert found[V1_36] == [{"source": "FromClaim", "requests": ["x", "y"], **opaque}] * 2
     assert found[V1_37] == [{"source": "FromClaim", **opaque}]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.allocation import V1_36, V1_37, Allocator, Behaviour, Features
+from dra_driver.allocation import V1_36, V1_37, Allocator, SchedulerFeatures, SchedulerQuirks
 from dra_driver.allocation.amounts import amount
 from dra_driver.allocation.compact import Compactor
 from dra_driver.errors import AllocationError, ConfigurationError
@@ -98,25 +98,25 @@ def test_an_amount_prints_what_it_holds(number: int, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "behaviour"),
+    ("version", "quirks"),
     [("1.36", V1_36), ("v1.36.2", V1_36), ("1.34.1", V1_36), ("1.37.0-rc.1", V1_37), ("v1.40", V1_37), ("2.0", V1_37)],
 )
-def test_the_version_picks_the_behaviour(version: str, behaviour: Behaviour) -> None:
+def test_the_version_picks_the_behaviour(version: str, quirks: SchedulerQuirks) -> None:
     """What 1.37 repaired is repaired from then on."""
-    assert Behaviour.of_version(version) is behaviour
+    assert SchedulerQuirks.of_version(version) is quirks
 
 
 @pytest.mark.parametrize("version", ["", "1", "latest", "1.x", "1.36" + "0" * 100])
 def test_other_texts_are_no_version(version: str) -> None:
     """A typing mistake is said, not taken for some version."""
     with pytest.raises(ConfigurationError, match="no Kubernetes version"):
-        Behaviour.of_version(version)
+        SchedulerQuirks.of_version(version)
 
 
 def test_gates_are_named_as_on_the_command_line() -> None:
     """Unknown gates concern other parts of the scheduler."""
-    features = Features.from_gates({"DRAAdminAccess": False, "SomethingElse": True})
-    assert features == Features(admin_access=False)
+    features = SchedulerFeatures.from_gates({"DRAAdminAccess": False, "SomethingElse": True})
+    assert features == SchedulerFeatures(admin_access=False)
     monitor = claim("m", exactly(adminAccess=True))
     allocator = Allocator(slices=[], classes=[device_class()], allocated=[], features=features)
     with pytest.raises(AllocationError, match="admin access is requested, but the feature is disabled"):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.allocation.pod_fit import Room, requests_of, rooms, unweighed, why_not
+from dra_driver.allocation.pod_fit import NodeUsage, requests_of, unfit_reason, unmodelled_constraints, usage_by_node
 from dra_driver.quantity import NANO
 from tests.fakes.dra_objects import node
 
@@ -38,7 +38,7 @@ def test_room_is_what_unfinished_pods_leave() -> None:
         {"spec": {"nodeName": "a", "containers": [asks("1", ports=[{"hostPort": 80}])]}, "status": {"phase": phase}}
         for phase in ("Running", "Succeeded")
     ]
-    found = rooms([*pods, {"spec": {"containers": [asks("9")]}}])
+    found = usage_by_node([*pods, {"spec": {"containers": [asks("9")]}}])
     assert list(found) == ["a"]
     assert (found["a"].pods, found["a"].taken["cpu"], found["a"].ports) == (1, NANO, {(80, "TCP")})
 
@@ -46,17 +46,17 @@ def test_room_is_what_unfinished_pods_leave() -> None:
 def test_what_is_short_is_named_and_what_devices_serve_is_not() -> None:
     wanting = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "3", "example.com/gpu": "1"}}}]}}
     there = {**node("a"), "status": {"allocatable": {"cpu": "4", "pods": "10"}}}
-    room = Room(pods=1, taken={"cpu": 2 * NANO})
-    assert why_not(wanting, there, room) == "Insufficient cpu, Insufficient example.com/gpu"
-    assert why_not(wanting, there, Room(), ["example.com/gpu"]) == ""
-    assert why_not(wanting, there, Room(pods=10)) == "Too many pods"
+    room = NodeUsage(pods=1, taken={"cpu": 2 * NANO})
+    assert unfit_reason(wanting, there, room) == "Insufficient cpu, Insufficient example.com/gpu"
+    assert unfit_reason(wanting, there, NodeUsage(), ["example.com/gpu"]) == ""
+    assert unfit_reason(wanting, there, NodeUsage(pods=10)) == "Too many pods"
 
 
 def test_host_ports_and_node_names_count() -> None:
     wanting = {"spec": {"nodeName": "a", "containers": [{"ports": [{"hostPort": 80}]}]}}
-    assert "node name" in why_not(wanting, node("b"), Room())
-    assert "free ports" in why_not(wanting, node("a"), Room(ports={(80, "TCP")}))
-    assert why_not(wanting, node("a"), Room(ports={(80, "UDP")})) == ""
+    assert "node name" in unfit_reason(wanting, node("b"), NodeUsage())
+    assert "free ports" in unfit_reason(wanting, node("a"), NodeUsage(ports={(80, "TCP")}))
+    assert unfit_reason(wanting, node("a"), NodeUsage(ports={(80, "UDP")})) == ""
 
 
 def test_what_depends_on_other_pods_is_named_as_not_weighed() -> None:
@@ -64,5 +64,5 @@ def test_what_depends_on_other_pods_is_named_as_not_weighed() -> None:
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}},
         "topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
     }
-    assert unweighed({"spec": spec}) == ["pod anti-affinity", "topology spread constraints"]
-    assert unweighed({"spec": {}}) == []
+    assert unmodelled_constraints({"spec": spec}) == ["pod anti-affinity", "topology spread constraints"]
+    assert unmodelled_constraints({"spec": {}}) == []

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dra_driver.allocation import V1_37, Allocator, Features
+from dra_driver.allocation import V1_37, Allocator, SchedulerFeatures
 from dra_driver.capacity import Options, survey
 from dra_driver.capacity.fit_count import MAX_FITS
 from dra_driver.capacity.report import Gpus
@@ -136,12 +136,12 @@ def test_overdrawn_counters_block_their_pool() -> None:
 
 
 def test_without_the_gate_partitions_cannot_be_had() -> None:
-    report = survey(cluster(mig("a")), Options(features=Features(partitionable_devices=False)))
+    report = survey(cluster(mig("a")), Options(features=SchedulerFeatures(partitionable_devices=False)))
     assert {item.fits for item in only(report).requests} == {0}
 
 
 def test_version_of_the_scheduler_does_not_change_the_counts() -> None:
-    assert survey(cluster(mig("a", 2)), Options(behaviour=V1_37)).models == survey(cluster(mig("a", 2))).models
+    assert survey(cluster(mig("a", 2)), Options(quirks=V1_37)).models == survey(cluster(mig("a", 2))).models
 
 
 def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
@@ -178,7 +178,7 @@ def test_tiny_shares_are_counted_to_a_bound() -> None:
 
 
 def test_without_the_gate_a_shared_gpu_is_a_whole_one() -> None:
-    report = survey(cluster([shared("a")]), Options(features=Features(consumable_capacity=False)))
+    report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
     assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
 
 

@@ -72,8 +72,8 @@ def test_defaults_of_manifests_are_filled_in() -> None:
 def test_the_scheduler_is_that_of_the_clusters_version() -> None:
     assert not scheduler_of("v1.34.1", {}).features.consumable_capacity
     assert scheduler_of("v1.34.1", {"DRAConsumableCapacity": True}).features.consumable_capacity
-    assert scheduler_of("v1.36.2+k3s1", {}).behaviour.counters_by_pool_name
-    assert not scheduler_of("v1.37.0", {}).behaviour.counters_by_pool_name
+    assert scheduler_of("v1.36.2+k3s1", {}).quirks.counters_by_pool_name
+    assert not scheduler_of("v1.37.0", {}).quirks.counters_by_pool_name
     assert scheduler_of("", {}).features.consumable_capacity
     assert gates_of("A=true, B=FALSE,") == {"A": True, "B": False}
     with pytest.raises(ConfigurationError, match="'A=1'"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.allocation.pod_fit import MAX_PODS, Room, why_not
+from dra_driver.allocation.pod_fit import MAX_PODS, NodeUsage, unfit_reason
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim import manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
@@ -105,7 +105,7 @@ TAINTED: Obj = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
 )
 def test_nodes_take_or_refuse_pods(node_spec: Obj, pod_spec: Obj, pods_on_node: int, said: str) -> None:
     """Cordons, taints, selectors and the number of pods count, with the scheduler's words."""
-    reason = why_not({"spec": pod_spec}, {**node("a", zone="z1"), "spec": node_spec}, Room(pods=pods_on_node))
+    reason = unfit_reason({"spec": pod_spec}, {**node("a", zone="z1"), "spec": node_spec}, NodeUsage(pods=pods_on_node))
     assert said in reason
     assert bool(reason) == bool(said)
 
@@ -115,8 +115,8 @@ def test_node_affinity_counts() -> None:
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z2"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     wanting = {"spec": {"affinity": {"nodeAffinity": required}}}
-    assert why_not(wanting, node("a", zone="z1"), Room())
-    assert not why_not(wanting, node("a", zone="z2"), Room())
+    assert unfit_reason(wanting, node("a", zone="z1"), NodeUsage())
+    assert not unfit_reason(wanting, node("a", zone="z2"), NodeUsage())
 
 
 def test_repeated_events_count_up() -> None:

@@ -51,7 +51,7 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
     return uses
 
 
-def taken_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
+def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
     """Devices that allocated claims hold, whole or in part. Admin access holds nothing."""
     for claim in claims:
         for result in _results(claim):

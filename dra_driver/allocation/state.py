@@ -1,7 +1,7 @@
 """The state of one attempt: what has been given away so far, and whether one more device can be.
 
 Owns the checks of one device and their order, and taking a device back, with the faults of Kubernetes 1.36 where
-`Behaviour` says so. Follows ``allocateDevice`` and ``isSelectable`` of
+`SchedulerQuirks` says so. Follows ``allocateDevice`` and ``isSelectable`` of
 structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. Refuses to know in which
 order devices are tried.
 """
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.allocation.amounts import Amount
-from dra_driver.allocation.candidates import Lane
+from dra_driver.allocation.candidates import Candidates
 from dra_driver.allocation.capacity import Consumed, consumption, shortage
 from dra_driver.allocation.constraints import Constraint, DistinctAttribute, DistinctOfAll, MatchAttribute
-from dra_driver.allocation.counters import Charge, Ledger
-from dra_driver.allocation.devices import Device
-from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Recorder, Rejection
-from dra_driver.allocation.limits import Budget
+from dra_driver.allocation.counters import Charge, CounterLedger
+from dra_driver.allocation.devices import PoolDevice
+from dra_driver.allocation.events import Cause, GateOff, InUse, NotOnNode, NotSelected, Rejection, SearchRecorder
+from dra_driver.allocation.limits import SearchBudget
 from dra_driver.allocation.nodes import reaches
-from dra_driver.allocation.pools import Pool, Reach
-from dra_driver.allocation.requests import MAX_DEVICES, Alternative, ClaimPlan, ConstraintSpec, too_many
-from dra_driver.allocation.scheduler_quirks import Behaviour, Rules
+from dra_driver.allocation.pools import Pool, ReachablePools
+from dra_driver.allocation.requests import MAX_DEVICES, Alternative, ConstraintSpec, DecodedClaim, too_many
+from dra_driver.allocation.scheduler_quirks import SchedulerQuirks, SchedulerRules
 from dra_driver.allocation.selectors import SELECTED
 from dra_driver.allocation.taints import untolerated
 from dra_driver.errors import AllocationError
@@ -35,82 +35,82 @@ class Pick:
     """One device for one request. ``consumed`` is set for a share, ``charge`` when counters were taken."""
 
     alternative: Alternative
-    device: Device
+    device: PoolDevice
     consumed: dict[str, Amount] | None
     charge: Charge | None
 
 
-class Attempt:
+class AllocationState:
     """One pod on one node. Used by one thread, once."""
 
     def __init__(
         self,
-        plans: Sequence[ClaimPlan],
+        decoded: Sequence[DecodedClaim],
         *,
         node: Wire,
-        reach: Reach,
-        rules: Rules,
-        budget: Budget,
-        recorder: Recorder | None = None,
+        reachable: ReachablePools,
+        model: SchedulerRules,
+        budget: SearchBudget,
+        recorder: SearchRecorder | None = None,
     ) -> None:
-        self.plans = plans
-        self.picks: list[list[Pick]] = [[] for _ in plans]
-        self.combines = not rules.features.stable
+        self.decoded = decoded
+        self.picks: list[list[Pick]] = [[] for _ in decoded]
+        self.combines = not model.features.stable
         self._node = node
-        self._features = rules.features
-        self._behaviour = rules.behaviour
+        self._features = model.features
+        self._quirks = model.quirks
         self.budget = budget
         self._recorder = recorder
-        self._reach = reach
-        self._devices = _devices(reach.pools)
-        self._lanes: dict[Alternative, Lane] = {}
+        self._reachable = reachable
+        self._devices = _devices(reachable.pools)
+        self._candidates: dict[Alternative, Candidates] = {}
         self._constraints = [
-            [_constraint(at, one, rules.behaviour) for at, one in enumerate(p.constraints)] for p in plans
+            [_constraint(at, one, model.quirks) for at, one in enumerate(p.constraints)] for p in decoded
         ]
-        self._users: dict[Device, set[int]] = {}
-        self._pending: dict[Device, Consumed] = {}
-        supplies = {pool.key: pool for pool in reach.pools}
-        by_name = rules.behaviour.counters_by_pool_name
-        self._ledger = Ledger(lambda key: supplies[key].supply, by_name=by_name)
+        self._users: dict[PoolDevice, set[int]] = {}
+        self._pending: dict[PoolDevice, Consumed] = {}
+        supplies = {pool.key: pool for pool in reachable.pools}
+        by_name = model.quirks.counters_by_pool_name
+        self._ledger = CounterLedger(lambda key: supplies[key].supply, by_name=by_name)
 
     @property
-    def breadth(self) -> int:
+    def device_count(self) -> int:
         """How many devices the node offers."""
         return len(self._devices)
 
     def prepare(self) -> None:
         """List the devices of requests that want all. Raises AllocationError and the errors of `cel`."""
-        for plan in self.plans:
+        for claim in self.decoded:
             least = 0
-            for request in plan.requests:
+            for request in claim.requests:
                 for alternative in request.alternatives:
                     if alternative.wants_all:
                         self._check_pools(alternative)
-                        self.lane(alternative).list_all()
-                least += min(self.lane(alternative).size for alternative in request.alternatives)
+                        self.candidates(alternative).list_all()
+                least += min(self.candidates(alternative).size for alternative in request.alternatives)
             if least > MAX_DEVICES:
-                raise too_many(plan.label, least)
+                raise too_many(claim.label, least)
 
-    def lane(self, alternative: Alternative) -> Lane:
+    def candidates(self, alternative: Alternative) -> Candidates:
         """The devices for an alternative."""
-        lane = self._lanes.get(alternative)
-        if lane is None:
-            lane = self._lanes[alternative] = Lane(alternative, self._devices, self)
-        return lane
+        candidates = self._candidates.get(alternative)
+        if candidates is None:
+            candidates = self._candidates[alternative] = Candidates(alternative, self._devices, self)
+        return candidates
 
     # --- what a lane asks ---
 
-    def held(self, alternative: Alternative, device: Device) -> bool:
-        if not device.held or alternative.admin_access:
+    def is_allocated(self, alternative: Alternative, device: PoolDevice) -> bool:
+        if not device.allocated or alternative.admin_access:
             return False
         if self._recorder is not None:
             self._reject(alternative, device, InUse(holders=device.slice.holders(device.name)))
         return True
 
-    def remembers(self, alternative: Alternative, constraint: int) -> bool:
-        return self.plans[alternative.claim].constraints[constraint].distinct
+    def is_stateful(self, alternative: Alternative, constraint: int) -> bool:
+        return self.decoded[alternative.claim].constraints[constraint].distinct
 
-    def occupied(self, alternative: Alternative, device: Device) -> bool:
+    def is_taken_by_pod(self, alternative: Alternative, device: PoolDevice) -> bool:
         users = self._users.get(device)
         if not users or (alternative.admin_access and alternative.claim not in users):
             return False
@@ -118,27 +118,27 @@ class Attempt:
             self._reject(alternative, device, InUse(holders=()))
         return True
 
-    def suits(self, alternative: Alternative, device: Device) -> bool:
+    def is_suitable(self, alternative: Alternative, device: PoolDevice) -> bool:
         self.budget.step(alternative.label)
         cause = self.unsuitable(alternative, device)
         if cause is not None:
             self._reject(alternative, device, cause)
         return cause is None
 
-    def has_room(self, alternative: Alternative, device: Device) -> bool:
+    def has_capacity(self, alternative: Alternative, device: PoolDevice) -> bool:
         if not self._features.consumable_capacity:
             return True
         capacities = device.wire.get("capacity") or _NO_CAPACITY
         pending = self._pending.get(device)
         short = shortage(
-            alternative.capacity, capacities, device.consumed, pending, fractions=not self._behaviour.whole_units
+            alternative.capacity, capacities, device.consumed, pending, fractions=not self._quirks.whole_units
         )
         if short is not None:
             self._reject(alternative, device, short)
         return short is None
 
-    def unsuitable(self, alternative: Alternative, device: Device) -> Cause | None:
-        """Why selectors, node selection or a gate rule the device out; `suits` without telling or counting."""
+    def unsuitable(self, alternative: Alternative, device: PoolDevice) -> Cause | None:
+        """Why selectors, node selection or a gate rule the device out; `is_suitable` without telling or counting."""
         wire = device.wire
         if not self._features.binding_conditions and wire.get("bindingConditions"):
             return GateOff(gate="DRADeviceBindingConditions")
@@ -152,10 +152,10 @@ class Attempt:
 
     # --- taking and giving back ---
 
-    def take(self, alternative: Alternative, device: Device, *, must: bool) -> Pick | None:
+    def allocate(self, alternative: Alternative, device: PoolDevice, *, must: bool) -> Pick | None:
         """Give the device to the request if counters, taints and constraints allow it.
 
-        With ``must`` a broken constraint raises AllocationError. What a refusal leaves charged is up to `Behaviour`.
+        With ``must`` a broken constraint raises AllocationError. `SchedulerQuirks` says what a refusal leaves charged.
         """
         self.budget.step(alternative.label)
         shared = self._is_shared(device)
@@ -166,15 +166,15 @@ class Attempt:
             return None
         charge = charged if isinstance(charged, Charge) else None
         if self._is_tainted(alternative, device) or not self._constrain(alternative, device, must):
-            if charge is not None and not self._behaviour.counters_stay_charged:
-                charge.give_back()
+            if charge is not None and not self._quirks.counters_stay_charged:
+                charge.refund()
             return None
-        if must and not self.has_room(alternative, device):
+        if must and not self.has_capacity(alternative, device):
             # Nothing is taken back here in 1.36: neither constraints nor counters.
-            if not self._behaviour.counters_stay_charged:
+            if not self._quirks.counters_stay_charged:
                 self._release(alternative)
                 if charge is not None:
-                    charge.give_back()
+                    charge.refund()
             return None
         consumed = self._consumed(alternative, device)
         if consumed is not None:
@@ -185,20 +185,22 @@ class Attempt:
         self.picks[alternative.claim].append(pick)
         return pick
 
-    def places(self) -> list[list[tuple[Alternative, int]]]:
+    def pick_positions(self) -> list[list[tuple[Alternative, int]]]:
         """The picks, with the places of their devices among all devices of the node."""
         at = {device: place for place, device in enumerate(self._devices)}
         return [[(pick.alternative, at[pick.device]) for pick in picks] for picks in self.picks]
 
-    def repeat(self, places: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
+    def reuse_picks(self, pick_positions: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
         """Take over the picks of an attempt on a node that is alike."""
-        self.picks = [[self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in places]
+        self.picks = [
+            [self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in pick_positions
+        ]
 
-    def _same(self, alternative: Alternative, device: Device) -> Pick:
+    def _same(self, alternative: Alternative, device: PoolDevice) -> Pick:
         return Pick(alternative, device, self._consumed(alternative, device), None)
 
-    def give_back(self, alternative: Alternative, pick: Pick) -> None:
-        """Undo `take`; picks of a claim are given back in reverse."""
+    def deallocate(self, alternative: Alternative, pick: Pick) -> None:
+        """Undo `allocate`; picks of a claim are given back in reverse."""
         device = pick.device
         self._release(alternative)
         users = self._users.get(device)
@@ -209,23 +211,23 @@ class Attempt:
         else:
             if pick.consumed:
                 self._unshare(device, pick.consumed)
-            if not self._behaviour.shares_stay_charged:
+            if not self._quirks.shares_stay_charged:
                 self._discharge(pick)
         self.picks[alternative.claim].pop()
-        if pick.consumed == {} and not self._behaviour.shares_stay_charged and not self._is_picked(device):
+        if pick.consumed == {} and not self._quirks.shares_stay_charged and not self._is_picked(device):
             self._pending.pop(device, None)
 
-    def _is_picked(self, device: Device) -> bool:
+    def _is_picked(self, device: PoolDevice) -> bool:
         return any(pick.device is device for picks in self.picks for pick in picks)
 
     # --- the checks ---
 
-    def _is_taken(self, alternative: Alternative, device: Device, shared: bool) -> bool:
+    def _is_taken(self, alternative: Alternative, device: PoolDevice, shared: bool) -> bool:
         if alternative.admin_access:
-            return not shared and self.occupied(alternative, device)
-        return self.held(alternative, device) or self.occupied(alternative, device)
+            return not shared and self.is_taken_by_pod(alternative, device)
+        return self.is_allocated(alternative, device) or self.is_taken_by_pod(alternative, device)
 
-    def _charge(self, alternative: Alternative, device: Device, shared: bool) -> Charge | bool:
+    def _charge(self, alternative: Alternative, device: PoolDevice, shared: bool) -> Charge | bool:
         """Take the device's counters; True when there are none to take, False when the device cannot be had."""
         if not device.wire.get("consumesCounters"):
             return True
@@ -240,7 +242,7 @@ class Attempt:
         self._reject(alternative, device, charge)
         return False
 
-    def _is_tainted(self, alternative: Alternative, device: Device) -> bool:
+    def _is_tainted(self, alternative: Alternative, device: PoolDevice) -> bool:
         taints = device.wire.get("taints")
         if not taints or not self._features.device_taints:
             return False
@@ -249,7 +251,7 @@ class Attempt:
             self._reject(alternative, device, taint)
         return taint is not None
 
-    def _constrain(self, alternative: Alternative, device: Device, must: bool) -> bool:
+    def _constrain(self, alternative: Alternative, device: PoolDevice, must: bool) -> bool:
         constraints = self._constraints[alternative.claim]
         for count, place in enumerate(alternative.constraints):
             if constraints[place].add(alternative.base, device):
@@ -268,22 +270,22 @@ class Attempt:
         for place in alternative.constraints:
             self._constraints[alternative.claim][place].remove(alternative.base)
 
-    def _is_shared(self, device: Device) -> bool:
+    def _is_shared(self, device: PoolDevice) -> bool:
         return self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
 
-    def _consumed(self, alternative: Alternative, device: Device) -> dict[str, Amount] | None:
+    def _consumed(self, alternative: Alternative, device: PoolDevice) -> dict[str, Amount] | None:
         """What a share takes; None for a device that is not shared."""
         if not self._is_shared(device):
             return None
         capacities = device.wire.get("capacity") or _NO_CAPACITY
-        return consumption(alternative.capacity, capacities, fractions=not self._behaviour.whole_units)
+        return consumption(alternative.capacity, capacities, fractions=not self._quirks.whole_units)
 
-    def _share(self, device: Device, consumed: Mapping[str, Amount]) -> None:
+    def _share(self, device: PoolDevice, consumed: Mapping[str, Amount]) -> None:
         pending = self._pending.setdefault(device, {})
         for name, value in consumed.items():
             pending[name] = pending.get(name, 0) + value.nano
 
-    def _unshare(self, device: Device, consumed: Mapping[str, Amount]) -> None:
+    def _unshare(self, device: PoolDevice, consumed: Mapping[str, Amount]) -> None:
         pending = self._pending.get(device)
         if pending is None:
             return
@@ -295,28 +297,28 @@ class Attempt:
 
     def _discharge(self, pick: Pick) -> None:
         if pick.charge is not None:
-            pick.charge.give_back()
+            pick.charge.refund()
 
     def _check_pools(self, alternative: Alternative) -> None:
-        for pool in self._reach.broken:
+        for pool in self._reachable.broken:
             state = "being updated" if pool.why == "incomplete" else "invalid"
             why = f"asks for all devices, but resource pool {pool} is currently {state}: {pool.detail}"
             raise AllocationError(f"{alternative.label}: {why}")
 
-    def _reject(self, alternative: Alternative, device: Device, cause: Cause) -> None:
+    def _reject(self, alternative: Alternative, device: PoolDevice, cause: Cause) -> None:
         if self._recorder is not None:
             rejection = Rejection(claim=alternative.claim, request=alternative.name, device=device.id, cause=cause)
             self._recorder.record(rejection)
 
 
-def _devices(pools: Sequence[Pool]) -> Sequence[Device]:
+def _devices(pools: Sequence[Pool]) -> Sequence[PoolDevice]:
     if len(pools) == 1:
         return pools[0].devices
     return [device for pool in pools for device in pool.devices]
 
 
-def _constraint(place: int, of: ConstraintSpec, behaviour: Behaviour) -> Constraint:
+def _constraint(place: int, of: ConstraintSpec, quirks: SchedulerQuirks) -> Constraint:
     if not of.distinct:
         return MatchAttribute(place, of.attribute, of.requests)
-    kind = DistinctAttribute if behaviour.distinct_forgets else DistinctOfAll
+    kind = DistinctAttribute if quirks.distinct_forgets else DistinctOfAll
     return kind(place, of.attribute, of.requests)
