@@ -12,19 +12,19 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.diff import Delete
 
-Slice = Mapping[str, Any]
+StoredSlice = Mapping[str, Any]
 
 
 class SlicesApi(Protocol):
     """This driver's slices on this node. Raises errors.KubernetesApiError's subclasses."""
 
-    def list(self) -> list[Slice]:
+    def list(self) -> list[StoredSlice]:
         """All slices of the driver and node, current (not from a cache)."""
 
-    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> Slice:
+    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> StoredSlice:
         """The slice as stored, or as it would be."""
 
-    def update(self, body: ResourceSlice) -> Slice:
+    def update(self, body: ResourceSlice) -> StoredSlice:
         """The slice as stored; ConflictError when somebody else wrote first, NotFoundError when it is gone."""
 
     def delete(self, slice_: Delete) -> None:
@@ -42,14 +42,14 @@ class RestSlicesApi:
         self._node = node
         self.field_selector = f"spec.driver={driver},spec.nodeName={node}"
 
-    def list(self) -> list[Slice]:
+    def list(self) -> list[StoredSlice]:
         items = self._rest.list(paths.resource_slices(), {"fieldSelector": self.field_selector})["items"]
         return [item for item in items if isinstance(item, dict)]
 
-    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> Slice:
+    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> StoredSlice:
         return self._rest.create(paths.resource_slices(), body, dry_run=dry_run)
 
-    def update(self, body: ResourceSlice) -> Slice:
+    def update(self, body: ResourceSlice) -> StoredSlice:
         return self._rest.update(paths.resource_slices(body["metadata"]["name"]), body)
 
     def delete(self, slice_: Delete) -> None:

@@ -69,10 +69,12 @@ def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes) -> Attribu
     return {**_present(own), **common}
 
 
-def of_partition(start: int, shared: Attributes, made: MigInstance | None = None) -> Attributes:
-    """Those of one partition; ``made`` is the instance of somebody else, whose UUID is known and stays."""
+def of_partition(start: int, shared: Attributes, foreign_instance: MigInstance | None = None) -> Attributes:
+    """Those of one partition; ``foreign_instance`` is the instance of somebody else, whose UUID is known and stays."""
     found: Attributes = {**shared, "placementStart": DeviceAttribute(int=start)}
-    uuid = _identifier(made.device.uuid) if made is not None and made.device is not None else None
+    uuid = None
+    if foreign_instance is not None and foreign_instance.device is not None:
+        uuid = _identifier(foreign_instance.device.uuid)
     if uuid is not None:
         found["uuid"] = uuid
     return found

@@ -27,12 +27,12 @@ NO_TERMS: Final[Terms] = MappingProxyType({})
 class GpuGroup:
     """Everything that is published about one GPU, which stays together in one slice.
 
-    ``room`` is how many devices it may have in the future without moving other GPUs to other slices.
+    ``max_devices`` is how many devices it may have in the future without moving other GPUs to other slices.
     """
 
     devices: tuple[Device, ...] = ()
     counter_set: CounterSet | None = None
-    room: int = 1
+    max_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,6 @@ def pool_name(node: str, driver: str) -> PoolName:
 def _group(gpu: Gpu, snapshot: Snapshot, terms: Terms, features: Features) -> tuple[GpuGroup, tuple[str, ...]]:
     agreed = terms_of(terms, gpu.uuid)
     forms = forms_of(gpu, agreed, features)
-    made = GpuDevices(gpu, snapshot, agreed, forms, features)
-    group = GpuGroup(devices=made.build(), counter_set=made.counter_set, room=forms.room)
-    return group, (*forms.reasons, *made.notes)
+    built = GpuDevices(gpu, snapshot, agreed, forms, features)
+    group = GpuGroup(devices=built.build(), counter_set=built.counter_set, max_devices=forms.max_devices)
+    return group, (*forms.reasons, *built.notes)

@@ -73,24 +73,24 @@ def _quantity(text: str) -> Any:
         return text
 
 
-def lacking(sent: Any, found: Any, path: str = "") -> Iterator[str]:
+def dropped_fields(sent: Any, found: Any, path: str = "") -> Iterator[str]:
     """Paths of what was sent and did not come back: fields whose feature gate is off are dropped without a word."""
     sent, found = normal(sent, found), normal(found, sent)
-    yield from _lacking(sent, found, path)
+    yield from _dropped_fields(sent, found, path)
 
 
-def _lacking(sent: Any, found: Any, path: str) -> Iterator[str]:
+def _dropped_fields(sent: Any, found: Any, path: str) -> Iterator[str]:
     if isinstance(sent, dict):
         there = found if isinstance(found, dict) else {}
         for key, child in sent.items():
             if key not in there:
                 yield f"{path}.{key}".lstrip(".")
             else:
-                yield from _lacking(child, there[key], f"{path}.{key}")
+                yield from _dropped_fields(child, there[key], f"{path}.{key}")
     elif isinstance(sent, list):
         there_list = found if isinstance(found, list) else []
         for index, child in enumerate(sent):
             if index >= len(there_list):
                 yield f"{path}[{index}]".lstrip(".")
             else:
-                yield from _lacking(child, there_list[index], f"{path}[{index}]")
+                yield from _dropped_fields(child, there_list[index], f"{path}[{index}]")

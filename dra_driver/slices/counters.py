@@ -82,8 +82,8 @@ def available(gpu: Gpu, taken: Iterable[MigInstance]) -> Amounts:
         for name in left.keys() & used.keys():
             left[name] = max(0, left[name] - used[name])
         for index in range(instance.start, instance.start + instance.size):
-            if _slice(index) in left:
-                left[_slice(index)] = 0
+            if _memory_slice(index) in left:
+                left[_memory_slice(index)] = 0
     return left
 
 
@@ -100,14 +100,14 @@ def consumed_by(profile: MigProfile, counters: CounterSet) -> dict[str, Counter]
     return {name: Counter(value=_text(name, value)) for name, value in known if name in counters["counters"]}
 
 
-def slices_taken(start: int, size: int) -> dict[str, Counter]:
+def memory_slices_taken(start: int, size: int) -> dict[str, Counter]:
     """The memory slices that a placement takes."""
-    return {_slice(index): _ONE for index in range(start, start + size)}
+    return {_memory_slice(index): _ONE for index in range(start, start + size)}
 
 
-def has_room(profile: MigProfile, start: int, left: Amounts) -> bool:
+def leaves_enough(profile: MigProfile, start: int, left: Amounts) -> bool:
     """Whether what others left is enough: an engine that is there once may be gone although the slices are free."""
-    wanted = {**_use(profile), **{_slice(index): 1 for index in range(start, start + profile.memory_slices)}}
+    wanted = {**_use(profile), **{_memory_slice(index): 1 for index in range(start, start + profile.memory_slices)}}
     return all(left[name] >= value for name, value in wanted.items() if name in left)
 
 
@@ -123,7 +123,7 @@ def _totals(gpu: Gpu) -> Amounts:
         total = _memory_total(gpu) if counter == MEMORY else _total(gpu, counter, number)
         if total is not None:
             found[counter] = total
-    return {**found, **{_slice(index): 1 for index in range(gpu.memory_slices)}}
+    return {**found, **{_memory_slice(index): 1 for index in range(gpu.memory_slices)}}
 
 
 def _memory_total(gpu: Gpu) -> int | None:
@@ -160,7 +160,7 @@ def _amount(value: int | None) -> int | None:
     return value if value is not None and value >= 0 else None
 
 
-def _slice(index: int) -> str:
+def _memory_slice(index: int) -> str:
     return f"memory-slice-{index}"
 
 

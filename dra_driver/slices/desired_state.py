@@ -14,7 +14,7 @@ from dra_driver.slices.layout import DesiredSlice, split
 log = logging.getLogger(__name__)
 
 
-class Content:
+class DesiredState:
     """Not thread-safe. ``slices`` is None until `build` was called with an inventory there."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Content:
         self.left_out: tuple[LeftOutGpu, ...] = ()
 
     @property
-    def is_there(self) -> bool:
+    def has_inventory(self) -> bool:
         """Whether there is an inventory at all."""
         return self._inventory is not None
 

@@ -49,8 +49,8 @@ class GpuDevices:
         )
 
     def _devices(self) -> Iterator[Device]:
-        for instance in self._forms.made:
-            yield self._made(instance)
+        for instance in self._forms.foreign_instances:
+            yield self._foreign_device(instance)
         if self._forms.whole:
             yield self._whole()
         yield from self._placements()
@@ -86,7 +86,7 @@ class GpuDevices:
             device = self._device(self._name(profile.name, profile.profile_id, start),
                                   attributes.of_partition(start, described), capacity)  # fmt: skip
             device["consumesCounters"] = self._consumes(
-                {**taken, **counters.slices_taken(start, profile.memory_slices)}
+                {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}
             )
             yield device
 
@@ -97,7 +97,7 @@ class GpuDevices:
         taken = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
         return described, counters.capacity_of(profile), taken
 
-    def _made(self, instance: MigInstance) -> Device:
+    def _foreign_device(self, instance: MigInstance) -> Device:
         """Somebody else's partition: with its UUID, and without counters, as what it has is not in the set."""
         profile = counters.profile_of(self._gpu, instance)
         shared = attributes.of_profile(self._gpu, instance.profile_name, instance.size, self._board)
@@ -116,9 +116,9 @@ class GpuDevices:
 
     def _device(self, name: str, found: attributes.Attributes, capacity: dict[str, DeviceCapacity]) -> Device:
         if self._extra:
-            room = MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
-            self._left_out.update(list(self._extra)[room:])
-            found = {**found, **dict(list(self._extra.items())[:room])}
+            left = MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
+            self._left_out.update(list(self._extra)[left:])
+            found = {**found, **dict(list(self._extra.items())[:left])}
         device = Device(name=name, attributes=found)
         if capacity:
             device["capacity"] = capacity

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
-from dra_driver.slices import untrusted_slice as found
+from dra_driver.slices import untrusted_slice
 from dra_driver.slices.compare import digest, same
 from dra_driver.slices.layout import DesiredSlice, generate_name, index_of
 
@@ -73,10 +73,12 @@ class Writes:
         return len(self) > 0
 
 
-def plan(desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -> Writes:
+def compute_writes(
+    desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity
+) -> Writes:
     """The writes for one pool; slices of other pools in ``actual`` are ignored (``foreign_pools`` names them)."""
     own = [item for item in actual if is_ours(item, identity)]
-    generation = max((found.generation(item) for item in own), default=0)
+    generation = max((untrusted_slice.generation(item) for item in own), default=0)
     kept, obsolete = _match(desired, own, generation)
     missing = [want for want in desired if want.index not in kept]
     count = len(desired)
@@ -102,11 +104,11 @@ def plan(desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], i
 
 def is_ours(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
     """Whether a slice belongs to the pool; driver, pool name and node name of a slice are immutable."""
-    spec = found.spec(item)
+    spec = untrusted_slice.spec(item)
     return (
         spec.get("driver") == identity.driver
         and spec.get("nodeName") == identity.node
-        and found.pool(item).get("name") == identity.pool
+        and untrusted_slice.pool(item).get("name") == identity.pool
     )
 
 
@@ -116,10 +118,10 @@ def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -
     Their slices are never touched: only their owner knows what they stand for.
     """
     names = {
-        str(found.pool(item).get("name"))
+        str(untrusted_slice.pool(item).get("name"))
         for item in actual
-        if found.spec(item).get("driver") == identity.driver
-        and found.spec(item).get("nodeName") == identity.node
+        if untrusted_slice.spec(item).get("driver") == identity.driver
+        and untrusted_slice.spec(item).get("nodeName") == identity.node
         and not is_ours(item, identity)
     }
     return tuple(sorted(names))
@@ -132,9 +134,9 @@ def _match(
     wanted = {want.index: want for want in desired}
     kept: dict[int, Mapping[str, Any]] = {}
     obsolete = []
-    for item in sorted(own, key=found.name):
-        index = index_of(found.name(item))
-        if index is None or index not in wanted or found.generation(item) != generation:
+    for item in sorted(own, key=untrusted_slice.name):
+        index = index_of(untrusted_slice.name(item))
+        if index is None or index not in wanted or untrusted_slice.generation(item) != generation:
             obsolete.append(item)
         elif index not in kept:
             kept[index] = item
@@ -150,13 +152,13 @@ def _is_current(
     item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
 ) -> bool:
     return _says(item, want, identity, generation, count) and any(
-        _is_owner(owner, identity) for owner in found.owners(item)
+        _is_owner(owner, identity) for owner in untrusted_slice.owners(item)
     )
 
 
 def _says(item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> bool:
     """Whether the spec is what we would write, or what the API server made of it the last time."""
-    spec, there = _spec_of(want, identity, generation, count), found.spec(item)
+    spec, there = _spec_of(want, identity, generation, count), untrusted_slice.spec(item)
     if same(spec, there):
         return True
     return want.accepted is not None and same(spec["pool"], there.get("pool")) and want.accepted == accepted(there)
@@ -172,7 +174,7 @@ def _is_owner(owner: Mapping[str, Any], identity: PoolIdentity) -> bool:
 
 
 def _has(item: Mapping[str, Any], want: DesiredSlice) -> bool:
-    spec = found.spec(item)
+    spec = untrusted_slice.spec(item)
     return same(list(want.devices), spec.get("devices") or []) and same(
         list(want.counter_sets), spec.get("sharedCounters") or []
     )
@@ -197,8 +199,10 @@ def _updated(
     ``resourceVersion`` stays, so that a change in between makes the API server answer with a conflict. managedFields
     are left out: the API server then keeps its own.
     """
-    metadata = {key: value for key, value in found.metadata(item).items() if key != "managedFields"}
-    others = [owner for owner in found.owners(item) if owner.get("kind") != "Node" and not owner.get("controller")]
+    metadata = {key: value for key, value in untrusted_slice.metadata(item).items() if key != "managedFields"}
+    others = [
+        owner for owner in untrusted_slice.owners(item) if owner.get("kind") != "Node" and not owner.get("controller")
+    ]
     metadata["ownerReferences"] = [*others, _owner(identity)]
     return ResourceSlice(
         apiVersion="resource.k8s.io/v1",
@@ -226,9 +230,9 @@ def _owner(identity: PoolIdentity) -> OwnerReference:
 
 
 def _delete(item: Mapping[str, Any]) -> Delete:
-    metadata = found.metadata(item)
+    metadata = untrusted_slice.metadata(item)
     return Delete(
-        name=found.name(item),
+        name=untrusted_slice.name(item),
         uid=str(metadata.get("uid", "")),
         resource_version=str(metadata.get("resourceVersion", "")),
     )

@@ -16,7 +16,7 @@ from dra_driver.errors import InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.api import SlicesApi
-from dra_driver.slices.compare import lacking
+from dra_driver.slices.compare import dropped_fields
 from dra_driver.slices.gates import Features
 from dra_driver.slices.layout import generate_name
 
@@ -65,7 +65,7 @@ def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> b
         answer = api.create(body, dry_run=True)
     except InvalidObjectError:
         return False  # what is left after dropping does not make a valid slice
-    return not any(lacking(body["spec"], answer.get("spec")))
+    return not any(dropped_fields(body["spec"], answer.get("spec")))
 
 
 def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:

@@ -32,15 +32,15 @@ class Forms:
     """What one GPU is published as, in this order, and why not as more.
 
     ``sharing`` belongs to the whole. ``left`` are the counters of ``placements``, empty where there are none.
-    ``room`` is the greatest number of devices that these terms allow whatever happens on the hardware.
+    ``max_devices`` is the greatest number of devices that these terms allow whatever happens on the hardware.
     """
 
     whole: bool = False
     sharing: SharingTerms | None = None
-    made: tuple[MigInstance, ...] = ()
+    foreign_instances: tuple[MigInstance, ...] = ()
     placements: tuple[Placement, ...] = ()
     left: counters.Amounts
-    room: int = 1
+    max_devices: int = 1
     reasons: tuple[str, ...] = ()
 
 
@@ -53,29 +53,29 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: Features) -> Forms:
         return Forms(left={}, reasons=(withheld,))
     reasons = _Reasons()
     foreign = [instance for instance in gpu.mig_instances if not instance.owned]
-    whole = terms.whole and reasons.none(_why_not_whole(gpu, foreign, features))
-    sharing = terms.sharing if whole and reasons.none(_why_not_shared(gpu, terms, features)) else None
-    made = [instance for instance in foreign if _is_usable(gpu, instance, reasons) and _allows(gpu, instance, terms)]
+    whole = terms.whole and reasons.allowed_unless(_why_not_whole(gpu, foreign, features))
+    sharing = terms.sharing if whole and reasons.allowed_unless(_why_not_shared(gpu, terms, features)) else None
+    usable = [instance for instance in foreign if _is_usable(gpu, instance, reasons) and _allows(gpu, instance, terms)]
     allowed = _allowed(gpu, terms)
     left = counters.available(gpu, foreign) if allowed and features.counters else {}
     placements: Sequence[Placement] = ()
-    if allowed and reasons.none(_why_not_cut(gpu, features)):
-        placements = [place for place in allowed if _is_free(place, foreign) and counters.has_room(*place, left)]
-    kept = MAX_DEVICES - len(made) - whole
+    if allowed and reasons.allowed_unless(_why_not_cut(gpu, features)):
+        placements = [place for place in allowed if _is_free(place, foreign) and counters.leaves_enough(*place, left)]
+    kept = MAX_DEVICES - len(usable) - whole
     if len(placements) > kept:
-        reasons.none(
+        reasons.allowed_unless(
             f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a slice "
             f"has room for {MAX_DEVICES} devices, and all of one GPU are in one slice"
         )
-    if not (whole or made or placements or reasons.found):
-        reasons.none(_why_nothing(gpu, terms, allowed))
+    if not (whole or usable or placements or reasons.found):
+        reasons.allowed_unless(_why_nothing(gpu, terms, allowed))
     return Forms(
         whole=whole,
         sharing=sharing,
-        made=tuple(made),
+        foreign_instances=tuple(usable),
         placements=tuple(placements[:kept]),
         left=left if placements else {},
-        room=_room(gpu, len(allowed), features),
+        max_devices=_max_devices(gpu, len(allowed), features),
         reasons=tuple(reasons.found),
     )
 
@@ -86,7 +86,7 @@ class _Reasons:
     def __init__(self) -> None:
         self.found: list[str] = []
 
-    def none(self, sentence: str | None) -> bool:
+    def allowed_unless(self, sentence: str | None) -> bool:
         """Whether there is nothing in the way."""
         if sentence is not None:
             self.found.append(sentence)
@@ -184,10 +184,10 @@ def _is_usable(gpu: Gpu, instance: MigInstance, reasons: _Reasons) -> bool:
     where = f"MIG instance {instance.profile_name} at memory slice {instance.start} of {gpu.device_name}"
     if instance.device is None:
         why = f"{where} is not offered: it has not exactly one compute instance that spans it; somebody else made it"
-        return reasons.none(why)
+        return reasons.allowed_unless(why)
     if counters.profile_of(gpu, instance) is None:
         # Without capacities, a selector that compares one would end the allocation of its claim with an error of CEL.
-        return reasons.none(
+        return reasons.allowed_unless(
             f"{where} is not offered: the driver tells neither its profile's size (nvmlDeviceGetGpuInstanceProfileInfo)"
             " nor its own (nvmlDeviceGetAttributes)"
         )
@@ -214,7 +214,7 @@ def _is_free(place: Placement, foreign: Iterable[MigInstance]) -> bool:
     return not any(instance.overlaps(start, profile.memory_slices) for instance in foreign)
 
 
-def _room(gpu: Gpu, allowed: int, features: Features) -> int:
+def _max_devices(gpu: Gpu, allowed: int, features: Features) -> int:
     """Without counters, only partitions that exist are published, of which none overlap."""
     if not allowed:
         return 1

@@ -34,7 +34,7 @@ NO_FEATURES: Final = Features()
 def lost_with(paths: Iterable[str]) -> frozenset[str]:
     """The features (names of attributes of `Features`) that an API server does not have that dropped these fields.
 
-    Paths as ``compare.lacking`` tells them: ``spec.devices[3].consumesCounters``.
+    Paths as ``compare.dropped_fields`` tells them: ``spec.devices[3].consumesCounters``.
     """
     last = (path.rpartition(".")[2].partition("[")[0] for path in paths)
     return frozenset(_FIELDS[name] for name in last if name in _FIELDS)

@@ -49,7 +49,7 @@ class DesiredSlice:
 
 def split(built: Built, *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
     """The slices of a pool, at least one: an empty slice says "no devices", no slice at all says "not known yet"."""
-    sets, devices = built.counter_sets, list(_by_room(built.groups, per_slice)) or [()]
+    sets, devices = built.counter_sets, list(_by_max_devices(built.groups, per_slice)) or [()]
     starts = range(0, len(sets), MAX_COUNTER_SETS)
     counted = [
         DesiredSlice(index=index, counter_sets=tuple(sets[start : start + MAX_COUNTER_SETS]))
@@ -58,17 +58,17 @@ def split(built: Built, *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, 
     return (*counted, *(DesiredSlice(index=index, devices=part) for index, part in enumerate(devices, len(counted))))
 
 
-def _by_room(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
+def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
     """Fills slices in order by the room that GPUs may need, not by what they need now."""
     devices: list[Device] = []
-    room = 0
+    reserved = 0
     for group in groups:
-        if room and room + group.room > per_slice:
+        if reserved and reserved + group.max_devices > per_slice:
             yield tuple(devices)
-            devices, room = [], 0
+            devices, reserved = [], 0
         devices += group.devices
-        room += group.room
-    if room:
+        reserved += group.max_devices
+    if reserved:
         yield tuple(devices)
 
 

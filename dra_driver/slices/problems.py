@@ -8,7 +8,7 @@ import logging
 from typing import Literal, Protocol
 
 from dra_driver.kube.types import ObjectReference
-from dra_driver.slices.reconcile import Pass
+from dra_driver.slices.reconcile import ReconcileResult
 from dra_driver.slices.schedule import QUICK_EDITS
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class Recorder(Protocol):
     def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
 
-def tell(problem: str | None, before: str | None, node: str, node_uid: str, recorder: Recorder | None) -> None:
+def report_change(problem: str | None, before: str | None, node: str, node_uid: str, recorder: Recorder | None) -> None:
     """Logs a change from ``before`` to ``problem``; with a recorder and a known node there is an event, too."""
     if problem == before:
         return
@@ -42,7 +42,7 @@ def warn(reason: str, message: str, node: str, node_uid: str, recorder: Recorder
     return True
 
 
-def of_pass(done: Pass, edits: int, driver: str, node: str) -> list[str]:
+def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> list[str]:
     """What a pass found; ``edits`` counts how often others changed our slices in the last minutes."""
     problems = []
     if done.foreign_pools:

@@ -29,12 +29,12 @@ from dra_driver.model.terms import Terms
 from dra_driver.slices import problems
 from dra_driver.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.slices.build import NO_TERMS, pool_name
-from dra_driver.slices.desired_state import Content
+from dra_driver.slices.desired_state import DesiredState
 from dra_driver.slices.features import FeatureWatch
 from dra_driver.slices.gates import NO_FEATURES, Features
 from dra_driver.slices.layout import DesiredSlice
 from dra_driver.slices.problems import Recorder
-from dra_driver.slices.reconcile import Pass, Reconciler
+from dra_driver.slices.reconcile import Reconciler, ReconcileResult
 from dra_driver.slices.schedule import Schedule
 from dra_driver.telemetry import metrics
 
@@ -68,7 +68,7 @@ class Publisher:
         self._features, self._recorder, self._clock = features, recorder, clock
         self._changed = threading.Condition()  # guards everything below
         self._schedule = schedule or Schedule()
-        self._content = Content()
+        self._desired = DesiredState()
         self._asked = features is None  # whether it is known what may be published
         self._pending: list[tuple[str, str | None]] = []
         self._woken = self._stopping = self._published = self._disturbed = False
@@ -108,7 +108,7 @@ class Publisher:
     def left_out(self) -> tuple[LeftOutGpu, ...]:
         """What of the GPUs is not published, with reasons; () before the first publication."""
         with self._changed:
-            return self._content.left_out
+            return self._desired.left_out
 
     def start(self) -> None:
         self._thread.start()
@@ -132,7 +132,7 @@ class Publisher:
         made for a claim).
         """
         with self._changed:
-            if not self._content.offer(snapshot, terms) or (self._asked and not self._content.build(self.features)):
+            if not self._desired.offer(snapshot, terms) or (self._asked and not self._desired.build(self.features)):
                 return
             self._published = False
             self._schedule.wanted(self._clock())
@@ -153,7 +153,7 @@ class Publisher:
         with self._changed:
             self._sort_out_events()
             due_s = self._schedule.due_s()
-            if not self._content.is_there or due_s is None:
+            if not self._desired.has_inventory or due_s is None:
                 return None
             if due_s > self._clock():
                 return due_s - self._clock()
@@ -212,20 +212,20 @@ class Publisher:
             if disturbed and self._published and done.writes:
                 self._schedule.repaired(now, only_created=done.created == done.writes)
             edits = self._schedule.edits(now)
-            self._published = self._content.slices is slices
+            self._published = self._desired.slices is slices
             if not self._published:
                 self._schedule.wanted(now)  # another snapshot came during the pass
-        self._report("; ".join([*unknown, *problems.of_pass(done, edits, self._driver, self._node)]) or None)
+        self._report("; ".join([*unknown, *problems.problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
         """What is to be published now that the API server was asked."""
         with self._changed:
             self._asked = True
-            if self._content.build(self.features):
+            if self._desired.build(self.features):
                 self._published = False
-            return self._content.slices or ()
+            return self._desired.slices or ()
 
-    def _withdraw(self, done: Pass, features: FeatureWatch, disturbed: bool) -> None:
+    def _withdraw(self, done: ReconcileResult, features: FeatureWatch, disturbed: bool) -> None:
         """The API server dropped a field that it was said to keep: nothing that needs it may stay published."""
         log.warning(
             "the API server drops fields that it seemed to keep; what needs them is withdrawn",
@@ -254,7 +254,9 @@ class Publisher:
     def _report(self, problem: str | None, *, event: bool = True) -> None:
         with self._changed:
             before, self._problem = self._problem, problem
-        problems.tell(problem, before, self._node, self._reconciler.node_uid, self._recorder if event else None)
+        problems.report_change(
+            problem, before, self._node, self._reconciler.node_uid, self._recorder if event else None
+        )
 
     def _ask_for_features(self) -> list[str]:
         """What keeps them from being known, for people. Raises when asking again soon may help."""

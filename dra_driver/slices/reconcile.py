@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from dra_driver.errors import NotFoundError
 from dra_driver.kube.types import ResourceSlice
-from dra_driver.slices.api import Slice, SlicesApi
-from dra_driver.slices.compare import lacking, same
-from dra_driver.slices.diff import PoolIdentity, Writes, accepted, foreign_pools, index_of_body, plan
+from dra_driver.slices.api import SlicesApi, StoredSlice
+from dra_driver.slices.compare import dropped_fields, same
+from dra_driver.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools, index_of_body
 from dra_driver.slices.gates import lost_with
 from dra_driver.slices.layout import DesiredSlice
 
@@ -28,7 +28,7 @@ MAX_DROPPED = 16  # paths that are remembered per slice, for people; a slice may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class ReconcileResult:
     """What one pass found and did. ``dropped`` are paths of fields that the API server did not keep.
 
     ``lost`` names features (``gates.Features``) that it turned out not to have; the pass then stopped half-way.
@@ -61,14 +61,14 @@ class Reconciler:
         self._accepted: dict[int, _Accepted] = {}
         self._versions: dict[str, str] = {}
 
-    def run(self, wanted: Sequence[DesiredSlice]) -> Pass:
+    def run(self, wanted: Sequence[DesiredSlice]) -> ReconcileResult:
         """Idempotent; raises KubernetesApiError at the first failure, after which a repetition goes on from there."""
         actual = self._api.list()
         self._versions = {_meta(item, "name"): _meta(item, "resourceVersion") for item in actual}
         desired = [self._with_accepted(want) for want in wanted]
         writes = self._planned(desired, actual)
         lost = self._write(writes, desired)
-        return Pass(
+        return ReconcileResult(
             writes=len(writes),
             created=len(writes.creates),
             generation=writes.generation,
@@ -86,16 +86,16 @@ class Reconciler:
         """Whether a watch event only tells what the last pass saw or did; ``version`` None stands for "deleted"."""
         return self._versions.get(name) == version
 
-    def _planned(self, desired: Sequence[DesiredSlice], actual: Iterable[Slice]) -> Writes:
+    def _planned(self, desired: Sequence[DesiredSlice], actual: Iterable[StoredSlice]) -> Writes:
         known = self._node_uid
         if not known:
             self._node_uid = self._api.node_uid()
-        writes = plan(desired, actual, self._identity())
+        writes = compute_writes(desired, actual, self._identity())
         if known and writes.creates:
             # A Node object that was deleted and made again takes its slices with it: the new ones need the new owner.
             self._node_uid = self._api.node_uid()
             if self._node_uid != known:
-                writes = plan(desired, actual, self._identity())
+                writes = compute_writes(desired, actual, self._identity())
         return writes
 
     def _write(self, writes: Writes, desired: Sequence[DesiredSlice]) -> frozenset[str]:
@@ -115,7 +115,7 @@ class Reconciler:
         return frozenset()
 
     def _wrote(
-        self, verb: str, desired: Mapping[int, DesiredSlice], sent: ResourceSlice, stored: Slice
+        self, verb: str, desired: Mapping[int, DesiredSlice], sent: ResourceSlice, stored: StoredSlice
     ) -> frozenset[str]:
         name, spec = _meta(stored, "name"), sent["spec"]
         self._versions[name] = _meta(stored, "resourceVersion")
@@ -134,7 +134,7 @@ class Reconciler:
         self._accepted.pop(index, None)
         if same(spec, kept):
             return frozenset()
-        dropped = tuple(lacking(spec, kept, "spec"))
+        dropped = tuple(dropped_fields(spec, kept, "spec"))
         lost = lost_with(dropped)
         if not lost:
             self._accepted[index] = _Accepted(want=desired[index], digest=accepted(kept), dropped=dropped[:MAX_DROPPED])
@@ -153,7 +153,7 @@ class Reconciler:
         return PoolIdentity(driver=self._driver, node=self._node, node_uid=self._node_uid, pool=self._pool)
 
 
-def _meta(item: Slice, key: str) -> str:
+def _meta(item: StoredSlice, key: str) -> str:
     metadata = item.get("metadata")
     value = metadata.get(key) if isinstance(metadata, Mapping) else None
     return value if isinstance(value, str) else ""

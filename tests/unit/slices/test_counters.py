@@ -58,8 +58,8 @@ def test_a_second_media_engine_is_refused() -> None:
     left = counters.available(gpu, ())
     extended = gpu.profile(20)
     assert extended is not None
-    assert counters.has_room(extended, 0, left)
-    assert not counters.has_room(extended, 0, counters.available(gpu, (instance(gpu, 20, 6),)))
+    assert counters.leaves_enough(extended, 0, left)
+    assert not counters.leaves_enough(extended, 0, counters.available(gpu, (instance(gpu, 20, 6),)))
 
 
 def test_the_set_has_nvidias_names_and_the_real_memory() -> None:
@@ -110,7 +110,7 @@ def test_a_partition_consumes_what_the_set_has_and_its_slices() -> None:
     wire = counters.wire_set(gpu, counters.available(gpu, ()))
     profile = gpu.profile(14)
     assert profile is not None
-    taken = {**counters.consumed_by(profile, wire), **counters.slices_taken(2, 2)}
+    taken = {**counters.consumed_by(profile, wire), **counters.memory_slices_taken(2, 2)}
     assert set(taken) <= set(wire["counters"])
     assert {name for name in taken if name.startswith("memory")} == {"memory-slice-2", "memory-slice-3"}
 

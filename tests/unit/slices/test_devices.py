@@ -13,7 +13,7 @@ from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy, T
 from dra_driver.sim.apiserver.kind import Review
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.slices.build import Built, build_devices
-from dra_driver.slices.diff import PoolIdentity, plan
+from dra_driver.slices.diff import PoolIdentity, compute_writes
 from dra_driver.slices.gates import Features
 from dra_driver.slices.layout import split
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu, snapshot
@@ -34,7 +34,7 @@ def build(gpu: Gpu, terms: GpuTerms | None = None, features: Features = ALL) -> 
 def problems(built: Built) -> list[Any]:
     """What the embedded API server says about the slices."""
     found: list[Any] = []
-    for body in plan(split(built), [], IDENTITY).creates:
+    for body in compute_writes(split(built), [], IDENTITY).creates:
         item: dict[str, Any] = {**body, "metadata": {"name": "x"}}
         found += SLICE_RULES.validate(item, Review())
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.slices.diff import PoolIdentity, Writes, accepted, foreign_pools, plan
+from dra_driver.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools
 from dra_driver.slices.layout import DesiredSlice
 from tests.unit.slices.gpus import split_devices
 
@@ -48,7 +48,7 @@ def apply(writes: Writes, pool: Mapping[str, dict[str, Any]]) -> Pool:
 
 
 def published(*slices: Sequence[str]) -> Pool:
-    return apply(plan(desired(*slices), [], IDENTITY), {})
+    return apply(compute_writes(desired(*slices), [], IDENTITY), {})
 
 
 def generations(pool: Pool) -> set[int]:
@@ -66,27 +66,27 @@ def test_the_first_publication_is_generation_one() -> None:
 
 def test_nothing_is_written_when_nothing_changed() -> None:
     """On thousands of nodes each needless write is a storm."""
-    assert not plan(desired(["a"], ["b"]), published(["a"], ["b"]).values(), IDENTITY)
+    assert not compute_writes(desired(["a"], ["b"]), published(["a"], ["b"]).values(), IDENTITY)
 
 
 def test_one_changed_gpu_is_one_update_in_the_same_generation() -> None:
     """The other slices stay as they are, and the pool is never incomplete."""
-    writes = plan(desired(["a"], ["b", "c"]), published(["a"], ["b"]).values(), IDENTITY)
+    writes = compute_writes(desired(["a"], ["b", "c"]), published(["a"], ["b"]).values(), IDENTITY)
     assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 1, 0)
     assert writes.generation == 1
 
 
 def test_two_changed_slices_start_a_new_generation_for_all() -> None:
     """Nobody may allocate from a mixture of old and new."""
-    writes = plan(desired(["x"], ["y"], ["c"]), published(["a"], ["b"], ["c"]).values(), IDENTITY)
+    writes = compute_writes(desired(["x"], ["y"], ["c"]), published(["a"], ["b"], ["c"]).values(), IDENTITY)
     assert (len(writes.updates), writes.generation) == (3, 2)
 
 
 def test_growing_and_shrinking_keep_the_count_right() -> None:
     """resourceSliceCount tells the scheduler when it has seen everything."""
-    grown = plan(desired(["a"], ["b"]), published(["a"]).values(), IDENTITY)
+    grown = compute_writes(desired(["a"], ["b"]), published(["a"]).values(), IDENTITY)
     assert (len(grown.updates), len(grown.creates), grown.generation) == (1, 1, 2)
-    shrunk = plan(desired(["a"]), published(["a"], ["b"]).values(), IDENTITY)
+    shrunk = compute_writes(desired(["a"]), published(["a"], ["b"]).values(), IDENTITY)
     assert (len(shrunk.deletes), len(shrunk.updates), shrunk.generation) == (1, 1, 1)
 
 
@@ -94,7 +94,7 @@ def test_a_slice_that_disappeared_is_created_again_alone() -> None:
     """The others say what they said before, so they need no write."""
     pool = published(["a"], ["b"])
     del pool[min(pool)]
-    writes = plan(desired(["a"], ["b"]), pool.values(), IDENTITY)
+    writes = compute_writes(desired(["a"], ["b"]), pool.values(), IDENTITY)
     assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 0, 1)
     assert writes.generation == 1
 
@@ -108,7 +108,7 @@ def test_old_generations_doubles_and_strangely_named_slices_of_our_pool_go() -> 
         item["metadata"] |= {"name": other, "uid": other}
         item["spec"]["pool"]["generation"] = generation
         pool[other] = item
-    writes = plan(desired(["a"]), pool.values(), IDENTITY)
+    writes = compute_writes(desired(["a"]), pool.values(), IDENTITY)
     assert {delete.name for delete in writes.deletes} == set(pool) - {name}
     assert not writes.updates
     assert not writes.creates
@@ -121,7 +121,7 @@ def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
     wrong = copy.deepcopy(pool[name])
     wrong["metadata"] |= {"name": "00000-a", "uid": "w"}
     wrong["spec"]["devices"] = devices("other")
-    writes = plan(desired(["a"]), [wrong, pool[name]], IDENTITY)
+    writes = compute_writes(desired(["a"]), [wrong, pool[name]], IDENTITY)
     assert [delete.uid for delete in writes.deletes] == ["w"]
     assert len(writes) == 1
 
@@ -131,7 +131,7 @@ def test_other_pools_are_named_and_never_touched() -> None:
     foreign = copy.deepcopy(next(iter(published(["z"]).values())))
     foreign["spec"]["pool"]["name"] = "node-a"
     pool = published(["a"])
-    assert not plan(desired(["a"]), [*pool.values(), foreign], IDENTITY)
+    assert not compute_writes(desired(["a"]), [*pool.values(), foreign], IDENTITY)
     assert foreign_pools([*pool.values(), foreign], IDENTITY) == ("node-a",)
 
 
@@ -144,7 +144,7 @@ def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
         {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"},
     ]
     item["metadata"]["labels"] = {"added": "by-somebody"}
-    writes = plan(desired(["a"]), [item], IDENTITY)
+    writes = compute_writes(desired(["a"]), [item], IDENTITY)
     metadata = writes.updates[0]["metadata"]
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == ["c", "u1"]
     assert metadata["labels"] == {"added": "by-somebody"}
@@ -157,8 +157,8 @@ def test_what_the_server_made_of_our_content_counts_as_equal() -> None:
     item["spec"]["devices"] = devices("a")
     item["spec"]["devices"][0].pop("attributes")
     want = DesiredSlice(index=0, devices=devices("a"), accepted=accepted(item["spec"]))
-    assert not plan([want], [item], IDENTITY)
-    assert plan([DesiredSlice(index=0, devices=devices("a"))], [item], IDENTITY)
+    assert not compute_writes([want], [item], IDENTITY)
+    assert compute_writes([DesiredSlice(index=0, devices=devices("a"))], [item], IDENTITY)
 
 
 def test_malformed_slices_do_no_harm() -> None:
@@ -170,12 +170,12 @@ def test_malformed_slices_do_no_harm() -> None:
         {"metadata": [], "spec": {"devices": 3}},
     ]
     for bad in damaged:
-        assert len(plan(desired(["a"]), [bad], IDENTITY).creates) == 1
+        assert len(compute_writes(desired(["a"]), [bad], IDENTITY).creates) == 1
     odd = copy.deepcopy(next(iter(published(["a"]).values())))
     odd["spec"]["pool"] |= {"generation": "many", "resourceSliceCount": None}
     odd["spec"]["devices"] = {"not": "a list"}
     odd["metadata"]["ownerReferences"] = "nobody"
-    assert len(plan(desired(["a"]), [odd], IDENTITY)) >= 1
+    assert len(compute_writes(desired(["a"]), [odd], IDENTITY)) >= 1
 
 
 _names = st.lists(st.sampled_from([f"gpu-{n}" for n in range(12)]), unique=True, max_size=12)
@@ -205,12 +205,12 @@ def test_any_state_becomes_the_desired_one_in_one_round(
     before: list[str], after: list[str], per_slice: int, data: st.DataObject
 ) -> None:
     """Applied once, nothing is left to do; slices are whole, ordered, of one generation that never falls."""
-    start = apply(plan(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
+    start = apply(compute_writes(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
     disturbed = _disturb(start, data)
     want = split_devices(devices(*after), per_slice=per_slice)
-    writes = plan(want, disturbed.values(), IDENTITY)
+    writes = compute_writes(want, disturbed.values(), IDENTITY)
     result = apply(writes, disturbed)
-    assert not plan(want, result.values(), IDENTITY)
+    assert not compute_writes(want, result.values(), IDENTITY)
     assert [d["name"] for _, item in sorted(result.items()) for d in item["spec"].get("devices", [])] == after
     assert len(generations(result)) == 1
     assert min(generations(result)) >= max(generations(disturbed), default=0)
@@ -222,11 +222,11 @@ def test_any_state_becomes_the_desired_one_in_one_round(
 @given(_names, st.integers(1, 5), st.data())
 def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
     """With the number of slices unchanged: none differs, no write; one differs, one write; otherwise one for each."""
-    start = apply(plan(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
+    start = apply(compute_writes(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
     want = list(split_devices(devices(*names), per_slice=per_slice))
     changed = data.draw(st.sets(st.sampled_from(range(len(want)))))
     for index in changed:
         want[index] = DesiredSlice(index=index, devices=[*want[index].devices, *devices("new")])
-    writes = plan(want, start.values(), IDENTITY)
+    writes = compute_writes(want, start.values(), IDENTITY)
     assert len(writes) == (len(changed) if len(changed) < 2 else len(want))
     assert writes.generation == (1 if len(changed) < 2 else 2)

@@ -63,7 +63,7 @@ def test_a_foreign_instance_takes_its_place_and_the_whole_gpu_away() -> None:
     """Somebody else uses it; what does not overlap is still to be had."""
     gpu = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
     found = forms(replace(gpu, mig_instances=(instance(gpu, 9, 4),)))
-    assert [(one.profile_name, one.start) for one in found.made] == [("3g.40gb", 4)]
+    assert [(one.profile_name, one.start) for one in found.foreign_instances] == [("3g.40gb", 4)]
     assert not found.whole
     assert places(found) == {
         *(("1g.10gb", start) for start in range(4)), *(("1g.10gb+me", start) for start in range(4)),
@@ -83,7 +83,7 @@ def test_a_half_made_foreign_instance_is_left_out_with_a_sentence() -> None:
     """It has no device to give away, and its place is taken."""
     gpu = mig_gpu(H100, mig_enabled=True)
     found = forms(replace(gpu, mig_instances=(instance(gpu, 14, 0, whole=False),)))
-    assert found.made == ()
+    assert found.foreign_instances == ()
     assert ("1g.10gb", 1) not in places(found)
     assert any("2g.20gb at memory slice 0 of gpu-0 is not offered" in reason for reason in found.reasons)
 
@@ -107,9 +107,9 @@ def test_without_counters_a_gpu_that_is_cut_offers_what_is_there_and_never_the_w
     """Also while claims still have partitions from the time when there were counters."""
     gpu = mig_gpu(H100, mig_enabled=True)
     foreign = forms(replace(gpu, mig_instances=(instance(gpu, 19, 0), instance(gpu, 19, 1))), NO_COUNTERS)
-    assert (foreign.whole, len(foreign.made), foreign.placements) == (False, 2, ())
+    assert (foreign.whole, len(foreign.foreign_instances), foreign.placements) == (False, 2, ())
     held = replace(gpu, mig_mode_owned=True, mig_instances=(instance(gpu, 19, 0, owned=True),))
-    assert (forms(held, NO_COUNTERS).whole, forms(held, NO_COUNTERS).made) == (False, ())
+    assert (forms(held, NO_COUNTERS).whole, forms(held, NO_COUNTERS).foreign_instances) == (False, ())
     assert forms(replace(held, mig_instances=()), NO_COUNTERS).whole
 
 
@@ -135,7 +135,7 @@ def test_terms_choose_among_forms_without_a_word() -> None:
 def test_terms_that_leave_nothing_of_a_gpu_say_so(gpu: Gpu, profiles: frozenset[int] | None, reason: str) -> None:
     """A wrong pattern, or a policy for boards that this node has not: the GPU would vanish and nobody knew why."""
     found = forms(gpu, whole=False, profiles=profiles)
-    assert (found.whole, found.made, found.placements) == (False, (), ())
+    assert (found.whole, found.foreign_instances, found.placements) == (False, (), ())
     (said,) = found.reasons
     assert said.startswith("nothing of gpu-0 is offered: policy p allows MIG partitions only")
     assert reason in said
@@ -168,14 +168,14 @@ def test_foreign_instances_of_a_profile_that_the_terms_exclude_are_not_published
     """They still are in the way."""
     gpu = mig_gpu(H100, mig_enabled=True)
     found = forms(replace(gpu, mig_instances=(instance(gpu, 9, 0),)), profiles=frozenset({19}))
-    assert found.made == ()
+    assert found.foreign_instances == ()
     assert places(found) == {("1g.10gb", 4), ("1g.10gb", 5), ("1g.10gb", 6)}
 
 
 def test_a_gpu_that_a_policy_hides_is_left_out_without_a_word() -> None:
     """It is as its author wants it; a warning at each start would train people to overlook the others."""
     found = forms(mig_gpu(H100), offered=False)
-    assert (found.whole, found.made, found.placements, found.reasons) == (False, (), (), ())
+    assert (found.whole, found.foreign_instances, found.placements, found.reasons) == (False, (), (), ())
     assert forms(mig_gpu(H100), NONE, offered=False) == found
 
 
@@ -223,7 +223,7 @@ def test_a_gpu_with_shares_in_use_is_not_published_by_a_server_that_keeps_no_sha
     whole or in parts."""
     features = Features(counters=counters, taints=True)
     found = forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), features)
-    assert (found.whole, found.made, found.placements) == (False, (), ())
+    assert (found.whole, found.foreign_instances, found.placements) == (False, (), ())
     (reason,) = found.reasons
     assert reason.startswith("gpu-0 is not offered until its last share is released")
     assert "DRAConsumableCapacity" in reason
@@ -244,7 +244,7 @@ def test_more_than_64_devices_are_cut_with_a_sentence() -> None:
         for profile in gpu.mig_profiles
     )
     found = forms(replace(gpu, mig_profiles=profiles))
-    assert (found.whole, len(found.placements), found.room) == (True, 63, 64)
+    assert (found.whole, len(found.placements), found.max_devices) == (True, 63, 64)
     assert "the first 63 are offered" in found.reasons[0]
 
 
@@ -261,6 +261,6 @@ def test_room_is_what_the_terms_allow_whatever_the_hardware_does() -> None:
     """It decides which GPUs share a slice, which must not change with every instance."""
     gpu = mig_gpu(H100)
     cut = replace(gpu, mig_enabled=True, mig_instances=(instance(gpu, 9, 4),))
-    assert forms(gpu).room == forms(cut).room == 26
-    assert forms(gpu, NO_COUNTERS).room == 8
-    assert forms(mig_gpu(A100)).room == 1
+    assert forms(gpu).max_devices == forms(cut).max_devices == 26
+    assert forms(gpu, NO_COUNTERS).max_devices == 8
+    assert forms(mig_gpu(A100)).max_devices == 1

@@ -14,7 +14,7 @@ import yaml
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.build import build_devices, pool_name
-from dra_driver.slices.diff import PoolIdentity, plan
+from dra_driver.slices.diff import PoolIdentity, compute_writes
 from dra_driver.slices.gates import Features
 from dra_driver.slices.layout import split
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, gpu, instance, mig_gpu, node_of, snapshot
@@ -91,15 +91,15 @@ def slices_of(name: str) -> list[Any]:
         driver="gpu.nvidia.com", node="node-a", node_uid="0f1e2d3c", pool=pool_name("node-a", "gpu.nvidia.com")
     )
     built = build_devices(shot, {one.uuid: terms for one in shot.gpus}, features)
-    return list(plan(split(built), [], identity).creates)
+    return list(compute_writes(split(built), [], identity).creates)
 
 
 def written(name: str) -> str:
     comment = "".join(f"# {line}\n" for line in textwrap.wrap(CASES[name][0], 116))
-    return comment + "---\n".join(_slice(item) for item in slices_of(name))
+    return comment + "---\n".join(_resource_slice(item) for item in slices_of(name))
 
 
-def _slice(item: dict[str, Any]) -> str:
+def _resource_slice(item: dict[str, Any]) -> str:
     """What is one in a slice in blocks, what is many as one paragraph each."""
     spec = dict(item["spec"])
     many = {key: spec.pop(key) for key in ("sharedCounters", "devices") if key in spec}

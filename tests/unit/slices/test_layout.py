@@ -16,10 +16,10 @@ def devices(count: int) -> list[Any]:
     return [{"name": f"gpu-{number}"} for number in range(count)]
 
 
-def group(number: int, size: int, *, room: int = 0, counted: bool = True) -> GpuGroup:
+def group(number: int, size: int, *, max_devices: int = 0, counted: bool = True) -> GpuGroup:
     named: Any = tuple({"name": f"gpu-{number}-{index}"} for index in range(size))
     counter_set: Any = {"name": f"gpu-{number}-counter-set", "counters": {"memory": {"value": "1"}}}
-    return GpuGroup(devices=named, counter_set=counter_set if counted else None, room=room or size)
+    return GpuGroup(devices=named, counter_set=counter_set if counted else None, max_devices=max_devices or size)
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(0, [0]), (1, [1]), (64, [64]), (65, [64, 1]), (200, [64, 64, 64, 8])])
@@ -41,7 +41,10 @@ def test_counter_sets_come_first_eight_to_a_slice_and_never_beside_devices() -> 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(1, 64)), max_size=20))
 def test_a_gpu_is_never_split_and_no_slice_is_too_long(sizes: list[tuple[int, int]]) -> None:
     """Half a GPU in a slice that is not there yet would be half an offer."""
-    groups = tuple(group(number, min(size, room), room=room) for number, (size, room) in enumerate(sizes))
+    groups = tuple(
+        group(number, min(size, max_devices), max_devices=max_devices)
+        for number, (size, max_devices) in enumerate(sizes)
+    )
     slices = split(Built(groups=groups))
     assert all(len(one.devices) <= 64 and len(one.counter_sets) <= 8 for one in slices)
     assert all(not (one.devices and one.counter_sets) for one in slices)
@@ -53,7 +56,7 @@ def test_a_gpu_is_never_split_and_no_slice_is_too_long(sizes: list[tuple[int, in
 def test_a_gpu_that_changes_leaves_the_other_slices_alone() -> None:
     """Room is kept for what it may become, so one GPU's change is one write and not a new generation of all."""
     before = split(Built(groups=(group(0, 26), group(1, 26), group(2, 26), group(3, 26))))
-    after = split(Built(groups=(group(0, 26), group(1, 0, room=26), group(2, 26), group(3, 26, room=26))))
+    after = split(Built(groups=(group(0, 26), group(1, 0, max_devices=26), group(2, 26), group(3, 26, max_devices=26))))
     changed = [one.index for one, other in zip(before, after, strict=True) if one.devices != other.devices]
     assert changed == [1]
 

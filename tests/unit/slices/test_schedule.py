@@ -14,83 +14,83 @@ def test_nothing_is_due_before_there_is_something_to_publish() -> None:
 
 def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> None:
     """New content may be just what makes the write succeed."""
-    plan = schedule()
-    plan.failed(100.0)
-    plan.wanted(100.1)
-    assert plan.due_s() == 100.1
+    compute_writes = schedule()
+    compute_writes.failed(100.0)
+    compute_writes.wanted(100.1)
+    assert compute_writes.due_s() == 100.1
 
 
 def test_deleted_slices_are_repaired_within_two_seconds() -> None:
     """After a kubelet's restart the node has no devices until then."""
     for rand in (0.0, 1.0):
-        plan = schedule(rand)
-        plan.succeeded(0.0)
-        plan.disturbed(100.0)
-        due_s = plan.due_s()
+        compute_writes = schedule(rand)
+        compute_writes.succeeded(0.0)
+        compute_writes.disturbed(100.0)
+        due_s = compute_writes.due_s()
         assert due_s is not None
         assert 100.2 < due_s < 102.0
 
 
 def test_more_changes_do_not_push_a_repair_away() -> None:
     """A busy stranger must not keep the repair waiting for ever."""
-    plan = schedule()
-    plan.disturbed(100.0)
-    first = plan.due_s()
-    plan.disturbed(101.0)
-    assert plan.due_s() == first
+    compute_writes = schedule()
+    compute_writes.disturbed(100.0)
+    first = compute_writes.due_s()
+    compute_writes.disturbed(101.0)
+    assert compute_writes.due_s() == first
 
 
 def test_failures_wait_longer_and_longer_up_to_a_bound() -> None:
     """0.25 s at first with full jitter, 30 s at most: an API server that is down is not hammered."""
-    plan = schedule(0.0)
+    compute_writes = schedule(0.0)
     waits = []
     for _ in range(12):
-        plan.failed(0.0)
-        waits.append(plan.due_s())
+        compute_writes.failed(0.0)
+        waits.append(compute_writes.due_s())
     assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
     assert waits[-1] == 30.0
 
 
 def test_the_server_may_ask_for_more_time() -> None:
     """429 with Retry-After comes from a server that is overloaded."""
-    plan = schedule(0.0)
-    plan.failed(0.0, retry_after_s=20.0)
-    assert plan.due_s() == 20.0
+    compute_writes = schedule(0.0)
+    compute_writes.failed(0.0, retry_after_s=20.0)
+    assert compute_writes.due_s() == 20.0
 
 
 def test_a_disturbance_does_not_shorten_the_wait_after_a_failure() -> None:
     """Otherwise every event would be another attempt against a server in trouble."""
-    plan = schedule(0.0)
+    compute_writes = schedule(0.0)
     for _ in range(6):
-        plan.failed(100.0)
-    plan.disturbed(100.0)
-    assert plan.due_s() == 116.0
+        compute_writes.failed(100.0)
+    compute_writes.disturbed(100.0)
+    assert compute_writes.due_s() == 116.0
 
 
 def test_a_fight_slows_down_and_calms_down() -> None:
     """Two publishers that put each other right end at one write a minute, and are quick again after a rest."""
-    plan = schedule(0.0)
+    compute_writes = schedule(0.0)
     now, waits = 1000.0, []
     for _ in range(12):
-        plan.succeeded(now)
-        plan.disturbed(now)
-        due_s = plan.due_s()
+        compute_writes.succeeded(now)
+        compute_writes.disturbed(now)
+        due_s = compute_writes.due_s()
         assert due_s is not None
         waits.append(round(due_s - now, 1))
         now = due_s
-        plan.repaired(now, only_created=False)
+        compute_writes.repaired(now, only_created=False)
     assert waits[:3] == [0.3, 0.3, 0.3]
     assert waits[-1] == 60.0
-    assert plan.edits(now) >= 3
+    assert compute_writes.edits(now) >= 3
     later = now + 400.0
-    plan.succeeded(later)
-    plan.disturbed(later)
-    assert plan.due_s() == later + 0.3
-    assert plan.edits(later) == 0
+    compute_writes.succeeded(later)
+    compute_writes.disturbed(later)
+    assert compute_writes.due_s() == later + 0.3
+    assert compute_writes.edits(later) == 0
 
 
 def test_a_look_is_taken_now_and_then_without_any_event() -> None:
     """A watch that lost an event costs ten minutes, not for ever."""
-    plan = schedule(0.5)
-    plan.succeeded(0.0)
-    assert plan.due_s() == RESYNC_S
+    compute_writes = schedule(0.5)
+    compute_writes.succeeded(0.0)
+    assert compute_writes.due_s() == RESYNC_S
