@@ -149,7 +149,7 @@ def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class AttemptToken:
     """Who works on an entry, and which time: what lets one process notice that another took an entry over."""
 
     owner: OwnerId
@@ -162,7 +162,7 @@ class Entry:
 
     ref: ClaimRef
     state: State
-    attempt: Attempt
+    attempt: AttemptToken
     boot_id: str
     changed_at: float
     devices: tuple[AssignedDevice, ...]

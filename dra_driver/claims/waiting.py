@@ -42,7 +42,7 @@ class GpuLockedError(RetryableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class CallBudget:
     """When a call began and by when all its claims are answered, on the bell's clock."""
 
     started: float
@@ -65,12 +65,12 @@ class RetryPolicy:
     driver_s: float = 10.0
     waiting: int = 4
 
-    def budget(self, now: float, within_s: float | None = None) -> Budget:
+    def budget(self, now: float, within_s: float | None = None) -> CallBudget:
         """For a call that begins ``now`` and whose caller waits for ``within_s`` more, None when that is unknown."""
         left_s = self.call_s if within_s is None else min(self.call_s, max(0.0, within_s - ANSWER_S))
-        return Budget(started=now, deadline=now + left_s)
+        return CallBudget(started=now, deadline=now + left_s)
 
-    def pause_left_s(self, error: DraError, budget: Budget, now: float) -> float:
+    def pause_left_s(self, error: DraError, budget: CallBudget, now: float) -> float:
         """For how long to pause at most before another try that still ends in time; 0 or less for none."""
         return min(budget.started + self.limit_s(error), budget.deadline - self.read_s) - now
 

@@ -16,7 +16,7 @@ from dra_driver.model.ids import DeviceName, PoolName
 from dra_driver.model.terms import Terms, terms_of
 from dra_driver.slices.devices import GpuDevices
 from dra_driver.slices.forms import forms_of
-from dra_driver.slices.gates import NO_FEATURES, Features
+from dra_driver.slices.gates import NO_FEATURES, ApiServerFeatures
 
 MAX_DRIVER_NAME = 63
 NO_TERMS: Final[Terms] = MappingProxyType({})
@@ -56,7 +56,7 @@ class Built:
         return [group.counter_set for group in self.groups if group.counter_set is not None]
 
 
-def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: Features = NO_FEATURES) -> Built:
+def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServerFeatures = NO_FEATURES) -> Built:
     """What is published. Without ``features``, nothing that needs a gated field."""
     groups: list[GpuGroup] = []
     left_out: list[LeftOutGpu] = []
@@ -74,7 +74,7 @@ def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: Feature
 
 
 def unpublished(
-    snapshot: Snapshot, terms: Terms = NO_TERMS, features: Features = NO_FEATURES
+    snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServerFeatures = NO_FEATURES
 ) -> tuple[LeftOutGpu, ...]:
     """GPUs of the snapshot of which something is not offered, each with a reason that a node's owner should read."""
     return build_devices(snapshot, terms, features).left_out
@@ -98,7 +98,7 @@ def pool_name(node: str, driver: str) -> PoolName:
     return PoolName(name)
 
 
-def _group(gpu: Gpu, snapshot: Snapshot, terms: Terms, features: Features) -> tuple[GpuGroup, tuple[str, ...]]:
+def _group(gpu: Gpu, snapshot: Snapshot, terms: Terms, features: ApiServerFeatures) -> tuple[GpuGroup, tuple[str, ...]]:
     agreed = terms_of(terms, gpu.uuid)
     forms = forms_of(gpu, agreed, features)
     built = GpuDevices(gpu, snapshot, agreed, forms, features)

@@ -8,7 +8,7 @@ import logging
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.model.terms import Terms
 from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import NO_FEATURES, Features
+from dra_driver.slices.gates import NO_FEATURES, ApiServerFeatures
 from dra_driver.slices.layout import DesiredSlice, split
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class DesiredState:
 
     def __init__(self) -> None:
         self._inventory: tuple[Snapshot, Terms] | None = None
-        self._built: tuple[tuple[Snapshot, Terms], Features] | None = None
+        self._built: tuple[tuple[Snapshot, Terms], ApiServerFeatures] | None = None
         self.slices: tuple[DesiredSlice, ...] | None = None
         self.left_out: tuple[LeftOutGpu, ...] = ()
 
@@ -35,7 +35,7 @@ class DesiredState:
         self._inventory = (snapshot, terms)
         return True
 
-    def build(self, features: Features = NO_FEATURES) -> bool:
+    def build(self, features: ApiServerFeatures = NO_FEATURES) -> bool:
         """Brings ``slices`` up to date. True when they changed: most changes of an inventory are not published.
 
         Unchanged slices stay the same object. What is left out is logged when it is news.

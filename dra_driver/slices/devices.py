@@ -16,14 +16,16 @@ from dra_driver.model.terms import GpuTerms
 from dra_driver.quantity import Quantity
 from dra_driver.slices import attributes, counters, shares
 from dra_driver.slices.forms import Forms
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 
 
 class GpuDevices:
     """Builds the devices of one GPU. ``notes`` are sentences about what did not fit, complete after ``build``."""
 
-    def __init__(self, gpu: Gpu, snapshot: Snapshot, terms: GpuTerms, forms: Forms, features: Features) -> None:
+    def __init__(
+        self, gpu: Gpu, snapshot: Snapshot, terms: GpuTerms, forms: Forms, features: ApiServerFeatures
+    ) -> None:
         self._gpu, self._forms = gpu, forms
         self._board = attributes.board(gpu, snapshot)
         self._extra, refused = attributes.added(terms.attributes)

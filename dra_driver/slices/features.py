@@ -17,7 +17,7 @@ from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.api import SlicesApi
 from dra_driver.slices.compare import dropped_fields
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import generate_name
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ _CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
 }
 
 
-def probe(api: SlicesApi, driver: str, node: str) -> Features:
+def probe(api: SlicesApi, driver: str, node: str) -> ApiServerFeatures:
     """Asks the API server, in up to four dry runs. Raises KubernetesApiError when it cannot be asked at all."""
     kept = {name: all(_keeps(api, part, driver, node) for part in parts) for name, parts in _CANARIES.items()}
-    return Features(**kept)
+    return ApiServerFeatures(**kept)
 
 
 def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> bool:
@@ -90,10 +90,10 @@ class FeatureWatch:
         self._api, self._version = api, version
         self._driver, self._node = driver, node
         self._asked: ServerVersion | None = None
-        self._features = Features()
+        self._features = ApiServerFeatures()
 
     @property
-    def current(self) -> Features:
+    def current(self) -> ApiServerFeatures:
         """Nothing gated is there until the server was asked."""
         return self._features
 
@@ -109,7 +109,7 @@ class FeatureWatch:
             return False
         before, self._features = self._features, probe(self._api, self._driver, self._node)
         self._asked = version
-        kept = {field.name: getattr(self._features, field.name) for field in fields(Features)}
+        kept = {field.name: getattr(self._features, field.name) for field in fields(ApiServerFeatures)}
         log.info("API server", extra={"version": str(version), **kept})
         return before != self._features
 

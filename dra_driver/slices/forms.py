@@ -23,7 +23,7 @@ from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId
 from dra_driver.model.terms import GpuTerms, SharingTerms
 from dra_driver.slices import counters
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.limits import MAX_DEVICES, MAX_TAINTS, is_taint
 
 
@@ -44,7 +44,7 @@ class Forms:
     reasons: tuple[str, ...] = ()
 
 
-def forms_of(gpu: Gpu, terms: GpuTerms, features: Features) -> Forms:
+def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     """The rule. Deterministic; the order of placements is the order in which they are to be used."""
     if terms.policy and not terms.offered:
         return Forms(left={})  # hidden, as its policy says
@@ -93,7 +93,7 @@ class _Reasons:
         return sentence is None
 
 
-def _withheld(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
+def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
     """Why nothing of the GPU is published at all."""
     by = _source(terms)
     if not terms.offered:
@@ -144,7 +144,7 @@ def _source(terms: GpuTerms) -> str:
     return f"policy {terms.policy}" if terms.policy else "its terms"
 
 
-def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: Features) -> str | None:
+def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: ApiServerFeatures) -> str | None:
     name = gpu.device_name
     if gpu.mig_enabled and not gpu.mig_mode_owned:
         # In MIG mode the whole GPU runs nothing: only its instances do.
@@ -156,7 +156,7 @@ def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: Features)
     return None
 
 
-def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None:
+def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
     if terms.sharing is None or features.multi_allocation:
         return None
     return (
@@ -165,7 +165,7 @@ def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: Features) -> str | None
     )
 
 
-def _why_not_cut(gpu: Gpu, features: Features) -> str | None:
+def _why_not_cut(gpu: Gpu, features: ApiServerFeatures) -> str | None:
     if not features.counters:
         return (
             f"MIG partitions of {gpu.device_name} that could be made are not offered: the API server does not keep "
@@ -214,7 +214,7 @@ def _is_free(place: Placement, foreign: Iterable[MigInstance]) -> bool:
     return not any(instance.overlaps(start, profile.memory_slices) for instance in foreign)
 
 
-def _max_devices(gpu: Gpu, allowed: int, features: Features) -> int:
+def _max_devices(gpu: Gpu, allowed: int, features: ApiServerFeatures) -> int:
     """Without counters, only partitions that exist are published, of which none overlap."""
     if not allowed:
         return 1

@@ -19,7 +19,7 @@ _FIELDS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
+class ApiServerFeatures:
     """What the API server keeps. ``counters`` is KEP-4815, ``taints`` KEP-5055, ``multi_allocation`` KEP-5075."""
 
     counters: bool = False
@@ -27,12 +27,12 @@ class Features:
     multi_allocation: bool = False
 
 
-NO_FEATURES: Final = Features()
+NO_FEATURES: Final = ApiServerFeatures()
 """What holds before the API server was asked."""
 
 
 def lost_with(paths: Iterable[str]) -> frozenset[str]:
-    """The features (names of attributes of `Features`) that an API server does not have that dropped these fields.
+    """The features (attributes of `ApiServerFeatures`) that an API server lacks when it dropped these fields.
 
     Paths as ``compare.dropped_fields`` tells them: ``spec.devices[3].consumesCounters``.
     """

@@ -16,13 +16,15 @@ log = logging.getLogger(__name__)
 _SHOWN = 4  # of a list that may be long
 
 
-class Recorder(Protocol):
+class NodeEventRecorder(Protocol):
     """The part of ``kube.events.EventRecorder`` that reporting a problem needs."""
 
     def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
 
-def report_change(problem: str | None, before: str | None, node: str, node_uid: str, recorder: Recorder | None) -> None:
+def report_change(
+    problem: str | None, before: str | None, node: str, node_uid: str, recorder: NodeEventRecorder | None
+) -> None:
     """Logs a change from ``before`` to ``problem``; with a recorder and a known node there is an event, too."""
     if problem == before:
         return
@@ -33,7 +35,7 @@ def report_change(problem: str | None, before: str | None, node: str, node_uid: 
     warn("ResourceSliceProblem", problem, node, node_uid, recorder)
 
 
-def warn(reason: str, message: str, node: str, node_uid: str, recorder: Recorder | None) -> bool:
+def warn(reason: str, message: str, node: str, node_uid: str, recorder: NodeEventRecorder | None) -> bool:
     """A Warning event at the node; False without a recorder or a known node."""
     if recorder is None or not node_uid:
         return False

@@ -31,9 +31,9 @@ from dra_driver.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.slices.build import NO_TERMS, pool_name
 from dra_driver.slices.desired_state import DesiredState
 from dra_driver.slices.features import FeatureWatch
-from dra_driver.slices.gates import NO_FEATURES, Features
+from dra_driver.slices.gates import NO_FEATURES, ApiServerFeatures
 from dra_driver.slices.layout import DesiredSlice
-from dra_driver.slices.problems import Recorder
+from dra_driver.slices.problems import NodeEventRecorder
 from dra_driver.slices.reconcile import Reconciler, ReconcileResult
 from dra_driver.slices.schedule import Schedule
 from dra_driver.telemetry import metrics
@@ -58,7 +58,7 @@ class Publisher:
         node: str,
         *,
         features: FeatureWatch | None = None,
-        recorder: Recorder | None = None,
+        recorder: NodeEventRecorder | None = None,
         schedule: Schedule | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +77,9 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     @classmethod
-    def connect(cls, rest: RestClient, driver: str, node: str, recorder: Recorder | None = None) -> "Publisher":
+    def connect(
+        cls, rest: RestClient, driver: str, node: str, recorder: NodeEventRecorder | None = None
+    ) -> "Publisher":
         """A publisher with the API server behind it, and a reflector that wakes it."""
         api = RestSlicesApi(rest, driver, node)
         features = FeatureWatch(api, lambda: server_version(rest), driver, node)
@@ -100,7 +102,7 @@ class Publisher:
             return self._problem
 
     @property
-    def features(self) -> Features:
+    def features(self) -> ApiServerFeatures:
         """Which gated fields the API server keeps; none before it was asked."""
         return self._features.current if self._features is not None else NO_FEATURES
 

@@ -31,7 +31,7 @@ MAX_DROPPED = 16  # paths that are remembered per slice, for people; a slice may
 class ReconcileResult:
     """What one pass found and did. ``dropped`` are paths of fields that the API server did not keep.
 
-    ``lost`` names features (``gates.Features``) that it turned out not to have; the pass then stopped half-way.
+    ``lost`` names features (``gates.ApiServerFeatures``) that it turned out to lack; the pass then stopped half-way.
     """
 
     writes: int

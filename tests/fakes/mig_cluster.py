@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dra_driver.allocation import V1_36, Allocator, SchedulerQuirks
 from dra_driver.model.gpu import Snapshot
 from dra_driver.slices.build import Built, build_devices
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import split
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, node, resource_slice
 
 NODE = "a"
 MIG_CLASS = "mig.nvidia.com"
-EVERYTHING = Features(counters=True, taints=True, multi_allocation=True)
+EVERYTHING = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 SAME_GPU = {"matchAttribute": f"{DRIVER}/parentUUID"}
 _ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 _CLASSES = [

@@ -8,13 +8,13 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms
 from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import split
 from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, node
 
 Obj = dict[str, Any]
 _TYPE = f'device.attributes["{DRIVER}"].type'
-FEATURES = Features(counters=True, multi_allocation=True, taints=True)
+FEATURES = ApiServerFeatures(counters=True, multi_allocation=True, taints=True)
 
 
 def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:

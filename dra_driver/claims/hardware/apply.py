@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dra_driver.claims.dependencies import ClaimDependencies, HardwareDependencies
-from dra_driver.claims.entry import AssignedPartition, Attempt, InstanceIds, State, gpus_of
+from dra_driver.claims.entry import AssignedPartition, AttemptToken, InstanceIds, State, gpus_of
 from dra_driver.claims.hardware.orphans import STEP_S, remove_orphaned_partitions, restore_gpu_for_claim
-from dra_driver.claims.planning.plan import ClaimPlan
+from dra_driver.claims.planning.plan import PreparePlan
 from dra_driver.claims.planning.sharing_plan import partition_daemons
-from dra_driver.claims.waiting import Budget
+from dra_driver.claims.waiting import CallBudget
 from dra_driver.errors import DraError, GpuBusyError, HardwareError, NoRoomError, RetryableError
 from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.ids import GpuUuid
@@ -34,7 +34,7 @@ UNDO_RESERVE_S = 5.0
 """Of a call's time, what is kept for taking back what was done."""
 
 
-def inspect_partitions(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
+def inspect_partitions(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
     """The plan with, for each partition, whether it is there already. Changes nothing.
 
     Raises `NoRoomError` for an instance of somebody else's that no program can use. An instance that is ours is in the
@@ -56,7 +56,7 @@ def inspect_partitions(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
     return todo
 
 
-def apply_plan(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
+def apply_plan(deps: ClaimDependencies, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> PreparePlan:
     """Carry out the plan, which `inspect_partitions` has been at and which is noted under ``attempt``.
 
     Returns it with all ids.
@@ -76,7 +76,7 @@ def apply_plan(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt, budge
     return todo
 
 
-def with_partition_daemons(todo: ClaimPlan) -> ClaimPlan:
+def with_partition_daemons(todo: PreparePlan) -> PreparePlan:
     """The plan with the daemons of its partitions, which are all there. Raises `InvalidParametersError`."""
     for group in todo.partition_groups:
         parts = [todo.devices[position].partition for position in group.positions]
@@ -88,7 +88,7 @@ def with_partition_daemons(todo: ClaimPlan) -> ClaimPlan:
     return todo
 
 
-def taken_over(todo: ClaimPlan) -> RetryableError:
+def taken_over(todo: PreparePlan) -> RetryableError:
     """Another run of the driver was told to unprepare the claim."""
     return RetryableError(
         f"claim {todo.ref} was unprepared by another run of the driver while it was being prepared; "
@@ -99,7 +99,7 @@ def taken_over(todo: ClaimPlan) -> RetryableError:
 class _Work:
     """How much of the call's time each step may take."""
 
-    def __init__(self, deps: ClaimDependencies, budget: Budget) -> None:
+    def __init__(self, deps: ClaimDependencies, budget: CallBudget) -> None:
         self.deps = deps
         self._budget = budget
 
@@ -108,7 +108,9 @@ class _Work:
         return max(0.0, min(most_s, left_s))
 
 
-def _create_partitions(hardware: HardwareDependencies, work: _Work, todo: ClaimPlan, attempt: Attempt) -> ClaimPlan:
+def _create_partitions(
+    hardware: HardwareDependencies, work: _Work, todo: PreparePlan, attempt: AttemptToken
+) -> PreparePlan:
     """Make the partitions that are not there, in the order of the allocation."""
     to_make = [at for at, part in _partitions(todo) if part.created_by_driver]
     for count, position in enumerate(to_make):
@@ -149,7 +151,7 @@ def _create_partition(hardware: HardwareDependencies, work: _Work, part: Assigne
     return hardware.mig.create(part.id, part.size, within_s=work.within(CREATE_S))
 
 
-def _mark_not_created(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt, positions: list[int]) -> None:
+def _mark_not_created(deps: ClaimDependencies, todo: PreparePlan, attempt: AttemptToken, positions: list[int]) -> None:
     """Note that these partitions were not made after all. When that fails they stay noted as ours, and are looked for.
 
     The entry then says more than is true, which only matters to an instance that somebody else makes in that place
@@ -165,7 +167,7 @@ def _mark_not_created(deps: ClaimDependencies, todo: ClaimPlan, attempt: Attempt
         return  # the first error is the one to report
 
 
-def _apply_sharing(hardware: HardwareDependencies, work: _Work, todo: ClaimPlan) -> None:
+def _apply_sharing(hardware: HardwareDependencies, work: _Work, todo: PreparePlan) -> None:
     for device in todo.devices:
         sharing = device.sharing
         if sharing is None or sharing.strategy is not Strategy.TIME_SLICING:
@@ -177,7 +179,7 @@ def _apply_sharing(hardware: HardwareDependencies, work: _Work, todo: ClaimPlan)
         hardware.mps.ensure(daemon, within_s=work.within(DAEMON_S))
 
 
-def _has_interval(deps: ClaimDependencies, todo: ClaimPlan, gpu: GpuUuid, interval: Interval) -> bool:
+def _has_interval(deps: ClaimDependencies, todo: PreparePlan, gpu: GpuUuid, interval: Interval) -> bool:
     """Whether another claim's share has the interval already. The command takes up to a second on hardware."""
     if deps.journal.gpu_note(gpu, TIME_SLICE) != interval:
         return False
@@ -187,7 +189,7 @@ def _has_interval(deps: ClaimDependencies, todo: ClaimPlan, gpu: GpuUuid, interv
     return any(other is not None and other.state is State.PREPARED for other in others)
 
 
-def _partitions(todo: ClaimPlan) -> Iterator[tuple[int, AssignedPartition]]:
+def _partitions(todo: PreparePlan) -> Iterator[tuple[int, AssignedPartition]]:
     for position, device in enumerate(todo.devices):
         if device.partition is not None and not device.admin_access:
             yield position, device.partition

@@ -18,7 +18,7 @@ from pathlib import Path
 from dra_driver.claims.entry import (
     AssignedDevice,
     Assignment,
-    Attempt,
+    AttemptToken,
     Blocked,
     Entry,
     OrphanedPartition,
@@ -102,7 +102,9 @@ class Journal(GpuNotesStore):
                 Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in of_nobody
             )
 
-    def begin(self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False) -> Attempt | Blocked:
+    def begin(
+        self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False
+    ) -> AttemptToken | Blocked:
         """Note the intent to prepare ``ref`` and take its devices, or tell who is in the way.
 
         The check and the note are one transaction: of two processes that begin at once one is blocked. That only holds
@@ -115,7 +117,7 @@ class Journal(GpuNotesStore):
             blocked = self._blocked(connection, ref, devices)
             return blocked or self._insert(connection, ref, devices, State.PREPARING)
 
-    def amend(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[AssignedDevice]) -> bool:
+    def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice]) -> bool:
         """Replace what is noted about the devices of a claim that is being prepared; not synced.
 
         ``devices`` are those of ``begin`` with other details. False when the entry is not this attempt's any more.
@@ -129,7 +131,7 @@ class Journal(GpuNotesStore):
                 self._replace_details(connection, uid, devices)
             return ours is not None
 
-    def finish(self, uid: ClaimUid, attempt: Attempt, devices: Sequence[AssignedDevice] = ()) -> bool:
+    def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool:
         """Note that the claim is prepared; durable on return. False when the entry is not this attempt's any more.
 
         ``devices``, when given, are those of ``begin`` with what became known since.
@@ -145,7 +147,9 @@ class Journal(GpuNotesStore):
                 self._replace_details(connection, uid, devices)
             return changed
 
-    def start_unprepare(self, uid: ClaimUid, *, only: Attempt | None = None, durable: bool = False) -> Attempt | None:
+    def start_unprepare(
+        self, uid: ClaimUid, *, only: AttemptToken | None = None, durable: bool = False
+    ) -> AttemptToken | None:
         """Note that the claim is being undone, taking the entry over from whoever had it.
 
         None without an entry, and with ``only`` when the entry is another attempt's by now.
@@ -161,7 +165,7 @@ class Journal(GpuNotesStore):
             )
             return attempt if changed else None
 
-    def forget(self, uid: ClaimUid, attempt: Attempt, *, partitions_left: bool = False) -> bool:
+    def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool:
         """Remove the entry and free its devices; durable. False when the entry is not this attempt's any more.
 
         Partitions that were made for it have to be gone: nothing tells afterwards that they were ours. With
@@ -271,7 +275,7 @@ class Journal(GpuNotesStore):
 
     def _insert(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice], state: State
-    ) -> Attempt:
+    ) -> AttemptToken:
         attempt = self._next_attempt()
         connection.execute(
             "INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -298,8 +302,8 @@ class Journal(GpuNotesStore):
             connection.executemany(details.INSERT_SHARING, details.sharing_rows(uid, devices))
             self._write_backups(connection, [device.gpu_uuid for device in devices if device.partition is not None])
 
-    def _next_attempt(self) -> Attempt:
-        return Attempt(owner=self.owner, number=next(self._attempts))
+    def _next_attempt(self) -> AttemptToken:
+        return AttemptToken(owner=self.owner, number=next(self._attempts))
 
     @staticmethod
     def _change(connection: sqlite3.Connection, statement: str, values: tuple[object, ...]) -> bool:

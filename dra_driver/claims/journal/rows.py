@@ -6,7 +6,7 @@ Owns the query for whole entries and its reverse. Refuses to know when rows are 
 import itertools
 from collections.abc import Iterable, Iterator
 
-from dra_driver.claims.entry import AssignedDevice, Assignment, Attempt, Entry, OrphanedPartition, OwnerId, State
+from dra_driver.claims.entry import AssignedDevice, Assignment, AttemptToken, Entry, OrphanedPartition, OwnerId, State
 from dra_driver.claims.journal import details, values
 from dra_driver.claims.journal.values import Row, corruption, parse_uid
 from dra_driver.model.claim import ClaimRef
@@ -51,7 +51,7 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
                 uid=parse_uid(found),
             ),
             state=State(values.parse_text("state", state)),
-            attempt=Attempt(
+            attempt=AttemptToken(
                 owner=OwnerId(values.parse_text("owner", owner)), number=values.parse_int("attempt", attempt)
             ),
             boot_id=values.parse_text("boot_id", boot_id),

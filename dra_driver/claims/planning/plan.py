@@ -71,7 +71,7 @@ class PlannedDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimPlan:
+class PreparePlan:
     """Everything that will be handed out for one claim, in the order of the allocation.
 
     ``partition_groups`` are partitions whose MPS daemons can be told only when the partitions are there.
@@ -96,7 +96,7 @@ class ClaimPlan:
         """Whether more than files is made for it."""
         return any(device.changes_hardware for device in self.assigned)
 
-    def with_device(self, position: int, **changes: object) -> "ClaimPlan":
+    def with_device(self, position: int, **changes: object) -> "PreparePlan":
         """The plan with one device in which something became known."""
         changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
@@ -104,7 +104,7 @@ class ClaimPlan:
 
 def plan(
     claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName, terms: Terms | None = None
-) -> ClaimPlan:
+) -> PreparePlan:
     """What to do for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default ones.
 
     Raises `UnknownDeviceError` (another pool, a device that is not here or cannot be cut), `ClaimError` (no or too many
@@ -119,13 +119,13 @@ def plan(
         _device(claim.ref, _assigned(each, shared), each.gpu, names)
         for each, shared in zip(granted, sharing.devices, strict=True)
     ]
-    found = ClaimPlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
+    found = PreparePlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
     if wrong := self_conflict(found.assigned):
         raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
     return found
 
 
-def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> ClaimPlan:
+def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePlan:
     """The plan that was carried out for a claim in the journal, checked against the hardware of the snapshot.
 
     Equal to what `plan` made of the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone or another
@@ -135,7 +135,7 @@ def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> ClaimPlan:
     devices = (
         _device(entry.ref, assigned, same_gpu(entry.ref, assigned, snapshot), names) for assigned in entry.devices
     )
-    return ClaimPlan(ref=entry.ref, devices=tuple(devices))
+    return PreparePlan(ref=entry.ref, devices=tuple(devices))
 
 
 def _check_results(claim: AllocatedClaim, pool: PoolName) -> None:

@@ -8,13 +8,13 @@ from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import AssignedSharing
 from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
-from dra_driver.claims.planning.plan import ClaimPlan, PlannedDevice
+from dra_driver.claims.planning.plan import PlannedDevice, PreparePlan
 from dra_driver.claims.planning.shares import MIB
 from dra_driver.errors import DeviceLostError
 from dra_driver.sharing.daemon import MpsDaemon
 
 
-def document_of(deps: ClaimDependencies, todo: ClaimPlan) -> CdiSpec:
+def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:
     """The document. The base document, partitions and daemons have to be there already.
 
     Admin access to a device that the claim has by itself, too, is that device as the claim has it: there is one name

@@ -8,7 +8,7 @@ import logging
 from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Blocked, Entry
 from dra_driver.claims.hardware.orphans import ownership_unknown, remove_orphaned_partitions
-from dra_driver.claims.planning.plan import ClaimPlan
+from dra_driver.claims.planning.plan import PreparePlan
 from dra_driver.claims.waiting import ClaimBusyError
 from dra_driver.claims.workflow.teardown import is_abandoned, teardown
 from dra_driver.errors import DeviceInUseError, GpuBusyError
@@ -19,7 +19,7 @@ STEP_S = 5.0
 """For how long one leftover is waited for, and before that for its GPUs; the call tries again while it may."""
 
 
-def resolve_conflicts(deps: ClaimDependencies, todo: ClaimPlan, blocked: Blocked, *, within_s: float) -> None:
+def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
     """Undo what dead runs left of the blockers; return when that may have helped.
 
     The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
@@ -47,7 +47,7 @@ def busy(entry: Entry) -> ClaimBusyError:
     return ClaimBusyError(f"claim {entry.ref} is {entry.state} in another run of the driver; the kubelet tries again")
 
 
-def in_use(todo: ClaimPlan, blocked: Blocked) -> DeviceInUseError:
+def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
     """The sentence about the first device that cannot be had."""
     conflict, holder = blocked.conflict, blocked.by[0]
     if conflict is None:

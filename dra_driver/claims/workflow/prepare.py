@@ -24,10 +24,10 @@ from contextlib import suppress
 
 from dra_driver.backoff import Backoff
 from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
+from dra_driver.claims.entry import AttemptToken, Entry, State, gpus_of
 from dra_driver.claims.hardware.apply import apply_plan, inspect_partitions, taken_over
-from dra_driver.claims.planning.plan import ClaimPlan, names_of, plan
-from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Budget, ClaimBusyError, GpuLockedError
+from dra_driver.claims.planning.plan import PreparePlan, names_of, plan
+from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, CallBudget, ClaimBusyError, GpuLockedError
 from dra_driver.claims.workflow.cdi_document import document_of
 from dra_driver.claims.workflow.contention import busy, resolve_conflicts
 from dra_driver.claims.workflow.rebuild import adopt
@@ -57,7 +57,7 @@ class Preparer:
         self._deps = deps
         self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 
-    def prepare(self, ref: ClaimRef, *, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def prepare(self, ref: ClaimRef, *, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         """The claim's devices, prepared, or an error, by ``budget.deadline`` unless disk or hardware itself hangs.
 
         Idempotent: a repeat gives an equal answer. Raises a `DraError` whose message says what to do, after waiting out
@@ -74,7 +74,7 @@ class Preparer:
         finally:
             self._slots.release()
 
-    def _retry(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _retry(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         """Try again until it works, the error is of a kind that stays, or time is up."""
         clock, backoff = self._deps.clock, Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         pause_s = backoff.next_s()
@@ -90,10 +90,10 @@ class Preparer:
                 asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
                 pause_s = min(max(backoff.next_s(), asked_s), left_s)
 
-    def _pause_left_s(self, error: DraError, budget: Budget) -> float:
+    def _pause_left_s(self, error: DraError, budget: CallBudget) -> float:
         return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())
 
-    def _attempt(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _attempt(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         # The lock is not kept while waiting for anything else: an unprepare of the same claim must get in.
         with self._deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired:
             if not acquired:
@@ -105,10 +105,10 @@ class Preparer:
             entry = self._current_entry(ref, budget)
             return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget)
 
-    def _left_s(self, budget: Budget) -> float:
+    def _left_s(self, budget: CallBudget) -> float:
         return budget.deadline - self._deps.clock.now()
 
-    def _current_entry(self, ref: ClaimRef, budget: Budget) -> Entry | None:
+    def _current_entry(self, ref: ClaimRef, budget: CallBudget) -> Entry | None:
         """The claim's entry if it is prepared, None when there is none (any more)."""
         deps = self._deps
         entry = deps.journal.entry(ref.uid)
@@ -120,7 +120,7 @@ class Preparer:
         deps.count("undone")
         return None
 
-    def _prepare_again(self, entry: Entry, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _prepare_again(self, entry: Entry, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         """Answer again, from the journal: no API call, but devices and files are looked at."""
         deps = self._deps
         deps.provider.ensure_base()
@@ -132,7 +132,7 @@ class Preparer:
         log.info("claim was prepared before", extra={"claim": str(entry.ref), "devices": names_of(again.devices)})
         return again.prepared
 
-    def _prepare(self, ref: ClaimRef, budget: Budget) -> tuple[PreparedDevice, ...]:
+    def _prepare(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         deps, claim = self._deps, self._read(ref, budget)
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
             return self._prepare_again(entry, budget)
@@ -143,7 +143,7 @@ class Preparer:
         log.info("claim prepared", extra={"claim": str(ref), "devices": names_of(done.devices)})
         return done.prepared
 
-    def _prepare_unchanged(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
+    def _prepare_unchanged(self, todo: PreparePlan, budget: CallBudget) -> PreparePlan:
         """Whole GPUs, to which nothing has to be done unless a note says so."""
         deps = self._deps
         document = document_of(deps, todo)
@@ -162,18 +162,18 @@ class Preparer:
             raise
         return todo
 
-    def _prepare_hardware(self, todo: ClaimPlan, budget: Budget) -> ClaimPlan:
+    def _prepare_hardware(self, todo: PreparePlan, budget: CallBudget) -> PreparePlan:
         """Partitions, shares and GPUs with settings; from intent to answer under the locks of the claim's GPUs."""
         deps = self._deps
         deps.require_hardware()
         for _ in range(_ROUNDS):
-            attempt: Attempt | None = None
+            attempt: AttemptToken | None = None
             try:
                 with deps.gpu_locks.acquire(gpus_of(todo.assigned), self._lock_s(budget)) as acquired:
                     self._require_lock(todo, acquired=acquired)
                     todo = inspect_partitions(deps, todo)
                     result = deps.journal.begin(todo.ref, todo.assigned, durable=True)
-                    if isinstance(result, Attempt):
+                    if isinstance(result, AttemptToken):
                         attempt = result
                         return self._apply_and_finish(todo, attempt, budget)
             except DraError:
@@ -183,43 +183,43 @@ class Preparer:
             resolve_conflicts(deps, todo, result, within_s=self._left_s(budget))
         raise _changing_concurrently(todo)
 
-    def _apply_and_finish(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> ClaimPlan:
+    def _apply_and_finish(self, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> PreparePlan:
         done = apply_plan(self._deps, todo, attempt, budget)
         self._deps.writer.write_claim(todo.ref.uid, document_of(self._deps, done))
         self._finish(done, attempt)
         return done
 
-    def _finish(self, done: ClaimPlan, attempt: Attempt) -> None:
+    def _finish(self, done: PreparePlan, attempt: AttemptToken) -> None:
         deps, ref = self._deps, done.ref
         if not deps.journal.finish(ref.uid, attempt, done.assigned if done.changes_hardware else ()):
             remove_file_without_entry(deps, ref.uid)
             raise taken_over(done)
 
-    def _teardown_best_effort(self, todo: ClaimPlan, attempt: Attempt, budget: Budget) -> None:
+    def _teardown_best_effort(self, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> None:
         with suppress(DraError):  # the first failure is the one to report; what stays is undone later
             teardown(self._deps, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
 
-    def _begin(self, todo: ClaimPlan, budget: Budget) -> Attempt:
+    def _begin(self, todo: PreparePlan, budget: CallBudget) -> AttemptToken:
         """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""
         for _ in range(_ROUNDS):
             result = self._deps.journal.begin(todo.ref, todo.assigned)
-            if isinstance(result, Attempt):
+            if isinstance(result, AttemptToken):
                 return result
             resolve_conflicts(self._deps, todo, result, within_s=self._left_s(budget))
         raise _changing_concurrently(todo)
 
-    def _lock_s(self, budget: Budget) -> float:
+    def _lock_s(self, budget: CallBudget) -> float:
         return max(0.0, min(LOCK_S, self._left_s(budget)))
 
     @staticmethod
-    def _require_lock(todo: ClaimPlan, *, acquired: bool) -> None:
+    def _require_lock(todo: PreparePlan, *, acquired: bool) -> None:
         if not acquired:
             raise GpuLockedError(
                 f"a GPU of claim {todo.ref} ({', '.join(names_of(todo.devices))}) is being changed by another call for "
                 f"more than {LOCK_S:g} s; it is tried again"
             )
 
-    def _read(self, ref: ClaimRef, budget: Budget) -> AllocatedClaim:
+    def _read(self, ref: ClaimRef, budget: CallBudget) -> AllocatedClaim:
         left_s = self._left_s(budget)
         if left_s < self._deps.retry_policy.read_s:
             raise RetryableError(
@@ -238,5 +238,5 @@ class Preparer:
         return snapshot
 
 
-def _changing_concurrently(todo: ClaimPlan) -> ClaimBusyError:
+def _changing_concurrently(todo: PreparePlan) -> ClaimBusyError:
     return ClaimBusyError(f"the devices of claim {todo.ref} are changing hands; the kubelet tries again")

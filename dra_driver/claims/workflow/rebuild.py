@@ -21,7 +21,7 @@ from dra_driver.claims.entry import Blocked, InstanceIds, gpus_of
 from dra_driver.claims.hardware.apply import with_partition_daemons
 from dra_driver.claims.hardware.orphans import LOCK_S, reclaim_orphans
 from dra_driver.claims.hardware.ownership import is_same
-from dra_driver.claims.planning.plan import ClaimPlan, plan
+from dra_driver.claims.planning.plan import PreparePlan, plan
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.errors import DeviceInUseError, DeviceLostError, DraError
 from dra_driver.gpu.notes import TIME_SLICE
@@ -180,7 +180,7 @@ def _sharing_as_found(deps: ClaimDependencies, gpu: GpuUuid) -> SharingTerms | N
     return SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval(noted))
 
 
-def _as_found(deps: ClaimDependencies, todo: ClaimPlan) -> ClaimPlan:
+def _as_found(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
     """The plan with what was made for the claim, as far as hardware and proofs tell; gone partitions as they were.
 
     The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that is not

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dra_driver.claims.dependencies import ClaimDependencies, ClaimLister
 from dra_driver.claims.hardware.orphans import reclaim_orphans
-from dra_driver.claims.waiting import Budget
+from dra_driver.claims.waiting import CallBudget
 from dra_driver.claims.workflow.prepare import Preparer
 from dra_driver.claims.workflow.rebuild import Rebuild
 from dra_driver.claims.workflow.recover import Recovery, recover, rewrite_files
@@ -124,11 +124,11 @@ class ClaimService:
         except DraError as error:
             log.warning("claims could not be maintained, tried again later", extra={"reason": str(error)})
 
-    def _budget(self, within_s: float | None) -> Budget:
+    def _budget(self, within_s: float | None) -> CallBudget:
         return self._deps.retry_policy.budget(self._deps.clock.now(), within_s)
 
     def _answers(
-        self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: Budget
+        self, work: Callable[[ClaimRef], Answer], refs: Sequence[ClaimRef], what: str, budget: CallBudget
     ) -> dict[ClaimUid, Answer | DraError]:
         answers: dict[ClaimUid, Answer | DraError] = {}
         for ref in refs:

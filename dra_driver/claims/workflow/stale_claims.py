@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.entry import Attempt, Entry, State
+from dra_driver.claims.entry import AttemptToken, Entry, State
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.claims.workflow.teardown import teardown
 from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
@@ -38,7 +38,7 @@ class CollectionResult:
 class _Suspicion:
     """Which attempt looked over, and since when on the bell's clock."""
 
-    attempt: Attempt
+    attempt: AttemptToken
     since: float
 
 

@@ -10,7 +10,7 @@ Callers hold the claim's lock, and no GPU's.
 from collections.abc import Collection
 
 from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.entry import Attempt, Entry, State, gpus_of
+from dra_driver.claims.entry import AttemptToken, Entry, State, gpus_of
 from dra_driver.claims.hardware.orphans import remove_orphaned_partitions
 from dra_driver.claims.hardware.release import release
 from dra_driver.claims.waiting import GpuLockedError
@@ -27,7 +27,7 @@ def teardown(
     deps: ClaimDependencies,
     uid: ClaimUid,
     *,
-    only: Attempt | None = None,
+    only: AttemptToken | None = None,
     within_s: float = LEAST_S,
     without_driver: bool = False,
 ) -> bool:
@@ -58,7 +58,7 @@ def teardown(
 
 
 def _teardown_hardware(
-    deps: ClaimDependencies, entry: Entry, attempt: Attempt, within_s: float, without_driver: bool
+    deps: ClaimDependencies, entry: Entry, attempt: AttemptToken, within_s: float, without_driver: bool
 ) -> bool:
     gpus = gpus_of(entry.devices)
     with deps.gpu_locks.acquire(gpus, within_s) as acquired:

@@ -9,14 +9,14 @@ longer exist. A failure keeps the pod in ``Terminating`` and is tried again afte
 import logging
 
 from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.waiting import Budget, ClaimBusyError
+from dra_driver.claims.waiting import CallBudget, ClaimBusyError
 from dra_driver.claims.workflow.teardown import teardown
 from dra_driver.model.claim import ClaimRef
 
 log = logging.getLogger(__name__)
 
 
-def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: Budget) -> None:
+def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
     """Free what the claim holds on this node; nothing to free is success.
 
     Waits until ``budget.deadline`` for others at most. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the

@@ -8,7 +8,7 @@ from dra_driver.cdi.spec import CdiSpec
 from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import Entry, InstanceIds, gpus_of
 from dra_driver.claims.planning.devices import check_alive
-from dra_driver.claims.planning.plan import ClaimPlan, restore
+from dra_driver.claims.planning.plan import PreparePlan, restore
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.claims.workflow.cdi_document import document_of
 from dra_driver.model.gpu import Snapshot
@@ -16,7 +16,7 @@ from dra_driver.model.gpu import Snapshot
 
 def verify_prepared(
     deps: ClaimDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
-) -> tuple[ClaimPlan, CdiSpec]:
+) -> tuple[PreparePlan, CdiSpec]:
     """What was prepared, and its CDI document. Waits for GPUs, and for daemons that have to start, for ``within_s``.
 
     Raises `DeviceLostError` when a device is gone: its claim stays as it is until the pod is deleted. Also
@@ -36,7 +36,7 @@ def verify_prepared(
         return again, document_of(deps, again)
 
 
-def _verify_hardware(deps: ClaimDependencies, again: ClaimPlan, within_s: float) -> None:
+def _verify_hardware(deps: ClaimDependencies, again: PreparePlan, within_s: float) -> None:
     """The partitions are there, the same ones, and the daemons run. The caller holds the locks of the GPUs."""
     hardware = deps.require_hardware()
     for device in again.devices:

@@ -6,7 +6,7 @@ from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 
 
 def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) ->
     )
     snapshot = SimulatedBackend.from_spec(str(spec), "node-1").snapshot()
     shared = GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))
-    features = Features(counters=True, taints=True, multi_allocation=True)
+    features = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
     built = build_devices(snapshot, {snapshot.gpus[0].uuid: shared}, features)
     names = {name.rpartition("/")[2] for device in built.devices for name in device["attributes"]}
     assert {"uuid", "profile", "parentUUID", "sharingStrategy", "placementStart"} <= names

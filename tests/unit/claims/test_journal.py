@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.claims.entry import AssignedDevice, AssignedShare, AssignedSharing, Attempt, Blocked, OwnerId, State
+from dra_driver.claims.entry import (
+    AssignedDevice,
+    AssignedShare,
+    AssignedSharing,
+    AttemptToken,
+    Blocked,
+    OwnerId,
+    State,
+)
 from dra_driver.claims.journal.journal import Counts, Journal
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import DeviceName
@@ -46,13 +54,13 @@ def other(tmp_path: Path, journal: Journal) -> Iterator[Journal]:
     other.close()
 
 
-def begun(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt:
+def begun(journal: Journal, number: int, *devices: AssignedDevice) -> AttemptToken:
     attempt = journal.begin(ref(number), devices or (assigned(),))
-    assert isinstance(attempt, Attempt)
+    assert isinstance(attempt, AttemptToken)
     return attempt
 
 
-def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt:
+def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> AttemptToken:
     attempt = begun(journal, number, *devices)
     assert journal.finish(uid(number), attempt)
     return attempt
@@ -150,7 +158,7 @@ def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other:
 def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal) -> None:
     """Who cleans up after a failure must not undo what another run has done since."""
     first = begun(journal, 1)
-    assert journal.start_unprepare(uid(1), only=Attempt(owner=OwnerId("run-9"), number=1)) is None
+    assert journal.start_unprepare(uid(1), only=AttemptToken(owner=OwnerId("run-9"), number=1)) is None
     entry = journal.entry(uid(1))
     assert entry is not None
     assert entry.state is State.PREPARING
@@ -239,7 +247,7 @@ def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: J
 def test_hostile_text_stays_text(journal: Journal) -> None:
     """Names are values to the database, never part of a statement."""
     name = "x'); DROP TABLE claim; --"
-    assert isinstance(journal.begin(ref(1, name), [assigned()]), Attempt)
+    assert isinstance(journal.begin(ref(1, name), [assigned()]), AttemptToken)
     entry = journal.entry(uid(1))
     assert entry is not None
     assert entry.ref.name == name

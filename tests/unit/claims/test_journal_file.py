@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.claims.entry import Attempt, OwnerId
+from dra_driver.claims.entry import AttemptToken, OwnerId
 from dra_driver.claims.journal.journal import Journal
 from dra_driver.claims.journal.schema import SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, DraError, StorageError
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_works(damage: object, tmp_p
     assert journal.set_aside.read_bytes()[100:] == was[100:]  # opening may touch a database's header
     assert journal.entries() == ()
     assert journal.rebuild_pending
-    assert isinstance(journal.begin(ref(1), [assigned()]), Attempt)
+    assert isinstance(journal.begin(ref(1), [assigned()]), AttemptToken)
     journal.close()
 
 
@@ -204,7 +204,7 @@ def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
     patch(path, offset, data)
     journal = open_at(path)
     assert journal.set_aside is not None
-    assert isinstance(journal.begin(ref(1), [assigned()]), Attempt)
+    assert isinstance(journal.begin(ref(1), [assigned()]), AttemptToken)
     journal.close()
 
 
@@ -315,7 +315,7 @@ def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path:
         journal.begin(ref(7), [assigned(7)])
     blocker.execute("ROLLBACK")
     assert journal.entry(uid(7)) is None
-    assert isinstance(journal.begin(ref(7), [assigned(7)]), Attempt)
+    assert isinstance(journal.begin(ref(7), [assigned(7)]), AttemptToken)
     blocker.close()
     journal.close()
 

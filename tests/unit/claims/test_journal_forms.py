@@ -12,7 +12,7 @@ from dra_driver.claims.entry import (
     AssignedPartition,
     AssignedShare,
     AssignedSharing,
-    Attempt,
+    AttemptToken,
     Blocked,
     InstanceIds,
     State,
@@ -224,7 +224,7 @@ def test_a_gpu_is_one_thing_at_a_time(
     for first, second in ((one, other), (other, one)):
         prepared(journal, 1, first)
         answer = journal.begin(ref(2), [second])
-        assert isinstance(answer, Attempt) == together
+        assert isinstance(answer, AttemptToken) == together
         if isinstance(answer, Blocked):
             assert [entry.ref for entry in answer.by] == [ref(1)]
         for number in (1, 2):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.claims.entry import Attempt, Entry, OwnerId, State
-from dra_driver.claims.planning.plan import ClaimPlan, plan, restore
+from dra_driver.claims.entry import AttemptToken, Entry, OwnerId, State
+from dra_driver.claims.planning.plan import PreparePlan, plan, restore
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError
 from dra_driver.model.claim import AllocatedClaim, OpaqueConfig, PreparedDevice
@@ -17,7 +17,7 @@ from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine
 SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
 
-def planned(of: AllocatedClaim, snapshot: Snapshot | None = None) -> ClaimPlan:
+def planned(of: AllocatedClaim, snapshot: Snapshot | None = None) -> PreparePlan:
     return plan(of, snapshot or machine(2), NAMES, POOL)
 
 
@@ -141,8 +141,8 @@ def test_a_wish_for_another_request_does_not_matter() -> None:
     assert planned(claim(1, configs=[gpu_config({"strategy": "MPS"}, "elsewhere")])) == planned(claim(1))
 
 
-def journalled(done: ClaimPlan) -> Entry:
-    attempt = Attempt(owner=OwnerId("run-1"), number=1)
+def journalled(done: PreparePlan) -> Entry:
+    attempt = AttemptToken(owner=OwnerId("run-1"), number=1)
     return Entry(
         ref=done.ref, state=State.PREPARED, attempt=attempt, boot_id="b", changed_at=0.0, devices=done.assigned
     )

@@ -8,7 +8,7 @@ from dra_driver.lint.known import KnownObjects, devices_of, known_from_catalog
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from tests.unit.lint.helpers import D, findings, one, rules, template, wire_slice
 
 SHARE = 'memory: 10Gi, computePercent: "20"'
@@ -29,7 +29,7 @@ def cluster(terms: SharingTerms | None) -> KnownObjects:
     """A cluster with one H100, published under these terms."""
     gpu = invent(catalog.model("h100-sxm5-80gb"), 0, "a")
     snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
-    features = Features(counters=True, multi_allocation=True)
+    features = ApiServerFeatures(counters=True, multi_allocation=True)
     built = build_devices(snapshot, {gpu.uuid: GpuTerms(policy="p", sharing=terms)}, features)
     devices = devices_of([wire_slice("a", [dict(device) for device in built.devices])])
     return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)

@@ -14,14 +14,14 @@ from dra_driver.lint.scope import WELL_KNOWN
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 
 
 @pytest.mark.parametrize("key", list(catalog.models()))
 def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
     """Attribute by attribute; lint cannot import the room that publishes."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
-    published = build_devices(_snapshot(gpu), {}, Features(counters=True)).devices[0]
+    published = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
     assert _described(found, published) == published["attributes"]
     assert found.wire["capacity"] == published.get("capacity", {})
@@ -33,7 +33,7 @@ def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) ->
     """What a selector and a capacity request meet on a GPU that a policy lets claims share."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
     terms = {gpu.uuid: GpuTerms(policy="p", sharing=SharingTerms(strategy=strategy))}
-    published = build_devices(_snapshot(gpu), terms, Features(multi_allocation=True)).devices[0]
+    published = build_devices(_snapshot(gpu), terms, ApiServerFeatures(multi_allocation=True)).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.shared and strategy.value in d.label)
     assert _described(found, published) == published["attributes"]
     assert found.wire["capacity"] == published["capacity"]
@@ -44,7 +44,7 @@ def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) ->
 def test_partitions_have_the_names_and_types_that_slices_publish(key: str) -> None:
     """Else a selector on a partition's attribute would be called wrong, or a wrong one right."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False, mig_resetless=True)
-    devices = build_devices(_snapshot(gpu), {}, Features(counters=True)).devices[1:]
+    devices = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[1:]
     for known in (d for d in catalog_devices() if d.model == key and not d.bare and "profile" in d.wire["attributes"]):
         profile = known.wire["attributes"]["profile"]
         published = next(d for d in devices if d["attributes"]["profile"] == profile)

@@ -11,12 +11,12 @@ from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid, MigUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 from dra_driver.slices.build import Built, GpuGroup
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import DesiredSlice, split
 from dra_driver.slices.limits import MAX_DEVICES
 
-ALL = Features(counters=True, taints=True, multi_allocation=True)
-NONE = Features()
+ALL = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
+NONE = ApiServerFeatures()
 H100, A100, RTX = "h100-sxm5-80gb", "a100-sxm4-40gb", "rtx-pro-6000-blackwell-se-96gb"
 
 

@@ -14,7 +14,7 @@ from dra_driver.sim.apiserver.kind import Review
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.slices.build import Built, build_devices
 from dra_driver.slices.diff import PoolIdentity, compute_writes
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import split
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu, snapshot
 
@@ -27,7 +27,7 @@ EVERYTHING = GpuTerms(
 )
 
 
-def build(gpu: Gpu, terms: GpuTerms | None = None, features: Features = ALL) -> Built:
+def build(gpu: Gpu, terms: GpuTerms | None = None, features: ApiServerFeatures = ALL) -> Built:
     return build_devices(snapshot(gpu), {gpu.uuid: terms} if terms is not None else {}, features)
 
 

@@ -8,10 +8,10 @@ from dra_driver.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.slices.features import FeatureWatch, probe
-from dra_driver.slices.gates import Features, lost_with
+from dra_driver.slices.gates import ApiServerFeatures, lost_with
 from tests.fakes.slices_api import FakeSlicesApi
 
-ALL = Features(counters=True, taints=True, multi_allocation=True)
+ALL = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 
 
 def test_a_server_that_keeps_everything_has_all_features() -> None:
@@ -49,7 +49,7 @@ def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
     api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.37.0")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
-    assert watch.current == Features()
+    assert watch.current == ApiServerFeatures()
     assert watch.refresh()
     api.drops = {"taints"}
     assert not watch.refresh()
@@ -66,7 +66,7 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> No
     watch.refresh()
     assert watch.lose({"counters"})
     assert not watch.lose({"counters"})
-    assert watch.current == Features(taints=True, multi_allocation=True)
+    assert watch.current == ApiServerFeatures(taints=True, multi_allocation=True)
     assert not watch.refresh()
     assert watch.refresh()
     assert watch.current == ALL
@@ -81,7 +81,7 @@ def test_a_server_of_1_34_has_no_counters_in_slices_of_their_own() -> None:
                 raise InvalidObjectError("422: spec.devices[0].consumesCounters[0].counterSet: not found", status=422)
             return super().create(body, dry_run=dry_run)
 
-    assert probe(Old(), "gpu.nvidia.com", "node-a") == Features(taints=True, multi_allocation=True)
+    assert probe(Old(), "gpu.nvidia.com", "node-a") == ApiServerFeatures(taints=True, multi_allocation=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import PartitionId
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.forms import Forms, forms_of
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu
 
 NO_COUNTERS = replace(ALL, counters=False)
@@ -18,7 +18,7 @@ RTX_UNCUT = mig_gpu(RTX, mig_profiles=())
 SHARED = GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.MPS))
 
 
-def forms(gpu: Gpu, features: Features = ALL, **terms: Any) -> Forms:
+def forms(gpu: Gpu, features: ApiServerFeatures = ALL, **terms: Any) -> Forms:
     return forms_of(gpu, GpuTerms(policy="p", **terms), features)
 
 
@@ -221,7 +221,7 @@ def test_sharing_needs_the_whole_and_a_server_that_keeps_it() -> None:
 def test_a_gpu_with_shares_in_use_is_not_published_by_a_server_that_keeps_no_shares(counters: bool) -> None:
     """A scheduler whose gate is still on counts shares of shared devices alone: it would grant the GPU a second time,
     whole or in parts."""
-    features = Features(counters=counters, taints=True)
+    features = ApiServerFeatures(counters=counters, taints=True)
     found = forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), features)
     assert (found.whole, found.foreign_instances, found.placements) == (False, (), ())
     (reason,) = found.reasons

@@ -15,7 +15,7 @@ from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.build import build_devices, pool_name
 from dra_driver.slices.diff import PoolIdentity, compute_writes
-from dra_driver.slices.gates import Features
+from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import split
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, gpu, instance, mig_gpu, node_of, snapshot
 
@@ -40,7 +40,7 @@ SHARED = GpuTerms(
     attributes={"team": "vision"},
 )
 # File: what it shows, the node, the terms of all its GPUs, what the API server keeps.
-CASES: dict[str, tuple[str, Snapshot, GpuTerms, Features]] = {
+CASES: dict[str, tuple[str, Snapshot, GpuTerms, ApiServerFeatures]] = {
     "two-h100.yaml": (
         "What a node publishes whose driver tells nothing about MIG: one slice, devices in order of minor number.",
         node_of(2), GpuTerms(), ALL),
