@@ -1,7 +1,6 @@
-"""What this driver writes down about a GPU before it changes it, so that it can be put back.
+"""Notes about a GPU that this driver writes before it changes a setting, so that it can restore the setting later.
 
-Owns the words of the notes, which are on disk. Refuses to know where they are kept (``claims.journal``) and what
-follows from one (``mig/``, ``sharing/``).
+The keys are names on disk: ``claims.journal`` stores the notes, ``mig/`` and ``sharing/`` write and read them.
 """
 
 from typing import Final, Protocol
@@ -11,16 +10,16 @@ from dra_driver.model.ids import GpuUuid
 MIG_MODE: Final = "mig-mode"
 """This driver switched MIG mode on."""
 COMPUTE_MODE: Final = "compute-mode"
-"""It set another compute mode; the value is the one of before."""
+"""This driver set another compute mode; the value is the previous one."""
 TIME_SLICE: Final = "time-slice"
-"""It set a time slice; the value is which."""
+"""This driver set a time slice; the value is its interval."""
 
 
 class GpuNotes(Protocol):
     """Durable notes about what this driver changed on a GPU. Raises StorageError."""
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
-        """The note's value, None without one."""
+        """The note's value, None without a note."""
         ...
 
     def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
@@ -28,7 +27,7 @@ class GpuNotes(Protocol):
         ...
 
     def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
-        """Remove it, if it is there; durable on return."""
+        """Remove it if it exists; durable on return."""
         ...
 
     def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:

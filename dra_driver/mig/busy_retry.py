@@ -1,7 +1,4 @@
-"""Trying again while a GPU is busy, within a bound.
-
-Owns pauses and deadlines. Refuses to know what is tried and what the person who waits should be told.
-"""
+"""Repeats a hardware call while the GPU is busy, with growing pauses, until a time limit."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,9 +15,9 @@ Result = TypeVar("Result")
 
 
 class BusyRetry:
-    """Time that one operation may take in all. For one thread.
+    """One time limit for all steps of an operation. For one thread.
 
-    A monitor such as dcgm opens a GPU for moments at a time, so short pauses help where one long wait would not.
+    A monitor such as dcgm opens a GPU for moments at a time, so several short pauses succeed where one long one fails.
     """
 
     def __init__(self, within_s: float, *, sleep: Sleep, clock: Clock) -> None:
@@ -36,12 +33,14 @@ class BusyRetry:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the end, never negative."""
+        """Seconds until the limit, never negative."""
         return max(self._until - self._clock(), 0.0)
 
     def attempt(self, step: Callable[[], Result]) -> Result:
-        """What ``step`` returns. It is tried at least once, and again after GpuBusyError while there is time; the last
-        GpuBusyError is raised. Other errors are raised at once."""
+        """Return what ``step`` returns, repeating it after GpuBusyError while time is left.
+
+        ``step`` runs at least once. Raises the last GpuBusyError when time is over, and other errors at once.
+        """
         backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
             try:

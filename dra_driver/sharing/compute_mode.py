@@ -1,8 +1,7 @@
-"""Changing a GPU's compute mode and giving it back.
+"""Changes a GPU's compute mode and restores the previous one.
 
-Owns the order of note and change. Refuses to know why the mode is changed. The note holds the mode of before and is
-written durably first; a note that is there is never overwritten, because what it says is older and so is right.
-Compute modes are NVML's (nvmlDeviceSetComputeMode); they do not outlive a reboot.
+A note with the previous mode is durable before the mode changes. An existing note is never overwritten: it is older
+and therefore holds the original mode. Compute modes are NVML's (nvmlDeviceSetComputeMode) and do not survive a reboot.
 """
 
 from dra_driver.gpu.backend import ComputeMode, ComputeModes
@@ -11,10 +10,10 @@ from dra_driver.model.ids import GpuUuid
 
 
 def set_with_undo(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
-    """Make ``wanted`` the GPU's mode; a GPU that has it already and no note is left alone, and so is not given back.
+    """Set the GPU's mode to ``wanted``. A GPU that has it already gets no note, so `restore` does not change it.
 
     Idempotent. The caller holds the GPU's lock. Raises what `ComputeModes` raises, and StorageError. A process that
-    dies half-way leaves a note, with which `restore` puts things right.
+    dies half-way leaves a note, from which `restore` restores the mode.
     """
     found = control.compute_mode(gpu)
     if found is wanted:
@@ -24,14 +23,15 @@ def set_with_undo(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: 
     control.set_compute_mode(gpu, wanted)
 
 
-def restore(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, ours: ComputeMode) -> None:
-    """Set the noted mode again and clear the note; without a note nothing happens.
+def restore(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, expected: ComputeMode) -> None:
+    """Set the noted mode again and clear the note; do nothing without a note.
 
-    A mode that is not ``ours`` any more was set by somebody else since, or by a reboot, and is left alone.
+    A mode other than ``expected``, the one that this driver set, was changed since by an administrator or a reboot, and
+    stays.
     """
     noted = notes.gpu_note(gpu, COMPUTE_MODE)
     if noted is None:
         return
-    if control.compute_mode(gpu) is ours:
+    if control.compute_mode(gpu) is expected:
         control.set_compute_mode(gpu, ComputeMode.__members__.get(noted, ComputeMode.DEFAULT))
     notes.clear_gpu_note(gpu, COMPUTE_MODE)

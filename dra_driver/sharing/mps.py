@@ -1,10 +1,10 @@
-"""What the node process asks of MPS: a daemon that is ready, and later gone.
+"""The node process' side of MPS: requests a daemon, waits until it is ready, and later releases it.
 
-Owns the order of files, notes, compute mode and waiting, and the sentences about what did not come about in time.
-Refuses to start a process: that is the MPS host's (``host.py``), whose life does not depend on this one.
+The daemon itself is started by the MPS host (``host.py``), another process that survives restarts of this one. The two
+communicate through files below one folder.
 
-A process that dies between any two steps leaves a folder, which `daemons` lists, and notes; the same call again, or
-`release`, puts things right.
+A process that dies between any two steps leaves a folder, which `MpsClient.daemons` lists, and notes. Repeating the
+call, or `MpsClient.release`, continues from there.
 """
 
 import logging
@@ -28,25 +28,24 @@ __all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]
 log = logging.getLogger(__name__)
 
 HOST_GRACE_S: Final = 1.0
-"""How long a host that is being restarted is waited for before anything is done."""
+"""Seconds to wait for a host that is being restarted, before anything is changed."""
 UNDO_S: Final = 5.0
-"""How long taking back what a failed call did may take beyond the caller's own limit."""
+"""Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
 LEAST_REMOVE_S: Final = 1.0
-"""How long a folder in which containers wrote may take to be removed when waiting for the daemon took all the time."""
+"""Seconds to remove a folder in which containers wrote, when waiting for the daemon used all of the caller's time."""
 _STEP_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsDirectories:
-    """A daemon's folders, as paths for the container runtime: the pipes, and what is ``/dev/shm`` to daemon and
-    clients."""
+    """A daemon's folders as paths for the container runtime: the pipes, and the ``/dev/shm`` of daemon and clients."""
 
     pipe: Path
     shm: Path
 
 
 class MpsClient:
-    """Asks the node's MPS host for daemons, through files below ``root``. Keeps nothing between calls.
+    """Requests daemons from the node's MPS host, through files below ``root``. Keeps no state between calls.
 
     The caller holds the locks of a daemon's GPUs; under them the methods may be called from any thread. They raise
     MpsUnavailableError, StorageError, what `ComputeModes` raises, and ValueError for an id that cannot be one.
@@ -68,10 +67,10 @@ class MpsClient:
         self._clock = clock
 
     def ensure(self, daemon: MpsDaemon, *, within_s: float) -> None:
-        """Have the daemon run, with exactly these limits, and wait until clients can connect. Idempotent.
+        """Request a daemon with exactly these limits, and wait until clients can connect. Idempotent.
 
-        A daemon of the same id and other limits is replaced, which ends the work of its clients. A call that fails has
-        taken back what it did, in at most `UNDO_S` more: a daemon that was there before is there still.
+        A daemon of the same id and other limits is replaced, which ends the work of its clients. A failed call restores
+        the previous state within `UNDO_S` more seconds: a daemon that existed before still exists.
         """
         deadline = self._clock() + within_s
         folder = self._folders.of(daemon.id)
@@ -92,10 +91,10 @@ class MpsClient:
             log.info("MPS daemon ready", extra={"daemon": daemon.id, "devices": daemon.devices})
 
     def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
-        """Have the daemon end, wait until it has (or no host runs it), give compute modes back, remove its folder.
+        """Stop the daemon, wait until it has ended (or no host runs it), restore compute modes, remove its folder.
 
-        ``gpus`` are added to those that the daemon's own file names. Idempotent: an unknown id is success, with the
-        modes of ``gpus`` given back. After a failure, and after a death, the call can be repeated.
+        ``gpus`` are added to those that the daemon's own file names. Idempotent: for an unknown id the modes of
+        ``gpus`` are restored, and the call succeeds. It can be repeated after a failure or a death of the process.
         """
         deadline = self._clock() + within_s
         folder = self._folders.of(daemon_id)
@@ -115,15 +114,15 @@ class MpsClient:
             log.info("MPS daemon gone", extra={"daemon": daemon_id})
 
     def daemons(self) -> tuple[str, ...]:
-        """Ids of all daemons that were asked for and not released to the end, half-made ones too, ascending."""
+        """Ids of all requested daemons that are not completely released, incomplete ones included, ascending."""
         return self._folders.ids()
 
     def daemon(self, daemon_id: str) -> MpsDaemon | None:
-        """What was asked for under that id; None when nothing was, or when the one who asked died before writing it."""
+        """The daemon as requested; None for an unknown id, or when the requesting process died before writing it."""
         return self._folders.of(daemon_id).read_any()
 
     def directories(self, daemon_id: str) -> MpsDirectories:
-        """Where clients meet the daemon. Raises MpsUnavailableError before it was ever ready."""
+        """The folders through which clients connect. Raises MpsUnavailableError before the daemon was first ready."""
         folder = self._folders.of(daemon_id)
         status = folder.read_status()
         if status is None or not status.shm.startswith("/"):
@@ -133,7 +132,7 @@ class MpsClient:
         return MpsDirectories(pipe=folder.pipe, shm=Path(status.shm))
 
     def _check_host(self, daemon: MpsDaemon, deadline: float) -> None:
-        """Raise before anything is done when nobody would start the daemon."""
+        """Raise, before anything is changed, when no host runs that would start the daemon."""
         until = min(deadline, self._clock() + HOST_GRACE_S)
         while not self._folders.host_lives():
             if self._clock() >= until:
@@ -145,7 +144,7 @@ class MpsClient:
         others = [daemon_id for daemon_id in self._folders.ids() if daemon_id != daemon.id]
         if len(others) >= MAX_DAEMONS:
             raise MpsUnavailableError(
-                f"there are {len(others)} MPS daemons on this node, at most {MAX_DAEMONS} are run: remove the folders"
+                f"{len(others)} MPS daemons exist on this node, at most {MAX_DAEMONS} are run: remove the folders"
                 f" of those that no claim needs from {self._folders.daemons}"
             )
         for daemon_id in others:
@@ -177,22 +176,22 @@ class MpsClient:
     def _no_host(self, daemon: MpsDaemon) -> str:
         return (
             f"MPS daemon {daemon.id} for {', '.join(daemon.devices)} cannot run: no dra-driver mps-host runs on this"
-            f" node (nobody holds {self._folders.lock}). Install the DaemonSet dra-driver-mps-host of deploy/base, or"
-            " look why its pod on this node does not run; the pod that waits is tried again"
+            f" node (no process holds the lock {self._folders.lock}). Install the DaemonSet dra-driver-mps-host of"
+            " deploy/base, or find out why its pod on this node does not run; the kubelet tries the waiting pod again"
         )
 
     def _undo(self, daemon: MpsDaemon, folder: DaemonFolder, before: MpsDaemon | None) -> None:
-        """Never raises: the first error is the one that is told."""
+        """Restore the state of before. Never raises, so that the caller reports the first error."""
         try:
             if before is None:
                 self.release(daemon.id, daemon.gpus, within_s=UNDO_S)
             elif before != daemon:
                 folder.write_desired(before)
         except DraError as error:
-            log.warning("an MPS daemon is not taken back yet", extra={"daemon": daemon.id, "reason": str(error)})
+            log.warning("MPS daemon is not restored yet; will retry", extra={"daemon": daemon.id, "reason": str(error)})
 
     def _remove(self, folder: DaemonFolder, deadline: float) -> None:
-        """Clients may still write into the pipe's folder while it is removed, so once more helps."""
+        """Clients may write into the pipe folder while it is removed, so a removal that fails is repeated."""
         while True:
             try:
                 return folder.remove(within_s=max(LEAST_REMOVE_S, deadline - self._clock()))

