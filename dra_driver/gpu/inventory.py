@@ -15,6 +15,7 @@ from dra_driver.backoff import Backoff
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.backend import Backend
 from dra_driver.model.gpu import Snapshot
+from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -124,16 +125,21 @@ class Inventory:
 
     def _listen(self) -> None:
         """Turn events into looks. Ends soon after ``stop``; a wait in the driver cannot be cut short."""
-        self._first.wait()  # the driver is there
+        self._first.wait()
+        backoff = Backoff(first_s=self._backoff.first_s, longest_s=self._backoff.longest_s)
         while not self._stopping.is_set():
             try:
                 happened = self._backend.wait_for_event(EVENT_WAIT_S)
             except DriverUnavailableError:
-                happened = False
                 self._stopping.wait(EVENT_WAIT_S)
-            except Exception:
-                log.exception("waiting for GPU events failed in an unexpected way; polling goes on")
-                return
+                continue
+            except Exception:  # thread boundary: without this thread, changes are seen only at the next poll
+                pause_s = backoff.next_s()
+                log.exception("unexpected error while waiting for GPU events", extra={"retry_s": pause_s})
+                metrics.internal_error("gpu-events")
+                self._stopping.wait(pause_s)
+                continue
+            backoff.reset()
             if happened:
                 self._wake.set()
 
@@ -143,9 +149,10 @@ class Inventory:
             snapshot = self._backend.snapshot()
         except DriverUnavailableError as error:
             return self._failed(str(error))
-        except Exception as error:
-            log.exception("looking at the GPUs failed in an unexpected way")
-            return self._failed(f"looking at the GPUs failed: {type(error).__name__}: {error}")
+        except Exception as error:  # thread boundary: the next poll may succeed
+            log.exception("unexpected error while reading the GPUs")
+            metrics.internal_error("gpu-inventory")
+            return self._failed(f"reading the GPUs failed: {type(error).__name__}: {error}")
         self._succeeded(snapshot)
         return self._poll_interval_s
 
@@ -184,5 +191,6 @@ class Inventory:
             seen[:] = [snapshot]  # only this thread reads and writes what a subscriber has seen
             try:
                 callback(snapshot)
-            except Exception:
-                log.exception("a subscriber of the GPU inventory failed", extra={"subscriber": repr(callback)})
+            except Exception:  # thread boundary: the other subscribers and the polling go on
+                log.exception("GPU inventory subscriber failed", extra={"subscriber": repr(callback)})
+                metrics.internal_error("gpu-subscriber")

@@ -25,7 +25,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 # A claim's outcome: a branch of the project's error tree, or "internal" for a defect of ours.
 Result = Literal["ok", "configuration", "claim", "hardware", "retryable", "kubernetes-api", "internal"]
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
-Place = Literal["grpc", "http", "maintenance", "publisher"]
+Place = Literal["claims", "gpu-events", "gpu-inventory", "gpu-subscriber", "grpc", "http", "maintenance", "publisher"]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 ClaimEvent = Literal[
     "prepared",

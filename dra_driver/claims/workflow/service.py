@@ -19,6 +19,7 @@ from dra_driver.claims.workflow.unprepare import unprepare_claim
 from dra_driver.errors import DraError, RetryableError
 from dra_driver.model.claim import ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid
+from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ def _guarded(work: Callable[[ClaimRef], Answer], ref: ClaimRef, what: str) -> An
         return error
     except Exception as error:  # one claim's defect must not take its neighbours' answers with it
         log.exception("unexpected failure", extra={"claim": str(ref)})
+        metrics.internal_error("claims")
         return DraError(
             f"claim {ref} could not be {what}: unexpected {type(error).__name__}; the driver's log has the details"
         )

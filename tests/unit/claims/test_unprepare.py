@@ -4,6 +4,7 @@ import pytest
 
 from dra_driver.claims.entry import State
 from dra_driver.errors import DraError, StorageError
+from dra_driver.telemetry import metrics
 from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run
 
@@ -106,9 +107,11 @@ def test_a_defect_is_an_answer_too(run: Run, caplog: pytest.LogCaptureFixture) -
         raise RuntimeError("a defect")
 
     run.node.writer.remove_claim = broken  # type: ignore[method-assign]
+    counted = metrics.internal_errors_total.labels("claims")._value.get()
     answers = run.service.unprepare([ref(1), ref(2)])
     assert all(type(answers[uid(number)]) is DraError for number in (1, 2))
     assert "unexpected RuntimeError" in str(answers[uid(1)])
+    assert metrics.internal_errors_total.labels("claims")._value.get() == counted + 2
     assert "RuntimeError: a defect" in caplog.text
 
 

@@ -11,6 +11,7 @@ from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.inventory import THREAD_NAME, Inventory
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.model.gpu import Snapshot
+from dra_driver.telemetry import metrics
 
 WAIT_S = 10.0
 NEVER_S = 3600.0
@@ -25,6 +26,7 @@ class ScriptedBackend:
         self.answers = list(answers)
         self.looks = 0
         self.closed = threading.Event()
+        self.delivered = threading.Event()  # set when an event was handed out, and so everything queued before it
         self.events: queue.SimpleQueue[bool | Exception] = queue.SimpleQueue()
 
     def open(self) -> None:
@@ -48,6 +50,8 @@ class ScriptedBackend:
             return False
         if isinstance(event, Exception):
             raise event
+        if event:
+            self.delivered.set()
         return event
 
 
@@ -134,19 +138,40 @@ def test_an_event_of_the_hardware_brings_the_next_look_at_once(start: Start) -> 
     assert told.get(timeout=WAIT_S) == TWO
 
 
-def test_a_defect_in_waiting_for_events_leaves_the_polling_alone(
+def counted(place: metrics.Place) -> float:
+    return float(metrics.internal_errors_total.labels(place)._value.get())
+
+
+def test_the_event_thread_survives_an_unexpected_error(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """An event after the error still brings a look at once; the error is counted and logged with its traceback."""
+    backend = ScriptedBackend(ONE)
+    inventory = start(backend, retry_min_s=0.001, retry_max_s=0.002)
+    heard = told(inventory)
+    assert heard.get(timeout=WAIT_S) == ONE
+    before = counted("gpu-events")
+    for _ in range(3):
+        backend.events.put(ZeroDivisionError("a defect in the backend"))
+    backend.answers = [TWO]
+    backend.events.put(True)
+    assert backend.delivered.wait(WAIT_S)
+    assert heard.get(timeout=WAIT_S) == TWO
+    assert (counted("gpu-events"), inventory.problem) == (before + 3, None)
+    assert caplog.text.count("ZeroDivisionError: a defect in the backend") == 3
+
+
+def test_errors_of_the_event_thread_are_retried_with_growing_pauses(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """An error that comes back at once must not keep a core busy or fill the log."""
     backend = ScriptedBackend(ONE)
-    inventory = start(backend)
-    told: queue.Queue[Snapshot] = queue.Queue()
-    inventory.subscribe(told.put)
-    told.get(timeout=WAIT_S)
-    backend.answers = [TWO]
-    backend.events.put(ZeroDivisionError())
-    inventory.refresh()
-    assert told.get(timeout=WAIT_S) == TWO
-    assert inventory.problem is None
+    inventory = start(backend, retry_min_s=0.001, retry_max_s=0.004)
+    assert inventory.wait_first(WAIT_S)
+    for _ in range(4):
+        backend.events.put(ZeroDivisionError())
+    backend.events.put(True)
+    assert backend.delivered.wait(WAIT_S)
+    pauses = [record.__dict__["retry_s"] for record in caplog.records if "GPU events" in record.getMessage()]
+    assert pauses == [0.001, 0.002, 0.004, 0.004]
 
 
 def test_a_driver_that_goes_away_leaves_the_last_good_snapshot_and_a_problem() -> None:
@@ -167,6 +192,18 @@ def test_a_missing_driver_is_retried_until_it_is_there(start: Start) -> None:
     assert backend.looks >= 4
 
 
+def test_an_unexpected_error_of_a_look_is_counted_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """A defect must not pass for a driver that is not installed yet."""
+    inventory = Inventory(ScriptedBackend(DriverUnavailableError("no"), ValueError("a defect")), NEVER_S)
+    before = counted("gpu-inventory")
+    inventory._poll()
+    assert counted("gpu-inventory") == before
+    inventory._poll()
+    assert counted("gpu-inventory") == before + 1
+    assert inventory.problem == "reading the GPUs failed: ValueError: a defect"
+    assert "ValueError: a defect" in caplog.text
+
+
 def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> None:
     """A node without a driver must not burn a core, a node that gets one must not wait for minutes."""
     trouble = DriverUnavailableError("no")
@@ -177,6 +214,7 @@ def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> Non
 
 def test_a_subscriber_that_fails_harms_nobody_else(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """And its failure is in the log with the traceback."""
+    before = counted("gpu-subscriber")
     inventory = start(ScriptedBackend(ONE, TWO))
     failed = threading.Event()
 
@@ -189,7 +227,8 @@ def test_a_subscriber_that_fails_harms_nobody_else(start: Start, caplog: pytest.
     assert heard.get(timeout=WAIT_S) in (ONE, TWO)
     assert failed.wait(WAIT_S)
     inventory.stop()
-    assert "a defect in the subscriber" in caplog.text
+    assert "RuntimeError: a defect in the subscriber" in caplog.text
+    assert counted("gpu-subscriber") > before
 
 
 def test_a_left_out_gpu_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
