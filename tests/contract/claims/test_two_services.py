@@ -1,29 +1,88 @@
-"""Two runs of the node process, as in a rolling update, at the same GPUs at the same time."""
+"""Two node processes on one node, as in a rolling update, prepare and unprepare partitions of the same GPUs at once."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dra_driver.errors import DraError
+from dra_driver.gpu.simulated.backend import SimulatedBackend
+from dra_driver.model.ids import GpuUuid
 from tests.contract.claims.mixed import Node
 from tests.fakes.claims import claim, part, ref, result
 from tests.fakes.memory import memory_folder
 
-ROUNDS = 6
+ROUNDS, THREADS = 6, 6
+SWITCH_S = 0.002  # a switch of MIG mode takes long enough for the other process to come in between
 
 
-def test_two_runs_cut_and_join_the_same_gpus_without_harm() -> None:
-    """Each partition is made once, MIG mode is switched by one at a time, and at the end the GPUs are whole."""
+class WatchedHardware:
+    """Simulated hardware of one process; ``log`` is shared by both and counts what they do to each GPU."""
+
+    def __init__(self, backend: SimulatedBackend, log: "HardwareLog") -> None:
+        self._backend = backend
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
+        with self._log.switching(gpu):
+            time.sleep(SWITCH_S)
+            found = self._backend.snapshot().gpu_by_uuid(gpu)
+            assert found is not None
+            assert found.mig_enabled is not enabled, f"MIG mode of {gpu} is already {enabled}"
+            self._backend.set_mig_mode(gpu, enabled)
+
+    def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
+        created = self._backend.create_gpu_instance(gpu, profile_id, start)
+        self._log.created[gpu, start] += 1
+        return created
+
+
+class HardwareLog:
+    """Instances created by GPU and start, and GPUs whose MIG mode two processes switched at the same time."""
+
+    def __init__(self) -> None:
+        self.created: Counter[tuple[str, int]] = Counter()
+        self.overlaps: list[str] = []
+        self._lock = threading.Lock()  # guards the set
+        self._switching: set[str] = set()
+
+    @contextmanager
+    def switching(self, gpu: str) -> Iterator[None]:
+        with self._lock:
+            if gpu in self._switching:
+                self.overlaps.append(gpu)
+            self._switching.add(gpu)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._switching.discard(gpu)
+
+
+def test_two_processes_create_each_partition_once_and_leave_whole_gpus() -> None:
+    """No MIG mode is switched by two at a time, each prepare creates one instance, and no instance is left."""
+    log = HardwareLog()
+
+    def watch(tool: Any) -> Any:
+        return WatchedHardware(tool, log) if isinstance(tool, SimulatedBackend) else tool
+
     with TemporaryDirectory(dir=memory_folder()) as folder:
-        nodes = [Node(Path(folder), seed) for seed in (1, 2)]
+        nodes = [Node(Path(folder), seed, wrap=watch) for seed in (1, 2)]
+        gpus = [book.gpu for book in nodes[0].books[:2]]
         failures: list[str] = []
 
-        def lane(node: Node, number: int) -> Callable[[], None]:
-            """Claims for one partition of each of two GPUs, in an order that differs between lanes."""
-            profile = next(p for p in node.books[0].gpu.mig_profiles if p.name == "1g.10gb")
+        def work_of(node: Node, number: int) -> Callable[[], None]:
+            """Claims for one partition of each of the two GPUs, in an order that differs between threads."""
+            profile = next(p for p in gpus[0].mig_profiles if p.name == "1g.10gb")
             minors = (0, 1) if number % 2 else (1, 0)
-            wanted = claim(number, *(result(part(m, profile, number % 7), request=f"r{m}") for m in minors))
+            wanted = claim(number, *(result(part(m, profile, number), request=f"r{m}") for m in minors))
             node.api.put(wanted)
 
             def work() -> None:
@@ -36,12 +95,16 @@ def test_two_runs_cut_and_join_the_same_gpus_without_harm() -> None:
             return work
 
         threads = [
-            threading.Thread(target=lane(nodes[number % 2], number), name=f"lane-{number}") for number in range(6)
+            threading.Thread(target=work_of(nodes[number % 2], number), name=f"kubelet-{number}", daemon=True)
+            for number in range(THREADS)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
+        assert [thread.name for thread in threads if thread.is_alive()] == []
         assert failures == []
+        assert log.overlaps == []
+        assert log.created == {(gpu.uuid, start): ROUNDS for gpu in gpus for start in range(THREADS)}
         for node in nodes:
             node.finish()
