@@ -77,11 +77,6 @@ def short_turns(view: View) -> None:
     assert view.hardware.said("nvidia-smi")[-1].endswith(f"nvidia-smi compute-policy -i {gpu} --set-timeslice 1")
 
 
-def no_time_slice_on_mig(view: View) -> None:
-    """A MIG device has no time slice to set: nvidia-smi was not even asked."""
-    assert not any(view.gpu() in line for line in view.hardware.said("nvidia-smi"))
-
-
 def mps_daemon(view: View) -> None:
     """One daemon for this GPU, with both defaults set before anybody could connect; the GPU admits nobody else."""
     gpu, said = view.gpu(), [line.split(" ", 1)[1] for line in view.hardware.said("mps-control")]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.demo.expectations import read_expectations, seen_gpus
+from dra_driver.sim.demo.expectations import read_expectations
+from dra_driver.sim.demo.observed import observed_devices
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from tests.e2e.cluster import ROOT, RealCluster
 from tests.e2e.host import Host
@@ -30,7 +31,7 @@ def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: 
     """State, number of GPUs and MIG devices, and in each log the very ones granted and no other."""
     with reached(cluster, path, namespace, read_expectations(path)) as home:
         logs = cluster.logs(home, phase="Succeeded")
-        seen = {pod: len(seen_gpus(log)) for pod, log in logs.items()}
+        seen = {pod: len(observed_devices(log).listed) for pod, log in logs.items()}
         assert set(seen.values()) <= {1}, f"pods of a Job that did not see one GPU each: {seen}"
         if host is not None:
             check_partitions(cluster, host.hardware, home)

@@ -17,7 +17,7 @@ from dra_driver.errors import NotFoundError
 from dra_driver.kube.paths import resource_slices
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import PODS
-from dra_driver.sim.demo.expectations import granted_gpus, seen_gpus
+from dra_driver.sim.demo.observed import allocated_devices, observed_devices
 from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
@@ -55,8 +55,8 @@ class Pods:
         """The one GPU that the pod's log lists, which is the one that it was granted."""
         # A container is ready before its command has printed anything.
         wait(lambda: None if self.log(name) else f"the log of {name} is empty", 30.0)
-        seen = seen_gpus(self.log(name))
-        assert seen == granted_gpus(self.get(name), self._cluster.client)
+        seen = observed_devices(self.log(name)).listed
+        assert seen == allocated_devices(self.get(name), self._cluster.client).gpus
         return str(*seen)
 
     def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:

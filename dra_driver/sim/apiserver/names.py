@@ -28,10 +28,6 @@ _SUBDOMAIN_TEXT = (
     f"and must start and end with an alphanumeric character (e.g. 'example.com', regex used for "
     f"validation is '{_SUBDOMAIN}')"
 )
-_CASELESS_TEXT = (
-    "an RFC 1123 subdomain must consist of alphanumeric characters, '-' or '.', and must start and "
-    f"end with an alphanumeric character (e.g. 'example.com', regex used for validation is '(?i){_SUBDOMAIN}')"
-)
 _PART_TEXT = (
     "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character "
     f"(e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{_PART}')"
@@ -75,12 +71,6 @@ def dns_subdomain(name: str) -> list[str]:
     """At most 253 characters, labels separated by dots."""
     problems = [] if len(name) <= 253 else ["must be no more than 253 bytes"]
     return problems if _SUBDOMAIN_RE.fullmatch(name) else [*problems, _SUBDOMAIN_TEXT]
-
-
-def dns_subdomain_caseless(name: str) -> list[str]:
-    """A subdomain in which capitals are tolerated: names of drivers."""
-    problems = [] if len(name) <= 253 else ["must be no more than 253 bytes"]
-    return problems if _SUBDOMAIN_RE.fullmatch(name.lower()) else [*problems, _CASELESS_TEXT]
 
 
 def path_segment(name: str) -> list[str]:

@@ -110,16 +110,6 @@ def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -
     return None
 
 
-def seen_gpus(log: str) -> tuple[str, ...]:
-    """UUIDs of all GPUs that a log lists in the format of ``nvidia-smi -L``, in order, each once."""
-    return observed_devices(log).listed
-
-
-def granted_gpus(pod: Obj, client: Client) -> tuple[str, ...]:
-    """UUIDs of the whole GPUs that the pod's claims were allocated, as their ResourceSlices name them."""
-    return allocated_devices(pod, client).gpus
-
-
 def _seen_by(pod: Obj, client: Client) -> Devices:
     """What the logs of all of the pod's containers list together."""
     return sum((observed_devices(log) for log in _logs_of(pod, client).values()), Devices())

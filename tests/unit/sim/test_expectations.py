@@ -9,7 +9,8 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.client import StoreClient
-from dra_driver.sim.demo.expectations import parse_expectation, read_expectations, seen_gpus, unmet
+from dra_driver.sim.demo.expectations import parse_expectation, read_expectations, unmet
+from dra_driver.sim.demo.observed import observed_devices
 from tests.fakes.dra_objects import allocated, claim, gpu, node, resource_slice
 
 UUIDS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111")
@@ -184,7 +185,7 @@ def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
 def test_only_whole_lines_of_nvidia_smi_count() -> None:
     """A UUID that a program mentions somewhere is not a GPU that it sees."""
     log = f"hello {UUIDS[0]}\n{line(0, UUIDS[1])}\nGPU 1: broken (UUID: {UUIDS[0]}) trailing\n"
-    assert seen_gpus(log) == (UUIDS[1],)
+    assert observed_devices(log).listed == (UUIDS[1],)
 
 
 @pytest.fixture

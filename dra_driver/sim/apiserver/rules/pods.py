@@ -18,7 +18,6 @@ from dra_driver.sim.apiserver.problems import (
 )
 from dra_driver.sim.apiserver.rules.resources import extended_claim_problems, resource_problems
 
-MAX_CLAIMS_PER_POD = 256
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")
 _MUTABLE = ("activeDeadlineSeconds", "tolerations", "schedulingGates", "terminationGracePeriodSeconds")
