@@ -1,0 +1,59 @@
+"""The gate on skipped tests passes what tests/skips.toml lists and names everything else."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {r"no kubectl .*": 2}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_skips", ROOT / "scripts" / "check_skips.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def report(folder: Path, *reasons: str) -> Path:
+    """A report of one test that passed and one for each reason."""
+    cases = "".join(f'<testcase name="t"><skipped type="pytest.skip" message="{text}"/></testcase>' for text in reasons)
+    path = folder / "report.xml"
+    path.write_text(f'<testsuites><testsuite><testcase name="ok"/>{cases}</testsuite></testsuites>')
+    return path
+
+
+def test_listed_reasons_pass_up_to_their_count(script: ModuleType, tmp_path: Path) -> None:
+    """The count that the list allows passes, one more is named with both numbers."""
+    total, reasons = script.read_report(report(tmp_path, *["no kubectl on PATH"] * 2))
+    assert (total, dict(reasons)) == (3, {"no kubectl on PATH": 2})
+    assert list(script.breaches(total, reasons, LIMITS)) == []
+    total, reasons = script.read_report(report(tmp_path, *["no kubectl on PATH"] * 3))
+    assert list(script.breaches(total, reasons, LIMITS)) == [
+        "3 tests were skipped, tests/skips.toml allows 2: no kubectl on PATH"
+    ]
+
+
+def test_other_reasons_and_empty_reports_are_named(script: ModuleType) -> None:
+    """The pattern has to match the whole reason."""
+    found = list(script.breaches(0, {"there is no kubectl on PATH": 1}, LIMITS))
+    assert [text.partition(":")[0] for text in found] == [
+        "The report has no tests",
+        "1 tests were skipped for a reason that tests/skips.toml does not list",
+    ]
+
+
+def test_the_gate_fails_on_what_the_list_lacks(
+    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Reasons are printed with their counts whether the gate passes or not."""
+    older = "/usr/bin/kubectl is older than 1.34, which does not know resource.k8s.io/v1"
+    assert script.main(["check_skips.py", str(report(tmp_path, older))]) == 0
+    assert f"     1 {older}\n" in capfd.readouterr().out
+    assert script.main(["check_skips.py", str(report(tmp_path, "gcc is not installed"))]) == 1
+    assert script.main(["check_skips.py", str(report(tmp_path, *[older] * 22))]) == 1
