@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow check bench fuzz gen lock clean
+.PHONY: demo test test-slow check bench fuzz mutants gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -37,6 +37,9 @@ bench: $(VENV)/.ready         ## Node process, forms, selectors and allocation a
 fuzz: $(VENV)/.ready          ## Mutated selectors and allocation questions: never a traceback, never an endless run
 	$(BIN)/python tests/fuzz/cel_fuzz.py --count 200000 --seed 11
 	$(BIN)/python tests/fuzz/allocate_fuzz.py --count 20000 --seed 11
+
+mutants: $(VENV)/.ready       ## Mutations of safety-critical lines, each of which a test has to notice; under 10 minutes
+	$(BIN)/python scripts/mutants.py
 
 gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 	$(BIN)/python scripts/gen.py

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
-from dra_driver.claims.entry import AssignedDevice, AssignedPartition, Attempt, InstanceIds, OwnerId
+from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, InstanceIds, OwnerId
 from dra_driver.claims.journal.journal import Journal
 from dra_driver.files import replace_file
 from dra_driver.model.ids import DeviceName, MigUuid
@@ -53,13 +53,13 @@ def device(number: int, *, live: bool = False) -> AssignedDevice:
     )
 
 
-def begin(journal: Journal, number: int, *, durable: bool = False) -> Attempt:
+def begin(journal: Journal, number: int, *, durable: bool = False) -> AttemptToken:
     attempt = journal.begin(ref(number), [device(number)], durable=durable)
-    assert isinstance(attempt, Attempt)
+    assert isinstance(attempt, AttemptToken)
     return attempt
 
 
-def journal_steps(folder: Path) -> None:
+def journal_steps(folder: Path) -> None:  # long: a list of steps, read from top to bottom
     """Each public write of the journal that says ``durable``, after one that is not, so that no sync is inherited."""
 
     def opened(boot_id: str) -> Journal:
@@ -78,7 +78,7 @@ def journal_steps(folder: Path) -> None:
     mark("open")
     journal = opened("boot-1")
     begin(journal, next(numbers))  # the first write begins a new log, which syncs its header
-    attempts: dict[str, Attempt] = {}
+    attempts: dict[str, AttemptToken] = {}
 
     def begun() -> None:
         attempts["one"] = begin(journal, 1, durable=True)
