@@ -65,11 +65,6 @@ class Database:
             self._connection.close()
 
     @property
-    def damaged(self) -> bool:
-        """Whether damage was met since opening: only a restart of the process helps, which rebuilds the file."""
-        return self._damaged
-
-    @property
     def problem(self) -> str | None:
         """Why only a restart of the process helps, None while nothing of that kind is known. Cheap; never raises."""
         if self._damaged:

@@ -13,108 +13,125 @@ import json
 from collections.abc import Iterator, Sequence
 
 from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedShare, AssignedSharing, InstanceIds
-from dra_driver.claims.journal import values
-from dra_driver.claims.journal.values import Row
-from dra_driver.model.ids import ClaimUid, GpuUuid, MigUuid
+from dra_driver.claims.journal import schema, values
+from dra_driver.claims.journal.values import Parameters, Row
+from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid
 from dra_driver.model.mig import PartitionId
 from dra_driver.model.terms import Interval, Strategy
 from dra_driver.sharing.daemon import MpsDaemon
 
-MIG_COLUMNS = "m.gpu_uuid, m.profile, m.profile_name, m.start, m.size, m.made, m.gi, m.ci, m.mig_uuid"
-SHARING_COLUMNS = (
-    "s.strategy, s.interval, s.share, s.memory, s.percent, s.shares, s.total_memory, s.max_shares, s.daemon"
-)
+SELECT_MIG = schema.select("m", schema.MIG_COLUMNS, prefix="mig_")
+SELECT_SHARING = schema.select("s", schema.SHARING_COLUMNS, prefix="sharing_")
 JOINS = """
 LEFT JOIN mig AS m ON m.uid = d.uid AND m.position = d.position AND m.device = d.device AND m.gpu_uuid = d.gpu_uuid
 LEFT JOIN sharing AS s ON s.uid = d.uid AND s.position = d.position
 """
-INSERT_MIG = "INSERT INTO mig VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-INSERT_SHARING = "INSERT INTO sharing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_MIG = schema.insert("mig", schema.MIG_COLUMNS)
+INSERT_SHARING = schema.insert("sharing", schema.SHARING_COLUMNS)
 
 _STRATEGIES = frozenset(Strategy)
 _INTERVALS = frozenset(Interval)
 _MAX_PERCENT = 100
 
 
-def mig_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Row]:
-    """Rows for `INSERT_MIG`."""
+def mig_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
+    """Parameters for `INSERT_MIG`."""
     for position, device in enumerate(devices):
-        assigned = device.partition
-        if assigned is not None:
-            live = (
-                (assigned.live.gi_id, assigned.live.ci_id, assigned.live.uuid) if assigned.live else (None, None, None)
-            )
-            place = (
-                assigned.id.gpu_uuid,
-                assigned.id.profile_id,
-                assigned.profile_name,
-                assigned.id.start,
-                assigned.size,
-            )
-            yield (uid, position, device.device, *place, int(assigned.created_by_driver), *live)
+        if device.partition is not None:
+            yield mig_row(uid, position, device.device, device.partition)
 
 
-def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Row]:
-    """Rows for `INSERT_SHARING`."""
+def mig_row(uid: ClaimUid, position: int, device: DeviceName, partition: AssignedPartition) -> Parameters:
+    """Parameters for `INSERT_MIG`, of one partition."""
+    live = partition.live
+    return {
+        "uid": uid,
+        "position": position,
+        "device": device,
+        "gpu_uuid": partition.id.gpu_uuid,
+        "profile": partition.id.profile_id,
+        "profile_name": partition.profile_name,
+        "start": partition.id.start,
+        "size": partition.size,
+        "made": int(partition.created_by_driver),
+        "gi": live.gi_id if live else None,
+        "ci": live.ci_id if live else None,
+        "mig_uuid": live.uuid if live else None,
+    }
+
+
+def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
+    """Parameters for `INSERT_SHARING`."""
     for position, device in enumerate(devices):
-        assigned = device.sharing
-        if assigned is not None:
-            share = assigned.share
-            consumed: Row = (0, None, None, None, None, None)
-            if share is not None:
-                consumed = (1, share.memory, share.percent, share.count, share.total_memory, share.max_shares)
-            daemon = json.dumps(assigned.daemon.to_wire(), separators=(",", ":")) if assigned.daemon else None
-            yield (uid, position, str(assigned.strategy), str(assigned.interval), *consumed, daemon)
+        sharing = device.sharing
+        if sharing is not None:
+            share, daemon = sharing.share, sharing.daemon
+            yield {
+                "uid": uid,
+                "position": position,
+                "strategy": str(sharing.strategy),
+                "interval": str(sharing.interval),
+                "share": int(share is not None),
+                "memory": share.memory if share else None,
+                "percent": share.percent if share else None,
+                "shares": share.count if share else None,
+                "total_memory": share.total_memory if share else None,
+                "max_shares": share.max_shares if share else None,
+                "daemon": json.dumps(daemon.to_wire(), separators=(",", ":")) if daemon else None,
+            }
 
 
 def partition(row: Row) -> AssignedPartition | None:
-    """The `MIG_COLUMNS` of a row; None where there is no such row. Raises damage."""
-    gpu_uuid, profile, name, start, size, made, gi, ci, mig_uuid = row
-    if profile is None:
+    """The partition in a row that has `SELECT_MIG`; None where table ``mig`` has no row. Raises `values.corruption`."""
+    if row["mig_profile"] is None:
         return None
     live = None
-    if mig_uuid is not None:
+    if row["mig_mig_uuid"] is not None:
         live = InstanceIds(
-            gi_id=values.parse_int("gi", gi),
-            ci_id=values.parse_int("ci", ci),
-            uuid=MigUuid(values.parse_text("mig_uuid", mig_uuid)),
+            gi_id=values.parse_int("gi", row["mig_gi"]),
+            ci_id=values.parse_int("ci", row["mig_ci"]),
+            uuid=MigUuid(values.parse_text("mig_uuid", row["mig_mig_uuid"])),
         )
     return AssignedPartition(
         id=PartitionId(
-            GpuUuid(values.parse_text("gpu_uuid", gpu_uuid)),
-            values.parse_int("profile", profile),
-            values.parse_int("start", start),
+            GpuUuid(values.parse_text("gpu_uuid", row["mig_gpu_uuid"])),
+            values.parse_int("profile", row["mig_profile"]),
+            values.parse_int("start", row["mig_start"]),
         ),
-        profile_name=values.parse_text("profile_name", name),
-        size=values.parse_int("size", size, least=1),
-        created_by_driver=values.parse_flag("made", made),
+        profile_name=values.parse_text("profile_name", row["mig_profile_name"]),
+        size=values.parse_int("size", row["mig_size"], least=1),
+        created_by_driver=values.parse_flag("made", row["mig_made"]),
         live=live,
     )
 
 
 def sharing(row: Row) -> AssignedSharing | None:
-    """The `SHARING_COLUMNS` of a row; None where there is no such row. Raises damage."""
-    strategy, interval, share, memory, percent, shares, total, most, daemon = row
+    """How a device is shared, from a row that has `SELECT_SHARING`; None where table ``sharing`` has no row.
+
+    Raises `values.corruption`.
+    """
+    strategy, interval, daemon = row["sharing_strategy"], row["sharing_interval"], row["sharing_daemon"]
     if strategy is None:
         return None
     if strategy not in _STRATEGIES:
         values.corrupt_value("strategy", strategy)
     if interval not in _INTERVALS:
         values.corrupt_value("interval", interval)
-    assigned = None
-    if values.parse_flag("share", share):
-        assigned = AssignedShare(
-            memory=_optional("memory", memory),
-            percent=values.parse_int("percent", percent, least=0, most=_MAX_PERCENT),
-            count=values.parse_int("shares", shares),
-            total_memory=_optional("total_memory", total),
-            max_shares=_optional("max_shares", most),
-        )
     return AssignedSharing(
-        strategy=Strategy(values.parse_text("strategy", strategy)),
-        interval=Interval(values.parse_text("interval", interval)),
-        share=assigned,
+        strategy=Strategy(strategy),
+        interval=Interval(interval),
+        share=_share(row) if values.parse_flag("share", row["sharing_share"]) else None,
         daemon=None if daemon is None else _daemon(values.parse_text("daemon", daemon)),
+    )
+
+
+def _share(row: Row) -> AssignedShare:
+    return AssignedShare(
+        memory=_optional("memory", row["sharing_memory"]),
+        percent=values.parse_int("percent", row["sharing_percent"], least=0, most=_MAX_PERCENT),
+        count=values.parse_int("shares", row["sharing_shares"]),
+        total_memory=_optional("total_memory", row["sharing_total_memory"]),
+        max_shares=_optional("max_shares", row["sharing_max_shares"]),
     )
 
 

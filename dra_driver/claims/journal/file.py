@@ -198,6 +198,7 @@ def _create_private(path: Path) -> None:
 def _configure(connection: sqlite3.Connection, path: Path) -> None:
     # As the module would, but with an error that says what it is: its own is an OperationalError without any code.
     connection.text_factory = bytes.decode
+    connection.row_factory = sqlite3.Row  # columns by name, see `schema`
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # A file system without shared memory maps. Slower, and just as safe.
@@ -234,9 +235,9 @@ def _is_complete(connection: sqlite3.Connection) -> bool:
 
 def _check_content(connection: sqlite3.Connection) -> None:
     """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
-    problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
-    if problems != [("ok",)]:
-        raise values.corruption(str(problems[0][0]))
+    (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if problem != "ok":
+        raise values.corruption(str(problem))
     # A device without its claim would be held for ever by nobody.
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
         raise values.corruption("a device belongs to no claim")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dra_driver.claims.entry import OrphanedPartition, OwnerId
-from dra_driver.claims.journal import details, rows, values
+from dra_driver.claims.journal import details, rows, schema, values
 from dra_driver.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
 from dra_driver.claims.journal.database import Database
 from dra_driver.claims.journal.file import REBUILD, OpenJournal
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 BACKUPS_FOLDER = "made"
 """The folder beside the journal."""
-_MADE = f"""
-SELECT m.device, m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
+_CREATED = f"""
+SELECT m.uid AS uid, m.position AS position, {details.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 """  # noqa: S608 - columns are constants
-_MADE_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
+_CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
 
 
 class GpuNotesStore(Database):
@@ -51,7 +51,7 @@ class GpuNotesStore(Database):
     def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
         """Write it; durable on return."""
         with self._writing("note a change of a GPU", durable=True) as connection:
-            connection.execute("INSERT OR REPLACE INTO gpu_note VALUES (?, ?, ?, ?)", (gpu, key, value, self.boot_id))
+            connection.execute(_SET_NOTE, {"gpu_uuid": gpu, "key": key, "value": value, "boot_id": self.boot_id})
             self._write_backups(connection, (gpu,))
 
     def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
@@ -96,7 +96,7 @@ class GpuNotesStore(Database):
                     values.parse_int("profile", profile),
                     values.parse_int("start", start),
                 )
-                for gpu, profile, start in connection.execute(_MADE_IDS)
+                for gpu, profile, start in connection.execute(_CREATED_IDS)
             )
 
     def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]:
@@ -133,7 +133,7 @@ class GpuNotesStore(Database):
         with self._writing("take over what is proven", durable=True) as connection:
             if _is_pending(connection):  # still; another process may have been first
                 for proof in self._backups.read():
-                    connection.executemany(_KEEP_NOTE, [(proof.gpu, n.key, n.value, n.boot_id) for n in proof.notes])
+                    connection.executemany(_KEEP_NOTE, [_note_row(proof.gpu, note) for note in proof.notes])
                     if not self.boot_id or proof.boot_id in ("", self.boot_id):
                         connection.executemany(_KEEP_PARTITION, map(_mig_row, proof.partitions))
 
@@ -164,36 +164,37 @@ class GpuNotesStore(Database):
 
     def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> GpuStateBackup:
         notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))
-        made = connection.execute(_MADE, (gpu,)).fetchall()
-        orphaned_partitions = rows.orphaned_partitions(row[1:] for row in made)
+        created = connection.execute(_CREATED, (gpu,)).fetchall()
         return GpuStateBackup(
             gpu=gpu,
             boot_id=self.boot_id,
             notes=tuple(
                 NoteBackup(
-                    key=values.parse_text("key", key),
-                    value=values.parse_text("value", value),
-                    boot_id=values.parse_text("boot_id", boot),
+                    key=values.parse_text("key", row["key"]),
+                    value=values.parse_text("value", row["value"]),
+                    boot_id=values.parse_text("boot_id", row["boot_id"]),
                 )
-                for key, value, boot in notes.fetchall()
+                for row in notes.fetchall()
             ),
             partitions=tuple(
-                PartitionBackup(orphan=orphan, device=DeviceName(values.parse_text("device", row[0])))
-                for row, orphan in zip(made, orphaned_partitions, strict=True)
+                PartitionBackup(orphan=orphan, device=DeviceName(values.parse_text("device", row["mig_device"])))
+                for row, orphan in zip(created, rows.orphaned_partitions(created), strict=True)
             ),
         )
 
 
-_KEEP_NOTE = "INSERT OR IGNORE INTO gpu_note VALUES (?, ?, ?, ?)"
-_KEEP_PARTITION = details.INSERT_MIG.replace("INSERT", "INSERT OR IGNORE", 1)
+_SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
+_KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
+_KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
 
 
 def _is_pending(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
 
 
-def _mig_row(proven: PartitionBackup) -> values.Row:
-    assigned, live = proven.orphan.partition, proven.orphan.partition.live
-    ids = (live.gi_id, live.ci_id, live.uuid) if live else (None, None, None)
-    place = (assigned.id.gpu_uuid, assigned.id.profile_id, assigned.profile_name, assigned.id.start, assigned.size)
-    return (proven.orphan.uid, proven.orphan.position, proven.device, *place, 1, *ids)
+def _note_row(gpu: GpuUuid, note: NoteBackup) -> values.Parameters:
+    return {"gpu_uuid": gpu, "key": note.key, "value": note.value, "boot_id": note.boot_id}
+
+
+def _mig_row(saved: PartitionBackup) -> values.Parameters:
+    return details.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

@@ -278,14 +278,32 @@ class Journal(GpuNotesStore):
     ) -> AttemptToken:
         attempt = self._next_attempt()
         connection.execute(
-            "INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (ref.uid, ref.namespace, ref.name, state, attempt.owner, attempt.number, self.boot_id, self._now()),
+            rows.INSERT_CLAIM,
+            {
+                "uid": ref.uid,
+                "namespace": ref.namespace,
+                "name": ref.name,
+                "state": state,
+                "owner": attempt.owner,
+                "attempt": attempt.number,
+                "boot_id": self.boot_id,
+                "changed_at": self._now(),
+            },
         )
         connection.executemany(
-            "INSERT INTO device VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            rows.INSERT_DEVICE,
             [
-                (ref.uid, i, d.request, d.pool, d.device, d.share_id or "", int(d.admin_access), d.gpu_uuid)
-                for i, d in enumerate(devices)
+                {
+                    "uid": ref.uid,
+                    "position": position,
+                    "request": device.request,
+                    "pool": device.pool,
+                    "device": device.device,
+                    "share_id": device.share_id or "",
+                    "admin": int(device.admin_access),
+                    "gpu_uuid": device.gpu_uuid,
+                }
+                for position, device in enumerate(devices)
             ],
         )
         self._replace_details(connection, ref.uid, devices)

@@ -7,89 +7,87 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from dra_driver.claims.entry import AssignedDevice, Assignment, AttemptToken, Entry, OrphanedPartition, OwnerId, State
-from dra_driver.claims.journal import details, values
+from dra_driver.claims.journal import details, schema, values
 from dra_driver.claims.journal.values import Row, corruption, parse_uid
 from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import DeviceName, GpuUuid, PoolName
 from dra_driver.model.mig import parse_partition_name
 
-_DEVICE_COLUMNS = f"""
-d.request, d.pool, d.device, d.share_id, d.admin, d.gpu_uuid, {details.MIG_COLUMNS}, {details.SHARING_COLUMNS}
-"""
+_DEVICE = f"{schema.select('d', schema.DEVICE_COLUMNS[2:])}, {details.SELECT_MIG}, {details.SELECT_SHARING}"
 SELECT = f"""
-SELECT c.uid, c.namespace, c.name, c.state, c.owner, c.attempt, c.boot_id, c.changed_at, {_DEVICE_COLUMNS}
+SELECT {schema.select("c", schema.CLAIM_COLUMNS)}, {_DEVICE}
 FROM claim AS c LEFT JOIN device AS d ON d.uid = c.uid {details.JOINS}
 """  # noqa: S608 - columns are constants
 BY_POSITION = "ORDER BY c.uid, d.position"
-SELECT_ASSIGNMENTS = f"SELECT d.uid, {_DEVICE_COLUMNS} FROM device AS d {details.JOINS} WHERE d.admin = 0"  # noqa: S608
+SELECT_ASSIGNMENTS = f"SELECT d.uid AS uid, {_DEVICE} FROM device AS d {details.JOINS} WHERE d.admin = 0"  # noqa: S608
 """Devices that are held, from all claims; one without its claim is damage that is met when the claim is looked up."""
 SELECT_ORPHANED = f"""
-SELECT m.uid, m.position, {details.MIG_COLUMNS} FROM mig AS m
+SELECT m.uid AS uid, m.position AS position, {details.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND NOT EXISTS (
   SELECT 1 FROM device AS d
   WHERE d.uid = m.uid AND d.position = m.position AND d.admin = 0
   AND d.device = m.device AND d.gpu_uuid = m.gpu_uuid)
 """  # noqa: S608 - columns are constants
+INSERT_CLAIM = schema.insert("claim", schema.CLAIM_COLUMNS)
+INSERT_DEVICE = schema.insert("device", schema.DEVICE_COLUMNS)
 _STATES = frozenset(State)
-_MIG_AT = 6
-_SHARING_AT = 15
 
 
 def entries(rows: Iterable[Row]) -> Iterator[Entry]:
     """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `corruption` for a row that is none of ours."""
-    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
-        first, *rest = group
-        found, namespace, name, state, owner, attempt, boot_id, changed_at, *_ = first
-        if state not in _STATES:
-            values.corrupt_value("state", state)
-        if first[8] is None:
+    for _, group in itertools.groupby(rows, key=lambda row: row["uid"]):
+        of_claim = list(group)
+        first = of_claim[0]
+        if first["state"] not in _STATES:
+            values.corrupt_value("state", first["state"])
+        if first["request"] is None:
             raise corruption("a claim has no device, and none was ever noted without one")
         yield Entry(
             ref=ClaimRef(
-                namespace=values.parse_text("namespace", namespace),
-                name=values.parse_text("name", name),
-                uid=parse_uid(found),
+                namespace=values.parse_text("namespace", first["namespace"]),
+                name=values.parse_text("name", first["name"]),
+                uid=parse_uid(first["uid"]),
             ),
-            state=State(values.parse_text("state", state)),
+            state=State(first["state"]),
             attempt=AttemptToken(
-                owner=OwnerId(values.parse_text("owner", owner)), number=values.parse_int("attempt", attempt)
+                owner=OwnerId(values.parse_text("owner", first["owner"])),
+                number=values.parse_int("attempt", first["attempt"]),
             ),
-            boot_id=values.parse_text("boot_id", boot_id),
-            changed_at=values.parse_timestamp("changed_at", changed_at),
-            devices=tuple(_assigned(row[8:]) for row in (first, *rest)),
+            boot_id=values.parse_text("boot_id", first["boot_id"]),
+            changed_at=values.parse_timestamp("changed_at", first["changed_at"]),
+            devices=tuple(_assigned(row) for row in of_claim),
         )
 
 
 def assignments(rows: Iterable[Row]) -> Iterator[Assignment]:
     """Rows of `SELECT_ASSIGNMENTS`. Raises `corruption`."""
-    for found, *columns in rows:
-        yield Assignment(uid=parse_uid(found), device=_assigned(tuple(columns)))
+    for row in rows:
+        yield Assignment(uid=parse_uid(row["uid"]), device=_assigned(row))
 
 
 def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
     """Rows of `SELECT_ORPHANED`. Raises `corruption`."""
-    for found, position, *columns in rows:
-        partition = details.partition(tuple(columns))
+    for row in rows:
+        partition = details.partition(row)
         if partition is None:
             values.corrupt_value("profile", None)
         yield OrphanedPartition(
-            uid=parse_uid(found), position=values.parse_int("position", position), partition=partition
+            uid=parse_uid(row["uid"]), position=values.parse_int("position", row["position"]), partition=partition
         )
 
 
 def _assigned(row: Row) -> AssignedDevice:
-    request, pool, device, share_id, admin, gpu_uuid = row[:_MIG_AT]
-    name = DeviceName(values.parse_text("device", device))
-    partition = details.partition(row[_MIG_AT:_SHARING_AT])
+    name = DeviceName(values.parse_text("device", row["device"]))
+    partition = details.partition(row)
     if partition is None and parse_partition_name(name) is not None:
         raise corruption(f"it is not noted what partition {name} is")
     return AssignedDevice(
-        request=values.parse_text("request", request),
-        pool=PoolName(values.parse_text("pool", pool)),
+        request=values.parse_text("request", row["request"]),
+        pool=PoolName(values.parse_text("pool", row["pool"])),
         device=name,
-        share_id=values.parse_text("share_id", share_id) or None,
-        admin_access=values.parse_flag("admin", admin),
-        gpu_uuid=GpuUuid(values.parse_text("gpu_uuid", gpu_uuid)),
+        share_id=values.parse_text("share_id", row["share_id"]) or None,
+        admin_access=values.parse_flag("admin", row["admin"]),
+        gpu_uuid=GpuUuid(values.parse_text("gpu_uuid", row["gpu_uuid"])),
         partition=partition,
-        sharing=details.sharing(row[_SHARING_AT:]),
+        sharing=details.sharing(row),
     )

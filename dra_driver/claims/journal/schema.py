@@ -6,6 +6,32 @@ Owns the schema and its version. Refuses to know when it is applied (`journal_fi
 
 SCHEMA_VERSION = 1
 
+# The columns that this version reads and writes, by name: a newer version of the same SCHEMA_VERSION may have added
+# others, with defaults, anywhere in a table.
+CLAIM_COLUMNS = ("uid", "namespace", "name", "state", "owner", "attempt", "boot_id", "changed_at")
+DEVICE_COLUMNS = ("uid", "position", "request", "pool", "device", "share_id", "admin", "gpu_uuid")
+# fmt: off
+MIG_COLUMNS = (
+    "uid", "position", "device", "gpu_uuid", "profile", "profile_name", "start", "size", "made", "gi", "ci", "mig_uuid",
+)
+SHARING_COLUMNS = (
+    "uid", "position", "strategy", "interval", "share", "memory", "percent", "shares", "total_memory", "max_shares",
+    "daemon",
+)
+# fmt: on
+GPU_NOTE_COLUMNS = ("gpu_uuid", "key", "value", "boot_id")
+
+
+def insert(table: str, columns: tuple[str, ...], *, verb: str = "INSERT") -> str:
+    """The statement that inserts one row of named parameters."""
+    return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
+
+
+def select(alias: str, columns: tuple[str, ...], *, prefix: str = "") -> str:
+    """A list of result columns; ``prefix`` tells those of joined tables apart."""
+    return ", ".join(f"{alias}.{name} AS {prefix}{name}" for name in columns)
+
+
 # A device may be held once: the partial unique index makes that true whatever any process does. A device given with
 # admin access is nobody's, and one share of a device that is shared is a holding of its own. The note is REBUILD, the
 # version SCHEMA_VERSION.
@@ -34,7 +60,7 @@ CREATE TABLE device (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0;
 CREATE TABLE note (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO note VALUES ('rebuild-pending', 'yes');
+INSERT INTO note (key, value) VALUES ('rebuild-pending', 'yes');
 PRAGMA user_version = 1;
 COMMIT;
 """

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from dra_driver.model.ids import ClaimUid
 
-Row = tuple[object, ...]
+Row = sqlite3.Row
+Parameters = dict[str, object]
 
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")  # no other one passes the names of CDI files, so none was ever noted
 _LARGEST = 2**63 - 1
