@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from dra_driver import errors
 from dra_driver.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
-from dra_driver.gpu.backend import Backend, GpuControl
+from dra_driver.gpu.backend import Backend, ComputeModes, GpuControl
 from dra_driver.gpu.simulated import mig as rules
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
 EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; looking is one stat()
-METHODS = frozenset(name for half in (Backend, GpuControl) for name in vars(half) if not name.startswith("_"))
+METHODS = frozenset(
+    name for part in (Backend, GpuControl, ComputeModes) for name in vars(part) if not name.startswith("_")
+)
 _Stamp = tuple[int, int, int]
 T = TypeVar("T")
 
