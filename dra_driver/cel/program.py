@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from dra_driver.cel import types as t
 from dra_driver.cel.check import Checker
+from dra_driver.cel.closures import UNSET, Closure
 from dra_driver.cel.cost import LIMIT
 from dra_driver.cel.cost_bound import cost_bound
 from dra_driver.cel.device import DeviceView
-from dra_driver.cel.eval_common import UNSET, Closure
-from dra_driver.cel.eval_fast import Context, build_fast
-from dra_driver.cel.eval_metered import Meter, build_metered
+from dra_driver.cel.eval_fast import FastBuilder
+from dra_driver.cel.eval_metered import Meter, MeteredBuilder
 from dra_driver.cel.ir import FIRST_SLOT, IrBuilder, IrNode
 from dra_driver.cel.libraries.kube import forget_promotions
 from dra_driver.cel.parser import parse
@@ -53,7 +53,7 @@ class Program:
         self._tracks = "isInteger" in expression or "asInteger" in expression
         most = cost_bound(ir)
         cheap = most is not None and most <= LIMIT * _HEADROOM
-        self._fast: Closure | None = build_fast(ir, Context(self._tracks)) if cheap else None
+        self._fast: Closure | None = FastBuilder(self._tracks).build(ir) if cheap else None
         self._metered: Closure | None = None
 
     def evaluate(self, device: DeviceView) -> bool:
@@ -96,7 +96,7 @@ class Program:
             raise EvalError(device.problem)
         if self._metered is None:
             # Two threads may both do this once; either result serves.
-            self._metered = build_metered(self._ir, {})
+            self._metered = MeteredBuilder().build(self._ir)
         self._prepare()
         return self._metered([*device.env, meter, *[UNSET] * (self._slots - FIRST_SLOT)])
 
