@@ -15,7 +15,13 @@ LOCK_NAME = "process.lock"
 
 
 def check_driver_root(path: Path) -> None:
-    """Raises ConfigurationError unless ``path`` is a directory that can be read."""
+    """Raises ConfigurationError unless ``path`` is a directory that can be read, or can still become one.
+
+    A driver container creates its root (``/run/nvidia/driver``) in a directory that exists. A missing directory right
+    below ``/`` is more likely a mistyped setting, and a readiness reason alone would hide it.
+    """
+    if not path.exists() and path.parent.is_dir() and path.parent != Path("/"):
+        return
     if not path.is_dir():
         raise ConfigurationError(
             f"the driver root {path} is not a directory: set --driver-root (DRIVER_ROOT) to where this process sees the"

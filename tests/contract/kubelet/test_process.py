@@ -288,15 +288,17 @@ def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Ca
         back.stop()
 
 
+@pytest.mark.parametrize("exists", [True, False], ids=["empty-root", "no-root"])
 def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
-    rest: RestClient, folder: Path, node: Callable[..., NodeProcess]
+    rest: RestClient, folder: Path, node: Callable[..., NodeProcess], exists: bool
 ) -> None:
-    """A driver is often installed after this process has started; what an earlier run offered is taken back."""
+    """A driver is often installed after this process has started; what an earlier run offered is withdrawn."""
     earlier = node().start()
     earlier.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     earlier.end()
     root = folder / "driver"
-    root.mkdir()
+    if exists:
+        root.mkdir()
     port = free_port()
     process = node(simulate=None, driver_root=str(root), http_addr=f"127.0.0.1:{port}").start()
     process.wait_for(process.registration.exists)
