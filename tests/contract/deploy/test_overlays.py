@@ -1,0 +1,136 @@
+"""deploy/overlays as objects: what each changes, and that every path agrees with the process that uses it."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.cli.mps_host import MpsHostSettings
+from dra_driver.config.options import flags_of
+from dra_driver.config.settings import load_node_settings
+from tests.fakes.kustomize import CLUSTER_SCOPED, DEPLOY, render
+
+OVERLAYS = ("driver-container", "k0s", "namespace")
+MPS = "gpu.nvidia.com/mps"
+
+
+def daemonset(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    (found,) = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == ("DaemonSet", name)]
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(spec: dict[str, Any]) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in spec["containers"][0]["env"] if "value" in item}
+
+
+def mounts(spec: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Path in the container and on the host by name of the volume."""
+    hosts = {item["name"]: item["hostPath"]["path"] for item in spec["volumes"] if "hostPath" in item}
+    inside = {item["name"]: item["mountPath"] for item in spec["containers"][0]["volumeMounts"]}
+    return {name: (inside[name], path) for name, path in hosts.items()}
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS])
+def test_every_setting_is_known_and_every_kubelet_path_is_the_same_inside_and_outside(overlay: str | None) -> None:
+    """An unknown variable would be ignored, and the kubelet would dial a socket that it does not see."""
+    objects = render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay)
+    node, mps_host = daemonset(objects, "dra-driver-node"), daemonset(objects, "dra-driver-mps-host")
+    settings = load_node_settings({}, environment(node) | {"NODE_NAME": "node-a"})
+    for name, path in (("plugins", settings.kubelet_plugins_dir), ("plugins-registry", settings.kubelet_registrar_dir)):
+        assert mounts(node)[name] == (path, path)
+    assert mounts(node)["cdi"] == (settings.cdi_dir, settings.cdi_dir)
+    assert mounts(mps_host)["mps"] == (f"{settings.kubelet_plugins_dir}/{MPS}",) * 2
+    known = {flag.option.env for flag in flags_of(MpsHostSettings)}
+    assert environment(mps_host).keys() <= known
+    plugins_of_mps_host = environment(mps_host).get("KUBELET_PLUGINS_DIR", "/var/lib/kubelet/plugins")
+    assert plugins_of_mps_host == settings.kubelet_plugins_dir
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS])
+@pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
+def test_the_driver_root_is_what_the_container_sees_of_the_host(overlay: str | None, name: str) -> None:
+    """A wrong pair of paths starts pods without a GPU and without an error."""
+    spec = daemonset(render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay), name)
+    variables = environment(spec)
+    inside, outside = mounts(spec)["driver-root"]
+    (mount,) = [item for item in spec["containers"][0]["volumeMounts"] if item["name"] == "driver-root"]
+    assert mount["mountPropagation"] == "HostToContainer"
+    assert variables["DRIVER_ROOT"].startswith(inside)
+    below = variables["DRIVER_ROOT"].removeprefix(inside)
+    if "DRIVER_ROOT_ON_HOST" in variables:
+        assert Path(variables["DRIVER_ROOT_ON_HOST"]) == Path(outside + below)
+    if "DEV_ROOT" in variables:
+        assert (variables["DEV_ROOT"], variables["DEV_ROOT_ON_HOST"]) == (
+            variables["DRIVER_ROOT"],
+            variables["DRIVER_ROOT_ON_HOST"],
+        )
+
+
+@pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
+def test_a_driver_container_is_seen_through_its_parent_folder(name: str) -> None:
+    """A mount of /run/nvidia/driver itself would keep the root of a driver container that is gone."""
+    spec = daemonset(render(DEPLOY / "overlays" / "driver-container"), name)
+    (volume,) = [item for item in spec["volumes"] if item["name"] == "driver-root"]
+    assert volume["hostPath"] == {"path": "/run/nvidia", "type": "DirectoryOrCreate"}
+    assert environment(spec)["DRIVER_ROOT"] == "/driver-root/driver"
+
+
+def test_another_namespace_moves_everything_but_the_role_for_events() -> None:
+    """The API server accepts events about nodes only in ``default``; every binding names the moved account."""
+    objects = render(DEPLOY / "overlays" / "namespace")
+    namespaces = {
+        (obj["kind"], obj["metadata"]["name"]): obj["metadata"]["namespace"]
+        for obj in objects
+        if obj["kind"] not in CLUSTER_SCOPED
+    }
+    events = [key for key, namespace in namespaces.items() if namespace == "default"]
+    assert sorted(events) == [("Role", "dra-driver-node-events"), ("RoleBinding", "dra-driver-node-events")]
+    assert {namespace for key, namespace in namespaces.items() if key not in events} == {"gpu-driver"}
+    subjects = [subject for obj in objects for subject in obj.get("subjects", ())]
+    assert [subject["namespace"] for subject in subjects] == ["gpu-driver"] * 2
+    assert [obj["metadata"]["name"] for obj in objects if obj["kind"] == "Namespace"] == ["gpu-driver"]
+
+
+def test_the_network_policy_selects_the_pods_of_both_daemonsets() -> None:
+    (policy,) = render(DEPLOY / "components" / "network-policy")
+    (expression,) = policy["spec"]["podSelector"]["matchExpressions"]
+    labels = [
+        obj["spec"]["template"]["metadata"]["labels"] for obj in render(DEPLOY / "base") if obj["kind"] == "DaemonSet"
+    ]
+    assert {label[expression["key"]] for label in labels} == set(expression["values"])
+
+
+@pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
+def test_kubectl_renders_the_same_objects(folder: str) -> None:
+    """The renderer of these tests against kustomize itself."""
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
+    command = [kubectl, "kustomize", str(DEPLOY / folder)]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert by_identity(list(yaml.safe_load_all(text))) == by_identity(render(DEPLOY / folder))
+
+
+def by_identity(objects: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
+    return {(obj["kind"], obj["metadata"]["name"]): comparable(obj) for obj in objects}
+
+
+def comparable(obj: dict[str, Any]) -> Any:
+    """Without the namespace that kustomize 5.5 gives to cluster-scoped kinds unknown to it, and without order."""
+    if obj["kind"] in CLUSTER_SCOPED:
+        obj["metadata"].pop("namespace", None)
+    return unordered(obj)
+
+
+def unordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: unordered(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return sorted((unordered(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+    return value

@@ -1,0 +1,127 @@
+"""The rights that deploy/base grants: every request of a node process is granted, and nothing dangerous is."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.fakes.dra_objects import gpu, resource_slice
+from tests.fakes.kubelet import DraClient, dial, register
+from tests.fakes.kustomize import DEPLOY, render
+from tests.fakes.node_process import NodeProcess
+from tests.fakes.rbac import Access, Rules
+from tests.fakes.recording_proxy import RecordingProxy
+
+NODE, DRIVER = "node-a", "gpu.nvidia.com"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+@pytest.fixture(params=["base", "overlays/namespace"])
+def rules(request: pytest.FixtureRequest) -> Rules:
+    objects = render(DEPLOY / request.param)
+    (account,) = [obj["metadata"] for obj in objects if obj["kind"] == "ServiceAccount"]
+    return Rules(objects, account=account["name"], namespace=account["namespace"])
+
+
+@pytest.fixture(scope="module")
+def requests_of_a_node_process() -> Iterator[list[tuple[str, str]]]:
+    """A node process publishes, replaces and deletes slices, prepares a claim, loses its journal and warns."""
+    folder = Path(tempfile.mkdtemp(prefix="dra-"))
+    api = ApiServer()
+    api.start()
+    process = None
+    try:
+        kubeconfig = api.kubeconfig(folder / "admin.conf")
+        rest = RestClient(Connection.load(str(kubeconfig)))
+        rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        for name in ("a", "b", "c"):  # slices of an earlier run: some are updated, surplus ones are deleted
+            rest.create(SLICES, resource_slice(NODE, gpu("gpu-0"), name=name))
+        policies = folder / "policies"
+        policies.mkdir()
+        with RecordingProxy(kubeconfig) as proxy:
+            process = NodeProcess(
+                folder, kubeconfig=str(proxy.kubeconfig(folder / "proxied.conf")), policy_dir=str(policies)
+            )
+            process.start()
+            prepare_a_claim(rest, process)
+            edit_a_slice(rest)
+            process.wait_for(lambda: any(method == "PUT" for method, _ in proxy.requests))
+            (policies / "wrong.yaml").write_text("kind: Nonsense\n")
+            lose_the_journal(process)
+            process.wait_for(lambda: any(path.startswith("/apis") and "claims?" in path for _, path in proxy.requests))
+            process.wait_for(lambda: any("/events" in path for _, path in proxy.requests))
+            yield list(proxy.requests)
+    finally:
+        if process is not None:
+            process.kill()
+        api.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare_a_claim(rest: RestClient, process: NodeProcess) -> None:
+    process.wait_for(process.registration.exists)
+    register(process.registration)
+    process.wait_for(lambda: any("gpu-1" in str(item["spec"]) for item in rest.list(SLICES)["items"]))
+    ensure_namespace(rest)
+    claim = ClaimMaker(rest, node=NODE, driver=DRIVER).make(0)
+    with dial(process.dra) as channel:
+        answer = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
+    assert answer.claims[claim["uid"]].error == ""
+
+
+def edit_a_slice(rest: RestClient) -> None:
+    """The driver puts back what another client changes in its slices."""
+    edited = next(item for item in rest.list(SLICES)["items"] if item["spec"].get("devices"))
+    edited["spec"]["devices"].pop()
+    rest.update(f"{SLICES}/{edited['metadata']['name']}", edited)
+
+
+def lose_the_journal(process: NodeProcess) -> None:
+    process.kill()
+    for path in process.dra.parent.glob("state.db*"):
+        path.unlink()
+    process.start()
+
+
+def test_every_request_of_a_node_process_is_granted(
+    rules: Rules, requests_of_a_node_process: list[tuple[str, str]]
+) -> None:
+    """A missing rule is noticed on the first real cluster, and some rules are needed once in a year."""
+    asked = {access for request in requests_of_a_node_process if (access := Access.of_request(*request)) is not None}
+    made = {(access.verb, access.resource) for access in asked}
+    slices = {(verb, "resourceslices") for verb in ("list", "watch", "create", "update", "delete")}
+    others = {("get", "resourceclaims"), ("list", "resourceclaims"), ("get", "nodes"), ("create", "events")}
+    assert made >= slices | others, "the node process did not do everything that it does"
+    assert [access for access in asked if not rules.allow(access)] == []
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access(verb="patch", group="resource.k8s.io", resource="resourceclaims/status", namespace="default", name="x"),
+        Access(verb="update", group="resource.k8s.io", resource="resourceclaims/status", namespace="default", name="x"),
+        Access(verb="update", group="resource.k8s.io", resource="resourceclaims", namespace="default", name="x"),
+        Access(verb="deletecollection", group="resource.k8s.io", resource="resourceslices"),
+        Access(verb="create", group="", resource="events", namespace="kube-system"),
+        Access(verb="get", group="", resource="secrets", namespace="dra-driver", name="x"),
+        Access(verb="create", group="", resource="pods", namespace="dra-driver"),
+        Access(verb="create", group="", resource="serviceaccounts/token", namespace="dra-driver", name="x"),
+        Access(verb="patch", group="", resource="nodes", name=NODE),
+    ],
+    ids=lambda access: f"{access.verb}-{access.resource}",
+)
+def test_dangerous_rights_are_not_granted(rules: Rules, access: Access) -> None:
+    """With the right to write claims' status one node's token bound another namespace's pod to itself."""
+    assert not rules.allow(access)
+
+
+def test_events_may_be_written_and_counted_in_default(rules: Rules) -> None:
+    """There the API server wants events about Nodes; a repeat patches the count of the first."""
+    for verb in ("create", "patch"):
+        assert rules.allow(Access(verb=verb, group="", resource="events", namespace="default"))
