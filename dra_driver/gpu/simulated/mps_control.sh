@@ -32,9 +32,9 @@ note() {
 
 # struck FILE: whether that fault is on and means the devices of this daemon.
 struck() {
-    [ -f "$stub/$1" ] || return 1
     words=
-    read -r words <"$stub/$1"
+    [ -f "$stub/$1" ] || return 1
+    { read -r words <"$stub/$1"; } 2>/dev/null # removed meanwhile: as if it were empty
     [ -n "$words" ] || return 0
     devices=$CUDA_VISIBLE_DEVICES
     [ -n "$devices" ] || [ ! -r "$pipe/stub/devices" ] || read -r devices <"$pipe/stub/devices"
@@ -47,17 +47,18 @@ struck() {
 # running: whether the daemon of this pipe directory lives; sets pid.
 running() {
     pid=
-    [ -f "$pid_file" ] || return 1
-    read -r pid <"$pid_file"
+    { read -r pid <"$pid_file"; } 2>/dev/null
     [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null || return 1
-    [ ! -r "/proc/$pid/environ" ] || is_ours
+    [ ! -r "/proc/$pid/environ" ] || has_this_pipe
 }
 
-# is_ours: whether process $pid, which may have got the number of a daemon that was killed, has our pipe directory: under
-# the same name, and (mounts may make one name mean many) the same pid file.
-is_ours() {
-    tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "CUDA_MPS_PIPE_DIRECTORY=$pipe" || return 1
-    [ "$(stat -L -c %d:%i "/proc/$pid/root$pid_file" 2>/dev/null)" = "$(stat -L -c %d:%i "$pid_file" 2>/dev/null)" ]
+# has_this_pipe: whether process $pid, which may have the number of a daemon that was killed, uses this pipe directory:
+# under the same name, and (mounts may make one name mean many) with the same pid file. The process may end at any point
+# of this; then the answer is no, and nothing is printed.
+has_this_pipe() {
+    { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -qxF "CUDA_MPS_PIPE_DIRECTORY=$pipe" || return 1
+    seen=$(stat -L -c %d:%i "/proc/$pid/root$pid_file" 2>/dev/null) || return 1
+    [ "$seen" = "$(stat -L -c %d:%i "$pid_file" 2>/dev/null)" ]
 }
 
 refuse_second() {
@@ -142,7 +143,7 @@ quantity() {
 
 answer() {
     value=$2
-    [ ! -r "$pipe/stub/$1" ] || read -r value <"$pipe/stub/$1"
+    { read -r value <"$pipe/stub/$1"; } 2>/dev/null
     [ -z "$value" ] || printf '%s\n' "$value"
 }
 
@@ -163,7 +164,7 @@ ask() {
             ;;
         get_server_list | get_device_client_list | ps) ;;
         quit)
-            kill -TERM "$pid"
+            kill -TERM "$pid" 2>/dev/null
             for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do
                 running || break
                 sleep 0.1

@@ -56,7 +56,8 @@ class Mps:
 
     def pid(self) -> int | None:
         file = self.pipe / "nvidia-cuda-mps-control.pid"
-        return int(file.read_text()) if file.exists() else None
+        text = file.read_text() if file.exists() else ""
+        return int(text) if text else None
 
     def fault(self, name: str, content: str = "") -> None:
         (self.root / simulated_root.FAULTS / name).write_text(content)
@@ -151,6 +152,24 @@ def test_a_foreground_daemon_ends_on_sigterm_and_leaves_nothing(mps: Mps) -> Non
     assert daemon.wait(LIMIT_S) == 0
     assert list(mps.pipe.iterdir()) == []
     assert mps.log()[-1] == "exit"
+
+
+def test_a_daemon_that_ends_while_it_is_looked_for_is_not_running(mps: Mps) -> None:
+    """Nothing else is printed: `quit` looks for its daemon until it has ended, and its output is its answer."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    victim = "sleep 1000 & echo $! >$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid; wait"
+    with subprocess.Popen(["/bin/sh", "-c", victim], env=mps.environment, stderr=subprocess.DEVNULL) as parent:
+        deadline = time.monotonic() + LIMIT_S
+        while not until(mps.pid() is not None):
+            assert time.monotonic() < deadline
+        # The trap runs before each command, so the process ends between the test of its /proc folder and its reading.
+        trap = "case $BASH_COMMAND in tr*) kill -9 $pid; while [ -e /proc/$pid ]; do :; done ;; esac"
+        mps.command = [bash, "--posix", "-T", "-c", f"trap '{trap}' DEBUG; . $0", mps.command[-1]]
+        assert mps.ask("get_server_list") == (1, "Cannot find MPS control daemon process\n")
+        parent.wait(LIMIT_S)
+    (mps.pipe / "nvidia-cuda-mps-control.pid").unlink()
 
 
 def test_what_a_killed_daemon_leaves_does_not_stop_the_next(mps: Mps) -> None:
