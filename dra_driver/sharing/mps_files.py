@@ -32,11 +32,11 @@ MAX_FILE: Final = 64 * 1024
 MAX_DAEMONS: Final = 256
 """More than a node can use: every device has one at most, and a GPU has at most seven MIG devices."""
 
-# root alone reads what should run; the pipe's folder is written by daemon, servers and clients of any user, as the
-# daemon itself makes it where it is missing. Nobody but root gets into the folder above: containers have it mounted.
+# Only root reads desired.json. Daemon, servers and clients of any user write into the pipe folder; the sticky bit keeps
+# one user from replacing the sockets of another. Only root enters the folder above it: containers have pipe mounted.
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
-PIPE_MODE: Final = 0o777
+PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
 
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,29 @@ def test_only_root_reads_what_should_run_and_anybody_uses_the_pipes(tmp_path: Pa
     finally:
         os.umask(before)
     assert (mode(folders.root), mode(folder.path), mode(folder.desired)) == (0o700, 0o700, 0o600)
-    assert (mode(folder.pipe), mode(folder.log)) == (0o777, 0o755)
+    assert (mode(folder.pipe), mode(folder.log)) == (0o1777, 0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user takes root")
+def test_another_user_cannot_replace_the_daemons_socket(tmp_path: Path) -> None:
+    """Clients of any user write into the folder; one that put its own socket there would receive the others' calls."""
+    folder = MpsFolders(tmp_path / "mps").of("one")
+    folder.make()
+    (folder.pipe / "control").write_text("of the daemon")
+    for attempt in ("echo x >mine && mv -f mine control", "rm -f control"):
+        done = subprocess.run(["/bin/sh", "-c", attempt], cwd=folder.pipe, user=12345, capture_output=True, check=False)
+        assert (done.returncode != 0, b"not permitted" in done.stderr) == (True, True), done.stderr
+    assert (folder.pipe / "control").read_text() == "of the daemon"
+    assert (folder.pipe / "mine").exists()
+
+
+def test_the_folder_of_a_former_version_gets_the_sticky_bit(tmp_path: Path) -> None:
+    """Up to 0.1 it was 0777; the MPS host makes each folder again when it starts the daemon."""
+    folder = MpsFolders(tmp_path / "mps").of("one")
+    folder.make()
+    folder.pipe.chmod(0o777)
+    folder.make()
+    assert mode(folder.pipe) == 0o1777
 
 
 def test_desired_released_and_back(tmp_path: Path) -> None:
