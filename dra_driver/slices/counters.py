@@ -15,8 +15,8 @@ from typing import Final
 from dra_driver.kube.types import Counter, CounterSet, DeviceCapacity
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, MigProfile
+from dra_driver.published.limits import MAX_COUNTERS
 from dra_driver.quantity import Quantity
-from dra_driver.slices.limits import MAX_COUNTERS
 
 MEMORY: Final = "memory"
 Amounts = dict[str, int]

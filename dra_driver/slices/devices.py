@@ -13,11 +13,12 @@ from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCapacity, D
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.mig import MigInstance, MigProfile, partition_name
 from dra_driver.model.terms import GpuTerms
+from dra_driver.published import attributes, shares
+from dra_driver.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 from dra_driver.quantity import Quantity
-from dra_driver.slices import attributes, counters, shares
+from dra_driver.slices import counters
 from dra_driver.slices.forms import Forms
 from dra_driver.slices.gates import ApiServerFeatures
-from dra_driver.slices.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 
 
 class GpuDevices:

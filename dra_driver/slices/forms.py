@@ -22,9 +22,9 @@ from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId
 from dra_driver.model.terms import GpuTerms, SharingTerms
+from dra_driver.published.limits import MAX_DEVICES, MAX_TAINTS, is_taint
 from dra_driver.slices import counters
 from dra_driver.slices.gates import ApiServerFeatures
-from dra_driver.slices.limits import MAX_DEVICES, MAX_TAINTS, is_taint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dra_driver.kube.types import CounterSet, Device
+from dra_driver.published.limits import MAX_COUNTER_SETS, MAX_DEVICES
 from dra_driver.slices.build import Built, GpuGroup
-from dra_driver.slices.limits import MAX_COUNTER_SETS, MAX_DEVICES
 
 # The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here as
 # well, so that what is validated (253 characters at most) is what is used.

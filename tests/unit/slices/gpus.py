@@ -10,10 +10,10 @@ from dra_driver.gpu.simulated.spec import invent
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid, MigUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
+from dra_driver.published.limits import MAX_DEVICES
 from dra_driver.slices.build import Built, GpuGroup
 from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import DesiredSlice, split
-from dra_driver.slices.limits import MAX_DEVICES
 
 ALL = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 NONE = ApiServerFeatures()

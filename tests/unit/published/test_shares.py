@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.model.terms import SharingTerms, Strategy
+from dra_driver.published import shares
 from dra_driver.sim.apiserver.rules.devices import device_problems
-from dra_driver.slices import shares
 
 
 def terms(max_shares: int | None = None, default_percent: int = 100) -> SharingTerms:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.published import limits
 from dra_driver.sim.apiserver.rules.devices import device_problems
-from dra_driver.slices import limits
 
 NAMES = st.text(max_size=70) | st.from_regex(r"([a-z.-]{1,70}/)?[A-Za-z0-9_-]{1,34}", fullmatch=True)
 

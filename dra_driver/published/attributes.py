@@ -15,8 +15,8 @@ from dra_driver.kube.types import DeviceAttribute
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.mig import MigInstance
 from dra_driver.model.terms import AttributeValue
+from dra_driver.published.limits import MAX_STRING_BYTES, fits, is_attribute_name, is_attribute_value
 from dra_driver.semver import from_loose
-from dra_driver.slices.limits import MAX_STRING_BYTES, fits, is_attribute_name, is_attribute_value
 
 # Attributes that several drivers publish under the same name, so that a claim can ask for a GPU and a NIC that match
 # (kubernetes/dynamic-resource-allocation deviceattribute). numaNode is standard from 1.37 (KEP-6072); as a plain int

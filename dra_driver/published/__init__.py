@@ -1,0 +1,1 @@
+"""What a device looks like from outside: names of attributes and capacities, their values, and the API's limits."""
