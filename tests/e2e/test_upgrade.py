@@ -1,0 +1,113 @@
+"""An older version's pods run on while this version takes over the node, and are deleted by it without a trace.
+
+E2E_OLD_PYTHON names the Python of a virtual environment in which the older version is installed, for example of a
+checkout of 6bf8a09. The MPS host stays the older one while its daemons have clients, as its DaemonSet does (OnDelete).
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.sim.demo.requirements import Requirements
+from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
+from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.host import MPS_READY, REGISTERED, START_S, Host
+from tests.e2e.node import Folders
+from tests.fakes.node_process import DriverProcess
+
+OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")
+THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
+POLICY = Path(__file__).parent / "policies" / "mps-minor-2.yaml"
+PODS = {
+    "whole": whole(),
+    "small": slice_of("1g.10gb"),
+    "larger": slice_of("2g.20gb"),
+    "ten": share("10Gi", 10),
+    "twenty": share("20Gi", 20),
+}
+
+pytestmark = pytest.mark.skipif(not OLD_PYTHON, reason="E2E_OLD_PYTHON names no Python with an older version installed")
+
+
+class OldProcess(DriverProcess):
+    """A process of the older version with the flags of one of this version."""
+
+    def __init__(self, like: DriverProcess, folder: Path) -> None:
+        folder.mkdir()
+        super().__init__(like.subcommand, folder, like.flags, like.environ)
+
+    def command(self) -> list[str]:
+        _, *arguments = super().command()
+        return [OLD_PYTHON, "-P", *arguments]  # -P: not the code in the current folder
+
+
+@pytest.fixture
+def needs() -> Requirements:
+    return Requirements(nodes=THREE_H100, policies=(POLICY,))
+
+
+@pytest.fixture
+def old(own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path) -> Iterator[OldProcess]:
+    """The node process of the older version, in place of this one's; its MPS host too, until the test is over."""
+    node, mps = OldProcess(own_host.process, tmp_path / "node"), OldProcess(own_host.mps, tmp_path / "mps")
+    own_host.process.end()
+    own_host.mps.end()
+    node.start()
+    node.wait_for(lambda: REGISTERED in node.text, START_S)
+    mps.start()
+    mps.wait_for(lambda: MPS_READY in mps.text)
+    yield node
+    node.kill()
+    if not own_host.process.lives:
+        own_host.restart()
+    for pod in cluster.pods(namespace):
+        Forms(cluster, namespace).delete(pod["metadata"]["name"])
+    mps.end()
+    own_host.mps.start()
+
+
+def test_pods_of_the_older_version_do_not_notice_the_new_one(
+    own_host: Host, cluster: RealCluster, namespace: str, old: OldProcess, node_folders: Folders
+) -> None:
+    """Whole GPU, partitions and MPS shares: same containers, journal and CDI files; a new pod runs beside them."""
+    assert version(old.command()[0], "-P") != version(own_host.process.command()[0])
+    forms = Forms(cluster, namespace)
+    for name, request in PODS.items():
+        forms.create(name, request)
+        forms.wait_ready(name)
+    logs = {name: forms.log(name) for name in PODS}
+    before = {name: containers(forms.get(name)) for name in PODS}
+    claims, files = node_folders.claims_in_journal(), contents(node_folders)
+    daemons = own_host.hardware.daemons()
+    assert len(claims) == len(PODS)
+    assert len(daemons) == 1
+    old.end()
+
+    own_host.restart()
+    forms.create("next", slice_of("1g.10gb"))
+    forms.wait_ready("next")
+    assert {name: containers(forms.get(name)) for name in PODS} == before
+    assert {name: forms.log(name) for name in PODS} == logs
+    assert claims <= node_folders.claims_in_journal()
+    assert files.items() <= contents(node_folders).items()
+    assert own_host.hardware.daemons() == daemons
+    for name in PODS:
+        forms.sees(name)
+
+    forms.delete("next", *PODS)
+    wait(own_host.hardware.traces, GONE_S)
+    assert node_folders.claims_in_journal() == node_folders.claims_with_files() == set()
+
+
+def contents(node: Folders) -> dict[str, bytes]:
+    """CDI files of claims by name."""
+    return {path.name: path.read_bytes() for path in node.cdi.glob("*-claim_*.json")}
+
+
+def version(python: str, *flags: str) -> str:
+    """Where the package of that Python lies: two versions of one number differ in it."""
+    command = [python, *flags, "-c", "import dra_driver; print(dra_driver.__file__)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
