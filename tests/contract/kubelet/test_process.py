@@ -133,7 +133,7 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
         ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: a directory of that name is there"),
         ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: a directory of that name is there"),
         ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
-        ("plugins/gpu.nvidia.com/simulated-root/usr/bin/.nvidia-smi.new", "cannot start without a driver root"),
+        ("plugins/gpu.nvidia.com/simulated-root/usr/bin/nvidia-smi", "cannot start without a driver root"),
     ],
 )
 def test_process_that_cannot_start_has_published_nothing(
