@@ -1,7 +1,28 @@
-"""Why a pod or a claim has no devices, in the words of the person who asks: ``explain(state, subject) -> Report``."""
+"""Explains why a pod or a claim has no devices: ``explain(state, subject)`` returns an `Explanation`."""
 
+from dra_driver.explain.defaults import with_defaults
 from dra_driver.explain.explanation import explain, explain_pods
-from dra_driver.explain.report import SCHEMA_VERSION, Explanation
-from dra_driver.explain.subject import Subject, claim_subject, pod_subject
+from dra_driver.explain.manifests import pods_in
+from dra_driver.explain.report import SCHEMA_VERSION, Answer, Explanation, to_wire
+from dra_driver.explain.scheduler import SchedulerModel, gates_of, scheduler_of
+from dra_driver.explain.subject import Subject, claim_subject, pod_subject, subject_of_claim
+from dra_driver.explain.text import render
 
-__all__ = ["SCHEMA_VERSION", "Explanation", "Subject", "claim_subject", "explain", "explain_pods", "pod_subject"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Answer",
+    "Explanation",
+    "SchedulerModel",
+    "Subject",
+    "claim_subject",
+    "explain",
+    "explain_pods",
+    "gates_of",
+    "pod_subject",
+    "pods_in",
+    "render",
+    "scheduler_of",
+    "subject_of_claim",
+    "to_wire",
+    "with_defaults",
+]

@@ -1,6 +1,6 @@
-"""Reasons why a pod waits that lie outside of allocation, or that end allocation before it begins.
+"""Causes that prevent scheduling without involving a single device, and their codes.
 
-Owns the codes, which are part of the output's schema: they are added to, never renamed.
+The codes are part of the output schema: new ones may be added, existing ones are never renamed.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class CauseCode(StrEnum):
-    """What is in the way. Codes of single devices are in ``reasons.py``."""
+    """Code of a cause. The codes of single devices are in ``reasons.py``."""
 
     CLAIM_MISSING = "claimMissing"
     CLAIM_DELETED = "claimDeleted"
@@ -44,9 +44,9 @@ class CauseCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """``message`` is a sentence, ``fix`` what to do about it (possibly empty), ``object`` what it is about.
+    """``message`` is a sentence, ``fix`` what to do about it (may be empty), ``object`` the object concerned.
 
-    With ``blocks`` the pod cannot be placed before this changes; without, it is worth knowing.
+    With ``blocks`` the pod cannot be placed before this changes; otherwise the cause is only additional information.
     """
 
     code: CauseCode

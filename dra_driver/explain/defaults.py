@@ -1,7 +1,8 @@
-"""Objects of manifests as the API server would return them: defaults filled in, numbers as quantities.
+"""Completes objects from manifests as the API server would return them: defaults filled in, numbers as quantities.
 
-Owns the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/defaults.go) and the scheduler's view of taint
-rules (k8s.io/dynamic-resource-allocation resourceslice/tracker). Objects of a live cluster pass unchanged.
+Implements the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/defaults.go) and the effect of
+DeviceTaintRules on slices (k8s.io/dynamic-resource-allocation resourceslice/tracker). Objects read from a live cluster
+pass unchanged.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dra_driver.kube.state import ClusterState
 
 
 def with_defaults(state: ClusterState) -> ClusterState:
-    """The state with defaults in claims and templates, and the taints of DeviceTaintRules in the slices."""
+    """Fills in the defaults of claims and templates, and adds the taints of DeviceTaintRules to the slices."""
     return replace(
         state,
         claims=tuple(claim_with_defaults(item) for item in state.claims),
@@ -23,7 +24,7 @@ def with_defaults(state: ClusterState) -> ClusterState:
 
 
 def claim_with_defaults(claim: Wire) -> Wire:
-    """The claim with allocation mode, count, operators and quantities as the API server writes them."""
+    """Fills in allocation mode, count and quantities as the API server writes them."""
     devices = spec_of(claim).get("devices") or {}
     requests = devices.get("requests") or ()
     done = [_request(item) for item in requests]
@@ -59,7 +60,7 @@ def _exact_request(exact: Wire) -> Wire:
 
 
 def _tainted(item: Wire, rules: Sequence[Wire]) -> Wire:
-    """The slice with the taints of the rules that select some of its devices, after the devices' own."""
+    """Adds the taints of the rules that select devices of this slice, after the devices' own taints."""
     spec = spec_of(item)
     mine = [rule for rule in rules if _selects(rule, spec)]
     if not mine:

@@ -1,7 +1,7 @@
-"""The nodes that said no, looked at device by device, and what they have in common.
+"""Inspects the nodes that cannot take the subject device by device, and summarizes the reasons.
 
-Owns the counting over nodes and the choice of the headline. Bounded: at most ``evaluation.MAX_DETAILED`` devices are
-looked at this closely; the verdict is about all of them.
+Counts the reasons over nodes and chooses the headline of the verdict. At most ``evaluation.MAX_DETAILED`` devices are
+inspected one by one; the verdict covers all devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,18 +25,18 @@ _MAX_LINES: Final = 2_000
 _MAX_POOLS: Final = 5
 _SHORT: Final = {
     "inUse": "in use",
-    "takenByThisPod": "taken by this pod",
+    "takenByThisPod": "assigned to another request of this pod",
     "capacityShort": "without enough capacity",
-    "counterShort": "on GPUs that others use",
+    "counterShort": "on GPUs whose shared counters are used up",
     "tainted": "tainted",
-    "constraint": "against a constraint",
-    "gateOff": "behind a feature gate that is off",
+    "constraint": "excluded by a constraint",
+    "gateOff": "disabled by a feature gate",
 }
 
 
 @dataclass(slots=True)
 class Details:
-    """What was found. ``headline`` is the end of "cannot fit: …"."""
+    """Result of the inspection. ``headline`` completes the sentence "cannot fit: …"."""
 
     requests: Sequence[RequestSummary] = ()
     miss: NearestMiss | None = None
@@ -47,7 +47,7 @@ class Details:
 
 
 class _NodeCounts:
-    """Counts over nodes."""
+    """Counts collected over all nodes."""
 
     def __init__(self) -> None:
         self.funnels: dict[tuple[int, str], Funnel] = {}
@@ -65,7 +65,7 @@ class _NodeCounts:
 def inspect_nodes(
     evaluation: Evaluation, results: Sequence[NodeResult], requests_on: RequestsOn, holders: Holders
 ) -> Details:
-    """Why each node that does not fit does not."""
+    """Finds out why each node that does not fit cannot take the subject."""
     counts = _NodeCounts()
     nearly: NodeResult | None = None
     for result in results:
@@ -78,7 +78,7 @@ def inspect_nodes(
             counts.inspected += 1
             would = evaluation.devices_fit(result)
             nearly = nearly or (result if would else None)
-            message = f"{result.message}, while its devices would do" if would else result.message
+            message = f"{result.message}, although its devices fit" if would else result.message
             counts.count_node(message, result.name, by_devices=False)
         elif result.message == "cannot allocate all claims":
             _inspect_devices(evaluation, result, requests_on(result), holders, counts)
@@ -90,7 +90,7 @@ def inspect_nodes(
 def node_detail(
     evaluation: Evaluation, result: NodeResult, specs: Sequence[RequestSpec], holders: Holders
 ) -> NodeDetail:
-    """Every device of a node for every request, bounded."""
+    """Lists every device of a node for every request, at most _MAX_LINES lines."""
     lines: list[DeviceLine] = []
     given = [
         item for allocation in result.allocations for item in (allocation.get("devices") or {}).get("results") or ()
@@ -103,11 +103,11 @@ def node_detail(
             for device in evaluation.devices(result):
                 cause = causes.get(device.id)
                 if (spec.request, *device.id[1:]) in taken:
-                    found = RejectionReason("given", "would be given", "")
+                    found = RejectionReason("given", "would be allocated", "")
                 elif cause is not None:
                     found = rejection_of(spec, device, cause, holders)
                 else:
-                    found = RejectionReason("free", "not needed" if result.fits else "not turned down", "")
+                    found = RejectionReason("free", "not needed" if result.fits else "not rejected", "")
                 text = f"{found.message} ({found.seen})" if found.seen else found.message
                 lines.append(DeviceLine(request=spec.request, device=device.name, code=found.code, message=text))
                 if len(lines) >= _MAX_LINES:
@@ -132,26 +132,26 @@ def _inspect_devices(
     for spec in specs:
         causes = observed.causes.get((spec.claim, spec.request))
         if causes is None and len(devices) >= (spec.count or 1):
-            continue  # nothing was turned down, or the search did not get so far
-        findings, candidates = [], []
+            continue  # no device was rejected, or the search ended before this request
+        reasons, candidates = [], []
         for identity, cause in (causes or {}).items():
             device = devices.get(identity)
             if device is not None:
-                findings.append((identity.device, rejection_of(spec, device, cause, holders)))
+                reasons.append((identity.device, rejection_of(spec, device, cause, holders)))
                 candidates.append(Candidate(device, cause))
         funnel = counts.funnels.setdefault((spec.claim, spec.request), Funnel(spec))
         before = funnel.nodes_short
-        funnel.add(result.name, len(devices), findings)
+        funnel.add(result.name, len(devices), reasons)
         if funnel.nodes_short > before:
             short.append(spec.request)
-        counts.places.append(Shortfall(spec, result.name, len(devices) - len(findings), candidates))
+        counts.places.append(Shortfall(spec, result.name, len(devices) - len(reasons), candidates))
     _note_pools(observed, counts)
     if not devices:
-        message = "no devices are published for the node"
+        message = "no devices are published for this node"
     elif short:
         message = f"too few devices for request {listed(short)}"
     else:
-        message = "enough devices for each request, but not for all of them together"
+        message = "enough devices for each request, but not for all requests together"
     counts.count_node(message, result.name, by_devices=True)
 
 
@@ -176,7 +176,7 @@ def _details(counts: _NodeCounts, nearly: NodeResult | None, holders: Holders) -
     found.miss = _node_miss(nearly) if nearly is not None else nearest_miss(places, holders)
     if counts.not_inspected:
         found.note = (
-            f"devices are counted on {counts.counted_nodes} nodes; {counts.not_inspected} more do not fit either"
+            f"devices are counted on {counts.counted_nodes} nodes; {counts.not_inspected} more nodes do not fit either"
         )
     found.headline = _headline(found, counts)
     return found
@@ -188,7 +188,7 @@ def _node_miss(result: NodeResult) -> NearestMiss:
         node=result.name,
         request="",
         faults=(result.message,),
-        fix="its devices would do: let the pod go there (tolerations, node selector, requests), or make room",
+        fix="its devices fit: allow the pod there (tolerations, node selector, requests), or free resources on it",
     )
 
 
@@ -196,8 +196,8 @@ def _pool_causes(pools: dict[tuple[str, str], str]) -> list[Cause]:
     causes = [
         Cause(
             code=CauseCode.POOL_UNUSABLE,
-            message=f"the devices of pool {pool} of {driver} do not count: it is {why}",
-            fix="the driver repairs this by publishing again; see its log on that node",
+            message=f"the scheduler ignores the devices of pool {pool} of {driver}: the pool is {why}",
+            fix="the driver has to publish the pool again; see the log of its pod on that node",
             object=f"pool/{pool}",
             blocks=False,
         )
@@ -223,34 +223,33 @@ def _headline(found: Details, counts: _NodeCounts) -> str:
     if not counts.counted_nodes:
         most = found.nodes[0] if found.nodes else None
         if most is None:
-            return "no node was looked at"
-        return most.message if most.by_devices else f"not a device matter: {most.nodes} {most.message}"
+            return "no node was inspected"
+        return most.message if most.by_devices else f"not caused by devices: {most.nodes} {most.message}"
     request = next((one for one in found.requests if one.nodes_short == counts.counted_nodes), None)
     if request is None:
-        return "no node has the devices for all requests together"
+        return "no node has devices for all requests together"
     return _headline_of(request)
 
 
 def _headline_of(request: RequestSummary) -> str:
     if not request.devices:
-        return f"no devices are published that request {request.request} could get"
+        return f"no devices are published for request {request.request}"
     lost = sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
     matching = request.devices - lost
     if not matching:
-        return f"none of {_count(request.devices, 'device')} is what request {request.request} asks for"
+        return f"none of {_count(request.devices, 'device')} matches request {request.request}"
     away = ", ".join(
         f"{sum(reason.devices for reason in request.reasons if reason.code == code)} {words}{_which(request, code)}"
         for code, words in _SHORT.items()
         if any(reason.code == code for reason in request.reasons)
     )
-    left = (
-        f", {request.fitting} left where {request.count} are wanted on one node" if request.fitting or not away else ""
-    )
-    return f"{_count(matching, 'device')} would suit request {request.request}: {away}{left}".replace(": ,", ":")
+    left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not away else ""
+    matches = f"{_count(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
+    return f"{matches}: {away}{left}".replace(": ,", ":")
 
 
 def _which(request: RequestSummary, code: str) -> str:
-    """`` (memory)``: the capacities that are short, where that is why."""
+    """Returns `` (memory)``: the capacities that are short, if capacity is the reason."""
     start = "not enough "
     short = [
         one.message for one in request.reasons if one.code == code == "capacityShort" and one.message.startswith(start)

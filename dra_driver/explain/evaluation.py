@@ -1,7 +1,7 @@
-"""Every node asked whether it takes the subject, and the devices of those that do not.
+"""Evaluates every node: does it take the subject, and if not, why was each device rejected?
 
-Owns the order of questions on one node (the pod's own wishes, where its allocated claims are, then free devices) and
-the bounds of work. Refuses to put anything into words beyond one line per node.
+Per node the checks run in this order: the pod's own requirements, the location of its allocated claims, then the
+allocation of its other claims.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from dra_driver.explain.subject import Subject, SubjectClaim
 from dra_driver.kube.state import ClusterState
 
 MAX_DETAILED: Final = 150_000
-"""Devices that are looked at one by one, over all nodes and requests; the verdict is about all of them."""
+"""Limit of devices inspected one by one, over all nodes and requests; the verdict covers all devices."""
 
 _EMPTY: Final = NodeUsage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
-    """``message`` is empty when the node fits. ``allocations`` are per claim of ``claims``."""
+    """Result for one node. ``message`` is empty when it fits. ``allocations`` has one entry per claim of ``claims``."""
 
     name: str
     wire: Wire
@@ -46,13 +46,13 @@ class NodeResult:
 
 @dataclass(slots=True)
 class Observed:
-    """What a search said about one node: the cause per request and device, and pools that were not looked at."""
+    """Events of one allocation attempt: the cause per request and device, and the pools that were left out."""
 
     causes: dict[tuple[int, str], dict[DeviceId, DeviceCause]] = field(default_factory=dict)
     left_out: dict[tuple[str, str], PoolLeftOut] = field(default_factory=dict)
 
     def record(self, event: Event, /) -> None:
-        """Of several causes for one device, the one that does not depend on what else was tried."""
+        """Of several causes for one device, keeps the one that does not depend on the other devices tried."""
         if isinstance(event, PoolLeftOut):
             self.left_out[event.driver, event.pool] = event
             return
@@ -63,7 +63,7 @@ class Observed:
 
 
 class Evaluation:
-    """One subject against all nodes. ``allocated`` are allocated claims whose place binds the pod."""
+    """Evaluates one subject on nodes. ``allocated`` are claims whose devices determine where the pod can run."""
 
     def __init__(
         self,
@@ -84,11 +84,14 @@ class Evaluation:
         self._questions: dict[tuple[str, ...], Question] = {}
 
     def nodes(self) -> list[NodeResult]:
-        """All nodes in the order of the API server. Raises AllocationError and the errors of `cel`: none can fit."""
+        """Evaluates all nodes, in the order of the API server.
+
+        Raises AllocationError and the errors of `cel` when the scheduler would reject the pod on every node.
+        """
         return [self.node(node) for node in self._state.nodes]
 
     def node(self, node: Wire, *, ignoring_pod: bool = False) -> NodeResult:
-        """One node; with ``ignoring_pod`` as if only devices counted."""
+        """Evaluates one node; with ``ignoring_pod`` only its devices."""
         claims, labels, served = self._claims_on(node)
         result: dict[str, Any] = {"name": name_of(node), "wire": node, "claims": claims, "labels": labels}
         if not ignoring_pod:
@@ -97,7 +100,7 @@ class Evaluation:
                 return NodeResult(message=message, **result)
         elsewhere = next((item for item in self._allocated_claims if not _is_available(item.claim, node)), None)
         if elsewhere is not None:
-            message = f"{elsewhere.label} is allocated, and its devices are not on the node"
+            message = f"{elsewhere.label} is allocated to devices that this node cannot reach"
             return NodeResult(message=message, by_devices=True, **result)
         if not claims:
             return NodeResult(message="", **result)
@@ -107,22 +110,22 @@ class Evaluation:
         return NodeResult(message="", allocations=outcome.allocations, **result)
 
     def devices_fit(self, result: NodeResult) -> bool:
-        """Whether only the pod's own wishes keep it from the node."""
+        """Whether the devices fit and only the pod's own requirements exclude the node."""
         try:
             return bool(result.claims) and self.node(result.wire, ignoring_pod=True).fits
         except (AllocationError, CelSyntaxError, CelEvaluationError):
             return False
 
     def observed(self, result: NodeResult) -> Observed:
-        """The search on a node once more, with everything that it says."""
+        """Repeats the allocation on a node and records its events."""
         seen = Observed()
-        # Watched, the search is slower and may reach its limit of time: what it has said until then is still true.
+        # Recording slows the search down, so it may reach its time limit; the events recorded until then are valid.
         with suppress(AllocationError, CelSyntaxError, CelEvaluationError):
             self._question(result.claims).on(result.wire, seen)
         return seen
 
     def devices(self, result: NodeResult) -> Iterator[PoolDevice]:
-        """The devices that the node reaches in pools that can be used."""
+        """Yields the devices of usable pools that the node reaches."""
         for pool in self._allocator.reachable(result.wire).pools:
             yield from pool.devices
 
@@ -145,7 +148,7 @@ class Evaluation:
         return "" if pod is None else unfit_reason(pod, node, self._rooms.get(name_of(node), _EMPTY), served)
 
     def _question(self, claims: Sequence[Wire]) -> Question:
-        """One for each set of requests: the claim for extended resources differs between nodes."""
+        """Returns one question per set of requests: the claim for extended resources differs between nodes."""
         key = tuple(
             str(request.get("name"))
             for claim in claims[len(self._unallocated) :]
@@ -161,6 +164,6 @@ def _is_transient(cause: DeviceCause) -> bool:
 
 
 def _is_available(claim: Wire | None, node: Wire) -> bool:
-    """Whether the allocated devices can be used from the node."""
+    """Whether the node can use the claim's allocated devices."""
     selector = (allocation_of(claim or {}) or {}).get("nodeSelector")
     return selector is None or node_matches(selector, node)

@@ -1,7 +1,7 @@
-"""The explanation of one subject: what is outside of allocation first, then every node, then the devices.
+"""Explains one subject: first the causes other than allocation, then every node, then the devices.
 
-Owns the order of these steps and the verdict. What it says about devices is the allocator's own record
-(``evaluation.py``, ``reasons.py``); the rest is in ``non_allocation_causes.py``.
+Defines the order of these steps and the verdict. The reasons of devices come from the allocator's own events
+(``evaluation.py``, ``reasons.py``), the other causes from ``non_allocation_causes.py``.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from dra_driver.kube.state import ClusterState, with_objects
 
 _MAX_NODES: Final = 10
 
-# Parts of the scheduler's messages about what is not weighed here.
+# Parts of scheduler messages about rules that this package does not check.
 _UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A report and the node that would take the subject, if one would."""
+    """An explanation, and the node that would take the subject, if any."""
 
     report: Explanation
     place: NodeResult | None
@@ -46,9 +46,9 @@ class _Outcome:
 def explain(
     state: ClusterState, subject: Subject, *, node: str = "", scheduler: SchedulerModel | None = None
 ) -> Explanation:
-    """Why the subject waits, or that it does not have to. ``node`` asks for the devices of that node one by one.
+    """Explains why the subject waits, or states that it fits. ``node`` adds a list of that node's devices.
 
-    Raises ConfigurationError when there is no such node. Bounded by the allocator's limits for each node.
+    Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
     """
     return _explained(with_defaults(state), subject, node, scheduler or SchedulerModel()).report
 
@@ -56,7 +56,7 @@ def explain(
 def explain_pods(
     state: ClusterState, pods: Sequence[Wire], *, node: str = "", scheduler: SchedulerModel | None = None
 ) -> list[Explanation]:
-    """What if these pods were created, one after the other: each meets the cluster with those before it placed."""
+    """Explains what would happen if these pods were created one after another; each sees the earlier ones placed."""
     reports = []
     current = with_defaults(state)
     for pod in pods:
@@ -81,7 +81,7 @@ def _explained(state: ClusterState, subject: Subject, node: str, scheduler: Sche
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
-    """The state after the scheduler has bound the pod. Its claims are objects then, also those not made yet."""
+    """Returns the state after the scheduler has bound the pod, with all its claims as objects."""
     made = []
     user = {"resource": "pods", "name": name_of(pod), "uid": ""}
     for claim, allocation in zip(place.claims, place.allocations, strict=False):
@@ -92,7 +92,7 @@ def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterSt
 
 
 class _Explainer:
-    """The steps for a subject that waits. Used once."""
+    """Explains one subject that waits for the scheduler. Used once."""
 
     def __init__(self, state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> None:
         self._state = state
@@ -193,8 +193,8 @@ class _Explainer:
             self._causes.append(
                 Cause(
                     code=CauseCode.NOT_WEIGHABLE,
-                    message=f"the scheduler gives the pod up on all nodes: {error}",
-                    fix="correct the claim, or wait until the pool is whole again",
+                    message=f"the scheduler rejects the pod on every node: {error}",
+                    fix="correct the claim, or wait until the driver has published the complete pool",
                 )
             )
         self._evaluation = None
@@ -226,7 +226,7 @@ class _Explainer:
     def _find_scheduler_fault(
         self, results: Sequence[NodeResult], allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
     ) -> None:
-        """A pod that only a fault of the scheduler keeps waiting would otherwise make no sense at all."""
+        """Adds a cause if only a defect of this scheduler version keeps the pod pending."""
         if any(result.fits for result in results):
             return
 
@@ -245,9 +245,10 @@ class _Explainer:
     def _evaluate_released(
         self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
     ) -> list[NodeResult]:
-        """The scheduler takes devices back that nobody else uses when they keep a pod from every node.
+        """Evaluates again without claims that the scheduler would deallocate.
 
-        PostFilter of kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources.
+        It deallocates a claim that no other pod uses when the claim keeps the pod from every node (PostFilter of
+        kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources).
         """
         pod = self._subject.pod
         kept: list[SubjectClaim] = []
@@ -266,11 +267,13 @@ class _Explainer:
             self._evaluation = before
             return []
         names = ", ".join(sorted(labels))
-        self._notes.append(f"{names} is allocated where the pod cannot go, and used by nobody: it is allocated anew")
+        self._notes.append(
+            f"{names}: allocated where the pod cannot run and not in use; the scheduler will reallocate it"
+        )
         return results
 
     def _use_scheduler_message(self, results: Sequence[NodeResult]) -> None:
-        """Where our rules end, the scheduler's own words count."""
+        """Uses the scheduler's own message for rules that this package does not check."""
         pod = self._subject.pod
         if pod is None or not any(result.fits for result in results):
             return
@@ -278,10 +281,10 @@ class _Explainer:
         beyond = unmodelled_constraints(pod)
         if message and any(part in message for part in _UNCHECKED) and not any(cause.blocks for cause in self._causes):
             self._causes.append(
-                Cause(code=CauseCode.NOT_WEIGHED, message=f"not a device matter: the scheduler says: {message}")
+                Cause(code=CauseCode.NOT_WEIGHED, message=f"not caused by devices; scheduler message: {message}")
             )
         elif beyond:
-            self._notes.append(f"not weighed here: {' and '.join(beyond)}")
+            self._notes.append(f"not checked here: {' and '.join(beyond)}")
 
     def _detail(self, results: Sequence[NodeResult]) -> NodeDetail | None:
         if not self._node:
@@ -295,12 +298,14 @@ class _Explainer:
         names = [name_of(item) for item in self._state.nodes]
         if self._node not in names:
             there = ", ".join(sorted(names)[:8]) or "none"
-            raise ConfigurationError(f"no node {self._node}; there are {there}{' and more' if len(names) > 8 else ''}")
+            raise ConfigurationError(
+                f"no node {self._node}; known nodes: {there}{' and more' if len(names) > 8 else ''}"
+            )
 
     # --- requests ---
 
     def _requests_on(self, result: NodeResult) -> list[RequestSpec]:
-        """The same for nodes with the same claims: only the one for extended resources differs."""
+        """Cached per set of claims: only the claim for extended resources differs between nodes."""
         key = tuple(str(claim["spec"]) for claim in result.claims)
         if key not in self._requests_by_claims:
             self._requests_by_claims[key] = requests_of(result.claims, result.labels, by_name(self._state.classes))
@@ -329,9 +334,7 @@ class _Explainer:
         if blocking is None:
             sentence = f"cannot fit: {details.headline}"
         elif fitting:
-            sentence = (
-                f"cannot be scheduled: {blocking.message} (devices are not the problem: {fitting} of {total} fit)"
-            )
+            sentence = f"cannot be scheduled: {blocking.message} (the devices fit on {fitting} of {total} nodes)"
         else:
             sentence = f"cannot fit: {blocking.message}"
         return Verdict(answer=Answer.CANNOT_FIT, sentence=sentence, nodes_fit=fitting, nodes_total=total)
@@ -350,7 +353,7 @@ _FINAL_CODES: Final = frozenset(
         CauseCode.RESOURCE_UNKNOWN,
     }
 )
-"""Causes after which there is nothing to weigh."""
+"""Causes after which no node needs to be evaluated."""
 
 
 def _is_allocated(claim: SubjectClaim) -> bool:
@@ -361,8 +364,8 @@ def _cel_cause(error: Exception) -> Cause:
     syntax = isinstance(error, CelSyntaxError)
     return Cause(
         code=CauseCode.CEL_ERROR,
-        message=f"the scheduler gives the pod up on all nodes: {error}",
+        message=f"the scheduler rejects the pod on every node: {error}",
         fix="correct the expression"
         if syntax
-        else 'guard the expression with device.driver == "…" &&, and optional attributes with has() or .?',
+        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
     )

@@ -1,8 +1,8 @@
-"""Extended resources of containers that devices serve: ``resources.requests: {example.com/gpu: 1}`` as a claim.
+"""Turns extended resources of containers (``resources.requests: {example.com/gpu: 1}``) into a claim for devices.
 
-Owns which DeviceClass stands for a resource and the claim that the scheduler would make. Follows kubernetes/kubernetes
-pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004): a device plugin that offers the
-resource on a node wins there, so the claim depends on the node.
+Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004):
+on a node where a device plugin offers the resource, the device plugin takes precedence, so the claim depends on the
+node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from dra_driver.explain.objects import Wire, name_of, namespace_of, spec_of, sta
 from dra_driver.quantity import Quantity
 
 IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the resource name that every class has without saying so."""
+"""Prefix of the resource name that every DeviceClass has implicitly."""
 
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 _MAX_CONTAINERS: Final = 1000
@@ -21,7 +21,7 @@ _MAX_CONTAINERS: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendedRequest:
-    """One extended resource of one container, and the class that stands for it (None: no class does)."""
+    """One extended resource of one container, and the DeviceClass that provides it (None: no class does)."""
 
     request: str
     resource: str
@@ -30,7 +30,7 @@ class ExtendedRequest:
 
 
 def class_names(classes: Iterable[Wire]) -> dict[str, str]:
-    """Resource name -> class. Of several classes the newest wins, of equally old ones the first by name."""
+    """Maps resource names to classes. Of several classes the newest wins; among equally old ones, the first by name."""
     found: dict[str, tuple[str, str]] = {}
     for item in sorted(classes, key=name_of):
         created = str((item.get("metadata") or {}).get("creationTimestamp") or "")
@@ -42,7 +42,7 @@ def class_names(classes: Iterable[Wire]) -> dict[str, str]:
 
 
 def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedRequest]:
-    """What the pod's containers ask for, in the order and with the names of the scheduler's requests."""
+    """Returns the containers' extended resources, in the order and with the request names of the scheduler."""
     known = class_names(classes)
     containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
     found = []
@@ -61,7 +61,7 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a resource name is outside of Kubernetes' own (pkg/apis/core/v1/helper, IsExtendedResourceName)."""
+    """Whether a resource name is an extended resource (pkg/apis/core/v1/helper, IsExtendedResourceName)."""
     if resource.startswith(IMPLICIT):
         return True
     domain, slash, _ = resource.partition("/")
@@ -74,7 +74,7 @@ def is_offered(node: Wire, resource: str) -> bool:
 
 
 def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> dict[str, Any] | None:
-    """The claim that the scheduler would make for the pod on the node; None when no device is needed there."""
+    """Returns the claim that the scheduler would create for the pod on the node; None when it needs no device there."""
     requests = [
         {
             "name": item.request,

@@ -1,7 +1,4 @@
-"""Which part of a selector turned a device down, and what was seen there.
-
-Owns the walk over a selector's clauses for one device. Refuses to know whether the device is wanted for anything.
-"""
+"""Finds the clauses of a selector that reject a device, and the device's values that they read."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +18,9 @@ _MAX_VALUES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedClause:
-    """``clause`` is the text of the part that is false, ``place`` its number ("clause 2 of 3"; "" for the whole).
+    """A false clause: its text, and in ``place`` its number ("clause 2 of 3"; "" for the whole expression).
 
-    ``seen`` are the values that the part looks at, ``memory = 40Gi``.
+    ``seen`` lists the values that the clause reads, such as ``memory = 40Gi``.
     """
 
     clause: str
@@ -32,7 +29,7 @@ class FailedClause:
 
 
 def failed_clauses(expression: str, driver: str, device: Wire) -> list[FailedClause]:
-    """The parts that are false for the device, in their order; the whole when no part is to blame by itself."""
+    """Returns the clauses that are false for the device, in order; the whole expression when no single clause is."""
     parts = _parts(expression)
     found = [
         FailedClause(
@@ -47,7 +44,7 @@ def failed_clauses(expression: str, driver: str, device: Wire) -> list[FailedCla
 
 
 def holds(expression: str, driver: str, device: Wire) -> bool | None:
-    """Whether the device is selected; None when that cannot be evaluated."""
+    """Whether the expression selects the device; None when it cannot be evaluated."""
     try:
         return compile_selector(expression).evaluate(DeviceView(driver, device))
     except (CelSyntaxError, CelEvaluationError, ValueError):
@@ -55,13 +52,13 @@ def holds(expression: str, driver: str, device: Wire) -> bool | None:
 
 
 def short(expression: str) -> str:
-    """On one line, cut when it is long."""
+    """Returns the expression on one line, at most _MAX_SHOWN characters."""
     flat = " ".join(expression.split())
     return flat if len(flat) <= _MAX_SHOWN else flat[: _MAX_SHOWN - 1] + "…"
 
 
 def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable | None:
-    """Equal for devices that the expressions cannot tell apart; None when that is not known."""
+    """Returns a key that is equal for devices the expressions cannot distinguish; None when that is unknown."""
     found: list[Hashable] = [driver, device.get("allowMultipleAllocations")]
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     for expression in expressions:
@@ -98,11 +95,11 @@ def _seen(part: str, driver: str, device: Wire) -> str:
 
 
 def _value(values: Wire | None, driver: str, name: tuple[str, str]) -> str:
-    """``memory = 80Gi``. An attribute has one value of some type, a capacity has ``value``."""
+    """Returns ``memory = 80Gi``. An attribute has one value of some type, a capacity has ``value``."""
     domain, identifier = name
     known = values or {}
     found = known.get(f"{domain}/{identifier}") or (known.get(identifier) if domain == driver else None)
     if not isinstance(found, dict) or not found:
-        return f"{identifier} is not there"
+        return f"{identifier} is missing"
     value = found["value"] if "value" in found else next(iter(found.values()))
     return f"{identifier} = {str(value).lower() if isinstance(value, bool) else value}"

@@ -1,7 +1,7 @@
-"""Whether only a fault of the scheduler's version keeps the subject away: the same question under other rules.
+"""Detects that only a defect of this scheduler version keeps the subject pending.
 
-Owns the names of the faults for people. What a fault does is ``allocation.scheduler_quirks``'s business; here they
-are left out, all and then one at a time, and the answers compared. Bounded: `MAX_NODES` nodes.
+Evaluates a node again without any of the defects in ``allocation.scheduler_quirks``, then without one at a time, and
+compares the results. At most `MAX_NODES` nodes are tried.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,27 +17,27 @@ from dra_driver.explain.objects import Wire
 MAX_NODES: Final = 20
 
 _QUIRKS: Final[Mapping[str, str]] = {
-    "counters_stay_charged": "a device that a constraint, taint or capacity turns down stays charged to its GPU's "
-    "counters for the rest of the attempt",
-    "shares_stay_charged": "a share that is given back stays charged to its GPU's counters for the rest of the attempt",
-    "counters_by_pool_name": "counters are kept by the name of the pool alone, whatever its driver",
-    "distinct_forgets": "distinctAttribute remembers one value of a request only",
-    "counter_slices_everywhere": "slices with counters concern every node, whatever node they name",
+    "counters_stay_charged": "a device rejected by a constraint, taint or capacity stays charged to its GPU's counters "
+    "for the rest of the attempt",
+    "shares_stay_charged": "a released share stays charged to its GPU's counters for the rest of the attempt",
+    "counters_by_pool_name": "counters are identified by pool name only, without the driver",
+    "distinct_forgets": "distinctAttribute remembers only one value of a request",
+    "counter_slices_everywhere": "slices with counters apply to every node, whichever node they name",
     "whole_units": "capacities are counted in whole units",
 }
 """Fields of `SchedulerQuirks` that can keep a pod away, most frequent first."""
 
-RequestSummary = Callable[[SchedulerQuirks, NodeResult], NodeResult]
-"""Weighs one node again under other rules."""
+Retry = Callable[[SchedulerQuirks, NodeResult], NodeResult]
+"""Evaluates one node again with other scheduler quirks."""
 
 
 def scheduler_fault(
-    quirks: SchedulerQuirks, results: Sequence[NodeResult], again: RequestSummary, slices: Sequence[Wire]
+    quirks: SchedulerQuirks, results: Sequence[NodeResult], again: Retry, slices: Sequence[Wire]
 ) -> Cause | None:
-    """The fault without which a node would take the subject; None when there is none, or nothing to say.
+    """Returns the defect without which a node would take the subject; None when there is none.
 
-    ``results`` are nodes that do not fit, ``slices`` those of the cluster. The cause does not block by itself: it says
-    why what blocks does.
+    ``results`` are nodes that do not fit, ``slices`` those of the cluster. The cause does not block by itself: it
+    explains the blocking one.
     """
     if quirks == V1_37:
         return None
@@ -46,23 +46,23 @@ def scheduler_fault(
         if better is None:
             continue
         names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
-        why = _QUIRKS[names[0]] if names else "several faults of its allocator together keep the devices away"
+        why = _QUIRKS[names[0]] if names else "several defects of its allocator together exclude the devices"
         given = [
             item for allocation in better.allocations for item in (allocation.get("devices") or {}).get("results") or ()
         ]
         shown = ", ".join(f"{item['request']}={item['device']}" for item in given[:8])
         return Cause(
             code=CauseCode.SCHEDULER_FAULT,
-            message=f"{result.name} has the devices ({shown}), and a fault of this Kubernetes version keeps them away, "
-            f"which 1.37 does not have: {why}",
+            message=f"{result.name} has the devices ({shown}), but a defect of this Kubernetes version, fixed in 1.37, "
+            f"excludes them: {why}",
             fix=_fix(_parents(slices, given)),
             blocks=False,
         )
     return None
 
 
-def _retried(again: RequestSummary, quirks: SchedulerQuirks, result: NodeResult) -> NodeResult | None:
-    """The node under these rules, if it fits."""
+def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeResult | None:
+    """Returns the node's result with this quirks, if it fits."""
     try:
         found = again(quirks, result)
     except (AllocationError, CelSyntaxError, CelEvaluationError):
@@ -71,7 +71,7 @@ def _retried(again: RequestSummary, quirks: SchedulerQuirks, result: NodeResult)
 
 
 def _parents(slices: Sequence[Wire], given: Sequence[Wire]) -> set[tuple[str, str]]:
-    """Driver and parentUUID of the devices, "" for those without."""
+    """Returns driver and parentUUID of the devices ("" for devices without)."""
     wanted = {(item["driver"], item["pool"], item["device"]) for item in given}
     found = set()
     for item in slices:
@@ -84,9 +84,9 @@ def _parents(slices: Sequence[Wire], given: Sequence[Wire]) -> set[tuple[str, st
 
 
 def _fix(parents: set[tuple[str, str]]) -> str:
-    """Devices that selectors leave out are never charged, so naming the free GPU is a way around."""
+    """Devices excluded by selectors are never charged to counters, so selecting the free GPU avoids the defect."""
     (driver, uuid), *others = sorted(parents) or [("", "")]
     if others or not uuid:
-        return "free what is partly used, or wait for Kubernetes 1.37"
+        return "free the GPUs that are partly in use, or upgrade to Kubernetes 1.37"
     selector = f'device.attributes["{driver}"].parentUUID == "{uuid}"'
-    return f"add {selector} to the selectors of each request, as what they leave out is not charged; or free other GPUs"
+    return f"add {selector} to the selectors of each request (excluded devices are not charged), or free other GPUs"

@@ -1,7 +1,7 @@
-"""Fields that somebody wrote and the API server dropped, because a feature gate is off.
+"""Finds fields that the API server dropped because a feature gate is off.
 
-Owns the comparison of an object with what ``kubectl apply`` noted about it, and which gate a field belongs to
-(kubernetes/kubernetes pkg/registry/resource/*/strategy.go). Without that note nothing can be told.
+Compares an object with its annotation ``kubectl.kubernetes.io/last-applied-configuration``; objects without it cannot
+be checked. Which gate a field belongs to: kubernetes/kubernetes pkg/registry/resource/*/strategy.go.
 """
 
 import json
@@ -24,15 +24,15 @@ _GATES: Final = {
 
 
 def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
-    """A cause for each gated field that was applied and is not there."""
+    """Yields a cause for each gated field that was applied but is not stored."""
     applied = _applied(item)
     for path, field in _missing(applied.get("spec"), item.get("spec"), "spec", 0):
         gate = _GATES[field]
         yield Cause(
             code=CauseCode.GATE_OFF,
-            message=f"{kind} {name_of(item)} was applied with {path}, and the API server has dropped it: "
-            f"the feature gate {gate} is off",
-            fix=f"turn {gate} on in the API server, scheduler, controller manager and kubelets, then apply it again",
+            message=f"{kind} {name_of(item)} was applied with {path}, but the API server dropped the field because "
+            f"feature gate {gate} is off",
+            fix=f"enable {gate} in the API server, scheduler, controller manager and kubelets, then apply it again",
             object=f"{kind.lower()}/{name_of(item)}",
             blocks=False,
         )

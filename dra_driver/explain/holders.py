@@ -1,6 +1,6 @@
-"""Who holds which device, and for which pods.
+"""Index of allocated claims: which claims use a device, and for which pods.
 
-Owns the index over allocated claims. Shares and whole devices count alike here; admin access holds nothing.
+Shares and whole devices are treated alike. Admin access does not reserve a device, so it is left out.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from dra_driver.explain.objects import Wire, label_of, listed, results_of, users
 
 
 class Holders:
-    """Claims by device, and pods by claim. Immutable once made."""
+    """Claims by device, and pods by claim. Immutable."""
 
     def __init__(self, claims: Iterable[Wire]) -> None:
         self._claims: dict[DeviceId, list[str]] = {}
@@ -31,15 +31,15 @@ class Holders:
         return self._claims.get(device, [])
 
     def consumed(self, device: DeviceId, claim: str, capacity: str) -> str:
-        """What a claim's share takes of a capacity of the device, "" when that is not told."""
+        """Returns what the claim's share consumes of a capacity of the device, "" when unknown."""
         return str(self._consumed.get((device, claim), {}).get(capacity) or "")
 
     def allocated_in(self, driver: str, pool: str) -> list[str]:
-        """Names of the pool's devices that somebody holds."""
+        """Returns the names of the pool's allocated devices."""
         return self._allocated_by_pool.get((driver, pool), [])
 
     def label_with_pods(self, claim: str) -> str:
-        """``team-a/train (pod train-0)``."""
+        """Returns the claim with its pods: ``team-a/train (pod train-0)``."""
         pods = self._pods.get(claim) or []
         if not pods:
             return f"{claim} (no pod)"

@@ -1,8 +1,4 @@
-"""From manifests to the pods that they would make.
-
-Owns which workloads have pods inside and how many. Other kinds pass through: as objects of the cluster they change what
-the pods meet.
-"""
+"""Extracts from manifests the pods that they would create, directly or through a workload (Deployment, Job, ...)."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -12,7 +8,7 @@ from dra_driver.explain.objects import Wire, name_of, namespace_of, spec_of
 from dra_driver.kube.state_shapes import misfit
 
 MAX_PODS: Final = 64
-"""Pods of one manifest that are tried one after the other."""
+"""Limit of pods from manifests that are tried one after another."""
 
 _TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "Deployment": ("template",),
@@ -27,7 +23,7 @@ _COUNTS: Final = {"Job": "parallelism", "DaemonSet": "", "CronJob": ""}
 
 
 def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[str, Any]]:
-    """The pods of Pods and workloads, named as their controllers would, at most MAX_PODS together.
+    """Returns the pods of Pods and workloads, named ``WORKLOAD-INDEX``, at most MAX_PODS in total.
 
     Objects without a namespace get ``namespace``. Raises ConfigurationError on a pod whose fields have wrong types.
     """

@@ -1,7 +1,7 @@
-"""The node and devices that come closest to what a request wants, and what would change that.
+"""Finds the node and devices that come closest to satisfying a request, and what has to change.
 
-Owns the idea of closeness: as many devices as are missing on the node, with fewer and easier obstacles first; a class
-that asks for something else altogether is far away.
+The distance of a node is the sum over as many of its nearest devices as the request lacks. Each reason that rejects a
+device adds to its distance; a class selector that does not match adds most.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,14 +37,14 @@ _SELECTORS: Final = ("classSelector", "requestSelector")
 
 
 class Candidate(NamedTuple):
-    """A device that a request did not get, with what the allocator said."""
+    """A rejected device and the allocator's cause."""
 
     device: PoolDevice
     cause: Cause
 
 
 class Shortfall(NamedTuple):
-    """A node on which a request got ``fitting`` devices and needs more, and the devices that it did not get."""
+    """A node on which a request got only ``fitting`` devices, and the devices that were rejected."""
 
     spec: RequestSpec
     node: str
@@ -54,13 +54,13 @@ class Shortfall(NamedTuple):
 
 class _RankedCandidate(NamedTuple):
     device: str
-    findings: list[RejectionReason]
+    reasons: list[RejectionReason]
     distance: int
 
     @property
-    def reasons(self) -> list[tuple[str, str]]:
-        """The same for devices that fell away for the same reasons."""
-        return [(finding.code, finding.message) for finding in self.findings]
+    def reason_key(self) -> list[tuple[str, str]]:
+        """Codes and messages, equal for devices rejected for the same reasons."""
+        return [(reason.code, reason.message) for reason in self.reasons]
 
 
 def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> NearestMiss | None:
@@ -79,34 +79,34 @@ def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> NearestMiss |
 
 
 def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate], int]:
-    """As many of the nearest devices as are missing, and how many others would have done in place of the last one.
+    """Returns as many of the nearest devices as are missing, and how many others are as near as the last one.
 
-    None when the node does not even have so many.
+    The list is empty when the node has fewer devices than are missing.
     """
     near = [_candidate(place.spec, candidate, holders) for candidate in place.candidates[:MAX_CANDIDATES]]
     if place.spec.count is None:
-        # "All" are those that match; what else is in their way has to go for each of them.
-        matching = [one for one in near if not any(finding.code in _SELECTORS for finding in one.findings)]
+        # "All" means every matching device; each of them has to become available.
+        matching = [one for one in near if not any(reason.code in _SELECTORS for reason in one.reasons)]
         return matching or sorted(near, key=lambda one: one.distance)[:1], 0
     missing = max(place.spec.count - place.fitting, 1)
     if len(near) < missing:
         return [], 0
     near.sort(key=lambda one: one.distance)
-    freed = {finding.seen for one in near[:missing] for finding in one.findings}
+    freed = {reason.seen for one in near[:missing] for reason in one.reasons}
     return near[:missing], sum(
-        one.reasons == near[missing - 1].reasons and freed.isdisjoint(finding.seen for finding in one.findings)
+        one.reason_key == near[missing - 1].reason_key and freed.isdisjoint(reason.seen for reason in one.reasons)
         for one in near[missing:]
     )
 
 
 def _candidate(spec: RequestSpec, candidate: Candidate, holders: Holders) -> _RankedCandidate:
     found = _all_rejections(spec, candidate, holders)
-    distance = sum(_DISTANCE.get(finding.code, 4) for finding in found)
+    distance = sum(_DISTANCE.get(reason.code, 4) for reason in found)
     return _RankedCandidate(candidate.device.name, found, distance)
 
 
 def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[RejectionReason]:
-    """Everything that is in the device's way, not only what the allocator met first."""
+    """Returns every reason that rejects the device, not only the first one that the allocator met."""
     device, cause = candidate
     found = list(selector_rejections(spec, device))
     if device.allocated and not spec.admin_access:
@@ -121,7 +121,7 @@ def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -
 
 
 def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[Cause]:
-    """Every capacity that is missing something, not only the first."""
+    """Returns every capacity that is short, not only the first."""
     found: list[Cause] = []
     capacities = device.wire.get("capacity") or {}
     for name in dict.fromkeys([*requests, *capacities]):
@@ -139,8 +139,8 @@ def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[Cause]
 def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> NearestMiss:
     sentences: dict[str, list[str]] = {}
     for near in chosen:
-        for finding in near.findings:
-            sentences.setdefault(_sentence(finding), []).append(near.device)
+        for reason in near.reasons:
+            sentences.setdefault(_sentence(reason), []).append(near.device)
     several = len(chosen) > 1
     return NearestMiss(
         device=listed([near.device for near in chosen], 8),
@@ -150,47 +150,47 @@ def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> Neares
             f"{listed(devices)}: {text}" if several and len(devices) < len(chosen) else text
             for text, devices in sentences.items()
         ),
-        fix=_fixes([finding for near in chosen for finding in near.findings], more),
+        fix=_fixes([reason for near in chosen for reason in near.reasons], more),
     )
 
 
-def _fixes(findings: Sequence[RejectionReason], more: int) -> str:
-    """All that has to be done, what can be done in its place, and how many devices are as near as these."""
-    text = "; and ".join(dict.fromkeys(_fix(finding) for finding in findings))
-    instead = " and ".join(dict.fromkeys(finding.instead for finding in findings if finding.instead))
+def _fixes(reasons: Sequence[RejectionReason], more: int) -> str:
+    """Joins everything that has to be done, the alternatives, and the number of devices that are as near."""
+    text = "; and ".join(dict.fromkeys(_fix(reason) for reason in reasons))
+    instead = " and ".join(dict.fromkeys(reason.instead for reason in reasons if reason.instead))
     text += f"; or {instead}" if instead else ""
-    if more and all(finding.code == "inUse" for finding in findings):
-        text += f"; {more} more device{' is' if more == 1 else 's are'} as near"
+    if more and all(reason.code == "inUse" for reason in reasons):
+        text += f"; {more} other device{' is' if more == 1 else 's are'} equally near"
     return text
 
 
-def _sentence(finding: RejectionReason) -> str:
-    return f"{finding.message} ({finding.seen})" if finding.seen else finding.message
+def _sentence(reason: RejectionReason) -> str:
+    return f"{reason.message} ({reason.seen})" if reason.seen else reason.message
 
 
-def _fix(finding: RejectionReason) -> str:
-    if finding.fix:
-        return finding.fix
-    match finding.code:
+def _fix(reason: RejectionReason) -> str:
+    if reason.fix:
+        return reason.fix
+    match reason.code:
         case "inUse":
-            if "(no pod)" in finding.seen:
-                return f"delete the claim if nobody needs it: {finding.seen}"
-            return f"end what uses it: {finding.seen}"
+            if "(no pod)" in reason.seen:
+                return f"delete the claim if it is no longer needed: {reason.seen}"
+            return f"end the workload that uses it: {reason.seen}"
         case "takenByThisPod":
-            return "ask for fewer devices in this pod"
+            return "request fewer devices in this pod"
         case "tainted":
-            return "remove what the taint is about, or tolerate it in the request if the device is good enough"
+            return "remove the cause of the taint, or tolerate the taint in the request"
         case "capacityShort":
-            return "ask for less, or end other shares of the device"
+            return "request less, or end workloads that use other shares of the device"
         case "counterShort":
-            return "end what uses the other parts of the GPU"
+            return "end the workloads that use other parts of the GPU"
         case "constraint":
-            return "relax the constraint, or free devices that go together"
+            return "relax the constraint, or free devices that satisfy it together"
         case "requestSelector":
-            return f"relax the selector so that it accepts {finding.seen or 'the device'}"
+            return f"relax the selector so that it accepts {reason.seen or 'the device'}"
         case "classSelector":
-            return "ask for another class"
+            return "request another DeviceClass"
         case "gateOff":
-            return "turn the feature gate on"
+            return "enable the feature gate"
         case _:
-            return "let the pod go where the device is"
+            return "allow the pod on the nodes that can use the device"

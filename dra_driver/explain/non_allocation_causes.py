@@ -1,6 +1,6 @@
-"""Causes outside of allocation: in the pod's state, its claims, classes, volumes, the driver on the node.
+"""Finds causes that need no device to be evaluated: in the pod, its claims, classes, volumes and the node's driver.
 
-Owns what can be known without weighing a single device, and what the control plane said itself (conditions and events).
+Also reads what the control plane reported itself (conditions and events).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,31 +31,31 @@ _MAX_TEXT: Final = 600
 
 
 def scheduler_message(pod: Wire) -> str:
-    """Why the scheduler says that the pod is not scheduled, "" when it does not say so."""
+    """Returns the scheduler's message about a pod that is not scheduled, "" when there is none."""
     condition = condition_of(pod, "PodScheduled")
     return str(condition.get("message") or "")[:_MAX_TEXT] if condition.get("status") == "False" else ""
 
 
 def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
-    """What could not be read, without volumes when the pod has none."""
+    """Returns what could not be read; gaps about volumes only when the pod has volumes."""
     volumes = any(item.get("persistentVolumeClaim") for item in spec_of(pod or {}).get("volumes") or ())
     return [gap for gap in state.gaps if volumes or not gap.startswith(("persistentvolumeclaims:", "storageclasses:"))]
 
 
 def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
-    """What keeps the scheduler from looking at the pod at all."""
+    """Yields causes that keep the scheduler from considering the pod."""
     gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]
     if gates:
         yield Cause(
             code=CauseCode.SCHEDULING_GATES,
-            message=f"the pod has scheduling gates, and nobody has lifted them: {listed(gates)}",
+            message=f"the pod has scheduling gates that are not removed yet: {listed(gates)}",
             fix="the controller that set them has to remove them from spec.schedulingGates",
         )
     scheduler = spec_of(pod).get("schedulerName") or DEFAULT_SCHEDULER
     if scheduler != DEFAULT_SCHEDULER:
         yield Cause(
             code=CauseCode.OTHER_SCHEDULER,
-            message=f"the pod waits for the scheduler {scheduler}; what is said here holds for {DEFAULT_SCHEDULER}",
+            message=f"the pod waits for scheduler {scheduler}; this explanation is valid for {DEFAULT_SCHEDULER}",
             blocks=False,
         )
     yield from _volumes(state, pod)
@@ -72,32 +72,32 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
         if found is None:
             yield Cause(
                 code=CauseCode.VOLUME_WAITING,
-                message=f"not a device matter: PersistentVolumeClaim {name} does not exist",
+                message=f"not caused by devices: PersistentVolumeClaim {name} does not exist",
                 fix=f"create PersistentVolumeClaim {name}",
                 object=f"pvc/{name}",
             )
         elif status_of(found).get("phase") != "Bound":
             waits = _waits_for_consumer(state, found)
             phase = status_of(found).get("phase") or "Pending"
-            why = "its storage class binds it once the pod has a node" if waits else "it has to be bound before"
+            why = "its storage class binds it after the pod has a node" if waits else "it has to be bound first"
             yield Cause(
                 code=CauseCode.VOLUME_WAITING,
-                message=f"not a device matter: PersistentVolumeClaim {name} is {phase}; {why}",
-                fix="" if waits else f"see kubectl describe pvc {name}",
+                message=f"not caused by devices: PersistentVolumeClaim {name} is {phase}; {why}",
+                fix="" if waits else f"run kubectl describe pvc {name}",
                 object=f"pvc/{name}",
                 blocks=not waits,
             )
 
 
 def _waits_for_consumer(state: ClusterState, claim: Wire) -> bool:
-    """Whether the volume waits for the pod, and not the pod for the volume (the binder's IsDelayBindingMode)."""
+    """Whether the volume is bound only after the pod is scheduled (the binder's IsDelayBindingMode)."""
     name = spec_of(claim).get("storageClassName")
     found = next((item for item in state.storage_classes if name_of(item) == name), None)
     return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
 def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
-    """DeviceClasses that requests name and nobody has made."""
+    """Yields a cause for each DeviceClass that a request names and that does not exist."""
     unreadable = next((gap for gap in state.gaps if gap.startswith("deviceclasses:")), "")
     missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
     for name in missing:
@@ -105,35 +105,35 @@ def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterat
         yield Cause(
             code=CauseCode.CLASS_MISSING,
             message=f"DeviceClass {name} does not exist" + (f" ({unreadable})" if unreadable else ""),
-            fix=f"create it or name another one; there {'are ' + there if there else 'is none at all'}",
+            fix=f"create it or name another one; existing classes: {there or 'none'}",
             object=f"class/{name}",
         )
 
 
 def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
-    """Extended resources that neither a node offers nor a class stands for."""
+    """Yields a cause for each extended resource that no node offers and no DeviceClass provides."""
     for request in subject.extended_requests:
         offered = any((status_of(node).get("allocatable") or {}).get(request.resource) for node in state.nodes)
         if request.class_name is None and not offered:
             yield Cause(
                 code=CauseCode.RESOURCE_UNKNOWN,
-                message=f"no node offers the resource {request.resource}, and no DeviceClass stands for it "
+                message=f"no node offers resource {request.resource}, and no DeviceClass provides it "
                 f"(spec.extendedResourceName)",
-                fix=f"create a DeviceClass with extendedResourceName: {request.resource}, or use a resource claim",
+                fix=f"create a DeviceClass with extendedResourceName: {request.resource}, or use a ResourceClaim",
                 object=f"resource/{request.resource}",
             )
 
 
 def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
-    """Drivers that requests name and that have published nothing anywhere; nothing published at all."""
+    """Yields a cause for each driver that requests name and that has published no devices."""
     if not specs:
         return
     if not state.slices:
         unreadable = next((gap for gap in state.gaps if gap.startswith("resourceslices:")), "")
         yield Cause(
             code=CauseCode.NO_SLICES,
-            message=unreadable or "no driver has published any devices: there is no ResourceSlice in the cluster",
-            fix="see whether the driver's pods run on the nodes with devices, and their logs",
+            message=unreadable or "no driver has published devices: the cluster has no ResourceSlices",
+            fix="check that the driver's pods run on the nodes with devices, and read their logs",
         )
         return
     there = {str(spec_of(item).get("driver")) for item in state.slices}
@@ -141,14 +141,14 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
         if driver not in there:
             yield Cause(
                 code=CauseCode.DRIVER_SILENT,
-                message=f"the driver {driver} has published no devices; there are devices of {listed(sorted(there))}",
-                fix=f"see whether the pods of {driver} run, or name the right driver in the selector",
+                message=f"driver {driver} has published no devices; drivers with devices: {listed(sorted(there))}",
+                fix=f"check that the pods of {driver} run, or correct the driver in the selector",
                 object=f"driver/{driver}",
             )
 
 
 def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
-    """Why a pod that has a node does not start, as far as devices are concerned."""
+    """Yields device-related causes why a pod on a node does not start."""
     pod = subject.pod or {}
     node = str(spec_of(pod).get("nodeName") or "")
     for claim in subject.claims:
@@ -160,8 +160,8 @@ def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
     if event is not None:
         yield Cause(
             code=CauseCode.PREPARE_FAILING,
-            message=f"preparing the devices on {node} fails: {str(event.get('message') or '')[:_MAX_TEXT]}",
-            fix="the kubelet tries again after 60 to 90 s; see the log of the driver's pod on that node",
+            message=f"preparing the devices on node {node} fails: {str(event.get('message') or '')[:_MAX_TEXT]}",
+            fix="the kubelet retries after 60 to 90 s; read the log of the driver's pod on that node",
             object=f"node/{node}",
         )
 
@@ -171,9 +171,9 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
     if allocation_of(claim) is None:
         yield Cause(
             code=CauseCode.CLAIM_NOT_ALLOCATED,
-            message=f"the pod is on {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was set "
-            "by somebody else than the scheduler",
-            fix="take spec.nodeName out of the pod; name the node in spec.nodeSelector instead",
+            message=f"the pod is on node {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was not "
+            "set by the scheduler",
+            fix="remove spec.nodeName from the pod; select the node with spec.nodeSelector instead",
             object=where,
         )
         return
@@ -181,18 +181,18 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
         users = listed([str(user.get("name")) for user in status_of(claim).get("reservedFor") or ()])
         yield Cause(
             code=CauseCode.CLAIM_NOT_RESERVED,
-            message=f"claim {label_of(claim)} is not reserved for the pod" + (f", but for {users}" if users else ""),
-            fix="take spec.nodeName out of the pod, so that the scheduler reserves the claim for it",
+            message=f"claim {label_of(claim)} is not reserved for this pod" + (f", but for {users}" if users else ""),
+            fix="remove spec.nodeName from the pod, so that the scheduler reserves the claim for it",
             object=where,
         )
     there = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
     for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - there):
         yield Cause(
             code=CauseCode.DRIVER_NOT_ON_NODE,
-            message=f"the driver {driver} publishes nothing on {node}, so the kubelet most likely has lost it",
-            fix=f"see whether the pod of {driver} on {node} runs",
+            message=f"driver {driver} publishes no devices on node {node}; it is probably not running there",
+            fix=f"check that the pod of {driver} on node {node} runs",
             object=f"node/{node}",
-            # Devices may also be published for many nodes by a controller.
+            # A controller may publish devices for many nodes, so this alone is no proof.
             blocks=False,
         )
 
@@ -205,7 +205,7 @@ def _is_on(item: Wire, node: str) -> bool:
 
 
 def latest_event(state: ClusterState, about: Wire, reasons: Sequence[str]) -> Wire | None:
-    """The newest event of these reasons about the object; by UID where it has one."""
+    """Returns the newest event with one of these reasons about the object; matched by UID if the object has one."""
     uid = uid_of(about)
     found = [
         event
@@ -219,5 +219,5 @@ def latest_event(state: ClusterState, about: Wire, reasons: Sequence[str]) -> Wi
 
 
 def _moment(event: Wire) -> str:
-    """RFC 3339 in UTC compares as text."""
+    """Time of an event. RFC 3339 in UTC compares as text."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")

@@ -1,7 +1,4 @@
-"""Reading wire objects whose shapes are known to be right: names, users, phases, conditions.
-
-Owns small questions about single objects. Refuses to know the cluster around them.
-"""
+"""Reads names, users, phases and conditions from single wire objects whose shapes are already checked."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,7 +6,7 @@ from typing import Any, Final
 Wire = Mapping[str, Any]
 
 MAX_LISTED: Final = 3
-"""Names that a sentence lists before it says how many more there are."""
+"""Names that a sentence lists before "and N more"."""
 
 
 def name_of(item: Wire) -> str:
@@ -26,7 +23,7 @@ def uid_of(item: Wire) -> str:
 
 
 def label_of(item: Wire) -> str:
-    """``namespace/name``."""
+    """Returns ``namespace/name``."""
     return f"{namespace_of(item)}/{name_of(item)}"
 
 
@@ -54,19 +51,19 @@ def allocation_of(claim: Wire) -> Wire | None:
 
 
 def results_of(claim: Wire) -> Sequence[Wire]:
-    """The devices that a claim holds."""
+    """Returns the devices that are allocated to a claim."""
     results: Sequence[Wire] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or ()
     return results
 
 
 def users_of(claim: Wire) -> Sequence[Wire]:
-    """``status.reservedFor``."""
+    """Returns ``status.reservedFor``."""
     users: Sequence[Wire] = status_of(claim).get("reservedFor") or ()
     return users
 
 
 def is_reserved_for(claim: Wire, pod: Wire) -> bool:
-    """By UID; by name where one of the two has none, as in manifests."""
+    """Compares by UID; by name if the pod has no UID, as in manifests."""
     uid = uid_of(pod)
     for user in users_of(claim):
         if (user.get("uid") and uid and user["uid"] == uid) or (not uid and user.get("name") == name_of(pod)):
@@ -75,7 +72,7 @@ def is_reserved_for(claim: Wire, pod: Wire) -> bool:
 
 
 def condition_of(pod: Wire, kind: str) -> Wire:
-    """The condition of that type, empty when there is none."""
+    """Returns the condition of that type, or an empty mapping."""
     conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind), {})
 
@@ -86,7 +83,7 @@ def is_owned_by(item: Wire, owner: Wire) -> bool:
 
 
 def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
-    """``a, b, c and 4 more``."""
+    """Returns ``a, b, c and 4 more``."""
     unique = list(dict.fromkeys(names))
     text = ", ".join(unique[:most])
     return f"{text} and {len(unique) - most} more" if len(unique) > most else text

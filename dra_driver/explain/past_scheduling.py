@@ -1,7 +1,4 @@
-"""Subjects that are past scheduling: running, finished, being deleted, on a node, or a claim with its devices.
-
-Owns the reports about them.
-"""
+"""Explains subjects that are past scheduling: running, finished, being deleted, on a node, or an allocated claim."""
 
 from dra_driver.explain import non_allocation_causes
 from dra_driver.explain.causes import Cause, CauseCode
@@ -23,7 +20,7 @@ from dra_driver.kube.state import ClusterState
 
 
 def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation | None:
-    """The report, or None when the subject waits for the scheduler."""
+    """Returns the report, or None when the subject waits for the scheduler."""
     if subject.pod is None:
         claim = subject.claims[0].claim or {}
         return _allocated(state, subject, claim) if allocation_of(claim) is not None else None
@@ -33,7 +30,7 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
     if is_finished(pod):
         return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
     if is_deleted(pod):
-        cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and is not scheduled any more")
+        cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and will not be scheduled")
         return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", (cause,))
     if not node:
         return None
@@ -41,18 +38,16 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
         return _report(state, subject, Answer.RUNNING, f"runs on {node}")
     causes = tuple(non_allocation_causes.causes_on_node(state, subject))
     why = next((cause.message for cause in causes), "")
-    sentence = f"is on {node} and has not started" + (
-        f": {why}" if why else "; its devices are in order as far as known"
-    )
+    sentence = f"is on {node} and has not started" + (f": {why}" if why else "; no problem with its devices is known")
     return _report(state, subject, Answer.PLACED, sentence, causes)
 
 
 def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Explanation:
     devices = [f"{result['device']} of {result['pool']}" for result in results_of(claim)]
     users = [str(user.get("name")) for user in users_of(claim)]
-    held = f"holds {listed(devices, 8)}" if devices else "is allocated without devices"
+    held = f"has {listed(devices, 8)}" if devices else "is allocated without devices"
     sentence = f"{held}; " + (f"reserved for {listed(users, 8)}" if users else "reserved for no pod")
-    notes = () if users else ("the devices are taken back when the scheduler needs the claim elsewhere",)
+    notes = () if users else ("the scheduler can deallocate this claim, because no pod uses it",)
     return _report(state, subject, Answer.ALLOCATED, sentence, notes=notes)
 
 

@@ -1,7 +1,4 @@
-"""The words for one device that fell away: why, what was seen, and what would change it.
-
-Owns sentences and fixes for each of the allocator's causes. Refuses to know how devices are grouped and counted.
-"""
+"""Sentences about one rejected device, for each of the allocator's causes: why, the values found, and the fix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,13 +24,15 @@ from dra_driver.quantity import Quantity
 
 _RESERVED: Final = "gpu.dra-driver.io/reserved"
 _DRAINING: Final = "gpu.dra-driver.io/draining"
-_OTHER_GPU: Final = "ask for another GPU"
+_OTHER_GPU: Final = "request another GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class RejectionReason:
-    """Why one device fell away: ``code`` and ``message`` make the group, ``seen`` is what differs within it, ``fix``
-    what would help where that is known better than by the code alone, ``instead`` what would help in its place."""
+    """Why one device was rejected. Devices are grouped by ``code`` and ``message``; ``seen`` differs within a group.
+
+    ``fix`` is what to do, if more is known than the code says; ``instead`` is an alternative to it.
+    """
 
     code: str
     message: str
@@ -43,11 +42,11 @@ class RejectionReason:
 
 
 def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
-    """The finding for a cause that is not a selector's."""
+    """Returns the reason for a cause other than a selector."""
     match cause:
         case InUse():
             if not cause.holders:
-                return RejectionReason("takenByThisPod", "taken by another request of this pod", "")
+                return RejectionReason("takenByThisPod", "assigned to another request of this pod", "")
             label_with_pods = holder_labels(cause.holders, holders)
             return RejectionReason("inUse", "in use", label_with_pods)
         case Tainted():
@@ -59,15 +58,15 @@ def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, hol
         case ConstraintBroken():
             return RejectionReason("constraint", *_constraint(cause))
         case NotOnNode():
-            return RejectionReason("nodeSelection", "the device's own node selection leaves the node out", "")
+            return RejectionReason("nodeSelection", "the device's node selector excludes this node", "")
         case GateOff():
-            return RejectionReason("gateOff", f"needs the feature gate {cause.gate}, which is off in the scheduler", "")
+            return RejectionReason("gateOff", f"needs feature gate {cause.gate}, which is off in the scheduler", "")
         case NotSelected():
             return RejectionReason("requestSelector", cause.expression, "")
 
 
 def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
-    """All of them; who holds a device is never too much to know."""
+    """Returns all claims that use the device, with their pods."""
     return " and ".join(holders.label_with_pods(claim) for claim in dict.fromkeys(claims))
 
 
@@ -76,14 +75,16 @@ def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
 
 def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
     value = f"={cause.value}" if cause.value else ""
-    message = f"taint {cause.key}{value}:{cause.effect} that the request does not tolerate"
+    message = f"taint {cause.key}{value}:{cause.effect}, not tolerated by the request"
     fix = ""
     if cause.key == _RESERVED:
         toleration = f"{{key: {cause.key}, operator: Equal, value: {cause.value}, effect: {cause.effect}}}"
-        fix = f"GpuPolicy {cause.value} keeps it for claims with tolerations: [{toleration}]; add that, or {_OTHER_GPU}"
+        fix = (
+            f"GpuPolicy {cause.value} reserves it for claims with tolerations: [{toleration}]; add it, or {_OTHER_GPU}"
+        )
     elif cause.key == _DRAINING:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
-        fix = f"wait: {policy} makes something else of the GPU, as soon as the claims that have it now have ended"
+        fix = f"wait: {policy} reconfigures the GPU as soon as the claims that use it now have ended"
         fix += f": {listed(users)}" if users else ""
     return RejectionReason("tainted", message, "", fix)
 
@@ -99,11 +100,11 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
         return _undefined(cause, shared=shared)
     if cause.why == "policy":
         return _policy_refusal(cause, own)
-    by_default = "" if asked else ", which is what a request takes that does not name it"
-    message = f"not enough {name}: {cause.wanted} wanted{by_default}"
+    by_default = "" if asked else " (the default of a request that does not name it)"
+    message = f"not enough {name}: {cause.wanted} requested{by_default}"
     if not (device.shared or device.consumed):
         return RejectionReason(
-            "capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "ask for less"
+            "capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "request less"
         )
     claims = list(dict.fromkeys(holders.claims(device.id)))
     users = [holders.label_with_pods(claim) for claim in claims]
@@ -111,27 +112,31 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
         f"{holders.label_with_pods(claim)} has {holders.consumed(device.id, claim, name) or '?'}" for claim in claims
     ]
     by = f": {listed(amounts)}" if users else ""
-    end = f"end what uses it: {listed(users)}" if users else "end other shares of the device"
+    end = (
+        f"end the workload that uses it: {listed(users)}"
+        if users
+        else "end workloads that use other shares of the device"
+    )
     seen = f"{device.name} has {cause.free} of {own.get('value', '?')} free{by}"
     if _is_zero(cause.free):
         return RejectionReason("capacityShort", message, seen, end)
     less = (
-        f"ask for {cause.free} of {name} or less"
+        f"request at most {cause.free} of {name}"
         if asked
-        else f"ask for capacity.requests.{name}: {cause.free} or less"
+        else f"request capacity.requests.{name}: {cause.free} or less"
     )
     return RejectionReason("capacityShort", message, seen, less, end)
 
 
 def _undefined(cause: CapacityShort, *, shared: bool) -> RejectionReason:
-    message = f"has no capacity {cause.capacity}, of which the request wants {cause.wanted}"
+    message = f"has no capacity {cause.capacity}, but {cause.wanted} are requested"
     if shared:
-        return RejectionReason("capacityShort", message, "", f"leave capacity.requests.{cause.capacity} out")
+        return RejectionReason("capacityShort", message, "", f"remove capacity.requests.{cause.capacity}")
     fix = (
-        f"leave capacity.requests.{cause.capacity} out to have a device alone, or ask whoever runs the node to share "
-        "its GPUs by a GpuPolicy"
+        f"remove capacity.requests.{cause.capacity} to get an exclusive device, or ask the administrator to share GPUs "
+        "with a GpuPolicy"
     )
-    return RejectionReason("capacityShort", f"{message}: it is not shared", "", fix)
+    return RejectionReason("capacityShort", f"{message}: the device is not shared", "", fix)
 
 
 def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> RejectionReason:
@@ -144,8 +149,8 @@ def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> RejectionRe
             if key in span
         ]
     ) or (f"one of {listed([str(item) for item in policy.get('validValues') or ()])}")
-    message = f"its request policy does not give out {cause.wanted} of {cause.capacity}"
-    return RejectionReason("capacityShort", message, allowed, f"ask for {allowed}")
+    message = f"its request policy does not allow {cause.wanted} of {cause.capacity}"
+    return RejectionReason("capacityShort", message, allowed, f"request {allowed}")
 
 
 def _is_zero(amount: str) -> bool:
@@ -161,7 +166,7 @@ def _is_zero(amount: str) -> bool:
 def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     if not cause.own:
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
-        return RejectionReason("counterShort", "blocked: shared counters of its pool are overdrawn", seen)
+        return RejectionReason("counterShort", "blocked: the shared counters of its pool are overcommitted", seen)
     message = "shared counters of its GPU are used up"
     held = consumers(device, cause, holders)
     claims = [
@@ -170,16 +175,18 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     by = f", used by {_parts(held, holders)}" if held else ""
     short = short_by(cause.wanted, cause.free)
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
-    every = "all of " if len(claims) > 1 and _needs_everything(cause, device) else ""
-    fix = f"end {every}what uses the GPU: {listed(claims)}" if claims else "ask for less in one pod, or for another GPU"
+    users = "the workload that uses"
+    if len(claims) > 1:
+        users = "all workloads that use" if _needs_everything(cause, device) else "workloads that use"
+    fix = f"end {users} the GPU: {listed(claims)}" if claims else "request less in one pod, or another GPU"
     if spec.admin_access:
-        message += ", and the scheduler counts them for admin access as well"
-        fix += "; on nodes that are watched through claims allow no MIG profiles (GpuPolicy, forms: {migProfiles: []})"
+        message += ", and the scheduler charges them for admin access, too"
+        fix += "; on nodes monitored through claims, disable MIG profiles (GpuPolicy, forms: {migProfiles: []})"
     return RejectionReason("counterShort", message, seen, fix)
 
 
 def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
-    """Each claim with its devices, a few of them."""
+    """Lists the first claims, each with its devices."""
     by_claim: dict[str, list[str]] = {}
     for device, claims in held:
         by_claim.setdefault(holders.label_with_pods(claims[0]) if claims else "", []).append(device)
@@ -191,7 +198,7 @@ def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
 
 
 def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
-    """Whether the device consumes all that there is of the counter: then everybody has to end."""
+    """Whether the device consumes the whole counter, so that every user of it has to end."""
     most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
     try:
         return Quantity.parse(cause.wanted).nano >= max(most, Quantity.parse(cause.free).nano)
@@ -200,9 +207,9 @@ def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
 
 
 def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
-    """Held devices of the same pool that consume the counter, each with the claims that hold it.
+    """Returns the allocated devices of the same pool that consume the counter, each with its claims.
 
-    Only the device's own slice is searched: a GPU's devices are published together.
+    Only the device's own slice is searched: a GPU's devices are published in one slice.
     """
     driver, pool = device.slice.key
     held = set(holders.allocated_in(driver, pool))
@@ -214,7 +221,7 @@ def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list
 
 
 def _consumed(wire: Mapping[str, Any], cause: CounterShort) -> int:
-    """Billionths; 0 where it cannot be told, which is said of the device elsewhere."""
+    """Returns billionths; 0 when the value cannot be parsed (reported elsewhere)."""
     entries = [entry for entry in wire.get("consumesCounters") or () if entry.get("counterSet") == cause.counter_set]
     values = [(entry.get("counters") or {}).get(cause.counter) for entry in entries]
     try:
@@ -224,7 +231,7 @@ def _consumed(wire: Mapping[str, Any], cause: CounterShort) -> int:
 
 
 def short_by(wanted: str, free: str) -> str:
-    """What is missing."""
+    """Returns the missing amount."""
     try:
         return str(Quantity.parse(wanted) - Quantity.parse(free))
     except ValueError:
@@ -236,9 +243,12 @@ def short_by(wanted: str, free: str) -> str:
 
 def _constraint(cause: ConstraintBroken) -> tuple[str, str]:
     if cause.seen is None:
-        return f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}: the device lacks the attribute", ""
-    words = "the chosen device has" if cause.kind == "matchAttribute" else "already taken:"
+        return (
+            f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}: the device does not have the attribute",
+            "",
+        )
+    others = "the chosen device has" if cause.kind == "matchAttribute" else "already used:"
     message = (
-        f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}: does not go with the devices chosen before"
+        f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}: not satisfied with the devices chosen before"
     )
-    return message, f"{cause.seen}, while {words} {', '.join(cause.others[:2])}"
+    return message, f"{cause.seen}, while {others} {', '.join(cause.others[:2])}"

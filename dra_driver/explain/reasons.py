@@ -1,7 +1,7 @@
-"""From the allocator's events to reasons that a person can act on, grouped and counted.
+"""Turns the allocator's events into reasons, grouped and counted.
 
-Owns which cause counts for a device, and the groups. The allocator checks "in use" before selectors, so a device that
-is in use and would not have suited anyway is counted under its selector: that it is busy is beside the point.
+The allocator checks "in use" before selectors. A device that is in use and does not match the selectors is counted
+under its selector, because freeing it would not help.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ class Group:
 
 
 def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
-    """The finding for one rejection of the ask's request."""
+    """Returns the reason why the request did not get the device."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
         blamed = selector_rejections(spec, device)
         if blamed:
@@ -55,9 +55,9 @@ def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: H
 
 
 def selector_rejections(spec: RequestSpec, device: PoolDevice) -> Sequence[RejectionReason]:
-    """The clauses of class and request that are false for the device, in their order.
+    """Returns the clauses of class and request that are false for the device, in order.
 
-    Answers for devices that look alike to the selectors are remembered with the ask.
+    Results are cached in ``spec`` for devices that the selectors cannot distinguish.
     """
     key = signature((*spec.class_selectors, *spec.selectors), device.slice.key[0], device.wire)
     if key is None:
@@ -83,7 +83,7 @@ def _selector_rejections(spec: RequestSpec, device: PoolDevice) -> Iterator[Reje
 
 
 class Funnel:
-    """What became of all devices for one ask, over any number of nodes."""
+    """Counts what happened to all devices for one request, over any number of nodes."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self.spec = spec
@@ -92,23 +92,23 @@ class Funnel:
         self.nodes_short = 0
         self._groups: dict[tuple[str, str], Group] = {}
 
-    def add(self, node: str, total: int, findings: Sequence[tuple[str, RejectionReason]]) -> None:
-        """One node: how many devices it reaches, and the (device, finding) of those that fell away."""
-        fitting = total - len(findings)
+    def add(self, node: str, total: int, rejections: Sequence[tuple[str, RejectionReason]]) -> None:
+        """Adds one node: the number of devices it reaches, and (device, reason) of the rejected ones."""
+        fitting = total - len(rejections)
         self.devices += total
         self.fitting += fitting
         self.nodes_short += fitting < (self.spec.count if self.spec.count is not None else max(total, 1))
-        for device, finding in findings:
-            group = self._groups.setdefault((finding.code, finding.message), Group())
+        for device, rejection in rejections:
+            group = self._groups.setdefault((rejection.code, rejection.message), Group())
             group.devices += 1
             group.nodes.add(node)
-            if finding.seen and (len(group.seen) < _MAX_REMEMBERED or finding.seen in group.seen):
-                group.seen[finding.seen] += 1
+            if rejection.seen and (len(group.seen) < _MAX_REMEMBERED or rejection.seen in group.seen):
+                group.seen[rejection.seen] += 1
             if len(group.examples) < _MAX_SEEN:
                 group.examples.append(f"{device} on {node}")
 
     def reasons(self) -> list[Reason]:
-        """In the order of the allocator's checks, larger groups first within one check."""
+        """Returns the groups in the order of the allocator's checks, larger groups first within one check."""
         ranked = sorted(self._groups.items(), key=lambda item: (ORDER.index(item[0][0]), -item[1].devices, item[0][1]))
         return [
             Reason(

@@ -1,7 +1,7 @@
-"""The answer, as data: what `text.py` shows to people and ``-o json|yaml`` prints.
+"""The explanation as data, which `text.py` renders and ``-o json|yaml`` prints.
 
-Owns the schema of the output. Fields are added in later versions, never renamed or removed while ``schemaVersion``
-stays the same; lists are empty and texts "" where there is nothing to say.
+The fields are the schema of the output: later versions may add fields, but never rename or remove one while
+``schemaVersion`` stays the same. Without content, lists are empty and texts are "".
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ SCHEMA_VERSION: Final = 1
 class Answer(StrEnum):
     """The verdict in one word.
 
-    ``fits``: the scheduler can place it now. ``cannotFit``: it cannot. ``placed``: it is on a node and has not started.
-    ``running``, ``finished``: nothing to explain. ``allocated``: a claim by itself that has its devices.
+    ``fits``: the scheduler can place the pod now. ``cannotFit``: it cannot. ``placed``: the pod is on a node and has
+    not started. ``running``, ``finished``: nothing to explain. ``allocated``: a claim that has its devices.
     """
 
     FITS = "fits"
@@ -31,7 +31,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``nodes_fit`` of ``nodes_total`` nodes can take it."""
+    """The verdict; ``nodes_fit`` of ``nodes_total`` nodes can take the subject."""
 
     answer: Answer
     sentence: str
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a group of devices fell away. ``seen`` are values met there, most frequent first; ``examples`` devices."""
+    """Why a group of devices was rejected. ``seen`` are values found, most frequent first; ``examples`` are devices."""
 
     code: str
     message: str
@@ -53,10 +53,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSummary:
-    """One request of one claim (``request`` is ``main`` or ``main/sub``) and what became of the devices.
+    """One request of one claim (``request`` is ``main`` or ``main/sub``) and what happened to the devices.
 
-    ``devices`` were weighed on all nodes together, ``fitting`` were not turned down. ``nodes_short`` are the nodes on
-    which fewer fit than ``count`` asks for (a number, or ``all``).
+    ``devices`` were checked on all nodes together, ``fitting`` of them were not rejected. ``nodes_short`` is the number
+    of nodes on which fewer fit than ``count`` (a number, or ``all``).
     """
 
     claim: str
@@ -71,7 +71,7 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearestMiss:
-    """The device that comes closest, what stands in its way and what would change that."""
+    """The device or node that comes closest, the reasons that reject it, and the fix."""
 
     device: str
     node: str
@@ -82,7 +82,7 @@ class NearestMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReason:
-    """Nodes that turn the pod down for one reason. ``by_devices`` is False for what devices have nothing to do with."""
+    """Nodes that cannot take the pod for one reason. ``by_devices`` is False if the reason is unrelated to devices."""
 
     message: str
     nodes: int
@@ -92,7 +92,7 @@ class NodeReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLine:
-    """One device in the detail of a node. ``code`` is that of a reason, or ``given``, or ``free``."""
+    """One device of a node. ``code`` is the code of a reason, or ``given``, or ``free``."""
 
     request: str
     device: str
@@ -102,7 +102,7 @@ class DeviceLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDetail:
-    """What ``--node`` shows. ``allocation`` are the devices that would be given, as request=device."""
+    """Output of ``--node``. ``allocation`` lists the devices that would be allocated, as request=device."""
 
     name: str
     fits: bool
@@ -113,7 +113,7 @@ class NodeDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """``scheduler`` is the scheduler's own last word, from the pod's condition; ``notes`` are worth knowing."""
+    """The whole explanation. ``scheduler`` is the scheduler's last message from the pod's condition."""
 
     subject: str
     kind: str
@@ -131,7 +131,7 @@ class Explanation:
 
 
 def to_wire(report: Explanation) -> dict[str, Any]:
-    """The report as JSON values with names in camelCase."""
+    """Converts the explanation to JSON values with names in camelCase."""
     return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **_wire(report, renamed={"kind": "subjectKind"})}
 
 

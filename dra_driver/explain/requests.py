@@ -1,8 +1,4 @@
-"""Single requests as the subject's claims write them, for looking at devices one by one.
-
-Owns finding a request by the name that the allocator uses (``main`` or ``main/sub``), and its driver as far as its
-selectors say. Refuses to weigh anything.
-"""
+"""Requests of the subject's claims, by the name that the allocator uses (``main`` or ``main/sub``)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +12,7 @@ _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """One way to satisfy a request. ``count`` is None for all. ``device_class`` is None when there is none.
+    """One request or subrequest. ``count`` is None for all devices. ``device_class`` is None when it does not exist.
 
     ``selector_cache`` is for those who look at many devices with it.
     """
@@ -40,12 +36,12 @@ class RequestSpec:
 
     @property
     def drivers(self) -> frozenset[str]:
-        """Drivers that the selectors name in a guard; empty when any driver may serve."""
+        """Drivers that the selectors compare ``device.driver`` with; empty when any driver may match."""
         return frozenset(name for text in (*self.class_selectors, *self.selectors) for name in _GUARD.findall(text))
 
 
 def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[RequestSpec]:
-    """All requests and subrequests of the claims, in their order."""
+    """Returns all requests and subrequests of the claims, in order."""
     found = []
     for index, claim in enumerate(claims):
         for request in (spec_of(claim).get("devices") or {}).get("requests") or ():

@@ -1,7 +1,6 @@
-"""Which scheduler is asked: its version's behaviour and its feature gates.
+"""Derives the scheduler's behaviour and feature gates from the cluster's version.
 
-Owns the way from a server's version to them. The gates of a running scheduler cannot be read, so the defaults of its
-version hold until somebody says otherwise.
+The gates of a running scheduler cannot be read, so the defaults of its version apply unless they are given.
 """
 
 import re
@@ -24,14 +23,14 @@ _YOUNG: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerModel:
-    """What `explain` assumes about the scheduler."""
+    """Behaviour and feature gates that `explain` assumes of the scheduler."""
 
     features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
     quirks: SchedulerQuirks = V1_36
 
 
 def scheduler_of(version: str, gates: Mapping[str, bool]) -> SchedulerModel:
-    """The scheduler of a cluster of that version, 1.36's when it is not known. ``gates`` win over defaults."""
+    """Returns the model for a cluster of that version (1.36 when unknown). ``gates`` override the defaults."""
     found = _VERSION.match(version)
     if found is None:
         return SchedulerModel(features=SchedulerFeatures.from_gates(gates))
@@ -44,7 +43,7 @@ def scheduler_of(version: str, gates: Mapping[str, bool]) -> SchedulerModel:
 
 
 def gates_of(text: str) -> dict[str, bool]:
-    """``A=true,B=false`` as ``--feature-gates`` has it. Raises ConfigurationError."""
+    """Parses ``A=true,B=false`` as in ``--feature-gates``. Raises ConfigurationError."""
     found = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         name, _, value = part.partition("=")

@@ -1,8 +1,8 @@
-"""What is being explained: a pod with the claims that it has or would get, or one claim by itself.
+"""The subject of an explanation: a pod with the claims that it has or would get, or a single claim.
 
-Owns the way from a pod to its claims: by name, made of a template, or not made yet. Follows kubernetes/kubernetes
-pkg/controller/resourceclaim (what it makes) and staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which
-claim belongs to a pod).
+Finds a pod's claims: named, generated from a template, or not generated yet. Follows kubernetes/kubernetes
+pkg/controller/resourceclaim (which claims it generates) and
+staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which claim belongs to a pod).
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from dra_driver.explain.objects import (
 from dra_driver.kube.state import ClusterState
 
 MAX_USERS: Final = 256
-"""Most consumers of one claim (ResourceClaimReservedForMaxSize)."""
+"""Limit of consumers of one claim (ResourceClaimReservedForMaxSize)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectClaim:
-    """One claim of the subject. ``entry`` is its name in the pod; ``claim`` is None when it cannot be known.
+    """One claim of the subject. ``entry`` is its name in the pod; ``claim`` is None when it cannot be determined.
 
     ``source`` is ``claim``, ``template`` or ``extended``. With ``exists`` the claim is an object of the cluster.
     """
@@ -62,33 +62,33 @@ class Subject:
 
 
 def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:
-    """The pod of that name. Raises ConfigurationError when there is none."""
+    """Returns the pod of that name as subject. Raises ConfigurationError when it does not exist."""
     pod = next((item for item in state.pods if name_of(item) == name and namespace_of(item) == namespace), None)
     if pod is None:
         raise ConfigurationError(
-            f"no pod {name} in namespace {namespace}{_gap(state, 'pods')}; name another namespace with -n"
+            f"no pod {name} in namespace {namespace}{_gap(state, 'pods')}; select another namespace with -n"
         )
     return subject_of(state, pod)
 
 
 def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
-    """The claim of that name, without a pod. Raises ConfigurationError when there is none."""
+    """Returns the claim of that name as subject. Raises ConfigurationError when it does not exist."""
     claim = _find(state.claims, namespace, name)
     if claim is None:
         raise ConfigurationError(
-            f"no ResourceClaim {name} in namespace {namespace}{_gap(state, 'claims')}; name another namespace with -n"
+            f"no ResourceClaim {name} in namespace {namespace}{_gap(state, 'claims')}; select another namespace with -n"
         )
     return subject_of_claim(claim)
 
 
 def subject_of_claim(claim: Wire) -> Subject:
-    """A claim by itself, as if a pod without any wish of its own used it."""
+    """Returns a single claim as subject, as if a pod without other requirements used it."""
     only = SubjectClaim(entry="", source="claim", claim=claim, exists=True, label=f"claim {name_of(claim)}")
     return Subject(kind="claim", namespace=namespace_of(claim), name=name_of(claim), pod=None, claims=[only])
 
 
 def subject_of(state: ClusterState, pod: Wire) -> Subject:
-    """A pod, existing or not, and its claims."""
+    """Returns a pod, existing or not, as subject with its claims."""
     statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
     made: dict[str, str | None] = {item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")}
     claims = [_claim_of_entry(state, pod, entry, made) for entry in spec_of(pod).get("resourceClaims") or ()]
@@ -111,7 +111,7 @@ def _claim_of_entry(state: ClusterState, pod: Wire, entry: Wire, made: dict[str,
         return None  # a source of a later version
     if name in made:
         claim_name = made[name]
-        # No name means that no claim was needed (core/v1 PodResourceClaimStatus).
+        # Without a name, no claim was needed (core/v1 PodResourceClaimStatus).
         return _generated(state, pod, name, claim_name, str(template)) if claim_name else None
     found = _find(state.templates, namespace, str(template))
     if found is None:
@@ -126,7 +126,7 @@ def _claim_of_entry(state: ClusterState, pod: Wire, entry: Wire, made: dict[str,
 
 
 def claim_of_template(template: Wire, pod: Wire, entry: str) -> dict[str, Any]:
-    """The claim that the controller would make."""
+    """Returns the claim that the resource claim controller would generate."""
     inner: Wire = spec_of(template).get("spec") or {}
     return {"metadata": {"name": f"{name_of(pod)}-{entry}", "namespace": namespace_of(pod)}, "spec": inner}
 
@@ -138,7 +138,7 @@ def _by_name(state: ClusterState, pod: Wire, entry: str, claim_name: str) -> Sub
     if claim is None:
         problem = Cause(
             code=CauseCode.CLAIM_MISSING,
-            message=f"the pod names ResourceClaim {claim_name}, and there is none in namespace {namespace_of(pod)}"
+            message=f"the pod names ResourceClaim {claim_name}, which does not exist in namespace {namespace_of(pod)}"
             + _gap(state, "claims"),
             fix=f"create ResourceClaim {claim_name}, or name a resourceClaimTemplateName instead",
             object=f"claim/{claim_name}",
@@ -156,14 +156,14 @@ def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, temp
     if claim is None:
         problem: Cause | None = Cause(
             code=CauseCode.CLAIM_MISSING,
-            message=f"ResourceClaim {claim_name} was made for the pod and is gone",
-            fix="delete the pod and create it again: the controller makes each claim once",
+            message=f"ResourceClaim {claim_name} was generated for the pod and has been deleted",
+            fix="delete the pod and create it again: the controller generates each claim only once",
             object=f"claim/{claim_name}",
         )
     elif uid_of(pod) and not is_owned_by(claim, pod):
         problem = Cause(
             code=CauseCode.CLAIM_NOT_OWNED,
-            message=f"ResourceClaim {claim_name} was not made for this pod; it has another owner",
+            message=f"ResourceClaim {claim_name} was not generated for this pod; it has another owner",
             fix=f"delete ResourceClaim {claim_name} or rename the pod",
             object=f"claim/{claim_name}",
         )
@@ -176,7 +176,7 @@ def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, temp
 
 def _without_template(state: ClusterState, pod: Wire, entry: str, template: str) -> SubjectClaim:
     near = [name_of(item) for item in state.templates if namespace_of(item) == namespace_of(pod)]
-    there = f"; there are {', '.join(sorted(near)[:5])}" if near else ""
+    there = f"; existing templates: {', '.join(sorted(near)[:5])}" if near else ""
     return SubjectClaim(
         entry=entry,
         source="template",
@@ -185,9 +185,9 @@ def _without_template(state: ClusterState, pod: Wire, entry: str, template: str)
         label=f"claim {entry} (of template {template})",
         problem=Cause(
             code=CauseCode.TEMPLATE_MISSING,
-            message=f"the pod names ResourceClaimTemplate {template}, and there is none in namespace "
+            message=f"the pod names ResourceClaimTemplate {template}, which does not exist in namespace "
             f"{namespace_of(pod)}{there}{_gap(state, 'templates')}",
-            fix=f"create ResourceClaimTemplate {template} in namespace {namespace_of(pod)}; the pod then goes on",
+            fix=f"create ResourceClaimTemplate {template} in namespace {namespace_of(pod)}; the pod then proceeds",
             object=f"template/{template}",
         ),
     )
@@ -201,14 +201,14 @@ def _unusable(claim: Wire, pod: Wire) -> Cause | None:
             code=CauseCode.CLAIM_DELETED,
             message=f"ResourceClaim {label_of(claim)} is being deleted"
             + (f" and still used by {users}" if users else ""),
-            fix="wait until it is gone, then create it again",
+            fix="wait until it is deleted, then create it again",
             object=where,
         )
     if len(users_of(claim)) >= MAX_USERS and not is_reserved_for(claim, pod):
         return Cause(
             code=CauseCode.CLAIM_FULL,
-            message=f"ResourceClaim {label_of(claim)} has {len(users_of(claim))} users, the most there can be",
-            fix="wait for one of its pods to end, or give this pod a claim of its own",
+            message=f"ResourceClaim {label_of(claim)} is reserved for {len(users_of(claim))} pods, which is the limit",
+            fix="wait until one of its pods ends, or use another claim for this pod",
             object=where,
         )
     return None
@@ -219,7 +219,7 @@ def _find(items: Sequence[Wire], namespace: str, name: str) -> Wire | None:
 
 
 def _gap(state: ClusterState, what: str) -> str:
-    """A warning when the list in which something is missing could not be read."""
+    """Returns a warning when the list of the missing object could not be read."""
     resource = {"claims": "resourceclaims", "templates": "resourceclaimtemplates"}.get(what, what)
     found = next((gap for gap in state.gaps if gap.startswith(f"{resource}:")), "")
     return f" ({found})" if found else ""

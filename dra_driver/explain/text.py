@@ -1,7 +1,6 @@
-"""A report as text for one screen: the verdict first, then why, then what would help.
+"""Renders an explanation as text for one screen: the verdict first, then the causes, then the fixes.
 
-Owns layout and how much of a long list is shown. Text of objects is made harmless: no control
-character gets through.
+Long lists are cut. Control characters in texts of objects are replaced, so they cannot reach the terminal.
 """
 
 import textwrap
@@ -19,16 +18,16 @@ _MAX_NODES: Final = 6
 _MAX_DEVICES: Final = 200
 
 Style = Callable[[str, str], str]
-"""(text, what it is) -> text with colours. What: good, bad, head, dim."""
+"""(text, kind) -> text with colours. The kinds are good, bad, head and dim."""
 
 
 def plain(text: str, _what: str) -> str:
-    """No colours."""
+    """Returns the text without colours."""
     return text
 
 
 def render(report: Explanation, style: Style = plain) -> str:
-    """The report as lines that end with a new line."""
+    """Renders the explanation; the text ends with a newline."""
     report = _printable(report)
     good = report.verdict.answer in (Answer.FITS, Answer.RUNNING, Answer.ALLOCATED, Answer.FINISHED)
     first, *rest = _wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
@@ -44,11 +43,11 @@ def render(report: Explanation, style: Style = plain) -> str:
     if report.node is not None:
         lines += _detail(report.node, style)
     if report.scheduler:
-        lines += ["", style("What the scheduler says", "head"), *_wrapped(f"  {report.scheduler}", "  ")]
+        lines += ["", style("Scheduler message", "head"), *_wrapped(f"  {report.scheduler}", "  ")]
     if report.notes:
         lines += [
             "",
-            style("To know", "head"),
+            style("Notes", "head"),
             *(line for note in report.notes for line in _wrapped(f"  {note}", "  ")),
         ]
     return "\n".join(lines) + "\n"
@@ -60,7 +59,7 @@ def _causes(report: Explanation, style: Style) -> Iterator[str]:
         if cause.message not in said:
             yield from _wrapped(f"  {'' if cause.blocks else 'also: '}{cause.message}", "    ")
         if cause.fix:
-            yield from _wrapped(f"  {style('to do:', 'dim')} {cause.fix}", "    ")
+            yield from _wrapped(f"  {style('fix:', 'dim')} {cause.fix}", "    ")
 
 
 def _requests(report: Explanation, style: Style) -> Iterator[str]:
@@ -76,7 +75,7 @@ def _requests(report: Explanation, style: Style) -> Iterator[str]:
 
 def _funnel(request: RequestSummary, style: Style) -> Iterator[str]:
     width = max(len(str(request.devices)), 3)
-    yield f"  {request.devices:>{width}} device{'' if request.devices == 1 else 's'} looked at"
+    yield f"  {request.devices:>{width}} device{'' if request.devices == 1 else 's'} checked"
     for reason in request.reasons[:_MAX_REASONS]:
         yield from _wrapped(f"  {-reason.devices:>{width}} {reason.message}", " " * (width + 5))
         for seen in reason.seen:
@@ -90,7 +89,7 @@ def _nodes(report: Explanation, style: Style) -> Iterator[str]:
     if not report.nodes:
         return
     yield ""
-    yield style("Nodes that do not take it", "head")
+    yield style("Nodes that cannot take it", "head")
     width = max(len(str(reason.nodes)) for reason in report.nodes)
     for reason in report.nodes[:_MAX_NODES]:
         names = ", ".join(reason.examples) + (", …" if reason.nodes > len(reason.examples) else "")
@@ -107,14 +106,14 @@ def _miss(report: Explanation, style: Style) -> Iterator[str]:
     yield style("Nearest miss", "head")
     what = f"{miss.device} on {miss.node} for request {miss.request}" if miss.device else f"node {miss.node}"
     yield from _wrapped(f"  {what}: {'; '.join(miss.faults)}", "    ")
-    yield from _wrapped(f"  {style('to do:', 'dim')} {miss.fix}", "    ")
+    yield from _wrapped(f"  {style('fix:', 'dim')} {miss.fix}", "    ")
 
 
 def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
     yield ""
     yield style(f"Node {detail.name}: {detail.message}", "head")
     for given in detail.allocation:
-        yield f"  would get {given}"
+        yield f"  would be allocated {given}"
     shown: Sequence[str] = [line.device for line in detail.devices[:_MAX_DEVICES]]
     width = max(map(len, shown), default=0)
     request = ""
@@ -128,14 +127,14 @@ def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    """Lines of at most WIDTH; long words such as expressions are broken."""
+    """Wraps at WIDTH; long words such as expressions are broken."""
     lead = text[: len(text) - len(text.lstrip())]
     flat = lead + " ".join(text.split())
     return textwrap.wrap(flat, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def _printable(value: Any) -> Any:
-    """The value with every text in it made printable; line ends become spaces."""
+    """Replaces unprintable characters in every text of the value; line ends become spaces."""
     if isinstance(value, StrEnum):
         return value
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Pods of every kind that a scheduler turns down or places, over devices that nobody drives.
+"""Pods of every kind that a scheduler rejects or places, with devices of a driver that does not run.
 
-The scheduler looks at ResourceSlices and at nothing else, so a driver that only publishes is enough to ask it. Slices
-name the node by its label and not by its name: the kubelet deletes those that name it when it starts.
+The scheduler only reads ResourceSlices, so published slices suffice to test it. The slices select the node by its
+label, because the kubelet deletes slices with its node name when it starts.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ Obj = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A pod and what it needs. ``code`` is the cause that explain is to name, "" when the pod fits.
+    """A pod and its objects. ``code`` is the cause that explain has to name, "" when the pod fits.
 
-    ``scheduler`` is a part of what the scheduler says, "" when it never looks at the pod.
+    ``scheduler`` is a part of the scheduler's message, "" when the scheduler never considers the pod.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Case:
     others: Sequence[Obj] = ()
 
     def objects(self) -> list[Obj]:
-        """Template and pod."""
+        """Returns template and pod."""
         entry = self.claim or ({"resourceClaimTemplateName": self.name} if self.requests else {})
         container: Obj = {"name": "main", "image": "registry.k8s.io/pause:3.10", "resources": self.resources}
         spec: Obj = {"containers": [container], "terminationGracePeriodSeconds": 0, **self.pod}
@@ -50,7 +50,7 @@ class Case:
 
 
 class Cluster:
-    """Names that belong together: one driver, its classes, its slices."""
+    """Names and objects of one driver: its classes and slices."""
 
     def __init__(self, mark: str, node: str) -> None:
         self.driver = f"explain-{mark}.example.com"
@@ -105,7 +105,7 @@ class Cluster:
         ]
 
     def incomplete(self) -> Obj:
-        """One slice of a pool of two."""
+        """Returns one slice of a pool of two."""
         return self._slice(
             "half", count=2, devices=[self._device("half-0", "half", model="T4", memory="16Gi", root="r6")]
         )
@@ -114,7 +114,7 @@ class Cluster:
         return self._class(f"half-{self._mark}", "half")
 
     def fitting(self) -> list[Case]:
-        """In this order all of them fit, each beside those before it."""
+        """Returns pods that all fit when created in this order."""
         model = self.attribute("model")
         no_b200 = {
             "name": "best",
@@ -143,8 +143,8 @@ class Cluster:
         ]
 
     def pending(self) -> list[Case]:
-        """After the fitting ones none of these fits."""
-        return [*self._devices_short(), *self._combinations(), *self._never_weighed(), *self._no_device_matter()]
+        """Returns pods that do not fit after the fitting ones are placed."""
+        return [*self._devices_short(), *self._combinations(), *self._never_evaluated(), *self._not_caused_by_devices()]
 
     def _devices_short(self) -> list[Case]:
         model, named = self.attribute("model"), self.attribute("name")
@@ -211,7 +211,7 @@ class Cluster:
             ),
         ]
 
-    def _never_weighed(self) -> list[Case]:
+    def _never_evaluated(self) -> list[Case]:
         return [
             Case(
                 name="cel-error",
@@ -229,19 +229,19 @@ class Cluster:
                 name="no-class",
                 code="classMissing",
                 scheduler="does not exist",
-                requests=[self.request(f"nobody-{self._mark}")],
+                requests=[self.request(f"missing-{self._mark}")],
             ),
-            Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "nobody"}),
-            Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "nobody"}),
+            Case(name="no-template", code="templateMissing", claim={"resourceClaimTemplateName": "missing"}),
+            Case(name="no-claim", code="claimMissing", claim={"resourceClaimName": "missing"}),
             Case(
                 name="no-resource",
                 code="resourceUnknown",
                 scheduler="Insufficient",
-                resources={"limits": {f"{self.driver}/nobody": "1"}},
+                resources={"limits": {f"{self.driver}/missing": "1"}},
             ),
         ]
 
-    def _no_device_matter(self) -> list[Case]:
+    def _not_caused_by_devices(self) -> list[Case]:
         root = self.attribute("root")
         return [
             Case(
@@ -269,7 +269,7 @@ class Cluster:
                 code="volumeWaiting",
                 scheduler="not found",
                 requests=[self.request(self.whole, f'{root} == "r2"')],
-                pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "nobody"}}]},
+                pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "missing"}}]},
             ),
             Case(
                 name="volume",
@@ -282,7 +282,7 @@ class Cluster:
         ]
 
     def half(self) -> Case:
-        """For the time when there is an incomplete pool, which disturbs all who ask for all devices."""
+        """Returns the pod for an incomplete pool, which exists only for a short time: it affects requests for all."""
         return Case(
             name="half",
             code="poolUnusable",
@@ -332,6 +332,6 @@ def _volume_claim(name: str) -> Obj:
             "storageClassName": "",
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "1Gi"}},
-            "volumeName": "nobody",
+            "volumeName": "missing",
         },
     }

@@ -1,4 +1,4 @@
-"""What explain says, beside what a real scheduler does with the same pods."""
+"""Explanations agree with what a real scheduler does with the same pods."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.explain_cases import Case, Cluster, Obj
 
 SCHEDULED_S = 30.0
-# The scheduler tries again after 1, 2 and 4 s, and when anything changes.
+# The scheduler retries after 1, 2 and 4 s, and when anything changes.
 STAYS_S = 8.0
 
 
@@ -31,7 +31,7 @@ def real(kubeconfig: str) -> RealCluster:
 
 @pytest.fixture(scope="module")
 def made(real: RealCluster) -> Iterator[Cluster]:
-    """Devices and classes that only these tests know."""
+    """Devices and classes that only these tests use."""
     found = Cluster(os.urandom(3).hex(), _open_node(real))
     objects = [*found.classes(), *found.slices()]
     try:
@@ -54,7 +54,7 @@ def own_namespace(real: RealCluster, made: Cluster) -> Iterator[str]:
 
 
 def test_explain_and_the_scheduler_agree(real: RealCluster, made: Cluster, own_namespace: str) -> None:
-    """A pod that fits is placed, for all others the cause is named, before they exist and while they are pending."""
+    """A pod that fits is placed; for all others the cause is named, before they exist and while they are pending."""
     for case in made.fitting():
         report = _what_if(real, case, own_namespace)
         assert report.verdict.answer is Answer.FITS, f"{case.name}: {report.verdict.sentence}"
@@ -67,14 +67,14 @@ def test_explain_and_the_scheduler_agree(real: RealCluster, made: Cluster, own_n
     for case in pending:
         _create(real, case, own_namespace)
     for case in pending:
-        _look_at_pending(real, case, own_namespace)
+        _check_pending(real, case, own_namespace)
     _half_a_pool(real, made, own_namespace)
     time.sleep(STAYS_S)
     placed = [case.name for case in pending if not _unplaced(real, case, own_namespace)]
-    assert not placed, f"explain said that these cannot fit, and the scheduler has placed them: {placed}"
+    assert not placed, f"explain reported that these cannot fit, but the scheduler placed them: {placed}"
 
 
-def test_a_placed_pod_whose_devices_nobody_prepares_is_explained_by_the_kubelets_event(
+def test_a_placed_pod_whose_driver_is_not_registered_is_explained_by_the_kubelets_event(
     real: RealCluster, made: Cluster, own_namespace: str
 ) -> None:
     """No plugin of that driver is registered with any kubelet."""
@@ -99,18 +99,18 @@ def _half_a_pool(real: RealCluster, made: Cluster, namespace: str) -> None:
             _make(real, obj, "")
         _agrees(case, _what_if(real, case, namespace), "before it exists")
         _create(real, case, namespace)
-        _look_at_pending(real, case, namespace)
+        _check_pending(real, case, namespace)
     finally:
         for obj in objects:
             _delete(real, obj)
 
 
-def _look_at_pending(real: RealCluster, case: Case, namespace: str) -> None:
+def _check_pending(real: RealCluster, case: Case, namespace: str) -> None:
     if case.scheduler:
         wait(lambda: _unsaid(real, case, namespace), SCHEDULED_S)
     report = _pending(real, case.name, namespace)
     _agrees(case, report, "pending")
-    assert _unplaced(real, case, namespace), f"{case.name} is placed, and explain says: {report.verdict.sentence}"
+    assert _unplaced(real, case, namespace), f"{case.name} is placed, but explain reports: {report.verdict.sentence}"
 
 
 def _agrees(case: Case, report: Explanation, when: str) -> None:
@@ -159,7 +159,7 @@ def _conditions(pod: Obj) -> Sequence[str]:
 
 
 def _open_node(real: RealCluster) -> str:
-    """A node that takes pods, as its label names it."""
+    """Returns the hostname label of a node that accepts pods."""
     for node in real.nodes():
         ready = any(
             item["type"] == "Ready" and item["status"] == "True" for item in entries(node, "status", "conditions")

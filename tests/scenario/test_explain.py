@@ -1,4 +1,4 @@
-"""The command in the embedded cluster: what it says is what the scheduler there does, and right afterwards too."""
+"""``kubectl dra explain`` in the embedded cluster agrees with the scheduler there."""
 
 import json
 import subprocess
@@ -30,27 +30,27 @@ def explained(cluster: Cluster, *arguments: str) -> Obj:
     return found
 
 
-def wait_turned_down(cluster: Cluster, pods: Pods, name: str) -> None:
+def wait_rejected(cluster: Cluster, pods: Pods, name: str) -> None:
     def waiting() -> str | None:
         conditions = dig(pods.get(name), "status", "conditions", default=[])
         return None if any(item.get("reason") == "Unschedulable" for item in conditions) else "not yet"
 
-    cluster.wait(waiting, TIMEOUT_S, f"the scheduler to turn {name} down")
+    cluster.wait(waiting, TIMEOUT_S, f"the scheduler to reject {name}")
 
 
 def test_a_pod_that_waits_for_a_gpu_in_use_is_explained_and_starts_when_it_is_free(
     cluster: Cluster, namespace: str, pods: Pods
 ) -> None:
-    """Two A100 are there: the third pod waits for one of the first two, and explain names them."""
+    """The cluster has two A100: the third pod waits for one of the first two, and explain names them."""
     template = make_template(cluster, namespace, selectors=[A100])
     pods.create("one", template=template)
     pods.create("two", template=template)
     pods.wait_ready("one", "two")
     pods.create("three", template=template)
-    wait_turned_down(cluster, pods, "three")
+    wait_rejected(cluster, pods, "three")
     found = explained(cluster, "pod/three", "-n", namespace)
     assert found["verdict"]["answer"] == "cannotFit"
-    assert "2 devices would suit request gpu: 2 in use" in found["verdict"]["sentence"]
+    assert "2 devices match request gpu: 2 in use" in found["verdict"]["sentence"]
     assert found["scheduler"].startswith("0/2 nodes are available")
     (in_use,) = [reason for reason in found["requests"][0]["reasons"] if reason["code"] == "inUse"]
     assert sorted(seen.rpartition("(")[2] for seen in in_use["seen"]) == ["pod one)", "pod two)"]
@@ -59,7 +59,7 @@ def test_a_pod_that_waits_for_a_gpu_in_use_is_explained_and_starts_when_it_is_fr
     assert explained(cluster, "pod/three", "-n", namespace)["verdict"]["answer"] == "running"
 
 
-def test_what_if_says_fits_and_applying_it_proves_it(
+def test_a_manifest_explained_as_fitting_is_placed_when_applied(
     cluster: Cluster, namespace: str, pods: Pods, tmp_path: Path
 ) -> None:
     template = make_template(cluster, namespace, selectors=[A100], count=2)
@@ -82,10 +82,10 @@ def test_what_if_says_fits_and_applying_it_proves_it(
 
 
 @pytest.mark.parametrize("name", ["state.yaml", "state.json"])
-def test_a_snapshot_answers_the_same_without_the_cluster(
+def test_a_snapshot_gives_the_same_explanation_without_the_cluster(
     cluster: Cluster, namespace: str, pods: Pods, tmp_path: Path, name: str
 ) -> None:
-    pods.create("lost", template="nobody")
+    pods.create("lost", template="missing")
     live = explained(cluster, "pod/lost", "-n", namespace)
     assert [cause["code"] for cause in live["causes"]] == ["templateMissing"]
     file = str(tmp_path / name)

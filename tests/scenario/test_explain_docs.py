@@ -1,4 +1,4 @@
-"""The page about explain shows what the command prints, word by word."""
+"""docs/explain.md shows exactly what the command prints."""
 
 import re
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def pod(name: str, of_template: str, **spec: Any) -> Obj:
 
 @pytest.fixture(scope="module")
 def printed() -> Iterator[dict[str, str]]:
-    """What the command prints in the cluster of the page, by its arguments."""
+    """Output of the command in the clusters of the page, by its arguments."""
     with Cluster(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
         cluster.apply(ROOT / demo.CLASSES)
         found = _printed(cluster)
@@ -62,8 +62,8 @@ def printed() -> Iterator[dict[str, str]]:
         yield found | _printed_of_forms(cluster)
 
 
-class Told(dict[str, str]):
-    """What the command prints of each pod that was made."""
+class Outputs(dict[str, str]):
+    """Creates pods and keeps what the command prints about each."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -78,39 +78,39 @@ class Told(dict[str, str]):
 
 
 def _printed_of_forms(cluster: Cluster) -> dict[str, str]:
-    """One H100 that may be whole, in partitions or shared."""
-    told = Told(cluster)
+    """Outputs for one H100 that is published whole, in partitions and shared."""
+    outputs = Outputs(cluster)
     profile = f'{A}.profile == "1g.10gb"'
-    told(
+    outputs(
         "heidi", template("slices", 7, profile, device_class="mig.nvidia.com"), pod("heidi", "slices"),
         waits_for="Running",
     )  # fmt: skip
-    told("ivan", template("whole", 1), pod("ivan", "whole"))
-    told("judy", template("slice", 1, profile, device_class="mig.nvidia.com"), pod("judy", "slice"))
+    outputs("ivan", template("whole", 1), pod("ivan", "whole"))
+    outputs("judy", template("slice", 1, profile, device_class="mig.nvidia.com"), pod("judy", "slice"))
     for name in ("ivan", "judy", "heidi"):
         cluster.store.delete(PODS, name, "default")
     cluster.wait(lambda: ", ".join(cluster.leftovers()) or None, TIMEOUT_S, "the GPU to be free")
-    told("kim", template("large", memory="50Gi", computePercent="70"), pod("kim", "large"), waits_for="Running")
-    told("leo", template("small", memory="10Gi"), pod("leo", "small"))
-    return told
+    outputs("kim", template("large", memory="50Gi", computePercent="70"), pod("kim", "large"), waits_for="Running")
+    outputs("leo", template("small", memory="10Gi"), pod("leo", "small"))
+    return outputs
 
 
 def _printed(cluster: Cluster) -> dict[str, str]:
-    found = told = Told(cluster)
-    told("big", template("big", 1, f'{HOPPER} && {C}.memory.compareTo(quantity("80Gi")) >= 0'), pod("big", "big"))
-    told("alice", template("seven", 7, HOPPER), pod("alice", "seven"), waits_for="Running")
-    told("bob", template("pair", 2, HOPPER), pod("bob", "pair"))
-    told("carol", pod("carol", "gpus"), waits_for="")
-    told("dora", template("dora", device_class="nvidia-gpu"), pod("dora", "dora"))
-    told("eve", template("eve", 1, f"{A}.memoryBandwidth >= 3000"), pod("eve", "eve"))
+    outputs = Outputs(cluster)
+    outputs("big", template("big", 1, f'{HOPPER} && {C}.memory.compareTo(quantity("80Gi")) >= 0'), pod("big", "big"))
+    outputs("alice", template("seven", 7, HOPPER), pod("alice", "seven"), waits_for="Running")
+    outputs("bob", template("pair", 2, HOPPER), pod("bob", "pair"))
+    outputs("carol", pod("carol", "gpus"), waits_for="")
+    outputs("dora", template("dora", device_class="nvidia-gpu"), pod("dora", "dora"))
+    outputs("eve", template("eve", 1, f"{A}.memoryBandwidth >= 3000"), pod("eve", "eve"))
     node = cluster.store.get(NODES, "gpu-a")
     node["spec"]["taints"] = [{"key": "team", "value": "research", "effect": "NoSchedule"}]
     cluster.store.update(NODES, node)
-    told("frank", template("frank", 2), pod("frank", "frank"))
+    outputs("frank", template("frank", 2), pod("frank", "frank"))
     with_grace = with_objects(_state(cluster), [template("grace", 1, AMPERE)])
     grace = pod("grace", "grace", tolerations=[{"key": "team", "operator": "Exists"}])
-    found["-f grace.yaml"] = render(explain_pods(with_grace, [grace])[0])
-    return found
+    outputs["-f grace.yaml"] = render(explain_pods(with_grace, [grace])[0])
+    return outputs
 
 
 def _state(cluster: Cluster) -> ClusterState:
@@ -125,7 +125,7 @@ def _unsaid(cluster: Cluster, name: str, wanted: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """Without what differs from run to run: generated names, and where lines break because of them."""
+    """Removes what differs between runs: generated names, and line breaks that depend on them."""
     return re.sub(r"-gpu-[a-z0-9]{5}\b", "-gpu-xxxxx", " ".join(text.split()))
 
 

@@ -7,8 +7,7 @@ others have ended.
 from collections import Counter
 from typing import Final
 
-from dra_driver.explain import explain, pod_subject
-from dra_driver.explain.text import render
+from dra_driver.explain import explain, pod_subject, render
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import read_cluster

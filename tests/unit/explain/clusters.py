@@ -1,4 +1,4 @@
-"""Small clusters and pods to be explained."""
+"""Small clusters and pods for the tests of explain."""
 
 from typing import Any
 
@@ -70,11 +70,11 @@ def held(name: str, *devices: str, on: str, users: tuple[str, ...] = (), **field
 
 
 def said(state: ClusterState, wanted: Obj | None = None, **options: Any) -> Explanation:
-    """The report about a pod, by default one that uses the template ``t``."""
+    """Explains a pod, by default one that uses the template ``t``."""
     return explain(state, subject_of(state, wanted or pod(template="t")), **options)
 
 
 def codes(report: Explanation) -> list[str]:
-    """Codes of blocking causes and of devices' reasons."""
+    """Returns the codes of blocking causes and of devices' reasons."""
     found = [str(cause.code) for cause in report.causes if cause.blocks]
     return found + [reason.code for request in report.requests for reason in request.reasons]

@@ -1,4 +1,4 @@
-"""Causes outside of allocation, each with the object to look at."""
+"""Causes other than allocation, each with the object concerned."""
 
 import json
 from typing import Any
@@ -67,7 +67,7 @@ def _bound(**status: Any) -> dict[str, Any]:
     ],
 )
 def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
-    """The verdict is the cause's own sentence, so that nobody looks for devices in vain."""
+    """The verdict repeats the message of the cause."""
     report = said(state, wanted)
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert codes(report)[0] == code
@@ -76,7 +76,7 @@ def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: 
 
 
 @pytest.mark.parametrize(("mode", "answer"), [("WaitForFirstConsumer", Answer.FITS), ("Immediate", Answer.CANNOT_FIT)])
-def test_a_volume_that_waits_for_the_pod_is_no_obstacle(mode: str, answer: Answer) -> None:
+def test_a_volume_bound_after_scheduling_does_not_block(mode: str, answer: Answer) -> None:
     state = cluster(
         templates=[template("t")],
         pvcs=[{"metadata": {"name": "data", "namespace": "default"}, "spec": {"storageClassName": "s"}}],
@@ -86,36 +86,36 @@ def test_a_volume_that_waits_for_the_pod_is_no_obstacle(mode: str, answer: Answe
     assert said(state, pod(template="t", volumes=volumes)).verdict.answer is answer
 
 
-def test_plain_resources_are_no_device_matter() -> None:
-    """CPU of pods that are there counts; finished ones do not."""
+def test_missing_cpu_is_not_caused_by_devices() -> None:
+    """Running pods use CPU; finished ones do not."""
     big = [{"name": "main", "resources": {"requests": {"cpu": "3"}}}]
     nodes = [{**node("a"), "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "110"}}}]
     others = [pod("other", nodeName="a", containers=big, status={"phase": "Running"})]
     state = cluster(nodes=nodes, templates=[template("t")], pods=others)
     report = said(state, pod(template="t", containers=big))
-    assert report.verdict.sentence.startswith("cannot fit: not a device matter: 1 Insufficient cpu")
+    assert report.verdict.sentence.startswith("cannot fit: not caused by devices: 1 Insufficient cpu")
     others[0]["status"] = {"phase": "Succeeded"}
     assert said(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
 
 
-def test_claims_hold_a_pod_to_the_node_of_their_devices() -> None:
-    """A claim that somebody else uses stays where it is."""
+def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices() -> None:
+    """A claim that another pod uses cannot be reallocated."""
     state = cluster(claims=[held("c", "gpu-0", on="a", users=("other",))])
     report = said(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert said(state, pod(claim="c")).fitting_nodes == ("a",)
 
 
-def test_a_claim_that_nobody_uses_is_allocated_anew() -> None:
-    """The scheduler takes its devices back when they keep the pod from every node."""
+def test_an_unused_claim_is_reallocated() -> None:
+    """The scheduler deallocates a claim that keeps its pod from every node."""
     state = cluster(claims=[held("c", "gpu-0", on="a")])
     state.nodes[0]["spec"] = {"unschedulable": True}  # type: ignore[index]
     report = said(state, pod(claim="c"))
     assert report.fitting_nodes == ("b",)
-    assert "is allocated anew" in report.notes[0]
+    assert "the scheduler will reallocate it" in report.notes[0]
 
 
-def test_extended_resources_are_weighed_as_the_claim_they_become() -> None:
+def test_extended_resources_are_evaluated_as_a_claim() -> None:
     state = cluster(classes=[device_class("gpu")])
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
@@ -125,7 +125,7 @@ def test_extended_resources_are_weighed_as_the_claim_they_become() -> None:
         assert said(state, many).requests[0].request == "container-0-request-0"
 
 
-def test_a_device_plugin_on_the_node_wins_over_devices() -> None:
+def test_a_device_plugin_on_the_node_takes_precedence() -> None:
     state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     two = pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "2"}}}])
@@ -133,7 +133,7 @@ def test_a_device_plugin_on_the_node_wins_over_devices() -> None:
 
 
 def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
-    """What kubectl apply noted about the object tells what its author wrote."""
+    """The annotation of kubectl apply shows which field the API server dropped."""
     applied = template("t", exactly(capacity={"requests": {"memory": "1Gi"}}))
     stored = template("t", exactly())
     stored["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
@@ -165,13 +165,13 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
         ),
     ],
 )
-def test_a_pod_on_its_node_is_followed_further(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
+def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
     report = said(state, wanted)
     assert report.verdict.answer is Answer.PLACED
     assert codes(report) == [code]
 
 
-def test_a_driver_that_has_gone_from_the_pods_node_is_told() -> None:
+def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
     state = cluster(claims=[held("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))])
     assert [str(cause.code) for cause in said(state, _bound()).causes] == ["driverNotOnNode"]
 
@@ -179,26 +179,26 @@ def test_a_driver_that_has_gone_from_the_pods_node_is_told() -> None:
 @pytest.mark.parametrize(
     ("phase", "answer"), [("Running", Answer.RUNNING), ("Succeeded", Answer.FINISHED), ("Pending", Answer.PLACED)]
 )
-def test_what_is_past_scheduling_is_not_weighed(phase: str, answer: Answer) -> None:
+def test_pods_past_scheduling_are_not_evaluated(phase: str, answer: Answer) -> None:
     state = cluster(claims=[held("c", "gpu-0", on="a", users=("train",))])
     assert said(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
 
 
-def test_a_claim_alone_is_weighed_or_says_what_it_holds() -> None:
+def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
     state = cluster(claims=[claim("waits"), held("has", "gpu-0", on="a", users=("p",))])
     assert explain(state, claim_subject(state, "default", "waits")).verdict.answer is Answer.FITS
     report = explain(state, claim_subject(state, "default", "has"))
-    assert report.verdict.sentence == f"holds gpu-0 of a/{DRIVER}; reserved for p"
+    assert report.verdict.sentence == f"has gpu-0 of a/{DRIVER}; reserved for p"
 
 
-def test_what_is_not_there_is_an_error_that_names_the_namespace() -> None:
-    with pytest.raises(ConfigurationError, match="no pod nobody in namespace default"):
-        pod_subject(cluster(), "default", "nobody")
+def test_a_missing_subject_is_an_error_that_names_the_namespace() -> None:
+    with pytest.raises(ConfigurationError, match="no pod missing in namespace default"):
+        pod_subject(cluster(), "default", "missing")
     with pytest.raises(ConfigurationError, match="no node nowhere"):
         said(cluster(templates=[template("t")]), node="nowhere")
 
 
-def test_the_schedulers_word_wins_where_our_rules_end() -> None:
+def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> None:
     message = "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."
     waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
     report = said(cluster(templates=[template("t")]), pod(template="t", status=waits))
@@ -207,6 +207,6 @@ def test_the_schedulers_word_wins_where_our_rules_end() -> None:
     assert report.scheduler == message
 
 
-def test_a_list_that_could_not_be_read_is_not_taken_for_an_empty_one() -> None:
+def test_a_list_that_could_not_be_read_is_not_reported_as_empty() -> None:
     state = cluster(gaps=["resourceslices: forbidden"], slices=[], templates=[template("t")])
     assert "resourceslices: forbidden" in said(state).verdict.sentence

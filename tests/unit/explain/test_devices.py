@@ -1,4 +1,4 @@
-"""Why devices fell away: each of the allocator's reasons in words, counted, with what was seen."""
+"""Why devices are rejected: each of the allocator's reasons, counted, with the values found."""
 
 from dra_driver.explain.report import Answer
 from dra_driver.explain.text import render
@@ -13,20 +13,23 @@ def test_a_pod_that_fits_names_the_nodes() -> None:
     assert report.fitting_nodes == ("b",)
 
 
-def test_the_clause_to_blame_is_named_with_the_value_seen() -> None:
-    """Of ``a && b`` only the part that is false is shown, and what the device has instead."""
+def test_the_false_clause_is_named_with_the_value_found() -> None:
+    """Of ``a && b`` only the false part is shown, with the device's value."""
     expression = f'{A}.productName == "H100" && {MEMORY}.compareTo(quantity("100Gi")) >= 0'
     report = said(cluster(templates=[template("t", exactly("gpu", expression))]))
-    (ask,) = report.requests
-    assert [(reason.code, reason.devices) for reason in ask.reasons] == [("requestSelector", 4), ("requestSelector", 2)]
-    assert ask.reasons[0].message == f'selector, clause 1 of 2: {A}.productName == "H100"'
-    assert ask.reasons[0].seen == ("productName = A100 (4 devices)",)
-    assert ask.reasons[1].seen == ("memory = 80Gi (2 devices)",)
+    (request,) = report.requests
+    assert [(reason.code, reason.devices) for reason in request.reasons] == [
+        ("requestSelector", 4),
+        ("requestSelector", 2),
+    ]
+    assert request.reasons[0].message == f'selector, clause 1 of 2: {A}.productName == "H100"'
+    assert request.reasons[0].seen == ("productName = A100 (4 devices)",)
+    assert request.reasons[1].seen == ("memory = 80Gi (2 devices)",)
     assert report.nearest_miss is not None
     assert (report.nearest_miss.node, report.nearest_miss.device) == ("b", "gpu-0")
 
 
-def test_class_selectors_are_told_from_the_requests_own() -> None:
+def test_class_selectors_are_distinguished_from_request_selectors() -> None:
     other = device_class("mig", expression=f'device.driver == "{DRIVER}" && {A}.type == "mig"')
     report = said(cluster(classes=[other], templates=[template("t", exactly(deviceClassName="mig"))]))
     (reason,) = report.requests[0].reasons
@@ -34,10 +37,10 @@ def test_class_selectors_are_told_from_the_requests_own() -> None:
     assert reason.seen == ("type = gpu (6 devices)",)
 
 
-def test_a_missing_attribute_is_said_to_be_missing() -> None:
+def test_a_missing_attribute_is_reported() -> None:
     expression = f'has({A}.fabric) && {A}.fabric == "x"'
     report = said(cluster(templates=[template("t", exactly("gpu", expression))]))
-    assert report.requests[0].reasons[0].seen == ("fabric is not there (6 devices)",)
+    assert report.requests[0].reasons[0].seen == ("fabric is missing (6 devices)",)
 
 
 def test_devices_in_use_name_the_claim_and_its_pods() -> None:
@@ -47,11 +50,11 @@ def test_devices_in_use_name_the_claim_and_its_pods() -> None:
     reason = report.requests[0].reasons[1]
     assert (reason.code, reason.devices) == ("inUse", 2)
     assert reason.seen == ("default/one (pod p)", "default/two (no pod)")
-    assert "2 devices would suit request gpu: 2 in use" in report.verdict.sentence
+    assert "2 devices match request gpu: 2 in use" in report.verdict.sentence
 
 
-def test_a_busy_device_that_would_not_have_suited_counts_under_its_selector() -> None:
-    """That an A100 is busy is beside the point for somebody who asks for an H900."""
+def test_a_device_in_use_that_does_not_match_counts_under_its_selector() -> None:
+    """Freeing an A100 does not help a request for an H900."""
     wanted = exactly("gpu", f'{A}.productName == "H900"')
     report = said(cluster(claims=[held("one", "gpu-0", on="a")], templates=[template("t", wanted)]))
     assert codes(report) == ["requestSelector"]
@@ -61,12 +64,12 @@ def test_taints_are_shown_and_tolerated() -> None:
     bad = {"key": "xid", "value": "79", "effect": "NoSchedule"}
     slices = [resource_slice("a", a100(0, taints=[bad]))]
     refused = said(cluster(slices=slices, templates=[template("t")]))
-    assert refused.requests[0].reasons[0].message == "taint xid=79:NoSchedule that the request does not tolerate"
+    assert refused.requests[0].reasons[0].message == "taint xid=79:NoSchedule, not tolerated by the request"
     wanted = exactly(tolerations=[{"key": "xid", "operator": "Exists"}])
     assert said(cluster(slices=slices, templates=[template("t", wanted)])).verdict.answer is Answer.FITS
 
 
-def test_taints_of_rules_count_as_devices_own() -> None:
+def test_taints_of_rules_count_like_taints_of_devices() -> None:
     rule = {
         "metadata": {"name": "r"},
         "spec": {
@@ -95,7 +98,7 @@ def _partitioned(*sizes: str) -> list[dict[str, object]]:
     return [counters, resource_slice("a", *parts, count=2, name="devices")]
 
 
-def test_a_short_counter_says_by_how_much_and_who_has_the_rest() -> None:
+def test_a_short_counter_shows_the_missing_amount_and_its_users() -> None:
     slices = _partitioned("20Gi", "30Gi")
     report = said(
         cluster(slices=slices, claims=[held("one", "gpu-0", on="a", users=("p",))], templates=[template("t")])
@@ -107,7 +110,7 @@ def test_a_short_counter_says_by_how_much_and_who_has_the_rest() -> None:
     )
 
 
-def test_capacity_that_is_left_is_told() -> None:
+def test_remaining_capacity_is_shown() -> None:
     shared = {**a100(0), "allowMultipleAllocations": True}
     claim = held("one", "gpu-0", on="a")
     claim["status"]["allocation"]["devices"]["results"][0] |= {"shareID": "1", "consumedCapacity": {"memory": "30Gi"}}
@@ -132,7 +135,7 @@ def test_constraints_name_attribute_and_values() -> None:
     assert "r1, while the chosen device has r0" in reason.seen[0]
 
 
-def test_pools_that_do_not_count_are_named() -> None:
+def test_ignored_pools_are_named() -> None:
     report = said(cluster(slices=[resource_slice("a", a100(0), count=2)], templates=[template("t")]))
     assert report.verdict.answer is Answer.CANNOT_FIT
     (cause,) = report.causes
@@ -140,22 +143,22 @@ def test_pools_that_do_not_count_are_named() -> None:
     assert "incomplete: 1 of 2 slices" in cause.message
 
 
-def test_too_few_on_each_node_although_the_sum_would_do() -> None:
+def test_too_few_on_each_node_although_the_sum_suffices() -> None:
     report = said(cluster(templates=[template("t", exactly(count=5))]))
     assert report.requests[0].nodes_short == 2
-    assert "6 left where 5 are wanted on one node" in report.verdict.sentence
+    assert "6 left, 5 needed on one node" in report.verdict.sentence
 
 
-def test_requests_that_fit_alone_and_not_together() -> None:
+def test_requests_that_fit_alone_but_not_together() -> None:
     """Two requests of one claim never share a device."""
     wanted = template("t", exactly("one", count=3), exactly("two", count=3))
     report = said(cluster(templates=[wanted]))
     assert report.verdict.answer is Answer.CANNOT_FIT
-    assert {ask.request for ask in report.requests} <= {"one", "two"}
+    assert {request.request for request in report.requests} <= {"one", "two"}
 
 
-def test_every_alternative_of_first_available_is_accounted_for() -> None:
-    ways = [
+def test_every_alternative_of_first_available_is_reported() -> None:
+    alternatives = [
         {
             "name": name,
             "deviceClassName": DRIVER,
@@ -163,11 +166,11 @@ def test_every_alternative_of_first_available_is_accounted_for() -> None:
         }
         for name in ("B200", "B300")
     ]
-    report = said(cluster(templates=[template("t", {"name": "gpu", "firstAvailable": ways})]))
-    assert [ask.request for ask in report.requests] == ["gpu/B200", "gpu/B300"]
+    report = said(cluster(templates=[template("t", {"name": "gpu", "firstAvailable": alternatives})]))
+    assert [request.request for request in report.requests] == ["gpu/B200", "gpu/B300"]
 
 
-def test_the_nearest_miss_is_as_many_devices_as_are_missing() -> None:
+def test_the_nearest_miss_has_as_many_devices_as_are_missing() -> None:
     claims = [held("one", "gpu-0", "gpu-1", on="a"), held("two", "gpu-0", on="b")]
     report = said(cluster(claims=claims, templates=[template("t", exactly(count=2, name="gpu"))] * 1))
     assert report.verdict.answer is Answer.FITS  # two are free on a
@@ -176,7 +179,7 @@ def test_the_nearest_miss_is_as_many_devices_as_are_missing() -> None:
     assert (report.nearest_miss.node, report.nearest_miss.device) == ("a", "gpu-0, gpu-1")
 
 
-def test_a_node_whose_devices_would_do_is_the_nearest_miss() -> None:
+def test_a_node_whose_devices_fit_is_the_nearest_miss() -> None:
     state = cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))])
     state.nodes[1]["spec"] = {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}  # type: ignore[index]
     report = said(state)
@@ -192,7 +195,7 @@ def test_one_node_in_detail_lists_every_device() -> None:
     assert report.node.allocation == ("gpu=gpu-1",)
 
 
-def test_many_devices_stay_one_screen() -> None:
+def test_many_devices_fit_on_one_screen() -> None:
     count = 20
     devices = [h100(index) for index in range(64)]
     slices = [resource_slice(f"n{number}", *devices) for number in range(count)]
@@ -200,7 +203,7 @@ def test_many_devices_stay_one_screen() -> None:
     wanted = exactly("gpu", f'{A}.productName == "A100"')
     text = render(said(cluster(nodes=nodes, slices=slices, templates=[template("t", wanted)])))
     assert len(text.splitlines()) < 30
-    assert f"{count * 64} devices looked at" in text
+    assert f"{count * 64} devices checked" in text
 
 
 def test_text_of_objects_cannot_move_the_cursor() -> None:

@@ -1,4 +1,4 @@
-"""Objects that nobody sends on purpose: an answer or a sentence, never anything else."""
+"""Malformed objects get an explanation or a ConfigurationError, never another exception."""
 
 import copy
 import json
@@ -32,12 +32,12 @@ EVERYTHING: list[Obj] = list(yaml.safe_load_all(Path(__file__).with_name("everyt
 
 
 def objects() -> list[Obj]:
-    """One of everything, tied together."""
+    """Returns one object of each kind, referring to each other."""
     return copy.deepcopy(EVERYTHING)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document that can be changed."""
+    """Yields the path of every value in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*path, key)
@@ -45,12 +45,12 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def alike(value: Any) -> list[Any]:
-    """Strange values that at least have the right type."""
+    """Returns strange values of the same type."""
     return [item for item in STRANGE if type(item) is type(value)] or STRANGE
 
 
 def mutated(source: random.Random) -> list[Obj]:
-    """One to three places changed, removed or doubled."""
+    """Changes, removes or duplicates one to three values."""
     found = objects()
     for _ in range(source.randint(1, 3)):
         path = source.choice(list(places(found)))
@@ -67,8 +67,8 @@ def mutated(source: random.Random) -> list[Obj]:
     return found
 
 
-def ask_everything(state: ClusterState, documents: list[Obj]) -> int:
-    """Explains every pod and claim, live and as a manifest; how many answers there were."""
+def explain_all(state: ClusterState, documents: list[Obj]) -> int:
+    """Explains every pod and claim, live and as a manifest; returns the number of explanations."""
     reports = [explain(state, subject_of(state, item)) for item in state.pods]
     reports += [explain(state, subject_of_claim(item)) for item in state.claims]
     reports += explain_pods(state, pods_in(documents, "default", "x"))
@@ -80,15 +80,15 @@ def ask_everything(state: ClusterState, documents: list[Obj]) -> int:
 
 
 def test_unmutated_objects_are_explained(tmp_path: Path) -> None:
-    """Otherwise the test below would only see refusals."""
+    """Without mutations every object gets an explanation."""
     file = tmp_path / "x.json"
     file.write_text(json.dumps({"kind": "List", "items": objects()}))
-    assert ask_everything(load(file), objects()) == 8
+    assert explain_all(load(file), objects()) == 8
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_mutants_get_an_answer_or_a_sentence(tmp_path: Path, part: int) -> None:
-    """Whatever is wrong with an object, it is said; most mutants are plausible enough to be weighed."""
+def test_mutants_get_an_explanation_or_an_error(tmp_path: Path, part: int) -> None:
+    """At least 30 percent of the mutants are plausible enough to be explained."""
     source = random.Random(SEED + part)  # noqa: S311  repeatable, not secret
     answered = refused = 0
     for _ in range(MUTANTS // 4):
@@ -96,7 +96,7 @@ def test_mutants_get_an_answer_or_a_sentence(tmp_path: Path, part: int) -> None:
         file = tmp_path / "x.json"
         try:
             file.write_text(json.dumps({"kind": "List", "items": documents}))
-            answered += bool(ask_everything(load(file), documents))
+            answered += bool(explain_all(load(file), documents))
         except ConfigurationError:
             refused += 1
     assert answered + refused == MUTANTS // 4

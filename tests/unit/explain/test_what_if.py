@@ -1,4 +1,4 @@
-"""Manifests: what would happen if they were applied."""
+"""Explanations of manifests that are not applied yet."""
 
 from typing import Any
 
@@ -45,8 +45,8 @@ def test_a_malformed_pod_is_refused_with_the_field() -> None:
         pods_in([{"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": {}}}], "d", "x.yaml")
 
 
-def test_each_pod_meets_the_cluster_with_those_before_it_placed() -> None:
-    """Six GPUs are free: three pods with two each, and no fourth."""
+def test_each_pod_sees_the_earlier_ones_placed() -> None:
+    """Six GPUs are free: three pods with two GPUs each fit, a fourth does not."""
     state = cluster(templates=[template("t", exactly(count=2))])
     pods = [pod(f"p{index}", template="t") for index in range(4)]
     answers = [report.verdict.answer for report in explain_pods(state, pods)]
@@ -60,7 +60,7 @@ def test_pods_that_share_a_claim_go_to_the_same_node() -> None:
 
 
 def test_defaults_of_manifests_are_filled_in() -> None:
-    """Nobody writes allocationMode and count; capacities may be written as plain numbers."""
+    """Manifests usually omit allocationMode and count; capacities may be plain numbers."""
     request = {
         "name": "gpu",
         "exactly": {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": 1024}}},
@@ -69,7 +69,7 @@ def test_defaults_of_manifests_are_filled_in() -> None:
     assert report.verdict.answer is Answer.FITS
 
 
-def test_the_scheduler_is_that_of_the_clusters_version() -> None:
+def test_the_scheduler_model_follows_the_clusters_version() -> None:
     assert not scheduler_of("v1.34.1", {}).features.consumable_capacity
     assert scheduler_of("v1.34.1", {"DRAConsumableCapacity": True}).features.consumable_capacity
     assert scheduler_of("v1.36.2+k3s1", {}).quirks.counters_by_pool_name
