@@ -1,7 +1,4 @@
-"""``kubectl dra capacity``: how many more GPUs, MIG profiles and shares would fit, and what is stranded.
-
-Owns flags and tables. The counting is ``dra_driver.capacity``'s.
-"""
+"""``kubectl dra capacity``: how many more claims for GPUs, MIG profiles and shares fit, and what is stranded."""
 
 import argparse
 import json
@@ -15,15 +12,15 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.quantity import Quantity
 
 DESCRIPTION: Final = """\
-Count what is free, used, fragmented and stranded, and how many more claims for each model, MIG profile and share would
-fit right now by the scheduler's own rules. Against the cluster of the kubeconfig, or offline against a file.
+Count free, used, fragmented and stranded GPUs, and how many more claims for each model, MIG profile and share fit now
+by the scheduler's own rules. Uses the cluster of the kubeconfig, or a file (--cluster-state).
 
-  free         GPUs of which nothing is held and that a claim can have now
-  used         GPUs that claims hold whole, or in parts that leave nothing for any request
-  fragmented   GPUs of which claims hold parts and of which something can still be had
-  fits         claims for this request that could be allocated now, one after another, if there were no others
-  by sum       claims that the free amounts would serve if they lay together
-  stranded     by sum less fits: claims that fail only because what is free does not lie together
+  free         GPUs without allocated devices that a claim can get now
+  used         GPUs allocated as a whole, or in parts that leave nothing for any request
+  fragmented   GPUs allocated in parts, with something left for a request
+  fits         claims for this request that could be allocated now, one after another, without any others
+  by sum       claims that the free amounts would serve if they were contiguous
+  stranded     by sum minus fits: claims that fail only because the free amounts are not contiguous
 """
 _FIELDS: Final = ("nodes", "claims", "slices", "taint_rules")
 _MAX_ROWS: Final = 30
@@ -33,19 +30,25 @@ _GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FRE
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "capacity",
-        help="count what is free and what would still fit",
+        help="count free devices and the claims that would still fit",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--node", metavar="NAME", help="only this node")
-    parser.add_argument("--by-node", action="store_true", help="a line per node, equal nodes together")
+    parser.add_argument("--by-node", action="store_true", help="one line per node; equal nodes share a line")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
     parser.add_argument(
-        "--share", action="append", metavar="MEMORY", help="try shares of this much memory (default: 10Gi); repeatable"
+        "--share",
+        action="append",
+        metavar="MEMORY",
+        help="count shares with this much memory (default: 10Gi); repeatable",
     )
     parser.add_argument(
-        "--feature-gates", default="", metavar="A=true,B=false", help="of the scheduler, where not its defaults"
+        "--feature-gates",
+        default="",
+        metavar="A=true,B=false",
+        help="feature gates of the scheduler that differ from the defaults of its version",
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="")
@@ -53,14 +56,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.capacity import Options, survey, to_wire
-    from dra_driver.explain.defaults import with_defaults
-    from dra_driver.explain.scheduler import gates_of, scheduler_of
+    from dra_driver.explain import gates_of, scheduler_of, with_defaults
 
     shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
     gates = gates_of(args.feature_gates)
     state = with_defaults(state_of(args, only=_FIELDS))
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
-        raise ConfigurationError(f"there is no node {args.node!r} among the {len(state.nodes)} nodes")
+        raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
     scheduler = scheduler_of(state.server_version, gates)
     options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
     report = survey(state, options, driver=args.driver, node=args.node or "")
@@ -72,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _share(text: str) -> str:
-    """A share's memory, checked: the API server would refuse other text."""
+    """Checks a share's memory: the API server refuses text that is not a quantity."""
     try:
         amount = Quantity.parse(text)
     except ValueError as error:
         raise ConfigurationError(f"--share: {error}") from error
     if amount.as_int() < 1:
-        raise ConfigurationError(f"--share {text[:40]}: expected more than nothing")
+        raise ConfigurationError(f"--share {text[:40]}: expected an amount greater than zero")
     return text
 
 
@@ -97,7 +99,7 @@ def _print(report: Any, *, by_node: bool) -> None:
         colour=colour,
     )
     if report.stranded_shapes:
-        print("\nFits nowhere although the sum would suffice:")
+        print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
             print(f"  {_printable(shape.request)} of {_printable(shape.model)}: {_printable(shape.why)}")
     if by_node:
@@ -124,7 +126,7 @@ def _requests(model: Any) -> Iterator[Sequence[str]]:
 
 
 def _nodes(nodes: Sequence[Any]) -> list[Sequence[str]]:
-    """A row per node and model; nodes that look the same share one."""
+    """Returns a row per node and model; nodes with equal values share a row."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         for model in node.models:
@@ -135,11 +137,11 @@ def _nodes(nodes: Sequence[Any]) -> list[Sequence[str]]:
 
 
 def _named(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} like it"
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} equal nodes"
 
 
 def _more(count: int) -> Sequence[str]:
-    text = f"... {count - _MAX_ROWS} more kinds of nodes: -o json has them all, --node one"
+    text = f"... {count - _MAX_ROWS} more rows: use -o json for all, --node for one"
     return text, *["-"] * (len(_GPUS) + 2)
 
 

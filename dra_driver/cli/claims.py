@@ -1,7 +1,4 @@
-"""``kubectl dra claims``: every claim, what it has or waits for, and for whom.
-
-Owns flags and the choice of columns. The list is ``dra_driver.capacity``'s.
-"""
+"""``kubectl dra claims``: lists claims with their state, requests, devices and pods."""
 
 import argparse
 import json
@@ -22,14 +19,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "claims",
         help="list claims, their devices and their pods",
-        description="List ResourceClaims of all namespaces: allocated ones with node and devices, pending ones with "
-        "what they ask for. `kubectl dra explain claim/NAME` says why one is pending.",
+        description="List ResourceClaims of all namespaces with their requests, node, devices and pods. "
+        "`kubectl dra explain claim/NAME` explains why a claim is pending.",
         allow_abbrev=False,
     )
-    parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices of this node")
-    parser.add_argument("--pending", action="store_true", help="only claims that have no devices yet")
+    parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
+    parser.add_argument("--pending", action="store_true", help="only claims that are not allocated yet")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
-    add_source(parser, namespace_help="only claims of this namespace (default: of all)")
+    add_source(parser, namespace_help="only claims of this namespace (default: all namespaces)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,12 +42,12 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         show(HEADINGS, [row(claim) for claim in found], colour=wants_colour())
     else:
-        print("There are no such claims.")
+        print("No matching claims.")
     return 0
 
 
 def row(claim: Any) -> Sequence[str]:
-    """The columns of one `ClaimRow`."""
+    """Returns the columns of one `ClaimRow`."""
     devices = [_device(device) for device in claim.devices]
     return (
         claim.namespace,
@@ -70,7 +67,7 @@ def _device(device: Any) -> str:
 
 
 def age(seconds: int | None) -> str:
-    """``3d``, ``4h``, ``12m``: the largest unit; "?" when unknown."""
+    """Returns the age in the largest unit: ``3d``, ``4h``, ``12m``; "?" when unknown."""
     if seconds is None:
         return "?"
     return next((f"{seconds // size}{unit}" for unit, size in _UNITS if seconds >= size), "0s")

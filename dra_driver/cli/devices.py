@@ -1,8 +1,4 @@
-"""``kubectl dra devices``: what the nodes have published, and who has it.
-
-Owns flags and the choice of columns. The list is ``dra_driver.capacity``'s: devices of any driver, as the scheduler
-sees them.
-"""
+"""``kubectl dra devices``: lists the published devices of all drivers, and the claims and pods that use them."""
 
 import argparse
 import json
@@ -18,29 +14,29 @@ HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STA
 _FIELDS: Final = ("claims", "slices", "taint_rules")
 _MAX_LISTED: Final = 3
 _SHARE_COUNT: Final = "shares"
-"""The capacity of which every share has one."""
+"""Capacity that counts shares: each share consumes one."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "devices",
-        help="list published devices and the claims that hold them",
-        description="List the devices that drivers have published as ResourceSlices, the claims that hold them and "
-        "the pods that these are reserved for.",
+        help="list published devices and the claims that use them",
+        description="List the devices that drivers have published as ResourceSlices, the claims that use them, and "
+        "the pods for which those claims are reserved.",
         allow_abbrev=False,
     )
-    parser.add_argument("--node", metavar="NAME", default="", help="only devices of this node")
+    parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
     parser.add_argument(
-        "--all", action="store_true", help="a line for each placement of a MIG profile, also where nobody has it"
+        "--all", action="store_true", help="one line for each placement of a MIG profile, also for unused ones"
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
-    add_source(parser, namespace_help="only devices that claims of this namespace hold")
+    add_source(parser, namespace_help="only devices used by claims of this namespace")
 
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.capacity import devices_of, to_wire
-    from dra_driver.explain.defaults import with_defaults
+    from dra_driver.explain import with_defaults
 
     state = with_defaults(state_of(args, only=_FIELDS))
     namespace = args.namespace or ""
@@ -52,13 +48,16 @@ def run(args: argparse.Namespace) -> int:
         show(HEADINGS, rows(found, every=args.all), colour=wants_colour())
     else:
         filtered = args.node or args.driver or namespace
-        print("No such devices are published." if filtered else "No devices are published.")
+        print("No matching devices are published." if filtered else "No devices are published.")
     return 0
 
 
 def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
-    """A row for each device; without ``every`` one for all placements of a profile on a GPU that nobody holds and that
-    are in one state, called by what their names have in common."""
+    """Returns a row for each device.
+
+    Without ``every``, the unused placements of one profile on one GPU share a row if they are in the same state; the
+    row shows the common prefix of their names.
+    """
     groups: dict[Any, list[tuple[str, Sequence[str]]]] = {}
     for number, device in enumerate(devices):
         cells = row(device)
@@ -76,7 +75,7 @@ def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
 
 
 def row(device: Any) -> Sequence[str]:
-    """The columns of one `DeviceRow`."""
+    """Returns the columns of one `DeviceRow`."""
     if device.holders is None:
         claims, pods = [UNKNOWN], [UNKNOWN]
     else:
@@ -90,26 +89,26 @@ def row(device: Any) -> Sequence[str]:
 
 
 def _state(device: Any) -> str:
-    """``in shares, left: memory 20Gi, computePercent 30``."""
+    """Returns the state, such as ``in shares, left: memory 20Gi, computePercent 30``."""
     if device.holders is None:
         return UNKNOWN
     return f"{device.state}, left: {amounts(device.left)}" if device.left and device.holders else str(device.state)
 
 
 def amounts(capacities: Mapping[str, str]) -> str:
-    """``memory 50Gi, computePercent 70``, memory first."""
+    """Returns ``memory 50Gi, computePercent 70``, memory first."""
     names = sorted(capacities, key=lambda name: (name != "memory", name))
     return ", ".join(f"{name} {capacities[name]}" for name in names)
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """Returns the first names, and how many more there are."""
     more = len(names) - _MAX_LISTED
     return ",".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def consumed_text(consumed: Mapping[str, str]) -> str:
-    """What a share takes, as `amounts`; that it is one share is not said."""
+    """Returns what a share consumes, without the count of shares, which is always one."""
     return amounts({name: value for name, value in consumed.items() if name != _SHARE_COUNT})
 
 

@@ -1,7 +1,6 @@
 """``kubectl dra explain``: why a pod or claim waits, or what would happen to a manifest.
 
-Owns flags, colours and exit statuses: 0 when it fits, runs or is done, 1 when it cannot. The answer is
-``dra_driver.explain``'s.
+Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 """
 
 import argparse
@@ -14,8 +13,8 @@ from dra_driver.cli.source import add_source, files_in, split_target, state_of, 
 from dra_driver.errors import ConfigurationError
 
 DESCRIPTION: Final = """\
-Say why a pod or a claim has no devices, with the scheduler's own rules: the verdict first, then per request why devices
-fell away, and the nearest miss. Against the cluster of the kubeconfig, or offline against a file.
+Explain why a pod or a claim has no devices, with the scheduler's own rules: the verdict first, then for each request
+why devices were rejected, and the nearest miss. Uses the cluster of the kubeconfig, or a file (--cluster-state).
 
   kubectl dra explain pod/train
   kubectl dra explain claim/shared -n team-a --node node-7
@@ -28,32 +27,39 @@ _COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m",
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "explain",
-        help="say why a pod or claim has no devices",
+        help="explain why a pod or claim has no devices",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="what to explain")
     parser.add_argument(
-        "-f", "--filename", action="append", metavar="FILE", help="manifests: what if they were applied?"
+        "-f",
+        "--filename",
+        action="append",
+        metavar="FILE",
+        help="manifests: explain what would happen if they were applied",
     )
-    parser.add_argument("--node", default="", metavar="NAME", help="every device of this node, one by one")
+    parser.add_argument("--node", default="", metavar="NAME", help="also list every device of this node")
     parser.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text", help="default: text")
     parser.add_argument(
-        "--feature-gates", default="", metavar="A=true,B=false", help="of the scheduler, where not its defaults"
+        "--feature-gates",
+        default="",
+        metavar="A=true,B=false",
+        help="feature gates of the scheduler that differ from the defaults of its version",
     )
     add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.target) == bool(args.filename):
-        raise ConfigurationError("name either pod/NAME or claim/NAME, or manifests with -f")
+        raise ConfigurationError("expected either pod/NAME or claim/NAME, or manifests with -f")
     reports = _of_manifests(args) if args.filename else [_of_target(args)]
     if args.output == "text":
         _print_text(reports)
     else:
         _print_data(reports, args.output)
-    from dra_driver.explain.report import Answer
+    from dra_driver.explain import Answer
 
     good = (Answer.FITS, Answer.RUNNING, Answer.FINISHED, Answer.ALLOCATED)
     return 0 if all(report.verdict.answer in good for report in reports) else 1
@@ -70,9 +76,7 @@ def _of_target(args: argparse.Namespace) -> Any:
 
 
 def _of_manifests(args: argparse.Namespace) -> list[Any]:
-    from dra_driver.explain import explain, explain_pods
-    from dra_driver.explain.manifests import pods_in
-    from dra_driver.explain.subject import subject_of_claim
+    from dra_driver.explain import explain, explain_pods, pods_in, subject_of_claim
     from dra_driver.kube.state import with_objects
     from dra_driver.kube.state_file import flat, objects_of, read_documents
 
@@ -91,31 +95,31 @@ def _of_manifests(args: argparse.Namespace) -> list[Any]:
         return explain_pods(state, pods, node=args.node, scheduler=scheduler)
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
     if not claims:
-        raise ConfigurationError(f"{where}: neither a pod, nor anything that makes pods, nor a ResourceClaim in it")
+        raise ConfigurationError(f"{where}: contains no Pod, no workload that creates pods, and no ResourceClaim")
     return [explain(state, subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims]
 
 
 def _scheduler(args: argparse.Namespace, state: Any) -> Any:
-    from dra_driver.explain.scheduler import gates_of, scheduler_of
+    from dra_driver.explain import gates_of, scheduler_of
 
     return scheduler_of(state.server_version, gates_of(args.feature_gates))
 
 
 def _print_text(reports: Sequence[Any]) -> None:
-    """Those that fit in one line each when there are several, the others whole."""
-    from dra_driver.explain.report import Answer
-    from dra_driver.explain.text import plain, render
+    """Prints the explanations; if there are several, those that fit without the list of other nodes."""
+    from dra_driver.explain import Answer, render
 
-    style = _coloured if wants_colour() else plain
+    colour = wants_colour()
     shown: list[str] = []
     for report in reports:
         short = len(reports) > 1 and report.verdict.answer is Answer.FITS and report.node is None
-        shown.append(render(replace(report, nodes=()) if short else report, style))
+        cut = replace(report, nodes=()) if short else report
+        shown.append(render(cut, _coloured) if colour else render(cut))
     print("\n".join(shown), end="")
 
 
 def _print_data(reports: Sequence[Any], form: str) -> None:
-    from dra_driver.explain.report import to_wire
+    from dra_driver.explain import to_wire
 
     found = [to_wire(report) for report in reports]
     data: Any = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}

@@ -1,7 +1,4 @@
-"""The kubectl plugin ``kubectl dra``: commands for people with access to a cluster, not to a node.
-
-Owns the list of its subcommands; they run as those of ``dra-driver`` do.
-"""
+"""The kubectl plugin ``kubectl dra``: commands that need access to a cluster, not to a node."""
 
 import sys
 from collections.abc import Sequence
@@ -9,14 +6,14 @@ from typing import Final
 
 from dra_driver.cli.main import execute
 
-ABOUT: Final = "Look at devices that are handed out by Dynamic Resource Allocation."
+ABOUT: Final = "Inspect devices that are allocated by Dynamic Resource Allocation."
 SUBCOMMANDS: Final = {
     "devices": ("dra_driver.cli.devices", "list published devices and the claims that hold them"),
     "claims": ("dra_driver.cli.claims", "list claims, their devices and their pods"),
-    "capacity": ("dra_driver.cli.capacity", "count what is free and what would still fit"),
+    "capacity": ("dra_driver.cli.capacity", "count free devices and the claims that would still fit"),
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
-    "explain": ("dra_driver.cli.explain", "say why a pod or claim has no devices"),
-    "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline questions"),
+    "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
+    "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
     "version": ("dra_driver.cli.version", "print the version"),
 }
 

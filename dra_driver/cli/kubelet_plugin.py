@@ -1,7 +1,6 @@
-"""``dra-driver kubelet-plugin``: flags into settings, then the node process.
+"""``dra-driver kubelet-plugin``: reads the settings and runs the node process.
 
-Owns the help text. Refuses to know what a setting means: flags, environment twins, defaults and checks come from
-``config.settings``, so a new setting needs no change here.
+Flags, environment variables, defaults and checks come from ``config.settings``, so a new setting needs no change here.
 """
 
 import argparse
@@ -15,9 +14,9 @@ from dra_driver.config.settings import load_node_settings, node_flags
 DESCRIPTION = """\
 Publish this node's GPUs as ResourceSlices and prepare claims for its kubelet.
 
-Each flag has a twin in the environment, named in brackets; the flag wins. The process runs until SIGTERM, and ends at
-once with status 2 and a sentence when a setting or a directory is wrong. A missing NVIDIA driver or API server is
-waited for: /readyz says what is missing.
+Each flag can also be set by the environment variable in brackets; the flag takes precedence. The process runs until
+SIGTERM. A wrong setting or directory ends it at once with status 2 and an error message. It waits for a missing NVIDIA
+driver or API server; /readyz reports what is missing.
 """
 
 
@@ -48,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.telemetry import logs
 
     logs.configure(settings.log_format, settings.log_level)
-    # gRPC's core would write lines of its own format to stderr; what fails there arrives here as an exception too.
+    # gRPC's core would write lines in its own format to stderr; its failures are also raised as exceptions here.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from dra_driver.kubelet import plugin
 
     plugin.run(settings)
     logging.shutdown()
-    # Everything is closed by now. An ordinary exit would wait for worker threads, and one that hangs in a call to the
-    # API server or the hardware would hold it up past the pod's grace period.
+    # Everything is closed at this point. A normal exit would wait for worker threads; one that hangs in a call to the
+    # API server or the hardware would delay it beyond the pod's grace period.
     os._exit(0)

@@ -1,7 +1,4 @@
-"""``kubectl dra lint``: complaints about manifests before they are applied, or about what a cluster holds.
-
-Owns flags and where the texts come from. The rules are ``dra_driver.lint``.
-"""
+"""``kubectl dra lint``: checks manifests before they are applied, or the objects of a cluster."""
 
 import argparse
 import os
@@ -14,16 +11,16 @@ from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dra_driver.kube.state import ClusterState
-    from dra_driver.lint.sources import ManifestSource
+    from dra_driver.lint import ManifestSource
 
 DESCRIPTION = """\
-Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH the objects of the
-cluster are checked, of a live one or of --cluster-state. With PATH nothing but the files is needed; --cluster or
---cluster-state tell which classes, claims, namespaces and devices there are besides.
+Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH, the objects of the
+cluster (live, or of --cluster-state) are checked. With PATH, only the files are needed; --cluster or --cluster-state
+add the classes, claims, namespaces and devices of a cluster.
 """
 EPILOG = """\
-exit status: 0 no errors, 1 errors (with --strict warnings too), 2 wrong usage.
-A comment `# dra-lint: allow DRA018` allows a breach on its line and the next, `allow-file` in its whole file.
+exit status: 0 no errors, 1 errors (with --strict also warnings), 2 wrong usage.
+A comment `# dra-lint: allow DRA018` suppresses a finding on its line and the next, `allow-file` in the whole file.
 """
 
 
@@ -37,13 +34,13 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
-    parser.add_argument("--cluster", action="store_true", help="with PATH: look names up in the cluster as well")
+    parser.add_argument("--cluster", action="store_true", help="with PATH: also look names up in the cluster")
     parser.add_argument(
-        "--cluster-state", metavar="FILE", help="a state written by `kubectl dra snapshot`, as the cluster"
+        "--cluster-state", metavar="FILE", help="use a state written by `kubectl dra snapshot` as the cluster"
     )
     parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
     parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
-    parser.add_argument("--strict", action="store_true", help="warnings are errors")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
     parser.add_argument(
         "-o", "--output", choices=("text", "json", "github", "sarif"), default="text",
         help="default: text; github: annotations for CI; sarif: SARIF 2.1.0",
@@ -51,10 +48,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; the exit status."""
-    from dra_driver.lint import lint
-    from dra_driver.lint.known import known_from_catalog, known_from_cluster
-    from dra_driver.lint.sources import collect
+    """Prints the report and returns the exit status."""
+    from dra_driver.lint import collect, known_from_catalog, known_from_cluster, lint
 
     state = _state(args)
     known = known_from_cluster(state) if state is not None else known_from_catalog()
@@ -67,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _state(args: argparse.Namespace) -> "ClusterState | None":
     if args.cluster and args.cluster_state:
-        raise ConfigurationError("--cluster and --cluster-state exclude each other: which cluster is meant?")
+        raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
     if args.cluster_state:
         from dra_driver.kube import state_file
 
@@ -82,8 +77,8 @@ def _state(args: argparse.Namespace) -> "ClusterState | None":
 
 
 def _stored(state: "ClusterState | None", namespace: str | None) -> "Iterable[ManifestSource]":
-    """The cluster's objects as texts; what a controller has made of another object is checked there."""
-    from dra_driver.lint.sources import sources_from_objects
+    """Returns the cluster's objects as texts, without objects that a controller has created from other objects."""
+    from dra_driver.lint import sources_from_objects
 
     if state is None:
         return ()

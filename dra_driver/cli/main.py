@@ -1,9 +1,8 @@
 """The command ``dra-driver``: finds the subcommand and runs it.
 
-Owns the list of subcommands and the exit statuses: 0 done, 1 it did not work, 2 it was asked for something wrong (one
-sentence on stderr), 130 interrupted, 141 the reader of the output has left. Refuses to know what a subcommand does.
-Each lives in a module of its own, imported only when it is asked for: the node process must stay small, and ``--help``
-quick.
+Exit statuses: 0 done, 1 failed, 2 wrong usage or configuration (one sentence on stderr), 130 interrupted, 141 the
+reader of the output has closed it. Each subcommand has its own module, which is imported only when it is used: this
+keeps the node process small and ``--help`` fast.
 """
 
 import argparse
@@ -16,12 +15,12 @@ from typing import Final
 from dra_driver.errors import ConfigurationError, DraError
 
 ABOUT: Final = "A Kubernetes DRA driver for NVIDIA GPUs."
-# Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its line in the overview.
+# Name -> module with `add_parser(subparsers)` and `run(args) -> int`, and its help line.
 SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
     "mps-host": ("dra_driver.cli.mps_host", "run this node's MPS daemons"),
     "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),
-    "policy": ("dra_driver.cli.policy", "check policies of GPUs"),
+    "policy": ("dra_driver.cli.policy", "check GpuPolicy files"),
     "version": ("dra_driver.cli.version", "print the version"),
 }
 
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], arguments: list[str]) -> int:
-    """Parses ``arguments`` with the parser of the one subcommand that they name, and runs it."""
+    """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser = argparse.ArgumentParser(prog=program, description=about, allow_abbrev=False)
     known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -57,7 +56,7 @@ def execute(program: str, about: str, subcommands: dict[str, tuple[str, str]], a
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of the output has left, as `head` does. Python would flush once more at exit and complain.
+        # The reader has closed the output, as `head` does. Python would flush again at exit and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return status

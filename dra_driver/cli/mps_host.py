@@ -1,7 +1,6 @@
-"""``dra-driver mps-host``: the process whose children are the node's MPS daemons.
+"""``dra-driver mps-host``: the process that runs the node's MPS daemons as its children.
 
-Owns its settings and signals. Refuses to load anything of the node process: it runs on every node that has GPUs, mostly
-to do nothing, so it has to be small.
+It runs on every node with GPUs and is usually idle, so it must stay small: it imports nothing of the node process.
 """
 
 import argparse
@@ -16,16 +15,17 @@ from dra_driver.config.options import Flag, Option, flags_of, load, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
 
 DESCRIPTION = """\
-Run the MPS daemons that claims on this node ask for.
+Run the MPS daemons for the claims on this node.
 
-One per node. The node process writes down which daemons should run; this process starts them, restarts them and says
-when they are ready. Its life does not depend on the node process, and ending it ends the daemons and with them the work
-of their clients. Each flag has a twin in the environment, named in brackets; the flag wins. Runs until SIGTERM.
+One process per node. The node process writes files that describe the daemons; this process starts and restarts them
+and reports when they are ready. It does not depend on the node process. Ending it ends the daemons and the work of
+their clients. Each flag can also be set by the environment variable in brackets; the flag takes precedence. Runs until
+SIGTERM.
 """
 
 NODE, MPS, TELEMETRY = "node", "MPS", "telemetry"
 FOLDER: Final = "mps"
-"""Below the driver's own folder in the kubelet's plugin directory."""
+"""Folder below the driver's folder in the kubelet's plugin directory."""
 
 
 def _absolute(text: str) -> str:
@@ -51,10 +51,10 @@ def _one_of(*choices: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsHostSettings:
-    """What ``dra-driver mps-host`` is told."""
+    """Settings of ``dra-driver mps-host``."""
 
     driver_name: str = setting(
-        Option(NODE, "DRIVER_NAME", "NAME", "what the node process calls this driver", _name),
+        Option(NODE, "DRIVER_NAME", "NAME", "name of this driver, the same as for kubelet-plugin", _name),
         "gpu.nvidia.com",
     )
     kubelet_plugins_dir: str = setting(
@@ -62,26 +62,26 @@ class MpsHostSettings:
         "/var/lib/kubelet/plugins",
     )
     driver_root: str = setting(
-        Option(NODE, "DRIVER_ROOT", "DIR", "where this process sees the root of the NVIDIA driver", _absolute), "/"
+        Option(NODE, "DRIVER_ROOT", "DIR", "root of the NVIDIA driver, as this process sees it", _absolute), "/"
     )
     shm_dir: str = setting(
         Option(
             MPS,
             "MPS_SHM_DIR",
             "DIR",
-            "a tmpfs, under the same path here and on the host, in which a folder NAME-mps with the daemons' shared"
-            " memory is made",
+            "a tmpfs, under the same path here and on the host; the folder NAME-mps for the daemons' shared memory is"
+            " created in it",
             _absolute,
         ),
-        "/dev/shm",  # noqa: S108 - the host's own
+        "/dev/shm",  # noqa: S108 - the host's folder
     )
     namespaces: str = setting(
         Option(
             MPS,
             "MPS_NAMESPACES",
             "own|none",
-            "own gives each daemon a mount namespace with shared memory of its own, which takes privilege; none lets"
-            " all daemons and their clients share one folder",
+            "own: each daemon gets its own mount namespace and shared memory, which needs privileges; none: all daemons"
+            " and their clients share one folder",
             _one_of("own", "none"),
         ),
         "own",
@@ -91,8 +91,8 @@ class MpsHostSettings:
             MPS,
             "MPS_USERS",
             "one|all",
-            "whose processes may use a daemon at a time: those of one user, or those of all, which the MPS server then"
-            " treats as root's",
+            "one: only processes of one user at a time can use a daemon; all: processes of all users can, and the MPS"
+            " server treats them as root's",
             _one_of("one", "all"),
         ),
         "one",

@@ -1,7 +1,6 @@
-"""``dra-driver policy check``: says what is wrong in policy files, and what GPUs become under them.
+"""``dra-driver policy check``: checks policy files, and shows how GPUs are published under them.
 
-Owns flags, the walk over paths and the table. What is right is decided by the code that the node process runs
-(``dra_driver.policy``).
+Uses the same code as the node process (``dra_driver.policy``).
 """
 
 import argparse
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
     from dra_driver.policy.folder import PolicyFile
 
 DESCRIPTION: Final = """\
-Check files of GpuPolicy objects, or folders of them, as the node process would (--policy-dir). With --gpus the policies
-are applied to GPUs of that kind, which also finds policies that contradict each other.
+Check files or folders of GpuPolicy objects as the node process does (--policy-dir). With --gpus the policies are
+applied to simulated GPUs, which also finds policies that contradict each other.
 """
-EPILOG: Final = "exit status: 0 all is right, 1 something is wrong, 2 wrong usage."
+EPILOG: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
 HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINTS", "ATTRIBUTES")
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("policy", help="check policies of GPUs", allow_abbrev=False)
+    parser = subparsers.add_parser("policy", help="check GpuPolicy files", allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",
@@ -35,13 +34,17 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as --policy-dir takes them")
-    check.add_argument("--gpus", metavar="SPEC", help="try them on GPUs such as 8xh100-sxm5-80gb, or of a YAML file")
-    check.add_argument("--node", metavar="NAME", default="node-1", help="of a node of this name (default: node-1)")
+    check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as for --policy-dir")
+    check.add_argument(
+        "--gpus", metavar="SPEC", help="apply them to GPUs such as 8xh100-sxm5-80gb, or to those of a YAML file"
+    )
+    check.add_argument(
+        "--node", metavar="NAME", default="node-1", help="name of the node with these GPUs (default: node-1)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints complaints, or what became of the policies; the exit status."""
+    """Prints the problems, or the published GPUs, and returns the exit status."""
     from dra_driver.policy.policy_set import examine
 
     found, wrong = examine(list(_files(args.paths)))
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{len(wrong)} {'problem' if len(wrong) == 1 else 'problems'}")
         return 1
     count = len(found.policies)
-    print(f"{count} {'policy' if count == 1 else 'policies'}, nothing wrong")
+    print(f"{count} {'policy' if count == 1 else 'policies'}, no problems")
     return _try(found.policies, args.gpus, args.node) if args.gpus else 0
 
 

@@ -1,7 +1,4 @@
-"""``dra-driver sim``: an embedded cluster with simulated GPUs, to try (``up``) or to watch (``demo``).
-
-Owns flags and what is printed. The cluster is ``dra_driver.sim.cluster``.
-"""
+"""``dra-driver sim``: runs an embedded cluster with simulated GPUs (``up``), or a demonstration in it (``demo``)."""
 
 import argparse
 import signal
@@ -11,9 +8,9 @@ from queue import SimpleQueue
 from typing import Any
 
 DESCRIPTION = """\
-Run a Kubernetes cluster in this process: an API server on loopback that kubectl works with, a scheduler, controllers,
-and per node a kubelet and the real node process with simulated GPUs. Containers are not started: a container's log is
-what its nvidia-smi would list.
+Run a Kubernetes cluster in this process: an API server on loopback for kubectl, a scheduler, controllers, and for each
+node a kubelet and the real node process with simulated GPUs. Containers are not started: a container's log shows what
+its nvidia-smi would list.
 """
 
 
@@ -34,10 +31,10 @@ def add_parser(subparsers: Any) -> None:
         "--policy-dir",
         type=Path,
         metavar="DIR",
-        help="folder of GpuPolicy files that all nodes read, again when they change (default: no policies)",
+        help="folder of GpuPolicy files for all nodes; changes are read while running (default: no policies)",
     )
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
-    demo = actions.add_parser("demo", help="apply every example and tell what happened", allow_abbrev=False)
+    demo = actions.add_parser("demo", help="apply every example and report what happens", allow_abbrev=False)
     _add_nodes(demo)
     demo.add_argument(
         "--root", type=Path, metavar="DIR", help="the checkout with examples/ and deploy/ (default: here)"
@@ -55,7 +52,7 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the action; its exit status."""
+    """Runs the action and returns its exit status."""
     from dra_driver.telemetry import logs
 
     logs.configure("text", "warning")
@@ -68,7 +65,7 @@ def _up(args: argparse.Namespace) -> int:
     from dra_driver.sim.demo import demo
     from dra_driver.sim.demo.requirements import parse_nodes
 
-    # An Event's lock is not reentrant: a handler that runs inside this thread's wait() would never get it.
+    # Not an Event: its lock is not reentrant, so a signal handler that runs during this thread's wait() would deadlock.
     stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stop.put(received))
@@ -85,7 +82,7 @@ def _up(args: argparse.Namespace) -> int:
         print(f"policies     {cluster.policies}")
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
-        print("Ctrl-C ends the cluster and removes everything it made.", flush=True)
+        print("Ctrl-C stops the cluster and removes everything it created.", flush=True)
         stop.get()
         print("stopping", flush=True)
     return 0
@@ -95,7 +92,7 @@ def _demo(args: argparse.Namespace) -> int:
     from dra_driver.sim.demo import demo
     from dra_driver.sim.demo.requirements import parse_nodes
 
-    # As an exception, so that the cluster's processes are ended: they would outlive this one.
+    # Raised as an exception, so that the cluster's processes are ended; they would outlive this one otherwise.
     signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))
     root = args.root or demo.checkout()
     good = demo.run(root, lambda text: print(text, flush=True), nodes=parse_nodes(args.node) or None)

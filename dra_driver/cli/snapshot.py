@@ -1,6 +1,6 @@
-"""``kubectl dra snapshot``: write what explain, lint and capacity look at to a file, without secrets.
+"""``kubectl dra snapshot``: writes the objects that explain, lint and capacity read to a file, without secrets.
 
-Owns flags. What is kept of each object is decided in ``dra_driver.kube.state_parts``.
+``dra_driver.kube.state_parts`` decides what is kept of each object.
 """
 
 import argparse
@@ -11,26 +11,28 @@ from typing import Any, Final
 from dra_driver.cli.source import client
 
 DESCRIPTION: Final = """\
-Write the cluster's nodes, pods, claims, classes and devices to a file that `--cluster-state` reads, to ask questions
-offline or to pass on. Pods are reduced to what scheduling needs: no environment, arguments, commands, volumes or
-annotations. Names, labels and opaque driver parameters of claims and classes are kept.
+Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to
+share the file. Pods are reduced to what scheduling needs: no environment, arguments, commands, volumes or annotations.
+Names, labels and opaque driver parameters of claims and classes are kept.
 """
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "snapshot",
-        help="write the cluster's state to a file for offline questions",
+        help="write the cluster's state to a file for offline use",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "file", metavar="FILE", help="where to write; YAML when it ends in .yaml, else JSON; - prints it"
+        "file",
+        metavar="FILE",
+        help="output file; YAML when it ends in .yaml, otherwise JSON; - prints to standard output",
     )
     parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
     parser.add_argument(
-        "-n", "--namespace", metavar="NAME", help="templates, events and volume claims only of this one"
+        "-n", "--namespace", metavar="NAME", help="templates, events and volume claims of this namespace only"
     )
 
 

@@ -1,7 +1,4 @@
-"""Where commands for people get a cluster's state from: a kubeconfig or a file, and in which namespace they look.
-
-Owns the flags that these commands share.
-"""
+"""Flags that select the cluster and namespace of a command: a kubeconfig or a state file."""
 
 import argparse
 import gc
@@ -16,7 +13,7 @@ from dra_driver.kube.state import ClusterState
 
 
 def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: default") -> None:
-    """``--kubeconfig``, ``--cluster-state`` and ``-n``, the last unless its help is empty."""
+    """Adds ``--kubeconfig``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
     if namespace_help:
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace_help)
     source = parser.add_mutually_exclusive_group()
@@ -29,9 +26,11 @@ def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: 
 
 
 def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> ClusterState:
-    """The state that the flags name; of a live cluster ``only`` these fields. Raises ConfigurationError and
-    KubernetesApiError."""
-    # A process of a few seconds whose objects all live to its end: looking for garbage would be a third of its time.
+    """Returns the state that the flags select; of a live cluster ``only`` these fields.
+
+    Raises ConfigurationError and KubernetesApiError.
+    """
+    # The process runs for a few seconds and keeps all objects to its end: garbage collection would take a third of it.
     gc.disable()
     if args.cluster_state:
         from dra_driver.kube.state_file import load
@@ -43,7 +42,7 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
 
 
 def client(kubeconfig: str | None) -> Any:
-    """A client of the API server; what the library logs stays out of the way of the answer."""
+    """Returns a client of the API server; the library logs errors only, so its log does not mix with the output."""
     from dra_driver.kube.connection import Connection
     from dra_driver.kube.rest import RestClient
     from dra_driver.telemetry import logs
@@ -53,7 +52,7 @@ def client(kubeconfig: str | None) -> Any:
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """``pod/train`` -> (pod, train). A name alone is a pod's. Raises ConfigurationError."""
+    """Splits ``pod/train`` into (pod, train). A name without a kind is a pod. Raises ConfigurationError."""
     kinds = {"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "resourceclaim": "claim"}
     kinds["resourceclaims"] = "claim"
     kind, slash, name = target.partition("/")
@@ -65,7 +64,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def text_of(path: str) -> str | None:
-    """The text of standard input for ``-``; None for a file, which its reader opens. Bounded."""
+    """Returns the text of standard input for ``-``, of limited size; None for a file, which its reader opens."""
     if path != "-":
         return None
     text = sys.stdin.read(_MAX_STDIN + 1)
@@ -78,12 +77,12 @@ _MAX_STDIN = 16 << 20
 
 
 def wants_colour() -> bool:
-    """Only on a terminal, and not with NO_COLOR (https://no-color.org)."""
+    """Whether output is a terminal and NO_COLOR (https://no-color.org) is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def files_in(path: str) -> list[Path]:
-    """The manifests of a file, a folder (not those below) or standard input. Raises ConfigurationError."""
+    """Returns the manifests of a file, a folder (without subfolders) or standard input. Raises ConfigurationError."""
     place = Path(path)
     if path == "-" or not place.is_dir():
         return [place]

@@ -1,8 +1,4 @@
-"""Columns of text for terminals and pipes, as kubectl prints them.
-
-Owns widths, padding, and colours on a terminal where the optional library rich is installed. Refuses to know what is in
-the cells.
-"""
+"""Tables of text like those of kubectl; in colour on a terminal where the optional library rich is installed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +7,7 @@ GAP = "   "
 
 
 def render(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """One line per row under the headings; empty cells show as ``<none>``. Control characters do not get through."""
+    """Returns one line per row below the headings. Empty cells are ``<none>``; unprintable characters become ``?``."""
     lines = [[_cell(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     return "\n".join(
@@ -20,7 +16,7 @@ def render(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def show(headings: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool, title: str = "") -> None:
-    """Prints a table: with rich where that is installed and ``colour`` is wanted, else as `render` makes it."""
+    """Prints a table: with rich if it is installed and ``colour`` is set, otherwise the text of `render`."""
     console = _console() if colour else None
     if console is None:
         print("\n".join([*([title] if title else []), render(headings, rows)]))
@@ -37,7 +33,7 @@ def show(headings: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool
 
 
 def _console() -> Any:
-    """None without rich."""
+    """Returns None without rich."""
     try:
         from rich.console import Console
     except ImportError:

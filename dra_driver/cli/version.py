@@ -1,4 +1,4 @@
-"""``dra-driver version``: which version this is. Owns two lines of output; knows nothing else."""
+"""``dra-driver version``: prints the version."""
 
 import argparse
 import platform

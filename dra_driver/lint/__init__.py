@@ -1,6 +1,18 @@
-"""Checks of manifests before they are applied: ``lint(sources, known)`` gives a `LintReport`."""
+"""Checks manifests before they are applied: ``lint(sources, known)`` returns a `LintReport`."""
 
 from dra_driver.lint.finding import Finding, LintReport
+from dra_driver.lint.known import KnownObjects, known_from_catalog, known_from_cluster
 from dra_driver.lint.run import lint
+from dra_driver.lint.sources import ManifestSource, collect, sources_from_objects
 
-__all__ = ["Finding", "LintReport", "lint"]
+__all__ = [
+    "Finding",
+    "KnownObjects",
+    "LintReport",
+    "ManifestSource",
+    "collect",
+    "known_from_catalog",
+    "known_from_cluster",
+    "lint",
+    "sources_from_objects",
+]

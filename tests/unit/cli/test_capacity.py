@@ -1,4 +1,4 @@
-"""`kubectl dra capacity`, `devices` and `claims` on a file: exit statuses, tables and documents."""
+"""`kubectl dra capacity`, `devices` and `claims` with a state file: exit statuses, tables and JSON."""
 
 import json
 import os
@@ -26,11 +26,11 @@ def state(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_capacity_is_one_screen(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capacity_prints_one_screen(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capacity", "--cluster-state", state, "--by-node"]) == 0
     shown = capsys.readouterr().out
     assert "4 GPUs of NVIDIA H100 80GB HBM3: 8 are free, but at most 2 on one node" in shown
-    assert "a and 3 like it" in shown
+    assert "a and 3 equal nodes" in shown
     assert "\x1b" not in shown
 
 
@@ -55,9 +55,9 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--node", "nope"], "there is no node 'nope'"),
+        (["--node", "nope"], "--node 'nope': none of the 4 nodes has this name"),
         (["--share", "lots"], "--share: 'lots' is not a quantity"),
-        (["--share=-1Gi"], "expected more than nothing"),
+        (["--share=-1Gi"], "expected an amount greater than zero"),
         (["--feature-gates", "X"], "expected NAME=true"),
     ],
 )
@@ -78,24 +78,24 @@ def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[s
     assert (claims["kind"], [item["name"] for item in claims["items"]]) == ("ClaimList", ["waits"])
 
 
-def test_lists_are_tables_for_people(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_are_printed_as_tables(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", "--cluster-state", state]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == [
         "NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE",
     ]  # fmt: skip
     assert main(["devices", "--cluster-state", state, "--node", "nope"]) == 0
-    assert capsys.readouterr().out == "No such devices are published.\n"
+    assert capsys.readouterr().out == "No matching devices are published.\n"
 
 
-def test_empty_cluster_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capacity_of_an_empty_cluster_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "empty.json"
     dump(cluster([]), path)
     assert main(["capacity", "--cluster-state", str(path)]) == 0
     assert capsys.readouterr().out == "No devices are published.\n"
 
 
-def test_reader_that_leaves_early_ends_the_command_quietly(state: str) -> None:
-    """`kubectl dra devices | head -1` is no error to complain about."""
+def test_a_closed_output_ends_the_command_without_a_message(state: str) -> None:
+    """`kubectl dra devices | head -1` prints no error."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "dra_driver.cli.kubectl", "devices", "--cluster-state", state]
@@ -105,12 +105,12 @@ def test_reader_that_leaves_early_ends_the_command_quietly(state: str) -> None:
 
 
 def test_tables_have_colours_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """With rich, control characters in cells do not get through either."""
+    """Control characters in cells are replaced with rich, too."""
     show(("A",), [("x\x1b[31m[bold]",), ("",)], colour=True)
     shown = capsys.readouterr().out
     assert "x?[31m[bold]" in shown
     assert "<none>" in shown
 
 
-def test_ages_are_as_kubectl_prints_them() -> None:
+def test_ages_are_printed_in_the_largest_unit() -> None:
     assert [age(seconds) for seconds in (0, 59, 60, 7200, 200_000, None)] == ["0s", "59s", "1m", "2h", "2d", "?"]

@@ -1,4 +1,4 @@
-"""The table of published devices and the claims that hold them."""
+"""The table of published devices and the claims that use them."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def claim(name: str, *devices: str, node: str = "n", pods: tuple[str, ...] = (),
     }
 
 
-def test_row_shows_what_people_choose_by() -> None:
+def test_row_shows_device_state_and_users() -> None:
     item = slice_of(
         "n",
         "gpu-0",
@@ -60,12 +60,12 @@ def test_row_shows_what_people_choose_by() -> None:
 
 
 def test_only_the_newest_generation_of_a_pool_counts() -> None:
-    """During an update both are there, and the scheduler ignores the old one."""
+    """During an update both generations exist, and the scheduler ignores the old one."""
     slices = [slice_of("n", "gpu-0", generation=1), slice_of("n", "gpu-1", generation=2)]
     assert [found.device for found in devices_of(ClusterState(slices=slices))] == ["gpu-1"]
 
 
-def test_devices_of_other_drivers_are_shown_with_what_they_have() -> None:
+def test_devices_of_other_drivers_are_shown_without_gpu_attributes() -> None:
     found = devices_of(ClusterState(slices=[slice_of("b", "x"), slice_of("a", "nic-0", driver="nic.example")]))
     assert [(item.node, item.driver, item.product) for item in found] == [
         ("a", "nic.example", ""),
@@ -73,32 +73,32 @@ def test_devices_of_other_drivers_are_shown_with_what_they_have() -> None:
     ]
 
 
-def test_pending_claims_hold_nothing_and_shares_are_listed_each() -> None:
+def test_pending_claims_are_no_holders_and_each_share_is_listed() -> None:
     pending = {"metadata": {"namespace": "default", "name": "waits"}}
     claims = [pending, claim("a", "gpu-0", shareID="1"), claim("b", "gpu-0", shareID="2")]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
     assert [holder.claim for holder in found.holders or ()] == ["a", "b"]
 
 
-def test_admin_access_is_marked_because_it_holds_nothing() -> None:
+def test_admin_access_is_marked_because_it_reserves_nothing() -> None:
     state = ClusterState(slices=[slice_of("n", "gpu-0")], claims=[claim("monitor", "gpu-0", adminAccess=True)])
     assert row(devices_of(state)[0])[8] == "default/monitor (admin access)"
 
 
-def test_held_device_that_is_not_published_any_more_is_still_listed() -> None:
+def test_an_allocated_device_that_is_no_longer_published_is_listed() -> None:
     """A GPU that fell off the bus keeps its claim."""
     (found,) = devices_of(ClusterState(claims=[claim("train", "gpu-9")]))
     assert (found.device, found.published, row(found)[3]) == ("gpu-9", False, "(not published)")
 
 
-def test_without_the_right_to_list_claims_holders_are_unknown_not_absent() -> None:
+def test_without_the_right_to_list_claims_holders_are_unknown() -> None:
     state = ClusterState(slices=[slice_of("n", "gpu-0")], gaps=["resourceclaims: forbidden"])
     (found,) = devices_of(state)
     assert found.holders is None
     assert (row(found)[6], *row(found)[8:]) == ("?", "?", "?")
 
 
-def test_filters_by_node_driver_and_namespace_of_the_holder() -> None:
+def test_filters_by_node_driver_and_namespace_of_the_claim() -> None:
     state = ClusterState(
         slices=[slice_of("n", "gpu-0"), slice_of("m", "gpu-0"), slice_of("n", "nic-0", driver="nic.example")],
         claims=[claim("train", "gpu-0")],
@@ -108,26 +108,26 @@ def test_filters_by_node_driver_and_namespace_of_the_holder() -> None:
     assert [item.node for item in devices_of(state, namespace="default")] == ["n"]
 
 
-def test_many_holders_are_cut_short() -> None:
+def test_long_lists_of_holders_are_cut() -> None:
     claims = [claim(f"c{number}", "gpu-0", shareID=str(number)) for number in range(5)]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
     assert row(found)[8] == "default/c0,default/c1,default/c2 and 2 more"
 
 
 def test_a_form_of_a_gpu_whose_other_forms_are_in_use_is_not_free() -> None:
-    """Counters tell: nobody holds the whole GPU, and nobody can have it. What lies elsewhere on the GPU stays free."""
+    """The counters of the whole GPU are used, so it is blocked; other parts of the GPU stay free."""
     states = {found.device: found.state for found in devices_of(h100(claims=[having("x", slice_name(6))]))}
     assert (states["gpu-0"], states[slice_name(6)], states[slice_name(5)]) == ("blocked", "in use", "free")
     assert (states["gpu-0-mig-3g40gb-9-4"], states["gpu-0-mig-3g40gb-9-0"]) == ("blocked", "free")
 
 
-def test_admin_access_leaves_the_counters_alone() -> None:
+def test_admin_access_consumes_no_counters() -> None:
     watching = having("x", "gpu-0")
     watching["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
     assert {found.state for found in devices_of(h100(claims=[watching]))} == {"free"}
 
 
-def test_a_shared_gpu_shows_what_each_share_has_and_what_is_left() -> None:
+def test_a_shared_gpu_shows_each_share_and_the_rest() -> None:
     sharing = SharingTerms(strategy=Strategy.MPS, max_shares=3)
     claims = [share("one", memory="50Gi", percent="70"), share("two", memory="5Gi", percent="10")]
     whole, part = devices_of(h100(sharing=sharing, claims=claims))[:2]
@@ -137,8 +137,8 @@ def test_a_shared_gpu_shows_what_each_share_has_and_what_is_left() -> None:
     assert part.state == "blocked"
 
 
-def test_placements_that_nobody_has_share_a_line() -> None:
-    """Twenty-six devices of one H100 in a few lines; those that are held, and each state, by themselves."""
+def test_unused_placements_of_a_profile_share_a_line() -> None:
+    """The 26 devices of one H100 take a few lines; allocated devices and each state have their own."""
     found = devices_of(h100(claims=[having("x", slice_name(6))]))
     names = [cells[2] for cells in rows(found, every=False)]
     assert names[:3] == ["gpu-0", slice_name(6), "gpu-0-mig-1g10gb-19-* (6)"]
@@ -147,7 +147,7 @@ def test_placements_that_nobody_has_share_a_line() -> None:
 
 
 def test_table_is_aligned_and_escapes_control_characters() -> None:
-    """Attribute values come from any driver."""
+    """Attribute values may come from any driver."""
     assert render(("A", "LONG"), [("value", ""), ("\x1b[31m", "b")]).splitlines() == [
         "A       LONG",
         "value   <none>",

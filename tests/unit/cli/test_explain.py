@@ -1,4 +1,4 @@
-"""``kubectl dra explain`` and ``snapshot`` as a person runs them, offline."""
+"""``kubectl dra explain`` and ``snapshot`` with a state file."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from tests.unit.explain.clusters import cluster, held, pod, template
 
 @pytest.fixture
 def state(tmp_path: Path) -> str:
-    """Pod train waits, everything is in use."""
+    """Pod train waits because all devices are in use."""
     file = tmp_path / "state.json"
     claims = [held("one", "gpu-0", "gpu-1", "gpu-2", "gpu-3", on="a"), held("two", "gpu-0", "gpu-1", on="b")]
     dump(cluster(claims=claims, templates=[template("t")], pods=[pod(template="t")]), file)
@@ -24,15 +24,15 @@ def state(tmp_path: Path) -> str:
 def test_verdict_comes_first_and_decides_the_exit_status(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "pod/train", "--cluster-state", state]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == "pod default/train cannot fit: 6 devices would suit request gpu: 6 in use"
+    assert first == "pod default/train cannot fit: 6 devices match request gpu: 6 in use"
     assert main(["explain", "claim/one", "--cluster-state", state]) == 0
 
 
 @pytest.mark.parametrize(("form", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_programs_get_a_schema_that_stays(
+def test_the_schema_of_the_output_is_stable(
     state: str, capsys: pytest.CaptureFixture[str], form: str, parse: object
 ) -> None:
-    """A name that vanishes from here breaks somebody's script."""
+    """Removing a name would break scripts that read it."""
     main(["explain", "train", "--cluster-state", state, "-o", form, "--node", "a"])
     found = parse(capsys.readouterr().out)  # type: ignore[operator]
     assert list(found) == [
@@ -50,12 +50,12 @@ def test_programs_get_a_schema_that_stays(
     assert list(found["node"]) == ["name", "fits", "message", "devices", "allocation"]
 
 
-def test_manifests_are_weighed_without_being_applied(
+def test_manifests_are_explained_without_being_applied(
     state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "what-if.yaml"
     more = {"kind": "Pod", **pod("more", template="t")}
-    missing = {"kind": "Pod", **pod("lost", template="nobody")}
+    missing = {"kind": "Pod", **pod("lost", template="missing")}
     file.write_text(yaml.safe_dump_all([{"kind": "List", "items": [more]}, missing]))
     assert main(["explain", "-f", str(file), "--cluster-state", state, "-o", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -67,7 +67,7 @@ def test_manifests_are_weighed_without_being_applied(
 def test_a_folder_of_manifests_replaces_what_the_cluster_has(
     state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Objects without a namespace go where -n says; a class has none."""
+    """Objects without a namespace get the one of -n; a class has none."""
     folder = tmp_path / "manifests"
     folder.mkdir()
     parts = cluster()
@@ -83,20 +83,20 @@ def test_a_folder_of_manifests_replaces_what_the_cluster_has(
     [
         (["explain"], "name either pod/NAME or claim/NAME, or manifests with -f"),
         (["explain", "deployment/x"], "expected pod/NAME or claim/NAME"),
-        (["explain", "pod/nobody"], "no pod nobody in namespace default"),
-        (["explain", "claim/nobody", "-n", "team"], "no ResourceClaim nobody in namespace team"),
-        (["explain", "train", "--node", "nowhere"], "no node nowhere; there are a, b"),
+        (["explain", "pod/missing"], "no pod missing in namespace default"),
+        (["explain", "claim/missing", "-n", "team"], "no ResourceClaim missing in namespace team"),
+        (["explain", "train", "--node", "nowhere"], "no node nowhere; known nodes: a, b"),
         (["explain", "train", "--feature-gates", "X"], "expected NAME=true or NAME=false"),
         (["explain", "-f", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
     ],
 )
-def test_wrong_questions_get_a_sentence(
+def test_wrong_arguments_get_a_sentence_and_status_2(
     state: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert main([*arguments, "--cluster-state", state]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_no_colours_where_nobody_sees_them(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_to_a_pipe_has_no_colours(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "train", "--cluster-state", state])
     assert "\x1b" not in capsys.readouterr().out

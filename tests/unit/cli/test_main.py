@@ -1,4 +1,4 @@
-"""Subcommands, exit statuses, and what is loaded for them."""
+"""Subcommands, exit statuses, and the modules loaded for them."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["nope"], ["kubelet-plugin", "--nope"], ["kubelet-plugin", "--node", "n"]])
 def test_wrong_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Abbreviated flags too: in a manifest they would change their meaning when a flag is added."""
+    """Abbreviated flags are refused, too: their meaning would change when a flag is added."""
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
     assert ended.value.code == 2
@@ -50,8 +50,8 @@ def test_overview_lists_all_subcommands(capsys: pytest.CaptureFixture[str]) -> N
     assert all(name in text for name in main.SUBCOMMANDS)
 
 
-def test_overview_loads_no_room() -> None:
-    """Help has to come at once, and the node process' memory starts here."""
+def test_overview_imports_no_other_package() -> None:
+    """Help has to be fast, and the node process must stay small."""
     script = "import sys; from dra_driver.cli import main\ntry: main.main(['version'])\nexcept SystemExit: pass\n"
     script += "print(*[name for name in sys.modules if name.startswith('dra_driver.')])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout

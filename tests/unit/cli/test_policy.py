@@ -1,4 +1,4 @@
-"""``dra-driver policy check``: what an administrator sees before anything is applied."""
+"""``dra-driver policy check``: its output before policies are applied."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, lis
     return status, capsys.readouterr().out.splitlines()
 
 
-def test_the_examples_are_right_and_do_not_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    """A set that can be copied as it is."""
+def test_the_examples_are_valid_and_do_not_conflict(capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of examples can be used as it is."""
     status, lines = check(capsys, str(EXAMPLES), "--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
     assert status == 0
-    assert lines[0] == "6 policies, nothing wrong"
+    assert lines[0] == "6 policies, no problems"
     assert [line.split()[0] for line in lines[3:]] == ["gpu-0", "gpu-1", "gpu-2"]
 
 
@@ -39,8 +39,10 @@ def test_the_examples_are_right_and_do_not_contradict_each_other(capsys: pytest.
         ),
     ],
 )  # fmt: skip
-def test_each_example_does_what_its_comment_says(capsys: pytest.CaptureFixture[str], example: str, line: str) -> None:
-    """Tried on GPUs without having any."""
+def test_each_example_has_the_effect_in_its_comment(
+    capsys: pytest.CaptureFixture[str], example: str, line: str
+) -> None:
+    """Policies are applied to simulated GPUs."""
     arguments = ("--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
     status, lines = check(capsys, str(EXAMPLES / f"{example}.yaml"), *arguments)
     assert status == 0
@@ -48,7 +50,7 @@ def test_each_example_does_what_its_comment_says(capsys: pytest.CaptureFixture[s
 
 
 def test_the_reserved_gpu_has_its_taint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Named after the policy, so that a toleration can be written before the policy is applied."""
+    """The taint is named after the policy, so a toleration can be written before the policy is applied."""
     spec = tmp_path / "gpus.yaml"
     spec.write_text(
         "gpus:\n- {model: l4-24gb, minor: 0, uuid: GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86, "
@@ -59,8 +61,8 @@ def test_the_reserved_gpu_has_its_taint(capsys: pytest.CaptureFixture[str], tmp_
     assert "gpu.dra-driver.io/reserved=reserved-gpu:NoSchedule" in lines[-1]
 
 
-def test_every_mistake_is_shown_with_file_line_and_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """All of them, in the order in which they stand."""
+def test_every_problem_is_shown_with_file_line_and_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """All problems are listed in the order of the file."""
     text = (
         (EXAMPLES / "mps-pool.yaml")
         .read_text()
@@ -77,8 +79,8 @@ def test_every_mistake_is_shown_with_file_line_and_field(capsys: pytest.CaptureF
     ]
 
 
-def test_the_first_example_of_the_document_is_what_it_shows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The page is read before anything is tried, so what it prints has to be real."""
+def test_the_output_in_the_document_is_real(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """docs/policy.md shows exactly what the command prints."""
     text = (ROOT / "docs" / "policy.md").read_text()
     policy = text.partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "mps-pool.yaml").write_text(policy)
@@ -88,8 +90,8 @@ def test_the_first_example_of_the_document_is_what_it_shows(capsys: pytest.Captu
     assert lines == [line.removeprefix("    ") for line in shown.rstrip().splitlines()]
 
 
-def test_a_contradiction_is_found_where_gpus_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Without GPUs nobody can know whether two policies ever meet."""
+def test_conflicting_policies_are_found_when_gpus_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without GPUs it is unknown whether two policies match the same GPU."""
     hidden = (EXAMPLES / "hidden-gpu.yaml").read_text()
     (tmp_path / "a.yaml").write_text(hidden)
     (tmp_path / "b.yaml").write_text(hidden.replace("hidden-gpu", "other").replace("Hidden", "Open"))
