@@ -81,7 +81,7 @@ def test_a_folder_of_manifests_replaces_what_the_cluster_has(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["explain"], "name either pod/NAME or claim/NAME, or manifests with -f"),
+        (["explain"], "expected either pod/NAME or claim/NAME, or manifests with -f"),
         (["explain", "deployment/x"], "expected pod/NAME or claim/NAME"),
         (["explain", "pod/missing"], "no pod missing in namespace default"),
         (["explain", "claim/missing", "-n", "team"], "no ResourceClaim missing in namespace team"),
