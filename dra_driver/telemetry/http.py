@@ -1,9 +1,13 @@
-"""The HTTP endpoint of a process: ``/metrics``, ``/healthz``, ``/readyz``.
+"""The HTTP endpoint of a process: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-Owns the server and the plain-text answers. Refuses to know what makes a process healthy: it asks two callables for
-reasons why it is not. An empty list is 200 and ``ok``; otherwise 503 with one reason a line, written for the person who
-runs curl. A client that takes longer than a few seconds for its whole request is cut off, however it drips, and more
-than a few connections at once are closed unanswered.
+A check is a callable that returns reasons. No reason is 200 and ``ok``; otherwise the answer is 503 with one reason a
+line, written for a person who runs curl.
+
+Any pod can connect to the port, and the kubelet's liveness probe comes through it as well. So a client cannot hold it:
+
+- The request line has to arrive within ``LINE_TIMEOUT_S``, the whole request within ``REQUEST_TIMEOUT_S``.
+- At most ``MAX_CONCURRENT`` connections are open. One more closes the oldest that waits for its client, whoever the
+  client is. A limit per address would be an attack itself: pods in the host network share the address of the kubelet.
 """
 
 import io
@@ -12,8 +16,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from dra_driver.telemetry import metrics
@@ -22,17 +28,21 @@ log = logging.getLogger(__name__)
 
 Reasons = Callable[[], list[str]]
 
+LINE_TIMEOUT_S = 1.0
 REQUEST_TIMEOUT_S = 5.0
-MAX_CONCURRENT = 8
-# serve_forever only has to wake up for shutdown, and stop() wakes it through the socket.
+# Also how many connections a flood must open before it closes that of a probe, which sends its request within 1 ms.
+MAX_CONCURRENT = 32
+# How long a new connection waits while a check runs on each of the others.
+_CHECKS_TIMEOUT_S = 1.0
+# serve_forever has to wake up only for shutdown, and stop() wakes it through the socket.
 _WAKE_UP_S = 3600.0
 
 
 class ObservabilityServer:
-    """Serves until ``stop``; ``addr`` is ``host:port`` or ``:port`` for all addresses, port 0 for any free one.
+    """Serves until ``stop``. ``addr`` is ``host:port``, or ``:port`` for all addresses; port 0 is any free port.
 
-    Raises OSError when the address cannot be bound, ValueError when it is none. ``ready`` and ``live`` are called in
-    request threads.
+    Raises OSError when the address cannot be bound, ValueError when it is no address. ``ready`` and ``live`` are
+    called in request threads.
     """
 
     def __init__(self, addr: str, ready: Reasons, live: Reasons) -> None:
@@ -58,10 +68,56 @@ class ObservabilityServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 32
+class _Phase(Enum):
+    READING = auto()
+    """The request is not complete."""
+    CHECKING = auto()
+    """The process works on the answer."""
+    WRITING = auto()
+    """The client has not taken the whole answer."""
+
+
+class _Slots:
+    """The open connections. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards _phases
+        self._phases: dict[socket.socket, _Phase] = {}  # oldest first
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Takes a connection in, if need be in place of the oldest that waits for its client; False if none does."""
+        with self._changed:
+            if not self._changed.wait_for(self._has_room, _CHECKS_TIMEOUT_S):
+                return False
+            self._phases[connection] = _Phase.READING
+            return True
+
+    def enter(self, connection: socket.socket, phase: _Phase) -> None:
+        with self._changed:
+            if connection in self._phases:
+                self._phases[connection] = phase
+                self._changed.notify()
+
+    def leave(self, connection: socket.socket) -> None:
+        with self._changed:
+            self._phases.pop(connection, None)
+            self._changed.notify()
+
+    def _has_room(self) -> bool:
+        if len(self._phases) < MAX_CONCURRENT:
+            return True
+        for phase in (_Phase.READING, _Phase.WRITING):
+            oldest = next((each for each, found in self._phases.items() if found is phase), None)
+            if oldest is not None:
+                del self._phases[oldest]
+                with suppress(OSError):  # the client was faster
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes the connection's thread, which closes it
+                return True
+        return False
+
+
+class _Server(HTTPServer):
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, ready: Reasons, live: Reasons) -> None:
         self.routes: dict[str, Callable[[], tuple[HTTPStatus, str, bytes]]] = {
@@ -69,8 +125,7 @@ class _Server(ThreadingHTTPServer):
             "/healthz": lambda: _verdict(live()),
             "/readyz": lambda: _verdict(ready()),
         }
-        # Guards nothing but the number of request threads.
-        self._slots = threading.BoundedSemaphore(MAX_CONCURRENT)
+        self.slots = _Slots()
         dual_stack = not host and socket.has_dualstack_ipv6()
         self.address_family = socket.AF_INET6 if dual_stack or ":" in host else socket.AF_INET
         self._dual_stack = dual_stack
@@ -85,27 +140,34 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        """Serves each connection in a thread of its own; it is closed unanswered when all others are being checked."""
+        if not self.slots.admit(request):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        arguments = (request, client_address)
+        threading.Thread(target=self._serve, args=arguments, name="http-request", daemon=True).start()
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def _serve(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            self.finish_request(request, client_address)
+        except Exception:  # thread boundary: a client that goes away must not end in a traceback on stderr
+            log.debug("HTTP request failed", exc_info=True, extra={"client": client_address[0]})
         finally:
-            self._slots.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        log.debug("HTTP request failed", exc_info=True, extra={"client": client_address[0]})
+            self.slots.leave(request)
+            self.shutdown_request(request)
 
 
 class _Request(io.RawIOBase):
-    """What a client sends, until the time for the whole request is over: TimeoutError then ends the connection."""
+    """The bytes that a client sends until ``deadline`` (monotonic clock); TimeoutError then ends the connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        self._begin = time.monotonic()
+        self._deadline = self._begin + LINE_TIMEOUT_S
+
+    def line_is_complete(self) -> None:
+        """The rest of the request may take the longer time."""
+        self._deadline = self._begin + REQUEST_TIMEOUT_S
 
     def readable(self) -> bool:
         return True
@@ -126,7 +188,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = io.BufferedReader(_Request(self.connection))
+        self._stream = _Request(self.connection)
+        self.rfile = io.BufferedReader(self._stream)
+
+    def parse_request(self) -> bool:
+        """Reads the headers; the request line has been read."""
+        self._stream.line_is_complete()
+        complete = super().parse_request()
+        if complete:
+            self.server.slots.enter(self.connection, _Phase.CHECKING)
+        return complete
 
     def do_GET(self) -> None:
         route = self.server.routes.get(self.path.partition("?")[0])
@@ -136,13 +207,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             answer = route()
-        except Exception:  # request boundary: a bug in a check must be seen as one
+        except Exception:  # request boundary: a defect of a check is an answer, a log line and a count
             log.exception("health or metrics request failed", extra={"path": self.path})
             metrics.internal_error("http")
             answer = _verdict(["internal error, see the log"])
         self._answer(*answer)
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.server.slots.enter(self.connection, _Phase.WRITING)
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -154,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
-        """Probes come every few seconds; they are not worth a line each."""
+        """Logs nothing: probes come every few seconds."""
 
 
 def _verdict(reasons: list[str]) -> tuple[HTTPStatus, str, bytes]:

@@ -1,0 +1,150 @@
+"""The HTTP endpoint under connections that hold it: the kubelet's liveness probe comes through the same port."""
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from dra_driver.telemetry.http import LINE_TIMEOUT_S, MAX_CONCURRENT, ObservabilityServer
+
+PROBES = 30
+PROBE_TIMEOUT_S = 5.0
+"""timeoutSeconds of the probes in deploy/base/daemonset.yaml."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., int]]:
+    """Starts an endpoint, with a check for /readyz; its port."""
+    with ExitStack() as stack:
+
+        def start(ready: Callable[[], list[str]] = list) -> int:
+            server = ObservabilityServer("127.0.0.1:0", ready, list)
+            server.start()
+            stack.callback(server.stop)
+            return server.port
+
+        yield start
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PROBE_TIMEOUT_S)
+
+
+def probe(port: int, path: str = "/healthz") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("count", [16, 200])
+def test_idle_connections_do_not_fail_a_liveness_probe(serve: Callable[..., int], count: int) -> None:
+    """16 of them once failed 30 of 30 probes, so any pod could restart the node processes of a cluster."""
+    port = serve()
+    with ExitStack() as idle:
+        for _ in range(count):
+            idle.enter_context(connect(port))
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+
+
+def test_reconnecting_clients_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
+    """The oldest connection goes first, so a probe keeps its place for as long as it needs."""
+    port = serve()
+    over = threading.Event()
+
+    def flood() -> None:
+        held: list[socket.socket] = []
+        while not over.is_set():
+            with suppress(OSError):
+                held.append(connect(port))
+            while len(held) > MAX_CONCURRENT:
+                held.pop(0).close()
+        for each in held:
+            each.close()
+
+    clients = [threading.Thread(target=flood) for _ in range(2)]
+    for client in clients:
+        client.start()
+    try:
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+
+
+def test_a_new_connection_closes_the_oldest_without_a_request(serve: Callable[..., int]) -> None:
+    """At once, not when the time for its request line is over; the others stay."""
+    port = serve()
+    for _ in range(5):  # a busy machine may need more time than the request line has
+        begin = time.monotonic()
+        with ExitStack() as idle:
+            oldest, *others = [idle.enter_context(connect(port)) for _ in range(MAX_CONCURRENT)]
+            assert probe(port) == 200
+            closed = [is_closed(each) for each in (oldest, *others)]
+        if time.monotonic() - begin < LINE_TIMEOUT_S:
+            break
+    else:
+        pytest.fail(f"{MAX_CONCURRENT} connections and a request took {LINE_TIMEOUT_S:g} s each time")
+    assert closed == [True] + [False] * len(others)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
+    """Their requests are complete; their connections wait for them all the same."""
+    port = serve(lambda: ["x" * 2**24])
+    with ExitStack() as held:
+        for _ in range(MAX_CONCURRENT + 8):
+            held.enter_context(connect(port)).sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
+
+
+def test_a_check_at_work_is_waited_for(serve: Callable[..., int]) -> None:
+    """A complete request is answered, however many connections come after it."""
+    finish, running = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> list[str]:
+        running.release()
+        finish.wait(PROBE_TIMEOUT_S)
+        return []
+
+    port = serve(slow)
+    with ExitStack() as held:
+        clients = [held.enter_context(connect(port)) for _ in range(MAX_CONCURRENT)]
+        for client in clients:
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            assert running.acquire(timeout=PROBE_TIMEOUT_S)
+        threading.Timer(0.1, finish.set).start()
+        assert probe(port) == 200
+        assert all(client.recv(12) == b"HTTP/1.0 200" for client in clients)
+
+
+def test_a_dripping_request_line_is_cut_off(serve: Callable[..., int]) -> None:
+    """Each byte comes in time, but the line never ends."""
+    port = serve()
+    with connect(port) as drip:
+        drip.settimeout(0.05)
+        answer: bytes | None = None
+        for _ in range(int(4 * LINE_TIMEOUT_S / 0.05)):
+            try:
+                drip.sendall(b"G")
+                answer = drip.recv(1)
+            except TimeoutError:
+                continue
+            except OSError:
+                answer = b""
+            break
+        assert answer == b"", "the server hung up"
