@@ -98,12 +98,11 @@ def test_random_damage_never_raises_nor_yields_a_path(tmp_path: Path, changes: d
     assert found is None or found.soname is None or "/" not in found.soname
 
 
-def test_a_sparse_terabyte_costs_nothing(tmp_path: Path) -> None:
+def test_a_sparse_terabyte_costs_nothing(large_file: Path) -> None:
     """Only the parts that matter are read."""
-    path = tmp_path / "lib"
-    path.write_bytes(GOOD.build())
-    os.truncate(path, 2**40)
-    assert read_shared_object(str(path)) == SharedObject(machine=X86_64, soname="libcuda.so.1")
+    large_file.write_bytes(GOOD.build())
+    os.truncate(large_file, 2**40)
+    assert read_shared_object(str(large_file)) == SharedObject(machine=X86_64, soname="libcuda.so.1")
 
 
 def test_a_fifo_does_not_stop_the_process(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_random_damage_never_raises(cut: int, changes: dict[int, int]) -> None:
     assert all(path.startswith("/") for _, path in entries(bytes(data)))
 
 
-def test_a_missing_or_oversized_cache_is_empty(tmp_path: Path) -> None:
+def test_a_missing_or_oversized_cache_is_empty(tmp_path: Path, large_file: Path) -> None:
     """Musl systems have none; a gigabyte is not a cache."""
     assert read_cache(str(tmp_path / "none")) == b""
-    with (tmp_path / "huge").open("wb") as file:
+    with large_file.open("wb") as file:
         file.truncate(2**30)
-    assert read_cache(str(tmp_path / "huge")) == b""
+    assert read_cache(str(large_file)) == b""
