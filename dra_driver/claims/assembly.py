@@ -1,11 +1,11 @@
-"""Puts the room together over one directory.
+"""Builds the claim service over the plugin's directory.
 
-Owns which files are where in the plugin's directory: ``state.db`` (the journal), ``owner-*.lock`` (runs
-alive) and ``locks`` (one file per GPU).
+Files there: ``state.db`` (the journal), ``owner-*.lock`` (one per running node process), ``locks`` (one file per GPU).
 """
 
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dra_driver.cdi.names import CdiNames
@@ -13,17 +13,17 @@ from dra_driver.claims.boot import read_boot_id
 from dra_driver.claims.dependencies import (
     CdiProvider,
     CdiWriter,
-    ClaimDependencies,
     ClaimLister,
     ClaimReader,
     Event,
     HardwareDependencies,
+    RunLiveness,
 )
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal.journal import Journal
 from dra_driver.claims.processes import ProcessRegistry
-from dra_driver.claims.waiting import RetryPolicy
-from dra_driver.claims.workflow.service import ClaimService
+from dra_driver.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
+from dra_driver.claims.workflow.service import ClaimService, ServiceJournal
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import PoolName
 from dra_driver.model.terms import Terms
@@ -32,10 +32,44 @@ JOURNAL = "state.db"
 LOCKS = "locks"
 
 
-class Claims:
-    """An open `service.ClaimService` with what has to be closed after it.
+def _default_terms() -> Terms:
+    """Default terms for every GPU."""
+    return {}
 
-    ``close`` once the last call is answered; it leaves journal, files and prepared claims as they are.
+
+def _ignore(_event: Event) -> None:
+    """Counts nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimDependencies:
+    """Everything that the claim service uses; satisfies the Protocols of ``workflow/`` and ``hardware/``.
+
+    ``pool`` is this node's pool name. Without ``hardware`` the service prepares only claims that change no GPU.
+    ``terms`` returns the terms in force.
+    """
+
+    pool: PoolName
+    names: CdiNames
+    reader: ClaimReader
+    journal: ServiceJournal
+    writer: CdiWriter
+    provider: CdiProvider
+    owners: RunLiveness
+    snapshot: Callable[[], Snapshot]
+    gpu_locks: GpuLocks
+    hardware: HardwareDependencies | None = None
+    terms: Callable[[], Terms] = _default_terms
+    count: Callable[[Event], None] = _ignore
+    clock: WakeableClock = field(default_factory=MonotonicClock)
+    locks: ClaimLocks = field(default_factory=ClaimLocks)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class Claims:
+    """An open `service.ClaimService` with the journal and process registry that have to be closed after it.
+
+    Call ``close`` after the last call is answered; it leaves journal, files and prepared claims as they are.
     """
 
     def __init__(self, service: ClaimService, journal: Journal, owners: ProcessRegistry) -> None:
@@ -45,11 +79,11 @@ class Claims:
 
     @property
     def problem(self) -> str | None:
-        """Why only a restart of the process helps (see `journal.Journal.problem`). Cheap enough for every probe."""
+        """Why only a restart of the process helps (`journal.Journal.problem`), else None. Cheap enough for probes."""
         return self.journal.problem
 
     def close(self) -> None:
-        """Close the journal and stop counting as alive. Idempotent."""
+        """Close the journal and unregister this process. Idempotent."""
         self.journal.close()
         self._owners.close()
 
@@ -65,15 +99,15 @@ def open_claims(
     snapshot: Callable[[], Snapshot],
     lister: ClaimLister | None = None,
     hardware: Callable[[Journal], HardwareDependencies] | None = None,
-    terms: Callable[[], Terms] = lambda: {},
-    count: Callable[[Event], None] = lambda _event: None,
+    terms: Callable[[], Terms] = _default_terms,
+    count: Callable[[Event], None] = _ignore,
     boot_id: str | None = None,
     retry_policy: RetryPolicy | None = None,
 ) -> Claims:
-    """Open the journal in ``directory`` (made with mode 0700 when missing) and everything that works on it.
+    """Open the journal in ``directory`` (created with mode 0700 when missing) and build the service on it.
 
-    ``hardware`` is handed the journal, in which it keeps its notes about GPUs (``mig.manager.GpuNotes``).
-    Call ``service.recover()`` before the kubelet may call. ``boot_id`` None reads the kernel's. Raises `StorageError`
+    ``hardware`` is called with the journal, which stores the notes about GPUs (`gpu.notes.GpuNotes`). Call
+    ``service.recover()`` before the kubelet may call. ``boot_id`` None reads the kernel's. Raises `StorageError`
     and `ConfigurationError` as `journal.Journal.open` does.
     """
     directory = Path(directory)

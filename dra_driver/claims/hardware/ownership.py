@@ -1,33 +1,39 @@
-"""Whether an instance that is at a partition's place is the one that was made, and its removal if it is.
+"""Decides whether the instance in a partition's place is the one that this driver created, and destroys it if so.
 
-Owns that comparison. MIG UUIDs are made from the ids of GPU, GPU instance and compute instance, so they come again with
-the ids: equal ones prove little, but other ones prove that ours is gone and this one is somebody else's.
+MIG UUIDs are made from the ids of GPU, GPU instance and compute instance, so they repeat with the ids. Equal UUIDs
+prove little, but different ones prove that the driver's instance is gone and that this one is foreign.
 """
 
 import logging
+from typing import Protocol
 
-from dra_driver.claims.dependencies import ClaimDependencies
 from dra_driver.claims.entry import AssignedPartition
-from dra_driver.model.mig import MigInstance
+from dra_driver.model.mig import MigInstance, PartitionId
 
 log = logging.getLogger(__name__)
 
 
-def is_same(found: MigInstance, noted: AssignedPartition) -> bool:
-    """Whether nothing speaks against ``found`` being ``noted``; half made ones have no UUID to compare."""
-    was, device = noted.live, found.device
-    return was is None or (found.gi_id == was.gi_id and (device is None or device.uuid == was.uuid))
+class PartitionDestroyer(Protocol):
+    """See `mig.manager.MigManager`."""
+
+    def destroy(self, partition: PartitionId, *, within_s: float) -> None: ...
+    def find(self, partition: PartitionId) -> MigInstance | None: ...
 
 
-def destroy_if_owned(deps: ClaimDependencies, partition: AssignedPartition, *, within_s: float) -> None:
-    """Remove the partition; one that took its place since stays. The caller holds the GPU's lock.
+def is_same(found: MigInstance, recorded: AssignedPartition) -> bool:
+    """Whether ``found`` can be ``recorded``. An incomplete instance has no UUID to compare."""
+    ids, device = recorded.live, found.device
+    return ids is None or (found.gi_id == ids.gi_id and (device is None or device.uuid == ids.uuid))
 
-    Raises as `MigWork.destroy`.
+
+def destroy_if_owned(mig: PartitionDestroyer, partition: AssignedPartition, *, within_s: float) -> None:
+    """Destroy the partition; a foreign instance in its place stays, and MIG mode with it.
+
+    The caller holds the GPU's lock. Raises as `MigControl.destroy`.
     """
-    mig = deps.require_hardware().mig
     found = mig.find(partition.id)
     if found is not None and not is_same(found, partition):
         facts = {"partition": str(partition.id), "gi": found.gi_id}
-        log.warning("another instance is in the place of a partition that was made here, and stays", extra=facts)
-        return  # and MIG mode with it
+        log.warning("partition was replaced by a foreign instance; leaving the instance", extra=facts)
+        return
     mig.destroy(partition.id, within_s=within_s)

@@ -1,54 +1,71 @@
-"""What to say, and what can be done, when a claim's devices are in other hands.
+"""Resolves device conflicts: tears down abandoned claims and orphaned partitions, or reports the device's claim.
 
-Owns the way from a blocked begin to a device that is free, or to the sentence that names who has it. Refuses to wait.
+Does not wait for a claim that is in use; the caller tries again while its time lasts.
 """
 
 import logging
+from typing import Protocol
 
-from dra_driver.claims.dependencies import ClaimDependencies
+from dra_driver.claims.dependencies import HasClaimLocks, HasCount
 from dra_driver.claims.entry import Blocked, Entry
-from dra_driver.claims.hardware.orphans import ownership_unknown, remove_orphaned_partitions
+from dra_driver.claims.hardware.orphans import ownership_unknown
+from dra_driver.claims.hardware.partitions import remove_orphaned_partitions
 from dra_driver.claims.planning.plan import PreparePlan
 from dra_driver.claims.waiting import ClaimBusyError
-from dra_driver.claims.workflow.teardown import is_abandoned, teardown
+from dra_driver.claims.workflow.teardown import (
+    AbandonedDependencies,
+    BootJournal,
+    TeardownDependencies,
+    TeardownJournal,
+    is_abandoned,
+    teardown,
+)
 from dra_driver.errors import DeviceInUseError, GpuBusyError
 
 log = logging.getLogger(__name__)
 
 STEP_S = 5.0
-"""For how long one leftover is waited for, and before that for its GPUs; the call tries again while it may."""
+"""Seconds to wait for one leftover, and before that for its GPUs; the call tries again while its time lasts."""
 
 
-def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
-    """Undo what dead runs left of the blockers; return when that may have helped.
+class ConflictJournal(TeardownJournal, BootJournal, Protocol):
+    """What `resolve_conflicts` needs of the journal."""
+
+
+class ConflictDependencies(TeardownDependencies, AbandonedDependencies, HasClaimLocks, HasCount, Protocol):
+    @property
+    def journal(self) -> ConflictJournal: ...
+
+
+def resolve_conflicts(deps: ConflictDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
+    """Tear down what dead runs left of the blockers; return when that may have helped.
 
     The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
-    know whose a partition is, `DeviceInUseError` naming the claim that has a device when none of the blockers is a
-    leftover, and what undoing one raises.
+    know which claim a partition belongs to, `DeviceInUseError` naming the claim that has a device when no blocker is
+    abandoned, and what tearing one down raises.
     """
     if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
         raise busy(blocked.by[0])
     if blocked.orphaned_partitions and deps.journal.rebuild_pending:
-        raise ownership_unknown(
-            f"whose {blocked.orphaned_partitions[0].partition.id} is, which is in the way of claim {todo.ref},"
-        )
+        partition = blocked.orphaned_partitions[0].partition.id
+        raise ownership_unknown(f"which claim {partition} belongs to, which overlaps a device of claim {todo.ref}")
     within_s = min(within_s, STEP_S)
     for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in blocked.orphaned_partitions}):
         with deps.gpu_locks.acquire((gpu,), within_s) as acquired:
             if not acquired:
                 raise ClaimBusyError(f"{gpu}, which claim {todo.ref} needs, is being changed; the kubelet tries again")
             remove_orphaned_partitions(deps, gpu, within_s=within_s)
-    if blocked.by and not [entry for entry in blocked.by if _clear(deps, entry, within_s)]:
+    if blocked.by and not [entry for entry in blocked.by if _teardown_if_abandoned(deps, entry, within_s)]:
         raise in_use(todo, blocked)
 
 
 def busy(entry: Entry) -> ClaimBusyError:
-    """Somebody else is at work on the claim."""
+    """Another run of the driver works on the claim."""
     return ClaimBusyError(f"claim {entry.ref} is {entry.state} in another run of the driver; the kubelet tries again")
 
 
 def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
-    """The sentence about the first device that cannot be had."""
+    """The error about the first device that another claim has."""
     conflict, holder = blocked.conflict, blocked.by[0]
     if conflict is None:
         return DeviceInUseError(
@@ -69,11 +86,11 @@ def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
     )
 
 
-def _clear(deps: ClaimDependencies, blocker: Entry, within_s: float) -> bool:
-    """Undo another claim's entry if it is a leftover; False when somebody has it."""
+def _teardown_if_abandoned(deps: ConflictDependencies, blocker: Entry, within_s: float) -> bool:
+    """Tear down another claim's entry if it is abandoned; False when it is in use."""
     if not is_abandoned(deps, blocker):
         return False
-    with deps.locks.acquire(blocker.ref.uid, 0.0) as acquired:  # never waits: two claims could wait for each other
+    with deps.locks.acquire(blocker.ref.uid, 0.0) as acquired:  # does not wait: two claims could wait for each other
         now = deps.journal.entry(blocker.ref.uid) if acquired else blocker
         if now is None:
             return True
@@ -82,7 +99,7 @@ def _clear(deps: ClaimDependencies, blocker: Entry, within_s: float) -> bool:
         try:
             teardown(deps, now.ref.uid, only=now.attempt, within_s=within_s)
         except GpuBusyError as error:
-            raise GpuBusyError(f"what claim {now.ref} had cannot be freed yet: {error}") from error
+            raise GpuBusyError(f"devices of the abandoned claim {now.ref} cannot be freed yet: {error}") from error
     deps.count("undone")
-    log.warning("what an earlier run left half done is undone", extra={"claim": str(blocker.ref)})
+    log.warning("abandoned claim torn down", extra={"claim": str(blocker.ref)})
     return True

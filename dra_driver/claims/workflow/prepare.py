@@ -1,36 +1,43 @@
 """NodePrepareResources for one claim.
 
-Owns the order of the steps and what is waited for. Refuses to know what a device needs in a container (``cdi``), how
-GPUs are changed (`apply_plan`) and how entries are stored.
+    1. an entry in state ``prepared``: verify devices and files, answer from it; no API call
+    2. GET the claim, make the plan; while a rebuild is pending, a claim that was prepared before is adopted
+    3. journal: begin (takes the devices, or names the claims that have them)   on failure: forget
+    4. change GPUs as the claim needs them                                      on failure: release them
+    5. write the claim's CDI file                                               on failure: remove it
+    6. journal: finish; from here on the claim is prepared, also if the process dies
 
-    1. an entry in state ``prepared``: answer from it, after checking devices and files again; no API call
-    2. GET the claim, make the plan; while a new journal is not rebuilt, a claim that was prepared before is adopted
-    3. journal: begin (takes the devices, or names who holds them)      undo: forget
-    4. make GPUs into what is needed                                    undo: take it back
-    5. write the claim's CDI file                                       undo: remove it
-    6. journal: finish; from here on the claim is prepared, whoever dies
+Most claims are for whole GPUs in their present state. They skip step 4 unless a note says that a setting has to be
+restored; their ``begin`` is not synced, and no GPU is locked, because the journal keeps other claims away. For the
+others steps 3 to 6 run under the locks of the claim's GPUs, and ``begin`` is durable before hardware changes.
 
-Most claims are for whole GPUs as they are. For them there is no step 4 unless a note tells of something to put right,
-``begin`` is not synced, and no GPU is locked: having it in the journal keeps everybody else away. For the others 3 to
-6 happen under the locks of the claim's GPUs, and ``begin`` is durable before hardware changes.
-
-A failure in 4 to 6 is undone at once; what a dead process left in state ``preparing`` was never answered to the kubelet
-and is undone by whoever comes across it: the next call for the claim, a claim that wants the device, or `recover`.
+A failure in 4 to 6 is torn down at once. What a dead process left in state ``preparing`` was never answered to the
+kubelet; the next call for the claim, a claim that needs the device, or `recover` tears it down.
 """
 
 import logging
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from dra_driver.backoff import Backoff
-from dra_driver.claims.dependencies import ClaimDependencies
-from dra_driver.claims.entry import AttemptToken, Entry, State, gpus_of
-from dra_driver.claims.hardware.apply import apply_plan, inspect_partitions, taken_over
+from dra_driver.claims.dependencies import CdiProvider, CdiWriter, ClaimReader, require_hardware
+from dra_driver.claims.entry import AssignedDevice, AttemptToken, Blocked, Entry, State, gpus_of
+from dra_driver.claims.hardware.apply import ApplyDependencies, ApplyJournal, apply_plan, taken_over
+from dra_driver.claims.hardware.partitions import inspect_partitions
 from dra_driver.claims.planning.plan import PreparePlan, names_of, plan
-from dra_driver.claims.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, CallBudget, ClaimBusyError, GpuLockedError
+from dra_driver.claims.waiting import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    CallBudget,
+    ClaimBusyError,
+    GpuLockedError,
+    RetryPolicy,
+)
 from dra_driver.claims.workflow.cdi_document import document_of
-from dra_driver.claims.workflow.contention import busy, resolve_conflicts
-from dra_driver.claims.workflow.rebuild import adopt
+from dra_driver.claims.workflow.contention import ConflictDependencies, ConflictJournal, busy, resolve_conflicts
+from dra_driver.claims.workflow.rebuild import AdoptDependencies, AdoptJournal, adopt
 from dra_driver.claims.workflow.teardown import (
     LEAST_S,
     is_abandoned,
@@ -38,31 +45,57 @@ from dra_driver.claims.workflow.teardown import (
     remove_file_without_entry,
     teardown,
 )
-from dra_driver.claims.workflow.verify import verify_prepared
+from dra_driver.claims.workflow.verify import VerifyDependencies, verify_prepared
 from dra_driver.errors import DraError, DriverUnavailableError, RetryableError, ServerBusyError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import ClaimUid, GpuUuid
 
 log = logging.getLogger(__name__)
 
-_ROUNDS = 4  # a claim has at most 32 devices, but rarely more than one leftover is in the way
+_ROUNDS = 4  # a claim has at most 32 devices, but rarely conflicts with more than one leftover
 LOCK_S = 10.0
-"""For how long one attempt waits for a GPU's lock; longer waits are for the few calls that may wait (`waiting`)."""
+"""Seconds that one attempt waits for a GPU's lock; only the few calls that may wait longer try again (`waiting`)."""
+
+
+class PrepareJournal(ConflictJournal, AdoptJournal, ApplyJournal, Protocol):
+    """What preparing needs of the journal."""
+
+    def begin(
+        self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False
+    ) -> AttemptToken | Blocked: ...
+    def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool: ...
+    def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]: ...
+
+
+class PrepareDependencies(ConflictDependencies, VerifyDependencies, AdoptDependencies, ApplyDependencies, Protocol):
+    """``pool`` is this node's pool name; ``terms`` returns the terms in force."""
+
+    @property
+    def journal(self) -> PrepareJournal: ...
+    @property
+    def reader(self) -> ClaimReader: ...
+    @property
+    def writer(self) -> CdiWriter: ...
+    @property
+    def provider(self) -> CdiProvider: ...
+    @property
+    def retry_policy(self) -> RetryPolicy: ...
 
 
 class Preparer:
     """Prepares claims, one call per claim at a time. Thread-safe."""
 
-    def __init__(self, deps: ClaimDependencies) -> None:
+    def __init__(self, deps: PrepareDependencies) -> None:
         self._deps = deps
         self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 
     def prepare(self, ref: ClaimRef, *, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        """The claim's devices, prepared, or an error, by ``budget.deadline`` unless disk or hardware itself hangs.
+        """Prepare the claim and return its devices, by ``budget.deadline`` unless disk or hardware itself hangs.
 
-        Idempotent: a repeat gives an equal answer. Raises a `DraError` whose message says what to do, after waiting out
-        what may pass by itself (`waiting.RetryPolicy`). On an error nothing of the claim is left, on disk or on a GPU,
-        except when those refuse; then the entry keeps the devices until the next call or start.
+        Idempotent: a repeat returns an equal answer. Raises a `DraError` whose message says what to do, after waiting
+        while the error may pass by itself (`waiting.RetryPolicy`). After an error nothing of the claim remains on disk
+        or on a GPU, except when removing it fails too; then the entry keeps the devices until the next call or start.
         """
         try:
             return self._attempt(ref, budget)
@@ -75,7 +108,7 @@ class Preparer:
             self._slots.release()
 
     def _retry(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        """Try again until it works, the error is of a kind that stays, or time is up."""
+        """Try again until it works, an error cannot pass by itself, or time is over."""
         clock, backoff = self._deps.clock, Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         pause_s = backoff.next_s()
         self._deps.count("waited")
@@ -94,13 +127,12 @@ class Preparer:
         return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())
 
     def _attempt(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        # The lock is not kept while waiting for anything else: an unprepare of the same claim must get in.
+        # The lock is not kept between attempts, so that an unprepare of the same claim can run.
         with self._deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired:
             if not acquired:
                 raise RetryableError(
                     f"claim {ref} is still being worked on by an earlier call after "
-                    f"{self._deps.retry_policy.call_s:g} s; "
-                    "the kubelet tries again"
+                    f"{self._deps.retry_policy.call_s:g} s; the kubelet tries again"
                 )
             entry = self._current_entry(ref, budget)
             return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget)
@@ -109,7 +141,7 @@ class Preparer:
         return budget.deadline - self._deps.clock.now()
 
     def _current_entry(self, ref: ClaimRef, budget: CallBudget) -> Entry | None:
-        """The claim's entry if it is prepared, None when there is none (any more)."""
+        """The claim's entry if it is prepared; None without an entry, and after tearing down an abandoned one."""
         deps = self._deps
         entry = deps.journal.entry(ref.uid)
         if entry is None or (entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry)):
@@ -121,15 +153,15 @@ class Preparer:
         return None
 
     def _prepare_again(self, entry: Entry, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        """Answer again, from the journal: no API call, but devices and files are looked at."""
+        """Answer from the journal, after verifying devices and files; no API call."""
         deps = self._deps
         deps.provider.ensure_base()
         again, document = verify_prepared(deps, entry, self._snapshot(), within_s=min(LOCK_S, self._left_s(budget)))
         if deps.writer.write_claim(entry.ref.uid, document):
             deps.count("file-rewritten")
-            log.warning("CDI file was missing or different and is written again", extra={"claim": str(entry.ref)})
+            log.warning("CDI file was missing or different; written again", extra={"claim": str(entry.ref)})
         deps.count("repeated")
-        log.info("claim was prepared before", extra={"claim": str(entry.ref), "devices": names_of(again.devices)})
+        log.info("claim was already prepared", extra={"claim": str(entry.ref), "devices": names_of(again.devices)})
         return again.prepared
 
     def _prepare(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
@@ -137,19 +169,19 @@ class Preparer:
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
             return self._prepare_again(entry, budget)
         todo = plan(claim, self._snapshot(), deps.names, deps.pool, deps.terms())
-        deps.provider.ensure_base()  # where no container could start, no GPU need be changed first
+        deps.provider.ensure_base()  # if it fails no container can start, so no GPU is changed before
         done = self._prepare_hardware(todo, budget) if todo.changes_hardware else self._prepare_unchanged(todo, budget)
         deps.count("prepared")
         log.info("claim prepared", extra={"claim": str(ref), "devices": names_of(done.devices)})
         return done.prepared
 
     def _prepare_unchanged(self, todo: PreparePlan, budget: CallBudget) -> PreparePlan:
-        """Whole GPUs, to which nothing has to be done unless a note says so."""
+        """Prepare whole GPUs, which are changed only if a note says that a setting has to be restored."""
         deps = self._deps
         document = document_of(deps, todo)
         attempt = self._begin(todo, budget)
         try:
-            # After ``begin``, so that nobody can leave a new note on these GPUs any more.
+            # Read after ``begin``: from then on no other claim can write a note about these GPUs.
             noted = frozenset(gpus_of(todo.assigned)) & deps.journal.noted_gpus().keys()
             if noted:
                 with deps.gpu_locks.acquire(noted, self._lock_s(budget)) as acquired:
@@ -163,9 +195,9 @@ class Preparer:
         return todo
 
     def _prepare_hardware(self, todo: PreparePlan, budget: CallBudget) -> PreparePlan:
-        """Partitions, shares and GPUs with settings; from intent to answer under the locks of the claim's GPUs."""
+        """Prepare partitions, shares and GPUs with settings, under the locks of the claim's GPUs."""
         deps = self._deps
-        deps.require_hardware()
+        require_hardware(deps)
         for _ in range(_ROUNDS):
             attempt: AttemptToken | None = None
             try:
@@ -177,7 +209,7 @@ class Preparer:
                         attempt = result
                         return self._apply_and_finish(todo, attempt, budget)
             except DraError:
-                if attempt is not None:  # the locks are free again: undoing takes them itself
+                if attempt is not None:  # teardown takes the locks itself; they are free again
                     self._teardown_best_effort(todo, attempt, budget)
                 raise
             resolve_conflicts(deps, todo, result, within_s=self._left_s(budget))
@@ -196,7 +228,7 @@ class Preparer:
             raise taken_over(done)
 
     def _teardown_best_effort(self, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> None:
-        with suppress(DraError):  # the first failure is the one to report; what stays is undone later
+        with suppress(DraError):  # the first error is the one to report; the next call or start continues
             teardown(self._deps, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
 
     def _begin(self, todo: PreparePlan, budget: CallBudget) -> AttemptToken:
@@ -215,8 +247,8 @@ class Preparer:
     def _require_lock(todo: PreparePlan, *, acquired: bool) -> None:
         if not acquired:
             raise GpuLockedError(
-                f"a GPU of claim {todo.ref} ({', '.join(names_of(todo.devices))}) is being changed by another call for "
-                f"more than {LOCK_S:g} s; it is tried again"
+                f"a GPU of claim {todo.ref} ({', '.join(names_of(todo.devices))}) has been locked by another call for "
+                f"more than {LOCK_S:g} s; the driver tries again"
             )
 
     def _read(self, ref: ClaimRef, budget: CallBudget) -> AllocatedClaim:
@@ -233,10 +265,12 @@ class Preparer:
         if not snapshot.gpus and not snapshot.left_out:
             raise DriverUnavailableError(
                 "no GPU of this node has been read yet: the NVIDIA driver is missing or still being loaded; "
-                "look at the node's driver and at the log of the node process"
+                "check the node's NVIDIA driver and the log of the node process"
             )
         return snapshot
 
 
 def _changing_concurrently(todo: PreparePlan) -> ClaimBusyError:
-    return ClaimBusyError(f"the devices of claim {todo.ref} are changing hands; the kubelet tries again")
+    return ClaimBusyError(
+        f"devices of claim {todo.ref} are being released or claimed concurrently; the kubelet tries again"
+    )

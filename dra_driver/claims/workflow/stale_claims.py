@@ -1,22 +1,22 @@
-"""Frees what the kubelet forgot: prepared claims that the API server says are over.
+"""Frees prepared claims that the API server says are over and the kubelet no longer knows.
 
-Owns the decision that an entry is stale. The kubelet unprepares on its own and tries until it succeeds; only when it
-lost its own record (a wiped node directory, a pod deleted by force while the driver was away) does an entry stay, and
-with it a device that no pod can get any more.
+The kubelet unprepares claims itself and retries until it succeeds. Only when it lost its own record (a wiped node
+directory, a pod deleted by force while the driver was away) does an entry stay, and no pod can get its device any more.
 
-An entry goes only when the API server positively said, at two looks at least `GRACE_S` apart, that the claim is gone,
-replaced, not allocated, or allocated without the devices that the entry holds. An error says nothing. The grace is for
-containers that still run after their pod was deleted by force: the API server knows nothing of those.
+An entry is freed only when the API server said, at two looks at least `GRACE_S` apart, that the claim is gone,
+replaced, not allocated, or allocated without the devices of the entry. An error is no evidence. The grace period is for
+containers that still run after their pod was deleted by force: the API server does not know of them.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from dra_driver.claims.dependencies import ClaimDependencies
+from dra_driver.claims.dependencies import ClaimReader, HasClaimLocks, HasCount
 from dra_driver.claims.entry import AttemptToken, Entry, State
 from dra_driver.claims.waiting import GpuLockedError
-from dra_driver.claims.workflow.teardown import teardown
+from dra_driver.claims.workflow.teardown import TeardownDependencies, TeardownJournal, teardown
 from dra_driver.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
 from dra_driver.model.ids import ClaimUid
 
@@ -25,9 +25,20 @@ log = logging.getLogger(__name__)
 GRACE_S = 600.0
 
 
+class CollectJournal(TeardownJournal, Protocol):
+    def entries(self) -> tuple[Entry, ...]: ...
+
+
+class CollectDependencies(TeardownDependencies, HasClaimLocks, HasCount, Protocol):
+    @property
+    def journal(self) -> CollectJournal: ...
+    @property
+    def reader(self) -> ClaimReader: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionResult:
-    """What one look did: claims freed, claims that look over but have grace left, claims nobody could say about."""
+    """The result of one look: claims freed, claims that look over but are in grace, claims whose read failed."""
 
     freed: tuple[ClaimUid, ...]
     suspected: int
@@ -36,7 +47,7 @@ class CollectionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suspicion:
-    """Which attempt looked over, and since when on the bell's clock."""
+    """Which attempt looked over, and since when on the clock."""
 
     attempt: AttemptToken
     since: float
@@ -45,18 +56,18 @@ class _Suspicion:
 class StaleClaimCollector:
     """Remembers since when which claim looks over. For one thread; claims may come and go meanwhile.
 
-    The memory is this run's: after a restart the grace begins anew.
+    The memory is lost with the process: after a restart the grace period begins anew.
     """
 
-    def __init__(self, deps: ClaimDependencies, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, deps: CollectDependencies, *, grace_s: float = GRACE_S) -> None:
         self._deps = deps
         self._grace_s = grace_s
         self._suspected: dict[ClaimUid, _Suspicion] = {}
 
     def collect(self, stopping: Callable[[], bool] = lambda: False) -> CollectionResult:
-        """Look at every prepared claim once: one API read each. ``stopping`` is asked before each.
+        """Look at every prepared claim once: one API read each. Ends early when ``stopping`` returns True.
 
-        Raises `StorageError` when the journal cannot be read or written; what was freed until then stays freed.
+        Raises `StorageError` when the journal cannot be read or written; claims freed until then stay freed.
         """
         entries = [entry for entry in self._deps.journal.entries() if entry.state is State.PREPARED]
         self._suspected = {entry.ref.uid: s for entry in entries if (s := self._suspected.get(entry.ref.uid))}
@@ -69,14 +80,15 @@ class StaleClaimCollector:
                 reason = self._why_over(entry)
             except DraError as error:
                 unknown += 1
-                log.debug("a prepared claim cannot be looked at", extra={"claim": str(entry.ref), "reason": str(error)})
+                facts = {"claim": str(entry.ref), "reason": str(error)}
+                log.debug("prepared claim cannot be checked; will retry", extra=facts)
                 continue
             if self._is_due(entry, reason) and self._free(entry, reason or ""):
                 freed.append(entry.ref.uid)
         return CollectionResult(freed=tuple(freed), suspected=len(self._suspected), unknown=unknown)
 
     def _why_over(self, entry: Entry) -> str | None:
-        """Why the claim is over, None when it is not. Raises whatever leaves that open."""
+        """Why the claim is over, None when it is not. Raises what leaves that open."""
         try:
             claim = self._deps.reader.read(entry.ref)
         except (ClaimReplacedError, ClaimNotAllocatedError) as error:
@@ -99,15 +111,15 @@ class StaleClaimCollector:
     def _free(self, entry: Entry, reason: str) -> bool:
         with self._deps.locks.acquire(entry.ref.uid, 0.0) as acquired:
             if not acquired:
-                return False  # a call is at work on it, so the kubelet has not forgotten it
+                return False  # a call works on it, so the kubelet knows it
             try:
                 if not teardown(self._deps, entry.ref.uid, only=entry.attempt):
                     return False
             except (HardwareError, GpuLockedError) as error:
-                # It is noted as being undone now, which `recover` carries on with.
-                log.warning("a claim that the kubelet forgot is not freed yet", extra={"reason": str(error)})
+                # Its state is ``unpreparing`` now, from which `recover` continues.
+                log.warning("stale claim is not freed yet; will retry", extra={"reason": str(error)})
                 return False
         del self._suspected[entry.ref.uid]
         self._deps.count("collected")
-        log.warning("a claim that the kubelet forgot is freed", extra={"claim": str(entry.ref), "reason": reason})
+        log.warning("stale claim freed", extra={"claim": str(entry.ref), "reason": reason})
         return True

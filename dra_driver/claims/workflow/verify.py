@@ -1,49 +1,56 @@
-"""Answers for a claim that is prepared already: from the journal, after looking whether it is still true.
+"""Answers for a claim that is prepared already: from the journal, after checking that GPUs and partitions still exist.
 
-Owns what is looked at and put right: GPUs, partitions, MPS daemons, the CDI file. Refuses to know when it is asked: by
-the kubelet again, or because a file is missing.
+Used when the kubelet prepares a claim again, and when a CDI file is missing.
 """
 
+from typing import Protocol
+
 from dra_driver.cdi.spec import CdiSpec
-from dra_driver.claims.dependencies import ClaimDependencies
+from dra_driver.claims.dependencies import HasClock, require_hardware
 from dra_driver.claims.entry import Entry, InstanceIds, gpus_of
+from dra_driver.claims.hardware.deadline import Deadline
+from dra_driver.claims.hardware.settings import SettingDependencies, settings_of
 from dra_driver.claims.planning.devices import check_alive
 from dra_driver.claims.planning.plan import PreparePlan, restore
 from dra_driver.claims.waiting import GpuLockedError
-from dra_driver.claims.workflow.cdi_document import document_of
+from dra_driver.claims.workflow.cdi_document import DocumentDependencies, document_of
 from dra_driver.model.gpu import Snapshot
 
 
-def verify_prepared(
-    deps: ClaimDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
-) -> tuple[PreparePlan, CdiSpec]:
-    """What was prepared, and its CDI document. Waits for GPUs, and for daemons that have to start, for ``within_s``.
+class VerifyDependencies(DocumentDependencies, SettingDependencies, HasClock, Protocol):
+    """What `verify_prepared` needs."""
 
-    Raises `DeviceLostError` when a device is gone: its claim stays as it is until the pod is deleted. Also
-    `MpsUnavailableError`, `GpuLockedError` and what `documents.document_of` raises.
+
+def verify_prepared(
+    deps: VerifyDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
+) -> tuple[PreparePlan, CdiSpec]:
+    """What was prepared, and its CDI document. Starts MPS daemons that do not run.
+
+    Waits for GPUs, and for daemons that have to start, for ``within_s`` each. Raises `DeviceLostError` when a device is
+    gone: its claim stays as it is until the pod is deleted. Also `MpsUnavailableError`, `GpuLockedError` and what
+    `cdi_document.document_of` raises.
     """
-    again = restore(entry, snapshot, deps.names)
-    if not again.changes_hardware:
-        return again, document_of(deps, again)
+    prepared = restore(entry, snapshot, deps.names)
+    if not prepared.changes_hardware:
+        return prepared, document_of(deps, prepared)
     gpus = gpus_of(entry.devices)
     with deps.gpu_locks.acquire(gpus, within_s) as acquired:
         if not acquired:
             raise GpuLockedError(
-                f"claim {entry.ref} cannot be looked at: {', '.join(gpus)} is being changed by another call, waited "
-                f"for {within_s:.0f} s; it is tried again"
+                f"claim {entry.ref} cannot be verified: another call has locked {', '.join(gpus)} for more than "
+                f"{within_s:.0f} s; the driver tries again"
             )
-        _verify_hardware(deps, again, within_s)
-        return again, document_of(deps, again)
+        _verify_hardware(deps, prepared, within_s)
+        return prepared, document_of(deps, prepared)
 
 
-def _verify_hardware(deps: ClaimDependencies, again: PreparePlan, within_s: float) -> None:
-    """The partitions are there, the same ones, and the daemons run. The caller holds the locks of the GPUs."""
-    hardware = deps.require_hardware()
-    for device in again.devices:
+def _verify_hardware(deps: VerifyDependencies, prepared: PreparePlan, within_s: float) -> None:
+    """The same partitions exist, and the settings are in force. The caller holds the locks of the GPUs."""
+    mig = require_hardware(deps).mig
+    for device in prepared.devices:
         if device.partition is not None and not device.admin_access:
-            found = hardware.mig.find(device.partition.id)
-            check_alive(again.ref, device.assigned, InstanceIds.of(found) if found else None)
-    daemons = [d.sharing.daemon for d in again.devices if d.sharing is not None and d.sharing.daemon is not None]
-    deadline = deps.clock.now() + within_s  # of all together; one that is ready takes no time
-    for daemon in {daemon.id: daemon for daemon in daemons}.values():
-        hardware.mps.ensure(daemon, within_s=max(0.0, deadline - deps.clock.now()))
+            found = mig.find(device.partition.id)
+            check_alive(prepared.ref, device.assigned, InstanceIds.of(found) if found else None)
+    deadline = Deadline(deps.clock, deps.clock.now() + within_s)
+    for setting in settings_of(deps):
+        setting.verify(prepared, deadline)

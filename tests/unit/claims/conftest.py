@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
+from dra_driver.claims.assembly import ClaimDependencies
+from dra_driver.claims.dependencies import Event, HardwareDependencies
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal.journal import Journal
 from dra_driver.claims.waiting import RetryPolicy

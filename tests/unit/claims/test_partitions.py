@@ -416,7 +416,7 @@ def test_a_run_without_means_to_change_gpus_says_so(node: ClaimsNode) -> None:
     node.backend = simulated()
     run = node.run()
     bare = Run(node=node, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
-    assert "without the means to change GPUs" in str(bare.refusal(claim(1, result(node.part(SMALL, 0)))))
+    assert "without permission to change GPUs" in str(bare.refusal(claim(1, result(node.part(SMALL, 0)))))
     bare.prepare(claim(2))
 
 
@@ -456,7 +456,7 @@ def test_engines_that_a_busy_partition_of_nobody_has_are_blamed_on_it(h100: Run)
     hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id)
     error = h100.refusal(claim(2, result(h100.node.part(media, 5))))
     assert isinstance(error, GpuBusyError)
-    assert "of an ended claim is still there" in str(error)
+    assert "of a claim that has ended cannot be removed yet" in str(error)
     assert instances(h100) == (orphan,)
     hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id, False)
     h100.prepare(claim(2, result(h100.node.part(media, 5))))

@@ -111,7 +111,7 @@ def test_files_that_cannot_come_back_are_a_sentence_said_once(run: Run, caplog: 
         (problem,) = run.service.rewrite_missing_files()
         assert "the CDI file of claim default/claim-1" in problem
         assert "read-only" in problem
-    assert caplog.text.count("cannot be put right") == 1
+    assert caplog.text.count("CDI file cannot be restored") == 1
     run.node.writer.failure = None
     assert run.service.rewrite_missing_files() == ()
 

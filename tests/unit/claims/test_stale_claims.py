@@ -125,4 +125,4 @@ def test_maintenance_outlives_a_closed_journal(run: Run, caplog: pytest.LogCaptu
     """The thread that calls it never dies of the disk."""
     run.journal.close()
     run.service.maintain()
-    assert "claims could not be maintained" in caplog.text
+    assert "maintenance of claims failed" in caplog.text

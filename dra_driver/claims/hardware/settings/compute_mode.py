@@ -1,0 +1,31 @@
+"""The compute mode. Time slices and MPS daemons change it for themselves and restore it (`sharing.compute_mode`).
+
+What remains for this setting is a mode whose daemon or time slice ended without restoring it.
+"""
+
+from collections.abc import Collection, Sequence
+
+from dra_driver.claims.entry import Assignment
+from dra_driver.claims.hardware.settings.mps_daemons import MpsDaemonSetting
+from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, SettingDependencies
+from dra_driver.gpu.notes import COMPUTE_MODE
+from dra_driver.model.ids import GpuUuid
+
+
+class ComputeModeSetting(GpuSetting):
+    """Claims that share the GPU need it."""
+
+    note_key = COMPUTE_MODE
+
+    def __init__(self, deps: SettingDependencies) -> None:
+        super().__init__(deps)
+        self._daemons = MpsDaemonSetting(deps)
+
+    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether a claim shares the GPU or a partition of it."""
+        return any(assigned.device.sharing for assigned in assignments)
+
+    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
+        """Stop the GPU's orphaned daemons, which need the mode, then restore it."""
+        self._daemons.stop_orphans_of(gpu, locked)
+        self._hardware.mps.release(gpu, (gpu,), within_s=STEP_S)
