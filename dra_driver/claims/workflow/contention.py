@@ -99,7 +99,7 @@ def _teardown_if_abandoned(deps: ConflictDependencies, blocker: Entry, within_s:
         try:
             teardown(deps, now.ref.uid, only=now.attempt, within_s=within_s)
         except GpuBusyError as error:
-            raise GpuBusyError(f"devices of the abandoned claim {now.ref} cannot be freed yet: {error}") from error
+            raise GpuBusyError(f"devices that claim {now.ref} no longer needs cannot be freed yet: {error}") from error
     deps.count("undone")
     log.warning("abandoned claim torn down", extra={"claim": str(blocker.ref)})
     return True

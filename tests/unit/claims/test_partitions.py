@@ -113,7 +113,7 @@ def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
     assert entry.state is State.UNPREPARING
     busy = h100.refusal(claim(2))
     assert isinstance(busy, GpuBusyError)
-    assert f"what claim default/claim-1 (uid {uid(1)}) had cannot be freed yet" in str(busy)
+    assert f"devices that claim default/claim-1 (uid {uid(1)}) no longer needs cannot be freed yet" in str(busy)
     hardware(h100).set_in_use(gpu, made.gi_id, False)
     assert h100.unprepare(ref(1)) is None
     assert h100.node.is_whole_again()
