@@ -12,9 +12,10 @@ from dra_driver.allocation.requests import MAX_DEVICES
 from dra_driver.capacity.fit_count import MAX_FITS, FitCounts, offers
 from dra_driver.capacity.kinds import SyntheticRequest
 from dra_driver.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape
-from dra_driver.capacity.shares import MEMORY, consumed_by_share
+from dra_driver.capacity.shares import consumed_by_share
 from dra_driver.capacity.supply import Sums
 from dra_driver.capacity.units import Unit
+from dra_driver.published.names import MEMORY
 from dra_driver.quantity import NANO, Quantity
 
 ModelKey = tuple[str, str]

@@ -12,10 +12,11 @@ from typing import Any, Final
 from dra_driver.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 from dra_driver.allocation.devices import PoolDevice
 from dra_driver.capacity.kinds import DeviceKind, SyntheticRequest
-from dra_driver.capacity.shares import MEMORY, extra_for
+from dra_driver.capacity.shares import extra_for
 from dra_driver.capacity.supply import UnitSupply, supply_of
 from dra_driver.capacity.units import Unit, is_tainted
 from dra_driver.errors import DraError
+from dra_driver.published.names import MEMORY
 from dra_driver.quantity import Format, Quantity
 
 Wire = Mapping[str, Any]

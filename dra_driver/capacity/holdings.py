@@ -13,6 +13,7 @@ from dra_driver.allocation.malformed import guarded
 from dra_driver.capacity.kinds import attribute
 from dra_driver.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, remaining_capacity, state_of
 from dra_driver.kube.state import ClusterState
+from dra_driver.published import names
 
 Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str, str]
@@ -146,7 +147,7 @@ def _pool(item: Wire) -> tuple[str, str]:
 def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, left: Counters) -> Iterator[DeviceRow]:
     driver, pool = spec["driver"], spec["pool"]["name"]
     for device in spec.get("devices") or ():
-        memory = ((device.get("capacity") or {}).get("memory") or {}).get("value", "")
+        memory = ((device.get("capacity") or {}).get(names.MEMORY) or {}).get("value", "")
         holders = None if held is None else held.get((driver, pool, device["name"]), ())
         mine = [holder for holder in holders or () if not holder.admin_access]
         in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
@@ -155,9 +156,9 @@ def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, lef
             driver=driver,
             pool=pool,
             device=device["name"],
-            type=attribute(device, driver, "type"),
-            product=attribute(device, driver, "productName"),
-            profile=attribute(device, driver, "profile"),
+            type=attribute(device, driver, names.TYPE),
+            product=attribute(device, driver, names.PRODUCT_NAME),
+            profile=attribute(device, driver, names.PROFILE),
             memory=str(memory),
             taints=tuple(f"{taint.get('key')}:{taint.get('effect')}" for taint in device.get("taints") or ()),
             published=True,
@@ -166,8 +167,8 @@ def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, lef
             if holders is None
             else state_of(device, (driver, pool), left, held=bool(mine), in_shares=in_shares),
             shared=shared,
-            sharing=attribute(device, driver, "sharingStrategy"),
-            parent=attribute(device, driver, "parentUUID"),
+            sharing=attribute(device, driver, names.SHARING_STRATEGY),
+            parent=attribute(device, driver, names.PARENT_UUID),
             left=remaining_capacity(device, [holder.consumed for holder in mine])
             if shared and holders is not None
             else {},

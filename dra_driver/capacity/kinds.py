@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from dra_driver.published import names
+
 Wire = Mapping[str, Any]
 
 
@@ -51,12 +53,12 @@ def attribute(device: Wire, driver: str, name: str) -> str:
 
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
     """The kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) nothing is shared."""
-    found = attribute(device, driver, "type")
+    found = attribute(device, driver, names.TYPE)
     return _kind(
         driver,
-        attribute(device, driver, "productName") or found or "device",
+        attribute(device, driver, names.PRODUCT_NAME) or found or "device",
         found,
-        attribute(device, driver, "profile"),
+        attribute(device, driver, names.PROFILE),
         shares and bool(device.get("allowMultipleAllocations")),
     )
 
@@ -69,4 +71,4 @@ def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> De
 
 def gpu_uuid_of(device: Wire, driver: str) -> str:
     """What tells that two devices are forms of one piece of hardware: the GPU's UUID. "" when nothing does."""
-    return attribute(device, driver, "parentUUID") or attribute(device, driver, "uuid")
+    return attribute(device, driver, names.PARENT_UUID) or attribute(device, driver, names.UUID)

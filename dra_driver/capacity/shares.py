@@ -5,15 +5,15 @@ and request policies are `dra_driver.allocation`'s.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from dra_driver.allocation.amounts import nano
 from dra_driver.allocation.capacity import consumption
 from dra_driver.allocation.devices import PoolDevice
+from dra_driver.published.names import MEMORY
 from dra_driver.quantity import NANO
 
 Wire = Mapping[str, Any]
-MEMORY: Final = "memory"
 Extra = tuple[tuple[str, str], ...]
 """Capacities beside memory, and how much of each."""
 

@@ -14,12 +14,12 @@ from dra_driver.allocation.devices import PoolDevice
 from dra_driver.capacity.kinds import DeviceKind
 from dra_driver.capacity.shares import left_by_shares
 from dra_driver.capacity.units import Unit, is_tainted, memory_nano
+from dra_driver.published.names import MEMORY
 
 Wire = Mapping[str, Any]
 Sums = dict[str, int]
 """Stem of counters -> billionths."""
 
-MEMORY: Final = "memory"
 _NUMBER: Final = re.compile(r"-?\d+\Z")
 
 

@@ -14,6 +14,7 @@ from dra_driver.allocation.devices import PoolDevice
 from dra_driver.allocation.pools import Pool
 from dra_driver.allocation.taints import untolerated
 from dra_driver.capacity.kinds import DeviceKind, gpu_uuid_of, kind_of
+from dra_driver.published import names
 
 Wire = Mapping[str, Any]
 
@@ -134,7 +135,7 @@ def _set_names(device: Wire) -> Iterable[str]:
 def _device_signature(device: PoolDevice, kind: DeviceKind, numbers: Mapping[str, int]) -> Hashable:
     wire = device.wire
     capacity = wire.get("capacity") or {}
-    memory = (capacity.get("memory") or {}).get("value")
+    memory = (capacity.get(names.MEMORY) or {}).get("value")
     return (
         kind,
         device.allocated,
@@ -164,5 +165,5 @@ def is_tainted(device: Wire) -> bool:
 
 def memory_nano(device: Wire) -> int:
     """Its memory in billionths of a byte; 0 when it does not say."""
-    found = (device.get("capacity") or {}).get("memory")
+    found = (device.get("capacity") or {}).get(names.MEMORY)
     return nano(found["value"]) if found else 0

@@ -6,7 +6,7 @@ refused of shares and of parameters beside them is this driver's rule (``claims.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from dra_driver.allocation.capacity import consumption, shortage
 from dra_driver.allocation.events import CapacityShort
@@ -21,10 +21,8 @@ from dra_driver.lint.nodes import Spot, plain
 from dra_driver.lint.reporter import Reporter
 from dra_driver.lint.rules import Severity
 from dra_driver.lint.scope import ClassInfo, Scope, did_you_mean
+from dra_driver.published.names import COMPUTE_PERCENT, MEMORY
 from dra_driver.quantity import Quantity
-
-MEMORY: Final = "memory"
-PERCENT: Final = "computePercent"
 
 
 class CapacityChecker:
@@ -52,7 +50,7 @@ class CapacityChecker:
             return
         if not suitable:
             self._report_unavailable(manifest, spot, wanted, matching)
-        elif MEMORY in wanted and PERCENT not in wanted:
+        elif MEMORY in wanted and COMPUTE_PERCENT not in wanted:
             self._report_full_compute(manifest, spot, wanted, suitable)
 
     def claim(self, manifest: Manifest, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
@@ -95,7 +93,7 @@ class CapacityChecker:
             span = (own.get("requestPolicy") or {}).get("validRange") or {}
             text = f"{device.label} gives out at most {span.get('max', own.get('value'))} of {problem.capacity}, "
             text += f"{wanted.get(problem.capacity, problem.wanted)} is asked for"
-            severity = "error" if problem.capacity == PERCENT else severity
+            severity = "error" if problem.capacity == COMPUTE_PERCENT else severity
             hint = "a claim that does not name it gets all of it"
         else:
             text = f"no device that matches has {problem.wanted} of {problem.capacity}; "
@@ -114,7 +112,7 @@ class CapacityChecker:
         )
         if any(not device.shared for device in suitable):
             text += "; a GPU that is not shared is given whole"
-        hint = f"ask for {PERCENT} as well, or write `# dra-lint: allow DRA042` if that is meant"
+        hint = f"ask for {COMPUTE_PERCENT} as well, or write `# dra-lint: allow DRA042` if that is meant"
         self._reporter.add("DRA042", manifest, spot.get(MEMORY) or spot, text, hint=hint)
 
     # --- what shares cannot be used with ---
@@ -155,7 +153,7 @@ class CapacityChecker:
         strategy = str(sharing.strategy)
         severity: Severity = "error"
         if sharing.mps is not None and sharing.mps != MpsLimits():
-            text = f"limits of a share are the {MEMORY} and {PERCENT} that it asks for; others are refused"
+            text = f"limits of a share are the {MEMORY} and {COMPUTE_PERCENT} that it asks for; others are refused"
         elif strategy not in strategies:
             text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; a share with {strategy} is refused"
         elif len(strategies) > 1:
@@ -196,11 +194,11 @@ def _problem(device: KnownDevice, wanted: Mapping[str, str]) -> CapacityShort | 
 
 def _takes_all(device: KnownDevice, wanted: Mapping[str, str]) -> bool:
     capacities: Mapping[str, Any] = device.wire.get("capacity") or {}
-    if PERCENT not in capacities:
+    if COMPUTE_PERCENT not in capacities:
         return False
     sure = {name: value for name, value in wanted.items() if name in capacities}
-    taken = consumption(sure, {PERCENT: capacities[PERCENT]})[PERCENT].quantity
-    return bool(taken == Quantity.parse(capacities[PERCENT]["value"]))
+    taken = consumption(sure, {COMPUTE_PERCENT: capacities[COMPUTE_PERCENT]})[COMPUTE_PERCENT].quantity
+    return bool(taken == Quantity.parse(capacities[COMPUTE_PERCENT]["value"]))
 
 
 def _closeness(item: tuple[KnownDevice, CapacityShort]) -> tuple[int, int]:

@@ -9,12 +9,13 @@ from typing import Final
 
 from dra_driver.cel import MAX_LENGTH
 from dra_driver.errors import CelSyntaxError
-from dra_driver.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, STANDARD, KnownDevice
+from dra_driver.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice
 from dra_driver.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
 from dra_driver.lint.manifest import Manifest
 from dra_driver.lint.nodes import Spot
 from dra_driver.lint.reporter import Reporter
 from dra_driver.lint.scope import Scope
+from dra_driver.published.names import STANDARD_DOMAIN
 from dra_driver.quantity import Quantity
 from dra_driver.semver import Semver
 
@@ -76,7 +77,7 @@ class SelectorChecker:
         for name, value, offset in item.constructors:
             self._constant(manifest, item, name, value, offset)
         for domain, offset in item.domains:
-            known = {*self._drivers, STANDARD}
+            known = {*self._drivers, STANDARD_DOMAIN}
             if domain not in known and (close := _did_you_mean(domain, known)):
                 message = f"no known driver publishes the domain {domain!r}; looking it up gives an empty map"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)

@@ -9,13 +9,12 @@ this file returns is never changed by anybody.
 
 from collections.abc import Iterator
 
-from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCapacity, DeviceCounterConsumption, DeviceTaint
+from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.mig import MigInstance, MigProfile, partition_name
+from dra_driver.model.mig import MigInstance, MigProfile
 from dra_driver.model.terms import GpuTerms
-from dra_driver.published import attributes, shares
+from dra_driver.published import attributes, devices
 from dra_driver.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
-from dra_driver.quantity import Quantity
 from dra_driver.slices import counters
 from dra_driver.slices.forms import Forms
 from dra_driver.slices.gates import ApiServerFeatures
@@ -59,88 +58,51 @@ class GpuDevices:
         yield from self._placements()
 
     def _whole(self) -> Device:
-        gpu, sharing = self._gpu, self._forms.sharing
-        found = attributes.of_whole(gpu, self._board, sharing.strategy.value if sharing is not None else None)
-        device = self._device(gpu.device_name, found, self._capacity_of_whole())
-        if self.counter_set is not None:
-            device["consumesCounters"] = self._consumes(self.counter_set["counters"])
-        if sharing is not None:
-            device["allowMultipleAllocations"] = True
-        return device
-
-    def _capacity_of_whole(self) -> dict[str, DeviceCapacity]:
-        """Beside partitions it has what they have, so that a selector which compares it fails on neither.
-
-        Not where it is shared: the first share consumes all of a capacity without a request policy (types.go,
-        DeviceCapacity.requestPolicy), and no second would fit.
-        """
-        gpu, sharing = self._gpu, self._forms.sharing
-        if sharing is not None:
-            return shares.capacity_of(gpu.memory_bytes, sharing)
-        return {**(counters.greatest_capacity(gpu) if self._forms.placements else {}), **_memory_of(gpu)}
+        gpu, forms = self._gpu, self._forms
+        device = devices.whole_gpu(gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements))
+        return self._finished(device, self.counter_set["counters"] if self.counter_set is not None else None)
 
     def _placements(self) -> Iterator[Device]:
-        common: dict[int, tuple[attributes.Attributes, dict[str, DeviceCapacity], dict[str, Counter]]] = {}
+        common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
         for profile, start in self._forms.placements:
-            known = common.get(profile.profile_id)
-            if known is None:
-                known = common[profile.profile_id] = self._common(profile)
-            described, capacity, taken = known
-            device = self._device(self._name(profile.name, profile.profile_id, start),
-                                  attributes.of_partition(start, described), capacity)  # fmt: skip
-            device["consumesCounters"] = self._consumes(
-                {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}
-            )
-            yield device
+            if profile.profile_id not in common:
+                common[profile.profile_id] = self._common(profile)
+            parts, taken = common[profile.profile_id]
+            device = devices.placement(self._gpu, parts, start)
+            yield self._finished(device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)})
 
-    def _common(
-        self, profile: MigProfile
-    ) -> tuple[attributes.Attributes, dict[str, DeviceCapacity], dict[str, Counter]]:
-        described = attributes.of_profile(self._gpu, profile.name, profile.memory_slices, self._board)
+    def _common(self, profile: MigProfile) -> tuple[devices.ProfileParts, dict[str, Counter]]:
         taken = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
-        return described, counters.capacity_of(profile), taken
+        return devices.profile_parts(self._gpu, profile, self._board), taken
 
     def _foreign_device(self, instance: MigInstance) -> Device:
-        """Somebody else's partition: with its UUID, and without counters, as what it has is not in the set."""
+        """Without counters: the counter set does not have what the instance uses."""
         profile = counters.profile_of(self._gpu, instance)
-        shared = attributes.of_profile(self._gpu, instance.profile_name, instance.size, self._board)
-        found = attributes.of_partition(instance.start, shared, instance)
-        capacity = counters.capacity_of(profile) if profile is not None else {}
-        slices = counters.memory_slice_capacity(instance.start, instance.size)
-        if len(found) + len(capacity) + len(slices) <= MAX_ATTRIBUTES_AND_CAPACITIES:
-            capacity |= (
-                slices  # of boards with twelve memory slices the widest have no room; the placement says it, too
-            )
-        name = self._name(instance.profile_name, instance.profile_id, instance.start)
-        return self._device(name, found, capacity)
+        return self._finished(devices.foreign_partition(self._gpu, instance, profile, self._board), None)
 
-    def _name(self, profile_name: str, profile_id: int, start: int) -> str:
-        return partition_name(self._gpu.minor, profile_name, profile_id, start)
-
-    def _device(self, name: str, found: attributes.Attributes, capacity: dict[str, DeviceCapacity]) -> Device:
+    def _finished(self, device: Device, taken: dict[str, Counter] | None) -> Device:
+        """The device with the policy's attributes and taints and, unless None, the counters that it consumes."""
+        found, capacity = device["attributes"], device.get("capacity", {})
         if self._extra:
             left = MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
             self._left_out.update(list(self._extra)[left:])
             found = {**found, **dict(list(self._extra.items())[:left])}
-        device = Device(name=name, attributes=found)
+        finished = Device(name=device["name"], attributes=found)
         if capacity:
-            device["capacity"] = capacity
+            finished["capacity"] = capacity
         if self._taints:
-            device["taints"] = self._taints
-        return device
+            finished["taints"] = self._taints
+        if taken is not None:
+            finished["consumesCounters"] = self._consumes(taken)
+        if "allowMultipleAllocations" in device:
+            finished["allowMultipleAllocations"] = device["allowMultipleAllocations"]
+        return finished
 
     def _consumes(self, taken: dict[str, Counter]) -> list[DeviceCounterConsumption]:
         return [DeviceCounterConsumption(counterSet=counters.set_name(self._gpu), counters=taken)]
 
 
 MAX_NAME_SHOWN = 80  # of a name that may be anything
-
-
-def _memory_of(gpu: Gpu) -> dict[str, DeviceCapacity]:
-    """The real total: what a 7g instance has is less."""
-    if gpu.memory_bytes is None or gpu.memory_bytes <= 0:
-        return {}
-    return {"memory": DeviceCapacity(value=str(Quantity.from_bytes(gpu.memory_bytes)))}
 
 
 def _taint(key: str, value: str, effect: str) -> DeviceTaint:

@@ -18,6 +18,7 @@ from dra_driver.claims.journal.values import Parameters, Row
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid
 from dra_driver.model.mig import PartitionId
 from dra_driver.model.terms import Interval, Strategy
+from dra_driver.published.names import ALL_PERCENT
 from dra_driver.sharing.daemon import MpsDaemon
 
 SELECT_MIG = schema.select("m", schema.MIG_COLUMNS, prefix="mig_")
@@ -31,7 +32,6 @@ INSERT_SHARING = schema.insert("sharing", schema.SHARING_COLUMNS)
 
 _STRATEGIES = frozenset(Strategy)
 _INTERVALS = frozenset(Interval)
-_MAX_PERCENT = 100
 
 
 def mig_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
@@ -128,7 +128,7 @@ def sharing(row: Row) -> AssignedSharing | None:
 def _share(row: Row) -> AssignedShare:
     return AssignedShare(
         memory=_optional("memory", row["sharing_memory"]),
-        percent=values.parse_int("percent", row["sharing_percent"], least=0, most=_MAX_PERCENT),
+        percent=values.parse_int("percent", row["sharing_percent"], least=0, most=ALL_PERCENT),
         count=values.parse_int("shares", row["sharing_shares"]),
         total_memory=_optional("total_memory", row["sharing_total_memory"]),
         max_shares=_optional("max_shares", row["sharing_max_shares"]),

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Assignment, Conflict
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
+from dra_driver.published.names import ALL_PERCENT
 from dra_driver.quantity import Quantity
-
-TOTAL_PERCENT = 100
 
 
 def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment]) -> Iterator[Conflict]:
@@ -84,9 +83,9 @@ def _shortage(wanted: AssignedSharing, beside: Sequence[AssignedSharing]) -> str
         if share.memory > left:
             total = _bytes(share.total_memory)
             return f"asks for {_bytes(share.memory)} of memory where {_bytes(left)} of {total} are left"
-    left = TOTAL_PERCENT - sum(other.percent for other in others)
+    left = ALL_PERCENT - sum(other.percent for other in others)
     if share.percent > left:
-        return f"asks for {share.percent} percent of compute where {max(0, left)} of {TOTAL_PERCENT} are left"
+        return f"asks for {share.percent} percent of compute where {max(0, left)} of {ALL_PERCENT} are left"
     if share.max_shares is not None:
         left = share.max_shares - sum(other.count for other in others)
         if share.count > max(0, left):

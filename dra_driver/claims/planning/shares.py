@@ -6,17 +6,13 @@ know what enforces a share (``sharing/``) and other claims' shares (`conflicts`)
 """
 
 from dra_driver.claims.entry import AssignedShare
-from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.errors import ClaimError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.terms import GpuTerms
+from dra_driver.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES
+from dra_driver.published.shares import MIB, default_percent, shareable_memory
 from dra_driver.quantity import Quantity
-
-MEMORY = "memory"
-PERCENT = "computePercent"
-SHARES = "shares"
-MIB = 2**20
 
 
 def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> AssignedShare | None:
@@ -24,12 +20,12 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
 
     Raises `ClaimError` for numbers that no scheduler can have written, and for a share of a GPU that is not shared.
     """
-    total = published_memory(gpu)
+    total = shareable_memory(gpu.memory_bytes)
     memory = _consumed(ref, result, MEMORY)
-    percent = _consumed(ref, result, PERCENT, least=0)
+    percent = _consumed(ref, result, COMPUTE_PERCENT, least=0)
     count = _consumed(ref, result, SHARES)
     all_memory = memory is None or (total is not None and memory >= total)
-    if all_memory and percent in _alone(total, terms):
+    if all_memory and percent in _alone(gpu, terms):
         return None
     if terms.sharing is None:
         policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
@@ -37,13 +33,13 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
             f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU (any more); "
             "delete the pod so that it is scheduled again"
         )
-    if percent is not None and percent > TOTAL_PERCENT:
-        raise _broken(ref, result, f"{PERCENT} is {percent}, expected 0 to {TOTAL_PERCENT}")
+    if percent is not None and percent > ALL_PERCENT:
+        raise _broken(ref, result, f"{COMPUTE_PERCENT} is {percent}, expected 0 to {ALL_PERCENT}")
     if memory is not None and memory < MIB:
         raise _broken(ref, result, f"{MEMORY} is {memory} bytes, expected at least 1Mi")
     return AssignedShare(
         memory=memory,
-        percent=TOTAL_PERCENT if percent is None else percent,
+        percent=ALL_PERCENT if percent is None else percent,
         # None where it was granted before there was a limit: the scheduler does not count it against a later one.
         count=0 if count is None else count,
         total_memory=total,
@@ -51,15 +47,10 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     )
 
 
-def _alone(total: int | None, terms: GpuTerms) -> tuple[int | None, ...]:
-    """What a claim with all of the memory has consumed of compute when it asked for no part of it."""
-    default = terms.sharing.default_percent if terms.sharing is not None and total is not None else TOTAL_PERCENT
-    return (None, TOTAL_PERCENT, default)
-
-
-def published_memory(gpu: Gpu) -> int | None:
-    """What of a shared GPU's memory can be asked for, in bytes: whole MiB, because shares are steps of 1Mi."""
-    return None if gpu.memory_bytes is None else gpu.memory_bytes // MIB * MIB
+def _alone(gpu: Gpu, terms: GpuTerms) -> tuple[int | None, ...]:
+    """The values of ``computePercent`` with which a claim for all of the memory did not ask for a part of compute."""
+    default = default_percent(gpu.memory_bytes, terms.sharing) if terms.sharing is not None else ALL_PERCENT
+    return (None, ALL_PERCENT, default)
 
 
 def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int = 1) -> int | None:

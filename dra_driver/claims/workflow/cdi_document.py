@@ -7,10 +7,10 @@ from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.claims.dependencies import CdiEdits, HasHardware, require_hardware
 from dra_driver.claims.entry import AssignedSharing
-from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.claims.planning.plan import PlannedDevice, PreparePlan
-from dra_driver.claims.planning.shares import MIB
 from dra_driver.errors import DeviceLostError
+from dra_driver.published.names import ALL_PERCENT
+from dra_driver.published.shares import MIB
 from dra_driver.sharing.daemon import MpsDaemon
 
 
@@ -56,5 +56,5 @@ def _mps_edits(deps: HasHardware, sharing: AssignedSharing, daemon: MpsDaemon) -
         folders.pipe,
         folders.shm,
         memory_limit_mib=None if memory is None else memory // MIB,
-        percentage=share.percent if share and 0 < share.percent < TOTAL_PERCENT else None,
+        percentage=share.percent if share and 0 < share.percent < ALL_PERCENT else None,
     )

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dra_driver.claims.gpu_locks import GpuLocks
-from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.claims.workflow.prepare import LOCK_S
 from dra_driver.config.parameters import API_VERSION
@@ -24,6 +23,7 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.claim import AllocatedDevice, OpaqueConfig
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
+from dra_driver.published.names import ALL_PERCENT
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 
@@ -97,7 +97,7 @@ def test_a_share_over_what_is_left_is_refused_with_numbers(node: ClaimsNode) -> 
     assert "asks for 30Gi of memory where 20119Mi of 81559Mi are left" in str(error)
     assert "beside the shares of claim default/train" in str(error)
     error = run.refusal(claim(3, share_result(3, "10Gi", 71)))
-    assert f"asks for 71 percent of compute where 70 of {TOTAL_PERCENT} are left" in str(error)
+    assert f"asks for 71 percent of compute where 70 of {ALL_PERCENT} are left" in str(error)
     run.prepare(claim(4, share_result(4, "10Gi", 70)))
 
 

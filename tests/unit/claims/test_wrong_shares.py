@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.claims.planning.conflicts import TOTAL_PERCENT
 from dra_driver.errors import ClaimError
 from dra_driver.model.terms import Strategy
+from dra_driver.published.names import ALL_PERCENT
 from tests.fakes.claims import claim, share_result
 from tests.unit.claims.conftest import ClaimsNode
 from tests.unit.claims.test_sharing import one_of_some, shared
@@ -17,7 +17,7 @@ from tests.unit.claims.test_sharing import one_of_some, shared
     [
         ([("200Gi", 10)], "asks for 200Gi of memory where 81559Mi of 81559Mi are left"),
         ([("60Gi", 30), ("60Gi", 30)], "asks for 60Gi of memory where 20119Mi of 81559Mi are left"),
-        ([("1Gi", 60), ("1Gi", 60)], f"asks for 60 percent of compute where 40 of {TOTAL_PERCENT} are left"),
+        ([("1Gi", 60), ("1Gi", 60)], f"asks for 60 percent of compute where 40 of {ALL_PERCENT} are left"),
         ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
     ],
 )

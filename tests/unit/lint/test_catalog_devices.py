@@ -19,7 +19,7 @@ from dra_driver.slices.gates import ApiServerFeatures
 
 @pytest.mark.parametrize("key", list(catalog.models()))
 def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
-    """Attribute by attribute; lint cannot import the room that publishes."""
+    """Attribute by attribute: both are built by ``published/``."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
     published = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")

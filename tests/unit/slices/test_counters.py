@@ -113,16 +113,3 @@ def test_a_partition_consumes_what_the_set_has_and_its_slices() -> None:
     taken = {**counters.consumed_by(profile, wire), **counters.memory_slices_taken(2, 2)}
     assert set(taken) <= set(wire["counters"])
     assert {name for name in taken if name.startswith("memory")} == {"memory-slice-2", "memory-slice-3"}
-
-
-def test_capacities_are_nvidias() -> None:
-    """Selectors like device.capacity['gpu.nvidia.com'].memory depend on them."""
-    profile = mig_gpu(A100).profile(19)
-    assert profile is not None
-    assert counters.capacity_of(profile) == {
-        "multiprocessors": {"value": "14"}, "copyEngines": {"value": "1"}, "decoders": {"value": "0"},
-        "encoders": {"value": "0"}, "jpegEngines": {"value": "0"}, "ofaEngines": {"value": "0"},
-        "memory": {"value": "4864Mi"},
-    }  # fmt: skip
-    assert Quantity.parse("4864Mi").as_int() == profile.memory_bytes
-    assert "multiprocessors" not in counters.capacity_of(replace(profile, multiprocessors=None))
