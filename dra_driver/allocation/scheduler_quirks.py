@@ -59,8 +59,8 @@ class SchedulerQuirks:
     - ``config_per_name``: a claim configuration that names two requests is written twice.
     - ``config_keeps_names``: a configuration for every request still lists them; later, no names mean all.
     - ``counter_slices_everywhere``: slices with counters concern every node, whatever node they name.
-    - ``whole_units``: steps of a validRange are counted in whole units, fractions rounded up.
-    - ``negative_capacity``: a request for less than nothing is not refused.
+    - ``whole_units``: steps of a validRange are counted in whole units, fractions rounded up, and a negative request is
+      accepted.
     """
 
     counters_by_pool_name: bool = True
@@ -71,7 +71,6 @@ class SchedulerQuirks:
     config_keeps_names: bool = True
     counter_slices_everywhere: bool = True
     whole_units: bool = True
-    negative_capacity: bool = True
 
     @classmethod
     def of_version(cls, version: str) -> "SchedulerQuirks":

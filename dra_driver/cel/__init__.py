@@ -3,6 +3,4 @@
 from dra_driver.cel.device import DeviceView
 from dra_driver.cel.program import MAX_LENGTH, Program, compile_selector
 
-compile = compile_selector  # noqa: A001  the verb of the room
-
-__all__ = ["MAX_LENGTH", "DeviceView", "Program", "compile", "compile_selector"]
+__all__ = ["MAX_LENGTH", "DeviceView", "Program", "compile_selector"]

@@ -4,7 +4,7 @@ Profiles and placements of an H100 80GB are NVIDIA's (nvidia-smi mig -lgipp), na
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 DRIVER = "gpu.nvidia.com"
@@ -61,6 +61,28 @@ def slices(node_index: int, *, mig: bool) -> Iterator[str]:
         pool = {"name": f"{name}/{DRIVER}", "generation": 1, "resourceSliceCount": len(contents)}
         spec = {"driver": DRIVER, "pool": pool, "nodeName": name, **content}
         yield json.dumps({"metadata": {"name": f"{place}-{DRIVER}-{name}"}, "spec": spec})
+
+
+class SharedParts:
+    """Reads JSON so that equal parts of devices are one object: ``json.loads(text, object_pairs_hook=parts.join)``.
+
+    Read plainly, a thousand nodes with every MIG placement take 1.5 GiB, which would hide what the allocator takes.
+    Objects read this way must not be changed.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[tuple[str, object], ...], dict[str, Any]] = {}
+        self._kept: set[int] = set()
+
+    def join(self, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """The object with these fields; an earlier equal one unless it has a name or lists."""
+        found = dict(pairs)
+        if "name" in found or not all(type(value) is str or id(value) in self._kept for value in found.values()):
+            return found
+        key = tuple((name, value if type(value) is str else id(value)) for name, value in pairs)
+        shared = self._parts.setdefault(key, found)
+        self._kept.add(id(shared))
+        return shared
 
 
 def _class_expression(kind: str) -> str:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dra_driver.allocation import V1_36, V1_37, Allocator, SchedulerFeatures, SchedulerQuirks
 from dra_driver.allocation.amounts import amount
-from dra_driver.allocation.compact import Compactor
 from dra_driver.errors import AllocationError, ConfigurationError
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
 
@@ -65,29 +64,6 @@ def test_one_evaluation_serves_devices_that_look_the_same_to_the_selectors() -> 
     for name in ("a", "b"):
         with pytest.raises(Exception, match=rf"no such key.*\(on device gpu.nvidia.com/{name}/gpu.nvidia.com/gpu-0\)"):
             question.on(node(name))
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["value", "string", "a", "b"]), inner, max_size=3)
-        ),
-    )
-)
-def test_compact_reading_changes_nothing(value: Any) -> None:
-    """Whatever is read compactly equals what is read plainly."""
-    text = json.dumps([value, value])
-    assert json.loads(text, object_pairs_hook=Compactor().join) == json.loads(text)
-
-
-def test_compact_reading_keeps_equal_parts_once() -> None:
-    """The capacities of two equal devices are one object in memory."""
-    text = json.dumps([gpu("x"), gpu("y")])
-    first, second = json.loads(text, object_pairs_hook=Compactor().join)
-    assert first["capacity"] is second["capacity"]
-    assert first["attributes"]["type"] is second["attributes"]["type"]
 
 
 @given(st.integers(-(2**70), 2**70), st.sampled_from(["", "k", "M", "Ki", "Gi", "m", "e3", "E"]))
