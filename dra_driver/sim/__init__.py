@@ -1,0 +1,1 @@
+"""The embedded cluster: an API server, a scheduler, controllers and simulated nodes in one process."""

@@ -1,6 +1,6 @@
-"""One small client for two clusters: the embedded one through its store, a real one through REST.
+"""A client with two implementations: the embedded cluster through its store, a real cluster through REST.
 
-Declares what scenarios and the checker of expectations need, so that the same ones run on both.
+Examples and their expectations use only this interface, so the same ones run on both clusters.
 """
 
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from dra_driver.sim.manifests import kind_of
 
 
 class Client(Protocol):
-    """Objects and logs of a cluster. ``namespace`` is "" for kinds without one. Errors are those of the API."""
+    """Objects and logs of a cluster. ``namespace`` is "" for cluster-scoped kinds. Errors are those of the API."""
 
     def create(self, obj: Obj, namespace: str) -> Obj: ...
     def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None: ...
@@ -25,7 +25,7 @@ class Client(Protocol):
 
 
 class StoreClient:
-    """The embedded cluster, without HTTP."""
+    """The client of the embedded cluster, without HTTP."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class StoreClient:
         return self._store.list(kind, namespace).items
 
     def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
-        """With everything that it owns, as kubectl deletes; quietly when it is gone already."""
+        """Delete the object and its dependents, as kubectl does. Does nothing if the object does not exist."""
         try:
             self._store.delete(kind, name, namespace, DeleteOptions(propagation="Background"))
         except NotFoundError:
@@ -53,7 +53,7 @@ class StoreClient:
 
 
 class RestClusterClient:
-    """Any cluster, over REST."""
+    """The client of any cluster, over REST."""
 
     def __init__(self, rest: RestClient) -> None:
         self._rest = rest
@@ -73,7 +73,7 @@ class RestClusterClient:
         return items
 
     def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
-        """With everything that it owns, as kubectl deletes; quietly when it is gone already."""
+        """Delete the object and its dependents, as kubectl does. Does nothing if the object does not exist."""
         try:
             self._rest.delete(_path(kind, namespace, name), propagation="Background")
         except NotFoundError:

@@ -1,11 +1,9 @@
-"""A whole Kubernetes cluster in one process, with a real node process for each node.
+"""A Kubernetes cluster in one process, with a real node process for each node. For trials and tests, not production.
 
-Owns the order of start and stop and the private folder in which everything lives. Start: 1. folder, 2. API server and
-kubeconfig, 3. controllers and scheduler, 4. kubelets, 5. node processes, 6. wait until every node has published, 7. MPS
-hosts, which nobody waits for: most clusters never need them, and a claim that does waits for its daemon. Stop: 1. node
-processes and MPS hosts (SIGTERM, 10 s), 2. kubelets, 3. scheduler and controllers, 4. API server, 5. the folder.
-
-It serves people who try the project out and its tests; a real cluster is the place for production.
+Start: 1. private folder, 2. API server and kubeconfig, 3. controllers and scheduler, 4. kubelets, 5. node processes,
+6. wait until every node has published its GPUs, 7. MPS hosts. `Cluster.start` does not wait for the MPS hosts: most
+clusters never need them, and a claim that does waits for its daemon. Stop: 1. node processes and MPS hosts (SIGTERM,
+10 s), 2. kubelets, 3. scheduler and controllers, 4. API server, 5. the folder.
 """
 
 import logging
@@ -38,17 +36,17 @@ __all__ = ["DRIVER", "Cluster", "check_cel", "incomplete"]
 log = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 30.0
-# plugins/<driver>/<socket> below it must stay under the 107 bytes of a unix socket's path.
+# The path of a unix socket has at most 107 bytes, and the sockets are at n<number>/plugins/<driver>/<socket>.
 _LONGEST_ROOT = 40
 
 
 class Cluster:
     """The embedded cluster. Use it as a context manager, or `start` it once and `stop` it once.
 
-    ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). ``kubeconfig`` is where to write one, None for a
-    place in the cluster's own folder. ``policy_dir`` is a folder of GpuPolicy files that all nodes read, again when it
-    changes; None for an empty one of the cluster's own, into which ``policies`` are copied. Raises ConfigurationError
-    for hardware that does not exist, and for both kinds of policies at once.
+    ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). The kubeconfig is written to ``kubeconfig``, by
+    default into the cluster's folder. All nodes read the GpuPolicy files in ``policy_dir`` and follow its changes; by
+    default it is a folder of the cluster, into which ``policies`` are copied. Raises ConfigurationError for unknown
+    hardware, and when both ``policy_dir`` and ``policies`` are given.
     """
 
     def __init__(
@@ -63,9 +61,11 @@ class Cluster:
         if not nodes:
             raise ConfigurationError("an embedded cluster needs at least one node, such as gpu-a=4xa100-sxm4-40gb")
         for name, spec in nodes.items():
-            SimulatedBackend.from_spec(spec, name)  # a typing mistake is found here and not in a child's log
+            SimulatedBackend.from_spec(spec, name)  # reports a typing mistake here instead of in a child's log
         if policy_dir is not None and policies:
-            raise ConfigurationError(f"policies are read from {policy_dir}; no others can be in force beside them")
+            raise ConfigurationError(
+                f"both a policy folder ({policy_dir}) and single policy files were given: put the files into the folder"
+            )
         self._specs = dict(nodes)
         self.folder = _private_folder()
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where the API server listens."""
+        """Base URL of the API server."""
         return self._api.url
 
     def __enter__(self) -> "Cluster":
@@ -100,7 +100,7 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Everything, until every node has published its GPUs. Raises RetryableError with what is missing."""
+        """Start everything and wait until every node has published its GPUs. Raises RetryableError on timeout."""
         self._api.start()
         self._api.kubeconfig(self._own_kubeconfig)
         if self.kubeconfig != self._own_kubeconfig:
@@ -126,7 +126,7 @@ class Cluster:
             node.mps_host.start()
 
     def stop(self) -> None:
-        """Everything goes, also the folder. Idempotent."""
+        """Stop everything and delete the folder. Idempotent."""
         for node in self.nodes.values():
             node.process.ask_to_stop()
             node.mps_host.ask_to_stop()
@@ -143,24 +143,27 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def stop_api_server(self) -> None:
-        """Nobody can reach the API server over the network any more; what runs inside this process goes on."""
+        """Stop serving the API over the network. Components inside this process keep using the store."""
         self._api.stop()
 
     def start_api_server(self) -> None:
-        """It is back, with the same address, credentials and objects."""
+        """Serve the API again, with the same address, credentials and objects."""
         self._api = ApiServer(successor_of=self._api)
         self._api.start()
 
     def set_policies(self, files: Sequence[Path]) -> None:
-        """Put exactly these GpuPolicy files in force, each as a whole; running node processes notice by themselves.
+        """Replace the cluster's policy files by these; running node processes reload them without a restart.
 
-        Not to be used with a folder that somebody else keeps.
+        Each file is replaced by a rename. Deletes all other files in the folder, so do not call it on a ``policy_dir``
+        that the caller passed in.
         """
         names = {file.name for file in files}
         if len(names) < len(files):
-            raise ConfigurationError(f"policy files need names of their own: {', '.join(map(str, files))}")
+            raise ConfigurationError(
+                f"two policy files have the same name, expected unique names: {', '.join(map(str, files))}"
+            )
         for file in files:
-            temporary = self.folder / f".{file.name}.new"  # outside of the folder that is read
+            temporary = self.folder / f".{file.name}.new"  # not in the folder that node processes read
             temporary.write_bytes(file.read_bytes())
             temporary.replace(self.policies / file.name)
         for path in self.policies.iterdir():
@@ -168,30 +171,30 @@ class Cluster:
                 path.unlink()
 
     def wait_published(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Until every node's driver is registered with its kubelet and has slices. Raises RetryableError if not."""
+        """Wait until every driver is registered and its slices are complete. Raises RetryableError on timeout."""
         for node in self.nodes.values():
             self.wait(lambda node=node: self._unready(node), timeout_s, f"node {node.name} to publish its GPUs")  # type: ignore[misc]
 
     def slices(self, node: str = "") -> list[Obj]:
-        """ResourceSlices, of one node or of all."""
+        """ResourceSlices of ``node``, by default of all nodes."""
         return self.store.list(RESOURCE_SLICES, fields=f"spec.nodeName={node}" if node else "").items
 
     def apply(self, path: Path, namespace: str = "default") -> list[Obj]:
-        """Create every object of a YAML file, and the namespace if it does not exist."""
+        """Create every object of a YAML file, and ``namespace`` if it does not exist."""
         if self.store.find(NAMESPACES, namespace) is None:
             self.store.create(NAMESPACES, {"metadata": {"name": namespace}})
         return [self.client.create(obj, namespace) for obj in load(path)]
 
     def delete(self, path: Path, namespace: str = "default") -> None:
-        """Delete every object of a YAML file, last first; what is gone already is no error."""
+        """Delete every object of a YAML file, the last one first. Ignores objects that do not exist."""
         for obj in deletion_order(load(path)):
             kind = kind_of(obj)
             self.client.delete(kind, obj["metadata"]["name"], namespace if kind.namespaced else "")
 
     def wait(self, check: Callable[[], str | None], timeout_s: float, what: str) -> None:
-        """Until ``check`` has nothing to complain about. Raises RetryableError with its last complaint after that time.
+        """Wait until ``check`` returns None. After ``timeout_s``, raises RetryableError with its last answer.
 
-        It is asked again after every change in the cluster, and now and then for what is not in the API.
+        Calls ``check`` after every change in the API, and every 0.1 s for what is not in the API.
         """
         deadline, changed = monotonic() + timeout_s, threading.Event()
         with self.store.watch(ALL_KINDS, since=self.store.revision, wake=changed.set) as changes:
@@ -203,13 +206,13 @@ class Cluster:
                 changes.take_all()
 
     def leftovers(self) -> list[str]:
-        """What claims have left behind on the nodes, each with its node's name."""
+        """What claims left behind on the nodes, one sentence each, with the node's name."""
         return [f"{node.name}: {left}" for node in self.nodes.values() for left in node.leftovers()]
 
     def _unready(self, node: ClusterNode) -> str | None:
         if not node.process.is_running:
             raise RetryableError(
-                f"the process of node {node.name} has ended; its log ends with\n{node.process.log_tail()}"
+                f"the node process of {node.name} exited; its log ends with\n{node.process.log_tail()}"
             )
         if DRIVER not in node.kubelet.dra.drivers():
             return "its driver is not registered with the kubelet"
@@ -217,7 +220,7 @@ class Cluster:
 
 
 def check_cel(expression: str) -> str | None:
-    """What the API server says about an expression: None, or why it does not compile."""
+    """None if the CEL expression compiles, otherwise the compiler's message."""
     try:
         compile_selector(expression)
     except CelSyntaxError as error:
@@ -226,14 +229,14 @@ def check_cel(expression: str) -> str | None:
 
 
 def incomplete(slices: Sequence[Obj]) -> str | None:
-    """Why the slices of a node are not the whole of its pool, None when they are."""
+    """What a node's pool lacks, None if its newest generation has all of its slices."""
     pools = [item["spec"]["pool"] for item in slices if item["spec"]["driver"] == DRIVER]
     if not pools:
         return "it has no ResourceSlice"
     newest = max(pool["generation"] for pool in pools)
-    there = [pool for pool in pools if pool["generation"] == newest]
-    wanted = there[0]["resourceSliceCount"]
-    return None if len(there) == wanted else f"it has {len(there)} of {wanted} ResourceSlices"
+    newest_pools = [pool for pool in pools if pool["generation"] == newest]
+    wanted = newest_pools[0]["resourceSliceCount"]
+    return None if len(newest_pools) == wanted else f"it has {len(newest_pools)} of {wanted} ResourceSlices"
 
 
 def _private_folder() -> Path:

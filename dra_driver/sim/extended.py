@@ -1,11 +1,11 @@
-"""The claim that the scheduler makes for a pod's extended resources: written, named in the pod's status, taken back.
+"""Creates and deletes the claim that the scheduler makes for a pod's extended resources.
 
-Owns the order of writes (KEP-5004; kubernetes/kubernetes
-pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go): the claim with its allocation and user,
-then ``status.extendedResourceClaimStatus`` of the pod, both before the pod is bound, so that a pod on a node always
-says which of its containers gets which devices. What is in the claim is decided by `allocation.extended`.
+Order of writes (KEP-5004; kubernetes/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go): the claim, its allocation and its user,
+then ``status.extendedResourceClaimStatus`` of the pod. Both precede the binding, so a pod on a node always says which
+of its containers gets which devices. `allocation.extended` decides what the claim requests.
 
-An attempt that fails after the claim was made removes it; one that cannot even do that leaves it to the next attempt.
+An attempt that fails after the claim was created deletes it. If that fails too, the next attempt deletes it.
 """
 
 from contextlib import suppress
@@ -25,12 +25,14 @@ class ExtendedClaims:
         self._store = store
 
     def create(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
-        """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status; nothing is left of it
-        when that fails."""
+        """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status.
+
+        Deletes the claim again if a later step fails.
+        """
         namespace, name = key(pod)
         body = copy_json(dict(planned.claim))
-        del body["metadata"]["name"]  # the API server makes one of generateName
-        # The finalizer at once, so that no allocation is ever without it.
+        del body["metadata"]["name"]  # the API server generates one from generateName
+        # With the finalizer from the start: an allocated claim must always have it.
         body["metadata"]["finalizers"] = [FINALIZER]
         claim = self._store.create(RESOURCE_CLAIMS, body, namespace=namespace)
         try:
@@ -49,7 +51,7 @@ class ExtendedClaims:
         return claim
 
     def discard_for(self, pod: Obj) -> None:
-        """Remove what an earlier attempt left: the pod is on no node, so nobody uses it."""
+        """Delete the claims that earlier attempts left for this pod. It is on no node, so no container uses them."""
         for record in self._store.read_all(RESOURCE_CLAIMS)[0]:
             annotations = mapping(record.obj, "metadata", "annotations")
             if ANNOTATION in annotations and owned_by(record.obj, pod):

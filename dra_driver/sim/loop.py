@@ -1,7 +1,7 @@
-"""A level-triggered loop: look at everything, make one step towards what should be, wait for a change.
+"""The thread of a controller: a level-triggered loop that reads all objects, makes one step, and waits for a change.
 
-Owns the thread of a controller, its wake-ups and what happens on errors. A whole look costs little in an embedded
-cluster, and it makes lost events, conflicts and restarts harmless, which queues of keys do not.
+Reading everything is cheap in an embedded cluster. Unlike a queue of keys, it makes lost events, conflicts and restarts
+harmless.
 """
 
 import logging
@@ -15,7 +15,7 @@ from dra_driver.sim.apiserver.store import Store
 
 log = logging.getLogger(__name__)
 
-# Another writer won: its event is on the way, this is only the longest time without it.
+# After a conflict, the other writer's event wakes the loop; this is the longest wait without it.
 RETRY_S = 0.2
 STOP_TIMEOUT_S = 10.0
 
@@ -23,9 +23,9 @@ STOP_TIMEOUT_S = 10.0
 class ControllerLoop:
     """Calls ``step`` in one thread, at the start and after changes of ``kinds``.
 
-    ``step`` returns the seconds after which it wants to be called without a change, None for no wish. A DraError (a
-    conflict, an object that is gone) means "look again soon"; anything else is logged and means the same. ``observe``
-    sees every change before the step that follows it, in order, and must not change its object.
+    ``step`` returns after how many seconds to call it again without a change, None for never. After a DraError (a
+    conflict, a missing object) it is called again within 0.2 s, after any other exception, which is logged, within 1 s.
+    ``observe`` gets every change, in order, before the step that follows it, and must not modify the object.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class ControllerLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin. Once."""
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the step at hand. Idempotent; also without a start."""
+        """Stop after the current step; waits up to 10 s. Idempotent; allowed without a start."""
         self._stop.set()
         self._changed.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Look again now. From any thread."""
+        """Call ``step`` again now. Thread-safe."""
         self._changed.set()
 
     def _run(self) -> None:
@@ -70,9 +70,9 @@ class ControllerLoop:
                         self._observe(change)
                     wait_s = self._step()
                 except DraError as error:
-                    log.debug("looking again", extra={"loop": self._name, "reason": error})
+                    log.debug("step will be retried", extra={"loop": self._name, "reason": error})
                     wait_s = RETRY_S
-                except Exception:  # thread boundary: one bad object must not end the controller
+                except Exception:  # thread boundary: one bad object must not stop the controller
                     log.exception("step failed", extra={"loop": self._name})
                     wait_s = 1.0
                 self._changed.wait(wait_s)

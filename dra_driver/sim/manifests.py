@@ -1,7 +1,4 @@
-"""YAML files as lists of objects, and which kind of the registry each object is.
-
-Owns reading and the order of deletion. Refuses to know what is done with the objects.
-"""
+"""Reads manifests: YAML files with Kubernetes objects of the kinds that the embedded cluster serves."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,23 +22,22 @@ def load(path: Path) -> list[Obj]:
     objects = [document for document in documents if document is not None]
     for obj in objects:
         if not isinstance(obj, dict):
-            raise ConfigurationError(f"{path}: expected Kubernetes objects, found a {type(obj).__name__}")
+            raise ConfigurationError(f"{path}: expected a Kubernetes object, found a {type(obj).__name__}")
         kind_of(obj)
     return objects
 
 
 def kind_of(obj: Obj) -> ResourceKind:
-    """The registry's kind of an object. Raises ConfigurationError for one that the embedded cluster does not have."""
+    """The kind of an object. Raises ConfigurationError for a kind that the embedded cluster does not serve."""
     wanted = (str(obj.get("apiVersion")), str(obj.get("kind")))
     kind = _BY_TYPE.get(wanted)
     if kind is None:
-        raise ConfigurationError(f"the embedded cluster has no kind {wanted[1]} in {wanted[0]}")
+        raise ConfigurationError(f"the embedded cluster does not serve kind {wanted[1]} in {wanted[0]}")
     return kind
 
 
 def split_namespace(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[Obj]]:
-    """The Namespace object that the others live in, and the others: the objects' own if they bring one, else a plain
-    one called ``namespace``."""
+    """The Namespace object, by default a new one called ``namespace``, and the other objects."""
     everything = list(objects)
     own = next((obj for obj in everything if obj.get("kind") == "Namespace"), None)
     plain = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
@@ -49,5 +45,5 @@ def split_namespace(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[O
 
 
 def deletion_order(objects: Iterable[Obj]) -> list[Obj]:
-    """Users before what they use: the reverse of how manifests are written."""
+    """The objects in reverse order: manifests list what is used before its users."""
     return list(objects)[::-1]

@@ -1,6 +1,6 @@
-"""Small facts about pods, claims and conditions that several components of the embedded cluster need.
+"""Pure functions over pods, claims and conditions, used by several components of the embedded cluster.
 
-Pure functions over API objects, following pkg/api/v1/pod and k8s.io/dynamic-resource-allocation resourceclaim.
+They follow pkg/api/v1/pod of kubernetes/kubernetes and k8s.io/dynamic-resource-allocation resourceclaim.
 """
 
 from collections.abc import Iterator
@@ -23,22 +23,22 @@ def uid(obj: Obj) -> str:
 
 
 def is_finished(pod: Obj) -> bool:
-    """Whether all containers have stopped for good."""
+    """Whether the pod has reached a final phase, Succeeded or Failed."""
     return dig(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def is_deleted(obj: Obj) -> bool:
-    """Whether deletion has begun."""
+    """Whether deletion has begun (metadata.deletionTimestamp is set)."""
     return dig(obj, "metadata", "deletionTimestamp") is not None
 
 
 def is_ready(pod: Obj) -> bool:
-    """Whether the pod's Ready condition holds."""
+    """Whether the pod's Ready condition is True."""
     return condition(pod, "Ready") == "True"
 
 
 def condition(obj: Obj, name: str) -> str:
-    """The status of a condition, "" when there is none."""
+    """The status of a condition, "" if the object does not have it."""
     return next((item["status"] for item in entries(obj, "status", "conditions") if item.get("type") == name), "")
 
 
@@ -50,7 +50,7 @@ def owned_by(obj: Obj, owner: Obj) -> bool:
 
 
 def owner_reference(owner: Obj, *, blocks_deletion: bool = True) -> Obj:
-    """What makes an object the property of ``owner``, and go with it."""
+    """An ownerReferences entry that makes ``owner`` the controller; the garbage collector then deletes dependents."""
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -62,9 +62,9 @@ def owner_reference(owner: Obj, *, blocks_deletion: bool = True) -> Obj:
 
 
 def claim_names(pod: Obj) -> Iterator[tuple[str, str | None]]:
-    """The pod's claims: their name in the pod and the ResourceClaim's name, None while that does not exist yet.
+    """Each claim's name in the pod with the name of its ResourceClaim, None while the claim does not exist yet.
 
-    A claim that the controller decided not to make has an entry without a name and is left out.
+    Leaves out claims that the controller decided not to create: their status entry has no ResourceClaim name.
     """
     generated = {item["name"]: item for item in entries(pod, "status", "resourceClaimStatuses")}
     for item in entries(pod, "spec", "resourceClaims"):
@@ -77,7 +77,7 @@ def claim_names(pod: Obj) -> Iterator[tuple[str, str | None]]:
 
 
 def extended_claim_name(pod: Obj) -> str | None:
-    """The ResourceClaim that the scheduler made for the pod's extended resources, None when it made none."""
+    """The ResourceClaim that the scheduler created for the pod's extended resources, None without one."""
     name: str | None = dig(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
     return name or None
 
@@ -92,7 +92,10 @@ def set_condition(
     message: str = "",
     stamp: str = "lastTransitionTime",
 ) -> bool:
-    """Put a condition into the object's status; whether anything changed. The time moves only with the status."""
+    """Set a condition in the object's status; returns whether anything changed.
+
+    The time in ``stamp`` changes only with the condition's status.
+    """
     conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     wanted = {"type": name, "status": status}
     if reason:

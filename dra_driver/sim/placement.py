@@ -1,8 +1,7 @@
-"""Where a pod can go, of what the cluster has at one moment.
+"""Chooses a node for a pod from one snapshot of the cluster. Writes nothing.
 
-Owns the order in which nodes are tried, what is asked of each and the words for "nowhere". Writes nothing. What fits on
-one node is decided by `allocation`; the words are those of FitError.Error() in kubernetes/kubernetes
-pkg/scheduler/framework.
+`allocation` decides what fits on one node. The message for a pod that fits nowhere has the form of FitError.Error() in
+kubernetes/kubernetes pkg/scheduler/framework.
 """
 
 from collections import Counter
@@ -19,15 +18,15 @@ from dra_driver.sim.apiserver.store import Store
 
 
 class UnschedulableError(Exception):
-    """No node for the pod now; the text is for its condition."""
+    """The pod fits on no node now. The message goes into its PodScheduled condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChoice:
-    """A node that takes the pod, with an allocation for each of its unallocated claims, in their order.
+    """The node chosen for a pod, with an allocation for each of its unallocated claims, in their order.
 
-    ``extended`` is the claim for resources of the pod that devices stand for on this node, None without any; its
-    allocation is ``extended_allocation``.
+    ``extended`` is the claim to create for extended resources that devices provide on this node, None without any;
+    ``extended_allocation`` is its allocation.
     """
 
     node: str
@@ -37,7 +36,7 @@ class NodeChoice:
 
 
 class SchedulingSnapshot:
-    """Everything that one attempt looks at, read once."""
+    """Nodes, pods, claims, slices and classes, read once for one scheduling attempt."""
 
     def __init__(self, store: Store) -> None:
         claims, slices, classes, pods, nodes = (
@@ -50,7 +49,7 @@ class SchedulingSnapshot:
         self._by_resource = resource_classes(classes)
 
     def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> NodeChoice:
-        """The node with the fewest pods of those that fit. Raises UnschedulableError, or allocation's errors."""
+        """Of the nodes that fit, the one with the fewest pods. Raises UnschedulableError, or allocation's errors."""
         reasons: Counter[str] = Counter()
         questions = _AllocationQuestions(self._allocator, unallocated)
         for node in sorted(self._nodes, key=lambda item: (self._room(item).pods, item["metadata"]["name"])):
@@ -80,7 +79,10 @@ class SchedulingSnapshot:
 
 
 class _AllocationQuestions:
-    """The pod's claims as questions: nodes differ in the resources that they offer themselves, mostly in none."""
+    """The pod's claims as allocator questions, one per different extended claim.
+
+    The extended claim depends on which resources the node offers itself; most nodes share one question.
+    """
 
     def __init__(self, allocator: Allocator, unallocated: Sequence[Obj]) -> None:
         self._allocator = allocator

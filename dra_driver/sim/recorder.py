@@ -1,7 +1,7 @@
-"""Events of the embedded cluster's components, as `kubectl describe` shows them under an object.
+"""Writes v1 Events for components of the embedded cluster, as `kubectl describe` shows them under an object.
 
-Owns the v1 Event: repeats of the same event count up one object instead of making more (client-go
-tools/record/events_cache.go does the same). Best effort: a failed write is logged and forgotten.
+A repeated event raises the count of the existing object (as in client-go tools/record/events_cache.go). Best effort: a
+failed write is logged and not repeated.
 """
 
 import logging
@@ -17,12 +17,12 @@ from dra_driver.sim.apiserver.store import Store
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1024
-# client-go remembers as many (maxLruCacheEntries) to count repeats.
+# client-go remembers the same number (maxLruCacheEntries) to count repeats.
 REMEMBERED = 4096
 
 
 class StoreEventRecorder:
-    """Writes events for one component, ``host`` being the node it runs on ("" for none). Thread-safe."""
+    """Writes events for one component; ``host`` is the node that it runs on, "" for none. Thread-safe."""
 
     def __init__(self, store: Store, component: str, host: str = "") -> None:
         self._store = store
@@ -31,11 +31,11 @@ class StoreEventRecorder:
         self._names: OrderedDict[tuple[str, ...], str] = OrderedDict()
 
     def normal(self, obj: Obj, reason: str, message: str, field_path: str = "") -> None:
-        """Something that went as it should."""
+        """Record an event of type Normal."""
         self._record("Normal", obj, reason, message, field_path)
 
     def warning(self, obj: Obj, reason: str, message: str, field_path: str = "") -> None:
-        """Something that a person should look at."""
+        """Record an event of type Warning."""
         self._record("Warning", obj, reason, message, field_path)
 
     def _record(self, kind: str, obj: Obj, reason: str, message: str, field_path: str) -> None:
@@ -46,8 +46,8 @@ class StoreEventRecorder:
         try:
             known = self._store.find(EVENTS, name, namespace)
             if known is None:
-                words = {"type": kind, "reason": reason, "message": message}
-                self._store.create(EVENTS, self._event(obj, name, words, field_path), namespace=namespace)
+                what = {"type": kind, "reason": reason, "message": message}
+                self._store.create(EVENTS, self._event(obj, name, what, field_path), namespace=namespace)
             else:
                 known["count"] = known.get("count", 1) + 1
                 known["lastTimestamp"] = rfc3339(utc_now())
@@ -56,7 +56,7 @@ class StoreEventRecorder:
             log.debug("event not recorded", extra={"reason": error})
 
     def _name(self, subject: str, what: tuple[str, ...]) -> str:
-        """The event's name; the same for a repeat. The time in it keeps events of one second in order."""
+        """The event's name, the same for a repeat. The time in it, in ns, keeps events of one second in order."""
         with self._lock:
             name = self._names.setdefault(what, f"{subject[:200]}.{time.time_ns():016x}")
             self._names.move_to_end(what)
@@ -64,7 +64,7 @@ class StoreEventRecorder:
                 self._names.popitem(last=False)
             return name
 
-    def _event(self, obj: Obj, name: str, words: Obj, field_path: str) -> Obj:
+    def _event(self, obj: Obj, name: str, what: Obj, field_path: str) -> Obj:
         metadata, now = obj["metadata"], rfc3339(utc_now())
         involved = {
             "apiVersion": obj.get("apiVersion", "v1"),
@@ -78,7 +78,7 @@ class StoreEventRecorder:
         return {
             "metadata": {"name": name, "namespace": metadata.get("namespace", "default")},
             "involvedObject": {key: value for key, value in involved.items() if value},
-            **words,
+            **what,
             "source": self._source,
             "reportingComponent": self._source["component"],
             "reportingInstance": self._source.get("host", ""),

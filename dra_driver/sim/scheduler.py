@@ -1,9 +1,8 @@
-"""The embedded cluster's scheduler: finds a node and devices for each pod, writes both, says why not.
+"""The embedded cluster's scheduler: finds a node and devices for each pod, writes both, or reports why none fits.
 
-Owns the queue, the order of writes and the words in conditions and events. What fits is decided by `allocation`.
-Follows kubernetes/kubernetes pkg/scheduler, above all framework/plugins/dynamicresources: claims are allocated and
-reserved before the pod is bound, so a pod on a node always has its devices; a failed step leaves claims that the claim
-controller takes back.
+`placement` and `allocation` decide what fits; this module has the queue and the writes. Follows kubernetes/kubernetes
+pkg/scheduler, above all framework/plugins/dynamicresources: claims are allocated and reserved before the pod is bound,
+so a pod on a node always has its devices. If a step fails, the claim controller deallocates the claims.
 """
 
 import logging
@@ -24,19 +23,19 @@ from dra_driver.sim.recorder import StoreEventRecorder
 log = logging.getLogger(__name__)
 
 DEFAULT_NAME = "default-scheduler"
-# The real ones are 1 s and 10 s; a cluster on a laptop can afford to look sooner.
+# kube-scheduler waits 1 s and 10 s; an embedded cluster has few pods and can retry sooner.
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 2.0
 MAX_RESERVED = 256
 
 
 class _WaitingError(Exception):
-    """The pod's claims do not exist yet; the claim controller's write will bring it back."""
+    """The pod's claims do not exist yet; when the claim controller creates them, the pod is tried again."""
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """When a pod may be tried again. ``seen`` is the state of the cluster that the last attempt failed on."""
+    """When to try a pod again. ``seen`` is the hash of the cluster state in which the last attempt failed."""
 
     count: int = 0
     not_before: float = 0.0
@@ -44,7 +43,7 @@ class _Attempts:
 
 
 class EmbeddedScheduler:
-    """Start it once, stop it once."""
+    """The scheduler's thread. Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -61,38 +60,38 @@ class EmbeddedScheduler:
         self._loop.stop()
 
     def step(self) -> float | None:
-        """Try every pending pod that is due; the seconds until the next one is."""
+        """Try every pending pod that is due; returns the seconds until the next one is, None without one."""
         pods = self._store.list(PODS).items
         waiting = sorted((pod for pod in pods if _is_pending(pod)), key=self._place_in_queue)
         self._attempts = {uid(pod): self._attempts.get(uid(pod), _Attempts()) for pod in waiting}
-        moments = []
+        delays = []
         for pod in waiting:
             attempts, now = self._attempts[uid(pod)], monotonic()
-            # Before the pod is read again: what changes after this line makes the state differ and brings the pod back.
+            # Read before the pod: a change after this line makes the state differ, and the pod is tried again.
             state = self._relevant_state()
             if attempts.seen == state:
                 continue
             if attempts.not_before > now:
-                moments.append(attempts.not_before - now)
+                delays.append(attempts.not_before - now)
                 continue
             current = self._store.find(PODS, key(pod)[1], key(pod)[0])
             if current is not None and uid(current) == uid(pod) and _is_pending(current):
                 self._try(current, attempts, state)
-        return min(moments) if moments else None
+        return min(delays) if delays else None
 
     def _arrived(self, change: ObjectChange) -> None:
-        """Remember the order in which pods came: their time stamps have whole seconds only."""
+        """Remember the order in which pods were created: creationTimestamp has whole seconds only."""
         if change.kind is PODS and change.type == "ADDED":
             self._attempts.setdefault(uid(change.record.obj), _Attempts())
 
     def _place_in_queue(self, pod: Obj) -> tuple[int, str, int]:
-        """First come, first served; of pods that were there before the scheduler, the older one."""
+        """First come, first served; pods from before the start of the scheduler by age."""
         known = list(self._attempts)
         place = known.index(uid(pod)) if uid(pod) in self._attempts else len(known)
         return place, pod["metadata"].get("creationTimestamp", ""), int(pod["metadata"]["resourceVersion"])
 
     def _relevant_state(self) -> int:
-        """Changes when anything changes that can make a pod fit; conditions of waiting pods are not among it."""
+        """A hash of everything that decides whether a pod fits. Conditions of pending pods are not part of it."""
         parts: list[object] = []
         for kind in (NODES, RESOURCE_SLICES, DEVICE_CLASSES, RESOURCE_CLAIMS):
             records, _ = self._store.read_all(kind)
@@ -106,7 +105,7 @@ class EmbeddedScheduler:
         try:
             self._schedule(pod)
         except (ConflictError, NotFoundError) as error:
-            log.debug("trying the pod again", extra={"pod": "/".join(key(pod)), "reason": error})
+            log.debug("pod will be tried again", extra={"pod": "/".join(key(pod)), "reason": error})
             return
         except _WaitingError:
             attempts.seen = state
@@ -123,7 +122,10 @@ class EmbeddedScheduler:
         attempts.count += 1
 
     def _schedule(self, pod: Obj) -> None:
-        """Node, claims, binding. Raises one of the two errors above, allocation's errors or an API error."""
+        """Choose a node, write the claims, bind the pod.
+
+        Raises _WaitingError, UnschedulableError, allocation's errors or an API error.
+        """
         claims = self._claims(pod)
         self._extended.discard_for(pod)
         unallocated = [claim for claim in claims if dig(claim, "status", "allocation") is None]
@@ -158,7 +160,10 @@ class EmbeddedScheduler:
         return found
 
     def _reserve(self, claim: Obj, pod: Obj, allocation: Obj | None) -> None:
-        """Write allocation and user in one update; the finalizer first, so that no allocation is ever without it."""
+        """Add the finalizer, then write allocation and user in one update.
+
+        The finalizer comes first because an allocated claim must always have it.
+        """
         if allocation is not None and FINALIZER not in entries(claim, "metadata", "finalizers"):
             claim["metadata"].setdefault("finalizers", []).append(FINALIZER)
             claim = self._store.update(RESOURCE_CLAIMS, claim)

@@ -72,8 +72,8 @@ def test_the_demo_succeeds() -> None:
     command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "demo", "--root", str(ROOT)]
     done = run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(EXAMPLES)} of {len(EXAMPLES)} examples reached what they state" in done.stdout
+    assert f"{len(EXAMPLES)} of {len(EXAMPLES)} examples met their expectations" in done.stdout
     assert "kubectl get resourceslices" in done.stdout
     assert "pod demo-pending/train cannot fit" in done.stdout
-    assert "The slices were not rewritten once" in done.stdout
-    assert "They ended, and train runs on gpu-b" in done.stdout
+    assert "The ResourceSlices did not change" in done.stdout
+    assert "The holders are deleted, and train runs on gpu-b" in done.stdout

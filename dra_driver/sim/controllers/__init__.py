@@ -1,1 +1,1 @@
-"""Controllers of the embedded cluster: each looks at all of its objects and makes the step that is missing."""
+"""Controllers of the embedded cluster. Each reads all of its objects and makes the next step that is missing."""

@@ -1,8 +1,8 @@
-"""Claims of templates, and the end of claims: what the kube-controller-manager's resourceclaim controller does.
+"""The resourceclaim controller of kube-controller-manager.
 
-Makes a ResourceClaim for each template that a pod names, takes pods that are done out of ``status.reservedFor``, takes
-the allocation back when nobody uses it any more, and deletes generated claims of pods that are done. Follows
-kubernetes/kubernetes pkg/controller/resourceclaim/controller.go.
+Creates a ResourceClaim for each template that a pod names, removes finished pods from ``status.reservedFor``,
+deallocates claims without users, and deletes generated claims of finished pods. Follows kubernetes/kubernetes
+pkg/controller/resourceclaim/controller.go.
 """
 
 from dra_driver.allocation.extended import ANNOTATION
@@ -23,12 +23,12 @@ from dra_driver.sim.objects import (
 )
 from dra_driver.sim.recorder import StoreEventRecorder
 
-# What was made for one pod: of a template by this controller, or for extended resources by the scheduler.
+# Claims generated for one pod: from a template by this controller, or for extended resources by the scheduler.
 _GENERATED = frozenset({CLAIM_ANNOTATION, ANNOTATION})
 
 
 class ClaimController:
-    """Start it once, stop it once."""
+    """The controller's thread. Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class ClaimController:
         self._loop = ControllerLoop(
             "claim-controller", store, (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES), self.step
         )
-        self._complained: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def start(self) -> None:
         self._loop.start()
@@ -45,9 +45,9 @@ class ClaimController:
         self._loop.stop()
 
     def step(self) -> float | None:
-        """One look at all pods and claims."""
-        # Claims first: whoever a claim was reserved for by then is in the later list of pods, or really gone. The other
-        # way round, a pod made between the two would lose its reservation for ever.
+        """Reconcile all pods and claims once; returns 1 s when a write failed."""
+        # List claims first: every pod that a claim is reserved for is then in the later list of pods, or deleted. In
+        # the other order, a pod created between the two lists would lose its reservation for good.
         claims = self._store.list(RESOURCE_CLAIMS).items
         pods = self._store.list(PODS).items
         failed = False
@@ -74,22 +74,22 @@ class ClaimController:
             try:
                 claim = self._generated(pod, item["name"], claims) or self._generate(pod, item)
             except DraError as error:
-                self._complain(pod, item["name"], str(error))
+                self._report_failure(pod, item["name"], str(error))
                 return False
             statuses.append({"name": item["name"], "resourceClaimName": claim["metadata"]["name"]})
         pod.setdefault("status", {})["resourceClaimStatuses"] = statuses
         self._store.update_status(PODS, pod)
         return True
 
-    def _complain(self, pod: Obj, claim: str, reason: str) -> None:
-        if (uid(pod), claim) not in self._complained:
-            self._complained.add((uid(pod), claim))
+    def _report_failure(self, pod: Obj, claim: str, reason: str) -> None:
+        if (uid(pod), claim) not in self._reported:
+            self._reported.add((uid(pod), claim))
             text = f"PodResourceClaim {claim}: failed to create ResourceClaim: {reason}"
             self._recorder.warning(pod, "FailedResourceClaimCreation", text)
 
     @staticmethod
     def _generated(pod: Obj, name: str, claims: list[Obj]) -> Obj | None:
-        """A claim made by an earlier look whose result did not reach the pod's status."""
+        """A claim of an earlier step that failed before it wrote the pod's status."""
         return next(
             (
                 claim
@@ -103,7 +103,7 @@ class ClaimController:
         namespace, pod_name = key(pod)
         template = self._store.get(RESOURCE_CLAIM_TEMPLATES, item["resourceClaimTemplateName"], namespace)
         given = mapping(template, "spec", "metadata")
-        # Generated names stay readable: a long pod name is cut, not the claim's.
+        # Cut a long pod name, not the claim's name, so that generated names stay readable.
         prefix = f"{pod_name[:200]}-{item['name']}-"
         metadata = {
             "generateName": prefix,
@@ -115,7 +115,7 @@ class ClaimController:
         return self._store.create(RESOURCE_CLAIMS, claim, namespace=namespace)
 
     def _release(self, claim: Obj, pods: dict[str, Obj]) -> None:
-        """Take users that are done out; with the last one goes the allocation, and a generated claim altogether."""
+        """Remove finished users; without users, deallocate the claim, and delete it if it was generated."""
         reserved = entries(claim, "status", "reservedFor")
         kept = [user for user in reserved if _uses(user, pods.get(user.get("uid", "")))]
         if kept and kept != reserved:
@@ -128,14 +128,14 @@ class ClaimController:
             for field in ("reservedFor", "allocation", "devices"):
                 claim["status"].pop(field, None)
             claim = self._store.update_status(RESOURCE_CLAIMS, claim)
-        # A claim that is neither was given its finalizer a moment ago, by a scheduler that is about to allocate it.
+        # Otherwise the scheduler has just added the finalizer and is about to allocate the claim.
         if (freed or is_deleted(claim)) and FINALIZER in entries(claim, "metadata", "finalizers"):
             claim["metadata"]["finalizers"].remove(FINALIZER)
             claim = self._store.update(RESOURCE_CLAIMS, claim)
         self._delete_generated(claim, pods)
 
     def _delete_generated(self, claim: Obj, pods: dict[str, Obj]) -> None:
-        """The garbage collector would do it as well, but a pod that is done may stay for long."""
+        """Delete the claim of a finished pod now: the garbage collector would wait until the pod is deleted."""
         if is_deleted(claim) or _GENERATED.isdisjoint(mapping(claim, "metadata", "annotations")):
             return
         owner = next((pods.get(item.get("uid", "")) for item in entries(claim, "metadata", "ownerReferences")), None)
@@ -144,11 +144,11 @@ class ClaimController:
 
 
 def _done(pod: Obj) -> bool:
-    """Whether the pod will never use a claim again: finished, or deleted before it reached a node."""
+    """Whether the pod will never use a claim again: it has finished, or was deleted before it was bound."""
     return is_finished(pod) or (is_deleted(pod) and not dig(pod, "spec", "nodeName"))
 
 
 def _uses(user: Obj, pod: Obj | None) -> bool:
     if user.get("resource") != "pods" or user.get("apiGroup"):
-        return True  # users of other kinds are for whoever put them there
+        return True  # the controller that added a user of another kind removes it
     return pod is not None and not _done(pod)

@@ -1,7 +1,8 @@
-"""Deployments: a replica set per pod template, the newest one grown while the others shrink.
+"""The deployment controller: one replica set per pod template; scales the newest one up and the others down.
 
 Follows pkg/controller/deployment of kubernetes/kubernetes: hash label, maxSurge and maxUnavailable (default 25 %),
-conditions Available and Progressing. Without rollback, pause and history limits: old replica sets go once empty.
+conditions Available and Progressing. Not implemented: rollback, pause and history limits; old replica sets are deleted
+once they are empty.
 """
 
 import hashlib
@@ -16,12 +17,12 @@ from dra_driver.sim.objects import is_deleted, key, owned_by, owner_reference, s
 from dra_driver.sim.recorder import StoreEventRecorder
 
 HASH_LABEL = "pod-template-hash"
-# Like the real hash: no vowels, nothing that could spell a word.
+# As in Kubernetes (k8s.io/apimachinery pkg/util/rand): without vowels, so that hashes spell no words.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class DeploymentController:
-    """Start it once, stop it once."""
+    """The controller's thread. Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -35,7 +36,7 @@ class DeploymentController:
         self._loop.stop()
 
     def step(self) -> float | None:
-        """One look at all deployments."""
+        """Reconcile all deployments once."""
         for deployment in self._store.list(DEPLOYMENTS).items:
             if not is_deleted(deployment):
                 self._reconcile(deployment)
@@ -74,7 +75,7 @@ class DeploymentController:
         available = sum(int(dig(item, "status", "availableReplicas", default=0)) for item in (newest, *old))
         may_go = max(available - (replicas - unavailable), 0)
         for item in old:
-            # Replicas that never became available are in nobody's way: they go first and at once.
+            # Removing replicas that never became available does not reduce availability: remove them first.
             idle = max(_replicas(item) - int(dig(item, "status", "availableReplicas", default=0)), 0)
             removed = min(_replicas(item) - idle, may_go)
             may_go -= removed
@@ -112,10 +113,10 @@ _COUNTED = ("replicas", "readyReplicas", "availableReplicas")
 def _conditions(deployment: Obj, available: int, newest: Obj, now: datetime) -> None:
     wanted = _replicas(deployment)
     enough = available >= wanted - _rollout_limits(deployment, wanted)[1]
-    words = "has minimum availability" if enough else "does not have minimum availability"
+    outcome = "has minimum availability" if enough else "does not have minimum availability"
     reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
     set_condition(
-        deployment, "Available", "True" if enough else "False", now, reason=reason, message=f"Deployment {words}."
+        deployment, "Available", "True" if enough else "False", now, reason=reason, message=f"Deployment {outcome}."
     )
     complete = available >= wanted and int(dig(newest, "status", "availableReplicas", default=0)) >= wanted
     name = newest["metadata"]["name"]
@@ -127,7 +128,7 @@ def _conditions(deployment: Obj, available: int, newest: Obj, now: datetime) -> 
 
 
 def template_hash(template: Obj) -> str:
-    """A short name for a pod template; the same template has the same one."""
+    """A short hash of a pod template."""
     number = int.from_bytes(hashlib.sha256(json.dumps(template, sort_keys=True).encode()).digest()[:6], "big")
     letters = ""
     while len(letters) < 10:
@@ -141,7 +142,7 @@ def _replicas(obj: Obj) -> int:
 
 
 def _rollout_limits(deployment: Obj, replicas: int) -> tuple[int, int]:
-    """How many pods more than ``replicas`` there may be, and how many less."""
+    """maxSurge and maxUnavailable in pods: how many more and how many fewer than ``replicas`` may exist."""
     strategy = mapping(deployment, "spec", "strategy")
     if strategy.get("type") == "Recreate":
         return 0, replicas

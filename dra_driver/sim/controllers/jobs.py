@@ -1,6 +1,7 @@
-"""Jobs: pods until enough have succeeded or too many have failed (pkg/controller/job of kubernetes/kubernetes).
+"""The job controller: creates pods until enough have succeeded or too many have failed.
 
-Completions, parallelism and backoffLimit; without indexes, suspension, deadlines and pod failure policies.
+Follows pkg/controller/job of kubernetes/kubernetes: completions, parallelism and backoffLimit. Not implemented:
+indexes, deadlines and pod failure policies; suspended jobs are skipped.
 """
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping, rfc3339, utc_now
@@ -15,7 +16,7 @@ MAX_STEP = 50
 
 
 class JobController:
-    """Start it once, stop it once."""
+    """The controller's thread. Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -30,7 +31,7 @@ class JobController:
         self._loop.stop()
 
     def step(self) -> float | None:
-        """One look at all jobs."""
+        """Reconcile all unfinished jobs once."""
         for job in self._store.list(JOBS).items:
             over = "True" in (condition(job, "Complete"), condition(job, "Failed"))
             if not is_deleted(job) and not over and not dig(job, "spec", "suspend", default=False):

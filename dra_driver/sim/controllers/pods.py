@@ -1,4 +1,4 @@
-"""Pods made from a template, for every workload controller: naming, ownership, counting."""
+"""Pods that workload controllers create from a template: names, owners, counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from dra_driver.sim.recorder import StoreEventRecorder
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """An owner's pods, sorted by what they are at. Deleted ones count for nothing but "not gone yet"."""
+    """An owner's pods by state. Pods being deleted are in ``pods`` only."""
 
     pods: Sequence[Obj]
 
     @property
     def active(self) -> list[Obj]:
-        """Neither finished nor on the way out."""
+        """Pods that are neither finished nor being deleted."""
         return [pod for pod in self.pods if not is_finished(pod) and not is_deleted(pod)]
 
     @property
     def ready(self) -> list[Obj]:
-        """Active and ready."""
+        """Active pods that are ready."""
         return [pod for pod in self.active if is_ready(pod)]
 
     def in_phase(self, phase: str) -> list[Obj]:
-        """Pods that ended that way."""
+        """Pods in that phase."""
         return [pod for pod in self.pods if mapping(pod, "status").get("phase") == phase]
 
 
 class PodMaker:
-    """Creates and deletes pods on behalf of controllers."""
+    """Lists, creates and deletes pods for controllers, with events on the owner."""
 
     def __init__(self, store: Store, recorder: StoreEventRecorder) -> None:
         self._store = store
@@ -41,11 +41,11 @@ class PodMaker:
     def owned(self, owner: Obj) -> Owned:
         """The pods that belong to ``owner``, oldest first."""
         pods = self._store.list(PODS, key(owner)[0]).items
-        mine = [pod for pod in pods if owned_by(pod, owner)]
-        return Owned(sorted(mine, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
+        owned = [pod for pod in pods if owned_by(pod, owner)]
+        return Owned(sorted(owned, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
 
     def create(self, owner: Obj, template: Obj, labels: Obj | None = None) -> Obj:
-        """One more pod of ``owner``."""
+        """Create a pod of ``owner`` from the template."""
         namespace, name = key(owner)
         metadata = copy_json(mapping(template, "metadata"))
         metadata = {part: metadata[part] for part in ("labels", "annotations") if part in metadata}
@@ -57,7 +57,7 @@ class PodMaker:
         return created
 
     def delete(self, owner: Obj, pod: Obj) -> None:
-        """One pod less."""
+        """Delete a pod of ``owner``."""
         namespace, name = key(pod)
         self._store.delete(PODS, name, namespace, DeleteOptions(uid=pod["metadata"]["uid"]))
         self._recorder.normal(owner, "SuccessfulDelete", f"Deleted pod: {name}")

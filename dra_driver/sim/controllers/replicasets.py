@@ -1,4 +1,4 @@
-"""Replica sets: as many pods as they say, no more (pkg/controller/replicaset of kubernetes/kubernetes)."""
+"""The replica set controller: keeps the wanted number of pods (pkg/controller/replicaset of kubernetes/kubernetes)."""
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, mapping
 from dra_driver.sim.apiserver.kinds import PODS, REPLICA_SETS
@@ -8,12 +8,12 @@ from dra_driver.sim.loop import ControllerLoop
 from dra_driver.sim.objects import is_deleted, is_ready
 from dra_driver.sim.recorder import StoreEventRecorder
 
-# A replica set of a thousand is a typing mistake on a laptop; made in steps, it can still be stopped.
+# A thousand replicas are probably a typing mistake; in steps, the user can still correct it.
 MAX_STEP = 50
 
 
 class ReplicaSetController:
-    """Start it once, stop it once."""
+    """The controller's thread. Start it once, stop it once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class ReplicaSetController:
         self._loop.stop()
 
     def step(self) -> float | None:
-        """One look at all replica sets."""
+        """Reconcile all replica sets once."""
         for item in self._store.list(REPLICA_SETS).items:
             if not is_deleted(item):
                 self._reconcile(item)
@@ -39,7 +39,7 @@ class ReplicaSetController:
         active = owned.active
         for _ in range(min(wanted - len(active), MAX_STEP)):
             self._pods.create(item, mapping(item, "spec", "template"))
-        # Those that are not ready go first, then the youngest.
+        # Delete pods that are not ready first, then the youngest.
         youngest_first = active[::-1]
         surplus = sorted(youngest_first, key=is_ready)[: max(len(active) - wanted, 0)]
         for pod in surplus[:MAX_STEP]:

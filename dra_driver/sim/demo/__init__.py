@@ -1,0 +1,1 @@
+"""The demonstration, and how examples are run and checked on any cluster."""

@@ -1,7 +1,4 @@
-"""A chapter of the demonstration: a story in a namespace of its own, after which the nodes must be clean.
-
-Owns the frame and what stories are told with: pods that claim one thing each. Refuses to know the stories.
-"""
+"""Runs one chapter of the demonstration in its own namespace, and checks that it leaves nothing on the nodes."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,8 +13,10 @@ Say = Callable[[str], None]
 
 
 def run_chapter(cluster: Cluster, say: Say, namespace: str, story: Callable[[], None]) -> str:
-    """Have ``story`` told in ``namespace``, which is made for it; what went wrong, "" when nothing did and nothing is
-    left on any node."""
+    """Create ``namespace``, run ``story``, delete the namespace and wait until the nodes are clean.
+
+    Returns the first problem, "" without one.
+    """
     problem = ""
     try:
         cluster.store.create(NAMESPACES, {"metadata": {"name": namespace}})
@@ -35,7 +34,7 @@ def run_chapter(cluster: Cluster, say: Say, namespace: str, story: Callable[[], 
 
 
 def make_pod(cluster: Cluster, namespace: str, name: str, exactly: dict[str, Any], **spec: Any) -> None:
-    """A pod whose one container has a claim for ``exactly`` this, from a template of the pod's name."""
+    """Create a pod with one container and a claim for ``exactly``, from a template named like the pod."""
     template = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",

@@ -1,6 +1,6 @@
-"""One embedded cluster after the other, each for the examples that need it.
+"""Provides an embedded cluster for each set of requirements, one cluster at a time.
 
-Owns which cluster runs now. At most one does: two cores and a laptop's memory are enough for any number of examples.
+Only one runs at a time, so that two cores and a laptop's memory are enough for any number of examples.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ from dra_driver.sim.demo.requirements import Requirements
 
 
 class ClusterPool:
-    """A context manager that hands out a running cluster for `needs.Needs` and ends it when others are needed.
+    """A context manager that provides running clusters.
 
-    ``nodes`` is what runs where an example does not say; ``prepare`` is called once with each cluster that has come
-    up, to create the classes. Ask in the order of `needs.group`, so that each cluster is started once.
+    ``nodes`` are for examples without requirements. ``prepare`` is called once with each started cluster, for example
+    to create device classes. Ask in the order of `requirements.group_examples`, so that each cluster starts once.
     """
 
     def __init__(self, nodes: Mapping[str, str], prepare: Callable[[Cluster], object] = lambda _cluster: None) -> None:
@@ -32,7 +32,10 @@ class ClusterPool:
         self.stop()
 
     def cluster(self, requirements: Requirements) -> Cluster:
-        """A cluster with what is needed, every node published. Raises ConfigurationError or RetryableError."""
+        """A running cluster that meets the requirements; stops the former one if it does not.
+
+        Every node has published its GPUs. Raises ConfigurationError or RetryableError.
+        """
         if self._cluster is None or self._requirements != requirements:
             self.stop()
             cluster = Cluster(dict(requirements.nodes) or self._nodes, policies=requirements.policies)
@@ -42,7 +45,7 @@ class ClusterPool:
         return self._cluster
 
     def stop(self) -> None:
-        """End the cluster that runs, if any. Idempotent."""
+        """Stop the running cluster, if any. Idempotent."""
         if self._cluster is not None:
             self._cluster.stop()
         self._cluster = self._requirements = None

@@ -1,7 +1,7 @@
-"""The demonstration: two nodes with different GPUs, every example, a readable account of what happened.
+"""The demonstration: runs every example on two nodes with different GPUs and prints what happened.
 
-Examples that need other GPUs or policies (`needs`) come after the others, each group on a cluster of its own. Owns the
-account and the verdict. Fails when any example does not reach what it states or leaves something behind.
+Examples that need other GPUs or policies (`requirements`) run last, each group on its own cluster. The demonstration
+fails if an example does not meet its expectations or leaves something behind.
 """
 
 import json
@@ -28,40 +28,40 @@ Say = Callable[[str], None]
 
 
 def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
-    """The whole demonstration with the manifests below ``root``; whether everything was as stated.
+    """Run the demonstration with the manifests below ``root``; returns whether all expectations were met.
 
-    Raises ConfigurationError when the manifests are not there, RetryableError when the cluster does not come up.
+    Raises ConfigurationError if there are no manifests, RetryableError if the cluster does not start.
     """
     examples = sorted((root / EXAMPLES).glob("*.yaml"))
     if not examples or not (root / CLASSES).is_file():
         raise ConfigurationError(
-            f"no {EXAMPLES}/*.yaml and {CLASSES} below {root}: run this in a checkout of the project"
+            f"{root} has no {EXAMPLES}/*.yaml or no {CLASSES}: run this in a checkout of the project"
         )
     started = time.monotonic()
     groups = group_examples(examples)
     results: list[ExampleResult] = []
-    with ClusterPool(nodes or NODES_OF_DEMO, lambda started_one: started_one.apply(root / CLASSES)) as pool:
+    with ClusterPool(nodes or NODES_OF_DEMO, lambda started_cluster: started_cluster.apply(root / CLASSES)) as pool:
         cluster = pool.cluster(Requirements())
         _introduce(cluster, say, time.monotonic() - started)
         results += _run_all(cluster, groups.pop(Requirements(), []), say)
         explained = pending.run(cluster, say)
-        say("CDI documents that stay: one per node, shared by all its containers")
+        say("Remaining CDI documents: one per node, shared by all of its containers")
         for node in cluster.nodes.values():
             say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
         for requirements, members in groups.items():
             begun = time.monotonic()
             cluster = pool.cluster(requirements)
-            say(f"\nAnother cluster is up: {requirements} ({time.monotonic() - begun:.1f} s).\n")
+            say(f"\nStarted another cluster: {requirements} ({time.monotonic() - begun:.1f} s).\n")
             results += _run_all(cluster, members, say)
-        alike = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
-        transformed = forms.run(pool.cluster(alike), say)
+        one_h100 = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
+        transformed = forms.run(pool.cluster(one_h100), say)
     good = sum(result.problem is None for result in results)
-    say(f"\n{good} of {len(results)} examples reached what they state; {time.monotonic() - started:.1f} s in all.")
+    say(f"\n{good} of {len(results)} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
     return good == len(results) and explained and transformed
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:
-    say(f"Cluster with {len(cluster.nodes)} nodes is up, GPUs are published ({up_s:.1f} s).\n")
+    say(f"The cluster with {len(cluster.nodes)} nodes runs, all GPUs are published ({up_s:.1f} s).\n")
     say("$ kubectl get nodes\n" + table(NODES, cluster.store.list(NODES).items, utc_now()) + "\n")
     say("$ kubectl get resourceslices\n" + table(RESOURCE_SLICES, cluster.slices(), utc_now()) + "\n")
     say(_devices(cluster) + "\n")
@@ -83,20 +83,20 @@ def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[Examp
 
 
 def checkout() -> Path:
-    """Where the manifests are: the current folder if it has them, else the checkout that this code runs from."""
+    """The folder with the manifests: the current one if it has them, else the checkout that this code runs from."""
     here, source = Path.cwd(), Path(__file__).resolve().parents[3]
     return here if (here / CLASSES).is_file() else source
 
 
 def apply_classes(cluster: Cluster) -> None:
-    """Create the project's DeviceClasses; an installation without a checkout does without them."""
+    """Create the project's DeviceClasses; does nothing without a checkout."""
     path = checkout() / CLASSES
     if path.is_file():
         cluster.apply(path)
 
 
 def _devices(cluster: Cluster) -> str:
-    """One line per GPU with the attributes that selectors use; its MIG devices are counted, an H100 has some twenty."""
+    """One line per GPU with the attributes that selectors use, and its number of MIG devices (about 20 on an H100)."""
     rows = [["NODE", "DEVICE", "PRODUCT", "ARCHITECTURE", "MEMORY", "DRIVER", "MIG DEVICES"]]
     by_node: dict[str, list[Obj]] = {}
     for item in cluster.slices():
@@ -109,13 +109,13 @@ def _devices(cluster: Cluster) -> str:
                 product, architecture, driver = (_value(device, name) for name in _SHOWN)
                 count = str(parts.pop(_value(device, "uuid"), 0) or "-")
                 rows.append([node, device["name"], product, architecture, memory, driver, count])
-        # Parents that are published in parts only.
+        # GPUs that are published as MIG devices only.
         rows += [[node, "-", parent, "-", "-", "-", str(count)] for parent, count in parts.items()]
     return f"Devices of {DRIVER}\n{columns(rows)}"
 
 
 def _value(device: Obj, attribute: str) -> str:
-    """The attribute's value, whatever its type, "-" without it."""
+    """The attribute's value, of any type, "-" without it."""
     return str(next(iter(dig(device, "attributes", attribute, default={"": "-"}).values())))
 
 
@@ -123,7 +123,7 @@ _SHOWN = ("productName", "architecture", "driverVersion")
 
 
 def _documents(cluster: Cluster) -> list[str]:
-    """The claims' CDI documents on all nodes, each with its device nodes."""
+    """One line per device of each claim's CDI document, with its device nodes."""
     lines = []
     for node in cluster.nodes.values():
         for path in node.claim_files():
@@ -142,7 +142,7 @@ def _account(result: ExampleResult, documents: list[str]) -> str:
         where = f"on {container.node}" if container.node else "on no node"
         lines.append(f"    pod      {container.pod}/{container.container}: {container.phase} {where}")
         lines += [f"      log    {line}" for line in container.log.splitlines()]
-        lines += [f"      says   {container.note}"] if container.note else []
+        lines += [f"      reason {container.note}"] if container.note else []
     lines += [f"    cdi      {line}" for line in documents]
     if result.problem is not None:
         lines.append(f"    problem  {result.problem}")

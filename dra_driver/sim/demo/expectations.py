@@ -1,16 +1,15 @@
-"""What an example states about itself, read from its comments and checked against a cluster.
+"""Parses the ``# expect:`` lines of an example and checks them against a cluster.
 
-Owns the grammar of ``# expect:`` lines and what each means. Works on any cluster through `client.Client`, so the same
-statements are checked in the embedded cluster and on a real one. What an example needs of its cluster is said in
-comments of another kind, see `needs`.
+Works on any cluster through `client.Client`, so the embedded cluster and a real one are checked for the same
+expectations. `requirements` reads which cluster an example needs.
 
-    # expect: pod/NAME Running sees N GPU(s)        every container ready; their logs list exactly what was granted,
-    # expect: pod/NAME Running sees N MIG device(s)   by UUID for GPUs, by parent and profile for MIG devices
+    # expect: pod/NAME Running sees N GPU(s)        all containers ready; their logs list exactly the allocated devices,
+    # expect: pod/NAME Running sees N MIG device(s)   GPUs compared by UUID, MIG devices by parent and profile
     # expect: pod/NAME Running sees N MIG device(s) of profile P
     # expect: pod/NAME Running sees N GPU(s) and M MIG device(s)
-    # expect: pod/NAME Pending                      unschedulable, and said so
-    # expect: pod/NAME logs LINE                    every container's log has the line, CUDA_MPS_…=… say
-    # expect: container POD/C logs LINE             this one's has
+    # expect: pod/NAME Pending                      with condition PodScheduled=False
+    # expect: pod/NAME logs LINE                    every container's log has the line, for example CUDA_MPS_…=…
+    # expect: container POD/C logs LINE             the log of this container has the line
     # expect: job/NAME Complete
     # expect: deployment/NAME Available             every replica available
     # expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
@@ -37,9 +36,9 @@ _NAME: Final = r"[a-z0-9][a-z0-9.-]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """One statement. ``pod``, ``job``, ``deployment`` and ``container`` name one object; the plural forms several.
+    """One expectation. ``names`` has one object for the kinds pod, job, deployment and logs, several for the others.
 
-    ``profile`` is that of all partitions, "" for any. ``line`` is what a log has to have.
+    ``profile`` is the MIG profile of all partitions, "" for any. ``line`` is the line that a log must contain.
     """
 
     text: str
@@ -67,7 +66,7 @@ _SEVERAL: Final = re.compile(
 
 
 def parse_expectation(text: str) -> Expectation:
-    """One statement. Raises ConfigurationError when it has none of the known forms."""
+    """Parse one expectation. Raises ConfigurationError if it has none of the forms above."""
     for form, kind, state in _FORMS:
         if match := form.fullmatch(text):
             return Expectation(text=text, kind=kind, names=(match[1],), state=state)
@@ -87,19 +86,19 @@ def parse_expectation(text: str) -> Expectation:
         return Expectation(text=text, kind="logs", names=(name,), state="logs", line=match[3])
     if match := _SEVERAL.fullmatch(text):
         return Expectation(text=text, kind=match[1], names=tuple(match[2].split()), state=match[3])
-    raise ConfigurationError(f"cannot read the expectation {text!r}")
+    raise ConfigurationError(f"unknown form of expectation: {text!r}")
 
 
 def read_expectations(path: Path) -> list[Expectation]:
-    """All statements of a file. Raises ConfigurationError when there is none: an example has to say what it shows."""
+    """All expectations of a file. Raises ConfigurationError if it has none: every example must state its result."""
     lines = _LINE.findall(path.read_text(encoding="utf-8"))
     if not lines:
-        raise ConfigurationError(f"{path} has no '# expect:' line")
+        raise ConfigurationError(f"{path} has no '# expect:' line, expected at least one")
     return [parse_expectation(line) for line in lines]
 
 
 def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -> str | None:
-    """What is not as stated yet, the first such thing; None when everything is."""
+    """The first expectation that does not hold, with the reason; None if all hold."""
     for expectation in expectations:
         try:
             complaint = _CHECKS[expectation.kind](expectation, client, namespace)
@@ -111,7 +110,7 @@ def unmet(expectations: Iterable[Expectation], client: Client, namespace: str) -
 
 
 def _seen_by(pod: Obj, client: Client) -> Devices:
-    """What the logs of all of the pod's containers list together."""
+    """The devices that the logs of all of the pod's containers list."""
     return sum((observed_devices(log) for log in _logs_of(pod, client).values()), Devices())
 
 
@@ -124,7 +123,7 @@ def _logs_of(pod: Obj, client: Client) -> dict[str, str]:
 def _pod(expectation: Expectation, client: Client, namespace: str) -> str | None:
     pod = client.find(PODS, expectation.names[0], namespace)
     if pod is None:
-        return "there is no such pod"
+        return "the pod does not exist"
     phase = dig(pod, "status", "phase", default="")
     if expectation.state == "Pending":
         unschedulable = phase == "Pending" and condition(pod, "PodScheduled") == "False"
@@ -137,7 +136,7 @@ def _pod(expectation: Expectation, client: Client, namespace: str) -> str | None
 
 
 def _sees(expectation: Expectation, pod: Obj, client: Client) -> str | None:
-    """All containers together list exactly what the pod's claims were granted, and as many as stated."""
+    """All containers together list exactly the devices allocated to the pod's claims, and as many as expected."""
     found = _seen_by(pod, client)
     for wanted, listed, what in (
         (expectation.gpus, found.gpus, "GPUs"),
@@ -155,16 +154,16 @@ def _logs(expectation: Expectation, client: Client, namespace: str) -> str | Non
     name, _, container = expectation.names[0].partition("/")
     pod = client.find(PODS, name, namespace)
     if pod is None:
-        return "there is no such pod"
+        return "the pod does not exist"
     logs = {container: client.log(namespace, name, container)} if container else _logs_of(pod, client)
     for where, log in logs.items():
         if expectation.line not in log.splitlines():
-            return f"{where} does not log it, but {log.splitlines()}"
+            return f"the log of {where} lacks the line, it has {log.splitlines()}"
     return None
 
 
 def why_unscheduled(pod: Obj) -> str:
-    """What the scheduler says about a pod without a node, "" for one that has a node."""
+    """The scheduler's message for a pod without a node, "" for a pod that has one."""
     for item in entries(pod, "status", "conditions"):
         if item.get("type") == "PodScheduled" and item.get("status") == "False":
             return str(item.get("message", ""))
@@ -183,7 +182,7 @@ def _why(pod: Obj) -> str:
 def _job(expectation: Expectation, client: Client, namespace: str) -> str | None:
     job = client.find(JOBS, expectation.names[0], namespace)
     if job is None:
-        return "there is no such job"
+        return "the job does not exist"
     if condition(job, "Complete") == "True":
         return None
     succeeded, failed = (dig(job, "status", field, default=0) for field in ("succeeded", "failed"))
@@ -193,7 +192,7 @@ def _job(expectation: Expectation, client: Client, namespace: str) -> str | None
 def _deployment(expectation: Expectation, client: Client, namespace: str) -> str | None:
     deployment = client.find(DEPLOYMENTS, expectation.names[0], namespace)
     if deployment is None:
-        return "there is no such deployment"
+        return "the deployment does not exist"
     wanted, available = (
         dig(deployment, "spec", "replicas", default=1),
         dig(deployment, "status", "availableReplicas", default=0),
@@ -204,17 +203,17 @@ def _deployment(expectation: Expectation, client: Client, namespace: str) -> str
 
 
 def _compare(expectation: Expectation, found: dict[str, Devices]) -> str | None:
-    sort, _, what = expectation.state.partition(" ")
+    relation, _, what = expectation.state.partition(" ")
     of_gpus = what.startswith("GPU")
     listed = {
         name: frozenset(devices.listed if of_gpus else (part.uuid for part in devices.partitions))
         for name, devices in found.items()
     }
-    blind = [name for name, uuids in listed.items() if not uuids]
-    if blind:
-        return f"{', '.join(blind)} see no {'GPU' if of_gpus else 'MIG device'}"
+    without = [name for name, uuids in listed.items() if not uuids]
+    if without:
+        return f"{', '.join(without)} see no {'GPU' if of_gpus else 'MIG device'}"
     sets = list(listed.values())
-    fits = len(set(sets)) == 1 if sort == "same" else len(frozenset().union(*sets)) == sum(map(len, sets))
+    fits = len(set(sets)) == 1 if relation == "same" else len(frozenset().union(*sets)) == sum(map(len, sets))
     return None if fits else "; ".join(f"{name} sees {', '.join(sorted(uuids))}" for name, uuids in listed.items())
 
 
@@ -223,7 +222,7 @@ def _pods(expectation: Expectation, client: Client, namespace: str) -> str | Non
     for name in expectation.names:
         pod = client.find(PODS, name, namespace)
         if pod is None:
-            return f"there is no pod {name}"
+            return f"pod {name} does not exist"
         found[name] = _seen_by(pod, client)
     return _compare(expectation, found)
 

@@ -1,7 +1,6 @@
-"""A chapter of the demonstration: one H100 is a whole GPU, then seven MIG slices, then three memory shares.
+"""A chapter of the demonstration: claims turn one H100 into a whole GPU, seven MIG devices, and three memory shares.
 
-Owns the story. What the GPU becomes is decided by what is asked for: the slices that describe it stay the same, and
-claims that exclude each other wait for each other.
+The ResourceSlices stay the same throughout; claims that exclude each other wait for each other.
 """
 
 from collections.abc import Sequence
@@ -24,41 +23,44 @@ _SHARES: Final = {"share-10": ("10Gi", 20), "share-20": ("20Gi", 30), "share-30"
 
 
 def run(cluster: Cluster, say: Say) -> bool:
-    """The chapter, on a cluster of `NODES` under `POLICY`; whether all went as told. Leaves nothing behind."""
-    say("--- one GPU, whatever is asked for")
+    """Run the chapter on a cluster of `NODES` with `POLICY`; returns whether everything went as expected."""
+    say("--- one GPU in every form")
     problem = run_chapter(cluster, say, NAMESPACE, lambda: _play(cluster, say))
     if not problem:
-        say("    They ended; no instance, daemon, file or journal row is left.\n")
+        say("    The pods are deleted; no GPU instance, daemon, file or journal row is left.\n")
     return not problem
 
 
 def _play(cluster: Cluster, say: Say) -> None:
     before = _versions(cluster)
-    say(f"    It is published once, in every form:\n\n{_slices(cluster)}\n")
-    say(f"    Its devices, counted by kind:\n\n{_published(cluster)}\n")
+    say(f"    The ResourceSlices describe it in every form at once:\n\n{_slices(cluster)}\n")
+    say(f"    Its devices by kind:\n\n{_published(cluster)}\n")
     make_pod(cluster, NAMESPACE, "whole", _request("gpu.nvidia.com"))
     _await(cluster, ["whole"])
-    slices = [f"slice-{number}" for number in range(1, 9)]
-    for name in slices:
+    mig_pods = [f"mig-{number}" for number in range(1, 9)]
+    for name in mig_pods:
         make_pod(
             cluster,
             NAMESPACE,
             name,
             _request("mig.nvidia.com", 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'),
         )
-    _await_pending(cluster, slices)
-    say("1. A pod takes it whole; slices have to wait.\n" + _account(cluster))
+    _await_pending(cluster, mig_pods)
+    say("1. A pod uses the whole GPU; pods for MIG devices wait.\n" + _account(cluster))
     _end(cluster, ["whole"])
-    cluster.wait(lambda: _count_ready(cluster, slices, 7), WAIT_S, "seven of eight slices to run")
-    (late,) = (name for name in slices if not is_ready(_pod(cluster, name)))
+    cluster.wait(lambda: _count_ready(cluster, mig_pods, 7), WAIT_S, "seven of eight pods with MIG devices to run")
+    (late,) = (name for name in mig_pods if not is_ready(_pod(cluster, name)))
     make_pod(cluster, NAMESPACE, "whole-again", _request("gpu.nvidia.com"))
     _await_pending(cluster, [late, "whole-again"])
-    say("2. It ended, and the driver cut the GPU into seven. The eighth waits, and so does the next whole GPU.")
+    say("2. The pod was deleted, and the driver created seven MIG devices. The eighth pod and a whole-GPU pod wait.")
     say(_account(cluster))
     _end(cluster, [late])
-    _end(cluster, [name for name in slices if name != late])
+    _end(cluster, [name for name in mig_pods if name != late])
     _await(cluster, ["whole-again"])
-    say("3. The last slice ended, and the driver joined the GPU again.\n" + _account(cluster))
+    say(
+        "3. The pods with MIG devices were deleted, and the driver switched MIG mode off: the GPU is whole again.\n"
+        + _account(cluster)
+    )
     _end(cluster, ["whole-again"])
     for name, (memory, percent) in _SHARES.items():
         make_pod(
@@ -68,11 +70,11 @@ def _play(cluster: Cluster, say: Say) -> None:
             _request("gpu.nvidia.com", capacity={"memory": memory, "computePercent": str(percent)}),
         )
     _await(cluster, list(_SHARES))
-    say("4. Three pods ask for some of its memory and compute; an MPS daemon runs, with a limit for each.")
+    say("4. Three pods request parts of its memory and compute; an MPS daemon runs, with limits for each pod.")
     say(_account(cluster))
     if _versions(cluster) != before:
-        raise RetryableError(f"the slices were rewritten: they were {before}, now they are {_versions(cluster)}")
-    say(f"    The slices were not rewritten once:\n\n{_slices(cluster)}\n")
+        raise RetryableError(f"the ResourceSlices changed: expected versions {before}, found {_versions(cluster)}")
+    say(f"    The ResourceSlices did not change:\n\n{_slices(cluster)}\n")
     _end(cluster, list(_SHARES))
 
 
@@ -97,10 +99,15 @@ def _await(cluster: Cluster, names: Sequence[str]) -> None:
 def _await_pending(cluster: Cluster, names: Sequence[str]) -> None:
     def unreported() -> str | None:
         return next(
-            (f"{name} is not turned down yet" for name in names if not why_unscheduled(_pod(cluster, name))), None
+            (
+                f"the scheduler has not rejected {name} yet"
+                for name in names
+                if not why_unscheduled(_pod(cluster, name))
+            ),
+            None,
         )
 
-    cluster.wait(unreported, WAIT_S, "the scheduler to turn down what does not fit")
+    cluster.wait(unreported, WAIT_S, "the scheduler to reject the pods that do not fit")
 
 
 def _count_ready(cluster: Cluster, names: Sequence[str], wanted: int) -> str | None:
@@ -121,7 +128,7 @@ def _versions(cluster: Cluster) -> dict[str, str]:
 
 
 def _published(cluster: Cluster) -> str:
-    """How many devices of which kind, in the order in which the scheduler tries them."""
+    """Number of devices by kind, in the order in which the scheduler tries them."""
     rows = [["DEVICES", "TYPE", "PROFILE", "MEMORY", "SHARED", "EXCLUDED BY"]]
     counts: dict[tuple[str, ...], int] = {}
     for item in cluster.slices():
@@ -137,23 +144,23 @@ def _published(cluster: Cluster) -> str:
 
 
 def _account(cluster: Cluster) -> str:
-    """Every pod of the chapter: what it was granted and what it sees, or why it waits."""
+    """Every pod of the chapter with its allocated devices and its log, or the reason why it is pending."""
     lines: list[str] = []
     waiting: dict[str, list[str]] = {}
     for pod in cluster.store.list(PODS, NAMESPACE).items:
         name = pod["metadata"]["name"]
         if is_ready(pod):
-            lines.append(f"    pod      {name}: Running with {', '.join(_granted(cluster, pod))}")
+            lines.append(f"    pod      {name}: Running with {', '.join(_allocated_devices(cluster, pod))}")
             log = cluster.client.log(NAMESPACE, name, "main")
             lines += [f"      log    {line}" for line in log.splitlines()]
         else:
             waiting.setdefault(why_unscheduled(pod), []).append(name)
     for reason, names in waiting.items():
-        lines += [f"    pods     {', '.join(names)}: Pending", f"      says   {reason}"]
+        lines += [f"    pods     {', '.join(names)}: Pending", f"      reason {reason}"]
     return "\n".join(lines) + "\n"
 
 
-def _granted(cluster: Cluster, pod: Obj) -> list[str]:
+def _allocated_devices(cluster: Cluster, pod: Obj) -> list[str]:
     found = []
     for _, claim_name in claim_names(pod):
         claim = cluster.store.find(RESOURCE_CLAIMS, claim_name, NAMESPACE) if claim_name else None

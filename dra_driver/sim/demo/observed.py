@@ -1,7 +1,7 @@
-"""What containers see of GPUs, from their logs, and what their pods were granted, from slices and claims.
+"""Parses which GPUs containers see, from their logs, and compares them with the devices allocated to their pods.
 
-Owns the format of ``nvidia-smi -L`` and the comparison of both sides. A GPU that is cut is listed for each container
-with a partition of it, with the partitions below it; it is seen as a *parent* and not as a GPU of one's own.
+The log format is that of ``nvidia-smi -L``. A container with a MIG device also lists the GPU above it: that GPU counts
+as a *parent* and not as a GPU of the container.
 
     GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-…)
       MIG 1g.5gb      Device  0: (UUID: MIG-…)
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """A MIG device. ``uuid`` is "" where nobody has told it: a slice cannot, before the partition is made."""
+    """A MIG device. ``uuid`` is "" if unknown: a ResourceSlice has no UUID for a device that does not exist yet."""
 
     parent: str
     profile: str
@@ -34,14 +34,14 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """``gpus`` are UUIDs of GPUs that are one's own, ``parents`` of those that partitions are cut from."""
+    """``gpus`` are the UUIDs of whole GPUs, ``parents`` those of GPUs with a MIG device in ``partitions``."""
 
     gpus: tuple[str, ...] = ()
     partitions: tuple[Partition, ...] = ()
     parents: tuple[str, ...] = ()
 
     def __add__(self, other: "Devices") -> "Devices":
-        """Both, what is in either once."""
+        """The union of both."""
         partitions = _unique(*self.partitions, *other.partitions)
         return Devices(
             gpus=_unique(*self.gpus, *other.gpus), partitions=partitions, parents=_unique(*self.parents, *other.parents)
@@ -49,12 +49,12 @@ class Devices:
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Every GPU that is mentioned, one's own or a parent."""
+        """Every GPU, whole or a parent."""
         return _unique(*self.gpus, *self.parents)
 
 
 def observed_devices(log: str) -> Devices:
-    """What a log lists in the format of ``nvidia-smi -L``, in order, each once. Other lines are passed over."""
+    """The devices that a log lists in the format of ``nvidia-smi -L``, in order, each once. Ignores other lines."""
     gpus: list[str] = []
     partitions: list[Partition] = []
     parent = ""
@@ -73,7 +73,7 @@ def observed_devices(log: str) -> Devices:
 
 
 def allocated_devices(pod: Obj, client: Client) -> Devices:
-    """What the pod's claims were allocated, as the ResourceSlices describe it; a share is the GPU that it is of."""
+    """The devices allocated to the pod's claims, as ResourceSlices describe them; a share counts as its GPU."""
     published = {
         (item["spec"]["driver"], item["spec"]["pool"]["name"], device["name"]): device.get("attributes") or {}
         for item in client.list(RESOURCE_SLICES, "")
@@ -93,7 +93,7 @@ def allocated_devices(pod: Obj, client: Client) -> Devices:
     ]
     gpus: list[str] = []
     partitions: list[Partition] = []
-    for device in _unique(*results):  # with admin access, two requests may have the same one
+    for device in _unique(*results):  # with admin access, two requests may have the same device
         attributes = published.get(device, {})
         if _text(attributes, "type") == "mig":
             parent = _text(attributes, "parentUUID") or UNKNOWN
@@ -103,18 +103,18 @@ def allocated_devices(pod: Obj, client: Client) -> Devices:
     return Devices(gpus=tuple(gpus), partitions=tuple(partitions), parents=_unique(*(p.parent for p in partitions)))
 
 
-def difference(seen_ones: Devices, granted_ones: Devices) -> str | None:
-    """How what is seen differs from what was granted, None when both are the same.
+def difference(observed: Devices, allocated: Devices) -> str | None:
+    """How the observed devices differ from the allocated ones, None if they are the same.
 
-    A partition is told by its parent and profile, and by its UUID where the slice has one.
+    Partitions are compared by parent and profile, and by UUID if the ResourceSlice has one.
     """
-    if set(seen_ones.gpus) != set(granted_ones.gpus):
-        gpus, own = sorted(seen_ones.gpus), sorted(granted_ones.gpus)
-        return f"its containers see {gpus}, its claims were granted {own}"
-    told = {partition.uuid for partition in granted_ones.partitions} - {""}
-    missing = told - {partition.uuid for partition in seen_ones.partitions}
-    if missing or _kinds(seen_ones) != _kinds(granted_ones):
-        return f"its containers see the MIG devices {_shown(seen_ones)}, its claims were granted {_shown(granted_ones)}"
+    if set(observed.gpus) != set(allocated.gpus):
+        seen, expected = sorted(observed.gpus), sorted(allocated.gpus)
+        return f"its containers see {seen}, its claims were allocated {expected}"
+    known = {partition.uuid for partition in allocated.partitions} - {""}
+    missing = known - {partition.uuid for partition in observed.partitions}
+    if missing or _kinds(observed) != _kinds(allocated):
+        return f"its containers see the MIG devices {_shown(observed)}, its claims were allocated {_shown(allocated)}"
     return None
 
 

@@ -1,7 +1,7 @@
-"""A chapter of the demonstration: a pod that waits, what ``kubectl dra explain`` says, and that it was right.
+"""A chapter of the demonstration: ``kubectl dra explain`` for a pending pod, and the proof that it was right.
 
-Owns the story: GPUs of one model are taken but for one on each node, a pod wants two on one node, and starts once the
-others have ended.
+Holder pods leave one GPU of a model free on each node. A pod that needs two on one node waits, and starts once the
+holders are deleted.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ _CLASS: Final = "gpu.nvidia.com"
 
 
 def run(cluster: Cluster, say: Say) -> bool:
-    """The chapter; whether the explanation was right. Leaves nothing behind."""
+    """Run the chapter; returns whether the explanation was right."""
     say("--- why is my pod Pending?")
     return not run_chapter(cluster, say, NAMESPACE, lambda: _play(cluster, say))
 
@@ -33,22 +33,22 @@ def _play(cluster: Cluster, say: Say) -> None:
     for node, count in counts.items():
         holders.append(f"holder-{node}")
         _make_pod(cluster, holders[-1], model, max(count - 1, 1), node=node)
-    cluster.wait(lambda: _unready(cluster, holders), WAIT_S, "the pods that take the GPUs")
+    cluster.wait(lambda: _unready(cluster, holders), WAIT_S, "the holder pods to run")
     _make_pod(cluster, "train", model, 2)
-    cluster.wait(lambda: _not_reported(cluster), WAIT_S, "the scheduler to turn the pod down")
-    say(f"    All {model} of each node but one are taken by {', '.join(holders)}; train wants two on one node.\n")
+    cluster.wait(lambda: _not_reported(cluster), WAIT_S, "the scheduler to reject the pod")
+    say(f"    All but one {model} of each node are used by {', '.join(holders)}; train needs two on one node.\n")
     state = read_cluster(RestClient(Connection.load(str(cluster.kubeconfig))), NAMESPACE)
     say(f"$ kubectl dra explain pod/train -n {NAMESPACE}")
     say(render(explain(state, pod_subject(state, NAMESPACE, "train"))))
     for name in holders:
         cluster.store.delete(PODS, name, NAMESPACE)
-    cluster.wait(lambda: _unready(cluster, ["train"]), WAIT_S, "the pod to start once the others have ended")
+    cluster.wait(lambda: _unready(cluster, ["train"]), WAIT_S, "the pod to start once the holders are deleted")
     node = dig(cluster.store.get(PODS, "train", NAMESPACE), "spec", "nodeName")
-    say(f"    They ended, and train runs on {node}.\n")
+    say(f"    The holders are deleted, and train runs on {node}.\n")
 
 
 def _most_common_model(cluster: Cluster) -> tuple[str, Counter[str]]:
-    """The model of which there are most whole GPUs, and how many each node has."""
+    """The model with the most whole GPUs, and its number on each node."""
     found: dict[str, Counter[str]] = {}
     for item in cluster.slices():
         for device in item["spec"].get("devices") or ():
@@ -73,4 +73,8 @@ def _unready(cluster: Cluster, names: list[str]) -> str | None:
 
 def _not_reported(cluster: Cluster) -> str | None:
     conditions: list[Obj] = entries(cluster.store.get(PODS, "train", NAMESPACE), "status", "conditions")
-    return None if any(item.get("reason") == "Unschedulable" for item in conditions) else "it says nothing yet"
+    return (
+        None
+        if any(item.get("reason") == "Unschedulable" for item in conditions)
+        else "the pod has no condition Unschedulable yet"
+    )

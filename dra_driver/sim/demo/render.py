@@ -1,4 +1,4 @@
-"""Tables as kubectl prints them, from the columns that the API server would send."""
+"""Formats tables as kubectl prints them, from the columns that the API server sends."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ _GAP = "   "
 
 
 def table(kind: ResourceKind, objects: Iterable[Obj], now: datetime) -> str:
-    """``kubectl get`` of objects of one kind, without the columns of ``-o wide``."""
+    """The output of ``kubectl get`` for objects of one kind, without the columns of ``-o wide``."""
     printer = kind.printer or DEFAULT_PRINTER
     shown = [index for index, column in enumerate(printer.columns) if not column.priority]
     head = [printer.columns[index].name.upper() for index in shown]

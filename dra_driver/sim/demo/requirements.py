@@ -1,15 +1,12 @@
-"""What an example needs of the cluster it runs on, read from its comments.
-
-Owns the grammar of ``# cluster:`` and ``# policy:`` lines. Refuses to know how such a cluster is had (`stage` for the
-embedded one; a test on a real cluster starts its node process with the same words).
+"""Parses the ``# cluster:`` and ``# policy:`` lines of an example: which cluster it needs.
 
     # cluster: gpu-a=4xa100-sxm4-40gb+mig           exactly these nodes with these GPUs; several nodes separated by
-    # cluster: gpu-a=1xh100-sxm5-80gb gpu-b=hw.yaml   blanks; a specification file lies relative to the example
-    # policy: policies/mps.yaml                     a GpuPolicy file in force on every node, relative to the example;
+    # cluster: gpu-a=1xh100-sxm5-80gb gpu-b=hw.yaml   blanks; paths of specification files are relative to the example
+    # policy: policies/mps.yaml                     a GpuPolicy file for every node, relative to the example;
                                                       may be repeated
 
-Without a ``# cluster:`` line an example runs on whatever is there, without a ``# policy:`` line with no policy in
-force. Examples with the same needs share a cluster.
+Without a ``# cluster:`` line an example runs on any cluster, without a ``# policy:`` line it runs without policies.
+Examples with the same requirements share a cluster.
 """
 
 import re
@@ -26,19 +23,19 @@ _FILES: Final = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """``nodes`` are pairs of a node's name and its hardware, () for whatever is there. Hashable, so it can be a key."""
+    """``nodes`` are pairs of a node's name and its hardware, () for any cluster. Hashable."""
 
     nodes: tuple[tuple[str, str], ...] = ()
     policies: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        """``gpu-a=4xa100-sxm4-40gb+mig, policy mps.yaml``; "" without any needs."""
+        """``gpu-a=4xa100-sxm4-40gb+mig, policy mps.yaml``; "" without requirements."""
         nodes = " ".join(f"{name}={spec}" for name, spec in self.nodes)
         return ", ".join([*([nodes] if nodes else []), *(f"policy {path.name}" for path in self.policies)])
 
 
 def read_requirements(example: Path) -> Requirements:
-    """The needs of one example. Raises ConfigurationError that names the example when it cannot be read as such."""
+    """The requirements of one example. Raises ConfigurationError that names the example if they are invalid."""
     try:
         text = example.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -50,7 +47,7 @@ def read_requirements(example: Path) -> Requirements:
             policies.append(_file(example, value))
             continue
         if nodes:
-            raise ConfigurationError(f"{example} has more than one '# cluster:' line; list all nodes in one")
+            raise ConfigurationError(f"{example} has more than one '# cluster:' line: list all nodes in one")
         nodes.update(parse_nodes(value.split(), str(example)))
         if not nodes:
             raise ConfigurationError(f"{example}: '# cluster:' without a node, expected NAME=SPEC")
@@ -59,15 +56,15 @@ def read_requirements(example: Path) -> Requirements:
 
 
 def group_examples(examples: Iterable[Path]) -> dict[Requirements, list[Path]]:
-    """Examples by what they need: those without needs first, then in the order in which the needs first appear."""
+    """Examples by requirements: those without any first, then in the order of first appearance."""
     groups: dict[Requirements, list[Path]] = {Requirements(): []}
     for example in examples:
         groups.setdefault(read_requirements(example), []).append(example)
-    return {needs: members for needs, members in groups.items() if members}
+    return {requirements: members for requirements, members in groups.items() if members}
 
 
 def parse_nodes(values: Iterable[str], source: str = "") -> dict[str, str]:
-    """``gpu-a=4xa100-sxm4-40gb`` as a mapping. Raises ConfigurationError for anything else."""
+    """Parse values such as ``gpu-a=4xa100-sxm4-40gb``. Raises ConfigurationError for other forms and repeated names."""
     nodes: dict[str, str] = {}
     where = f"{source}: " if source else ""
     for value in values:

@@ -1,7 +1,7 @@
-"""Running one example: apply it in a namespace of its own, wait for what it states, delete it, find nothing left.
+"""Runs one example: applies it in its own namespace, checks its expectations, deletes it, and looks for leftovers.
 
-Owns the order and the time limits. Works on any cluster; what "nothing left" means on its nodes is handed in. Whether
-the cluster has the GPUs and policies that the example is about is for the caller to see to (`needs`, `stage`).
+Works on any cluster that meets the example's `requirements`; the caller provides it (`cluster_pool`) and the function
+that lists leftovers on its nodes.
 """
 
 import time
@@ -22,7 +22,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerReport:
-    """What one container saw: its log, as it was when the example had reached its state. ``note``: why no node."""
+    """One container and its log when the expectations were met. ``note`` is why its pod has no node, "" with one."""
 
     pod: str
     node: str
@@ -34,7 +34,7 @@ class ContainerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleResult:
-    """How one example went. ``problem`` is None when everything was as stated and nothing was left behind."""
+    """The result of one example. ``problem`` is None if its expectations were met and nothing was left behind."""
 
     example: str
     expectations: Sequence[Expectation]
@@ -45,8 +45,10 @@ class ExampleResult:
 
 
 class Scenario:
-    """Runs examples, one after the other. ``leftovers`` names what is left on nodes; ``observe`` sees the cluster
-    while an example is in its state.
+    """Runs examples, one after the other.
+
+    ``leftovers`` lists what is left on the nodes. ``observe`` is called with the example's path while its expectations
+    are met.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Scenario:
         self._steady_s = steady_s
 
     def run(self, path: Path, namespace: str) -> ExampleResult:
-        """One example in ``namespace``, which is made for it and deleted after it, or in the one that it brings."""
+        """Run one example in ``namespace``, or in its own Namespace; creates and deletes the namespace."""
         expectations = read_expectations(path)
         namespace_object, objects = split_namespace(load(path), namespace)
         namespace = namespace_object["metadata"]["name"]
@@ -101,7 +103,7 @@ class Scenario:
             self._client.create(obj, namespace_object["metadata"]["name"])
 
     def _reach(self, expectations: Sequence[Expectation], namespace: str) -> None:
-        """Everything as stated at once, and still so a moment later: a pod that stays Pending is not just slow."""
+        """Wait until all expectations hold, and check again later: a pod may be Pending only because it is slow."""
         self._wait(lambda: unmet(expectations, self._client, namespace), self._reach_s)
         time.sleep(self._steady_s)
         self._wait(lambda: unmet(expectations, self._client, namespace), POLL_S)
@@ -114,7 +116,7 @@ class Scenario:
         self._client.delete(NAMESPACES, namespace, "")
 
     def _remains(self, namespace: str) -> str | None:
-        """Asked after the objects were deleted and before their namespace is: nothing may hide behind that."""
+        """What is left after deleting the objects. Called before the namespace is deleted, which would hide it."""
         left = [
             f"{kind.singular} {obj['metadata']['name']}"
             for kind in (PODS, RESOURCE_CLAIMS)
@@ -145,7 +147,7 @@ class Scenario:
     @staticmethod
     def _wait(complaint: Callable[[], str | None], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while (said := complaint()) is not None:
+        while (problem := complaint()) is not None:
             if time.monotonic() >= deadline:
-                raise RetryableError(f"not reached within {timeout_s:g} s: {said}")
+                raise RetryableError(f"not reached within {timeout_s:g} s: {problem}")
             time.sleep(POLL_S)

@@ -1,8 +1,7 @@
-"""CDI documents as a container runtime reads them: from the files, knowing nothing of who wrote them.
+"""Reads CDI documents as a container runtime does: priorities of folders, conflicts, and the order of edits.
 
-Owns loading, priorities, conflicts and the order in which edits add up (CDI specification and
-cncf-tags/container-device-interface pkg/cdi: cache.go, container-edits.go). Deliberately not built on `cdi`, which
-writes such files: a mistake there must not be invisible here.
+Follows the CDI specification and cncf-tags/container-device-interface pkg/cdi (cache.go, container-edits.go). Does not
+import `dra_driver.cdi`, which writes such files: a shared mistake would hide itself.
 """
 
 import json
@@ -27,7 +26,7 @@ class _Found:
 
 @dataclass(slots=True, kw_only=True)
 class Edits:
-    """What is to be done to one container, in the order of application."""
+    """Container edits collected for one container, in the order of application."""
 
     env: dict[str, str] = field(default_factory=dict)
     device_nodes: dict[str, Wire] = field(default_factory=dict)
@@ -35,7 +34,7 @@ class Edits:
     hooks: list[Wire] = field(default_factory=list)
 
     def add(self, wire: Wire) -> None:
-        """Apply one ``containerEdits``: env and nodes replace by key and path, mounts by target, hooks only add up."""
+        """Add one ``containerEdits``: variables replace by name, device nodes by path, mounts by target."""
         for item in wire.get("env") or ():
             name, _, value = item.partition("=")
             self.env[name] = value
@@ -48,14 +47,14 @@ class Edits:
 
     @property
     def sorted_mounts(self) -> list[Wire]:
-        """Mounts by depth of their target, so that none hides another."""
+        """Mounts by depth of their target, so that no mount hides a deeper one."""
         return sorted(self.mounts.values(), key=lambda mount: mount["containerPath"].rstrip("/").count("/"))
 
 
 def inject(directories: Sequence[Path], names: Iterable[str]) -> Edits:
-    """The edits of qualified device names. Raises RetryableError with containerd's words when one does not resolve.
+    """The edits for qualified device names. Raises RetryableError with containerd's message if one does not resolve.
 
-    Of ``directories`` later ones win. Repeated names count once.
+    Later ``directories`` win over earlier ones. Repeated names count once.
     """
     devices = _load(directories)
     wanted = list(dict.fromkeys(names))
@@ -76,7 +75,7 @@ def inject(directories: Sequence[Path], names: Iterable[str]) -> Edits:
 
 
 def _load(directories: Sequence[Path]) -> dict[str, _Found]:
-    """Resolvable devices by qualified name. A name that two documents of one directory define is in neither."""
+    """Resolvable devices by qualified name; leaves out a name that two documents of one directory define."""
     devices: dict[str, _Found] = {}
     for directory in directories:
         here: dict[str, list[_Found]] = {}
@@ -93,7 +92,7 @@ def _load(directories: Sequence[Path]) -> dict[str, _Found]:
 
 
 def _read(path: Path) -> Wire:
-    """A broken document never disturbs the others."""
+    """The document, an empty one if it cannot be read: it must not affect the others."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

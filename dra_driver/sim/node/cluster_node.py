@@ -1,7 +1,4 @@
-"""One node of the embedded cluster: its kubelet, its node process, its MPS host, and what claims leave on it.
-
-Owns which parts a node has and where to look after a claim is gone. Refuses to know the cluster around it.
-"""
+"""One node of the embedded cluster: kubelet, node process and MPS host, and the check for what claims left on it."""
 
 import sqlite3
 from contextlib import closing
@@ -14,11 +11,11 @@ from dra_driver.sim.node.node_process import MpsHostSubprocess, NodeSubprocess
 
 DRIVER = "gpu.nvidia.com"
 SIMULATED_STATE = "simulated-gpus.json"
-"""Where the node process keeps what was done to its simulated GPUs, below its folder in the plugin directory."""
+"""State file of the simulated GPUs, in the node process' plugin directory."""
 
 
 class ClusterNode:
-    """One node. Each of its parts can be stopped and started alone."""
+    """One node. Kubelet, node process and MPS host can be stopped and started separately."""
 
     def __init__(
         self, store: Store, name: str, spec: str, *, folders: NodeFolders, kubeconfig: Path, policies: Path, number: int
@@ -33,7 +30,7 @@ class ClusterNode:
         self.kubelet = SimulatedKubelet(store, name, folders, number=number)
 
     def restart_kubelet(self) -> None:
-        """Stop the kubelet and start a new one, which wipes the node's slices as the real one does."""
+        """Stop the kubelet and start a new one, which deletes the node's slices at its start as the real one does."""
         self.kubelet.stop()
         self.kubelet = SimulatedKubelet(self._store, self.name, self.folders, number=self._number)
         self.kubelet.start()
@@ -43,7 +40,7 @@ class ClusterNode:
         return sorted(self.folders.cdi.glob(f"k8s.{DRIVER}-claim_*"))
 
     def journal_rows(self) -> int:
-        """Claims in the node process' journal; 0 before it has made one."""
+        """Number of claims in the node process' journal; 0 before the journal exists."""
         path = self.folders.plugins / DRIVER / "state.db"
         if not path.exists():
             return 0
@@ -51,11 +48,11 @@ class ClusterNode:
             return int(connection.execute("SELECT count(*) FROM claim").fetchone()[0])
 
     def mps_daemons(self) -> list[str]:
-        """Ids of MPS daemons that were asked for and are not gone yet."""
+        """Ids of MPS daemons whose folders exist: requested and not removed yet."""
         return sorted(path.name for path in (self.folders.plugins / DRIVER / "mps" / "daemons").glob("*"))
 
     def changed_gpus(self) -> list[str]:
-        """Simulated GPUs that are not as their specification describes them: cut, in MIG mode, in a compute mode."""
+        """Simulated GPUs that differ from their specification: MIG instances, MIG mode, compute mode."""
         path = self.folders.plugins / DRIVER / SIMULATED_STATE
         if not path.exists():
             return []
@@ -70,14 +67,17 @@ class ClusterNode:
         ]
 
     def leftovers(self) -> list[str]:
-        """CDI documents of claims, rows in the journal, views of containers, the kubelet's claims, MPS daemons, GPUs
-        that are not as they were."""
+        """What claims left behind, one sentence each.
+
+        Looks for CDI documents, journal rows, container folders, claims in the kubelet's state, MPS daemons and changed
+        GPUs.
+        """
         rows = self.journal_rows()
         return [
             *(f"CDI document {path.name}" for path in self.claim_files()),
             *([f"{rows} claims in the journal"] if rows else []),
             *(f"container folder {path.name}" for path in self.folders.views.iterdir()),
-            *(f"the kubelet holds claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
+            *(f"the kubelet still has claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
             *self.changed_gpus(),
         ]

@@ -1,10 +1,9 @@
-"""A container of the embedded cluster: a folder with what it would see, and the check that looks at it.
+"""A container of the embedded cluster: a folder with the files that it would see, and a check run on that folder.
 
-Owns the view folder: device nodes become empty files, mounts become symbolic links, nothing of the host changes and no
-privilege is needed. The check is the mounted ``nvidia-smi -L``, run with DRA_SIM_SYSROOT pointing at the view; its
-output, and after it the container's variables that steer CUDA (``CUDA_*``, in order of name), is the container's log.
-Commands of the pod are not executed and hooks are not run. Wording of errors as from containerd and runc. Dying
-half-way leaves a folder that the next `create` replaces.
+Device nodes become empty files and mounts become symbolic links, so no privilege is needed and the host does not
+change. The check is the mounted ``nvidia-smi -L``, run with DRA_SIM_SYSROOT set to the folder. The container's log is
+its output, followed by the container's ``CUDA_*`` variables by name. The pod's commands and CDI hooks are not run.
+Error messages are those of containerd and runc. A crash leaves a folder that the next `create` replaces.
 """
 
 import json
@@ -25,17 +24,17 @@ MAX_LOG_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What the container's check printed and how it ended."""
+    """Output and exit code of the container's check."""
 
     exit_code: int
     output: str
 
 
 def cdi_names(container: Wire, claims: Mapping[str, Sequence[DeviceResponse]]) -> list[str]:
-    """CDI names for the claims that a container refers to, as the kubelet's GetResources finds them.
+    """CDI names for the claims that a container refers to, chosen as the kubelet's GetResources does.
 
-    ``claims`` maps the pod's claim names to prepared devices. A reference without a request takes every device, one
-    with a request those that carry its base name, and a device without request names belongs to every request.
+    ``claims`` maps the pod's claim names to prepared devices. A reference without a request selects every device, one
+    with a request the devices with that request name; a device without request names belongs to every request.
     """
     names: list[str] = []
     for reference in (container.get("resources") or {}).get("claims") or ():
@@ -46,8 +45,8 @@ def cdi_names(container: Wire, claims: Mapping[str, Sequence[DeviceResponse]]) -
 def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[DeviceResponse]) -> list[str]:
     """CDI names for a container's extended resources; ``status`` is the pod's ``extendedResourceClaimStatus``.
 
-    ``devices`` are those of the claim that it names. Only its mappings count: a container that asks for a resource
-    which the node offers itself has none.
+    ``devices`` are those of the claim named there. A container that requests a resource which the node itself offers
+    has no mapping, and so gets no devices.
     """
     asked = (container.get("resources") or {}).get("requests") or {}
     names: list[str] = []
@@ -63,7 +62,7 @@ def _of_request(devices: Sequence[DeviceResponse], request: str) -> list[str]:
 
 
 class ContainerView:
-    """One container's folder: ``rootfs`` is what it sees, ``config.json`` the environment it gets."""
+    """One container's folder: ``rootfs`` has its files, ``config.json`` its environment."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -75,7 +74,7 @@ class ContainerView:
         return (self._folder / "config.json").exists()
 
     def create(self, container: Wire, names: Iterable[str], cdi_directories: Sequence[Path]) -> None:
-        """Build the view for these CDI devices. Raises RetryableError with a runtime's words when that fails."""
+        """Build the folder for these CDI devices. Raises RetryableError with a container runtime's message."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self.rootfs.mkdir(parents=True)
         edits = inject(cdi_directories, names)
@@ -89,7 +88,7 @@ class ContainerView:
         (self._folder / "config.json").write_text(json.dumps(config))
 
     def check(self) -> CheckResult:
-        """List devices and CUDA's variables; a container without nvidia-smi has nothing to check: silent success."""
+        """List devices and CUDA variables. Succeeds without output if the container has no nvidia-smi."""
         config = json.loads((self._folder / "config.json").read_text())
         if config["smi"] is None:
             return CheckResult(exit_code=0, output="")
@@ -111,11 +110,11 @@ class ContainerView:
         return CheckResult(exit_code=done.returncode, output=listed + _cuda_variables(config["env"]))
 
     def remove(self) -> None:
-        """The folder goes; what it links to stays. Idempotent."""
+        """Delete the folder, not the targets of its links. Idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _inside(self, path: str) -> Path:
-        """Where an absolute path of the container lies. Raises RetryableError for one that leads out of it."""
+        """The host path of an absolute container path. Raises RetryableError for a path that leaves the container."""
         parts = PurePosixPath(path).parts
         if not path.startswith("/") or ".." in parts:
             raise RetryableError(f'failed to create containerd container: path "{path}" is not absolute and plain')
@@ -134,7 +133,7 @@ class ContainerView:
         target.touch()
 
     def _make_parent(self, place: Path) -> None:
-        """A mounted folder is a link to the host's: nothing may be created through it."""
+        """Create parent folders. Raises RetryableError below a mounted folder, which is a link to the host's."""
         for parent in place.relative_to(self.rootfs).parents:
             if (self.rootfs / parent).is_symlink():
                 raise RetryableError(
@@ -162,7 +161,7 @@ class ContainerView:
 
 
 def _cuda_variables(env: Mapping[str, str]) -> str:
-    """What ``env | grep ^CUDA_ | sort`` prints: limits of MPS, and the choice of devices."""
+    """What ``env | grep ^CUDA_ | sort`` prints: MPS limits and visible devices."""
     return "".join(f"{name}={env[name]}\n" for name in sorted(env) if name.startswith("CUDA_"))
 
 

@@ -1,9 +1,9 @@
-"""A kubelet as a DRA driver sees it: finds registration sockets, registers plugins, prepares and unprepares claims.
+"""The kubelet's side of DRA over real unix sockets: registers plugins, prepares and unprepares claims.
 
-Owns the driver-facing half of a kubelet, over real unix sockets; it is shipped so that drivers can be tested without a
-node. Refuses to know pods and containers (`node`). Follows kubernetes/kubernetes pkg/kubelet/pluginmanager and
-pkg/kubelet/cm/dra: which socket counts, the handshake and its time limits, one call per driver with all claims that
-are not prepared yet, what makes an answer wrong, the health stream that is opened to every plugin and held.
+Part of the package so that drivers can be tested without a node; pods and containers are in `node`. Follows
+kubernetes/kubernetes pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra: which sockets count, the handshake and its time
+limits, one call per driver with all claims that are not prepared yet, checks of the response, and the health stream
+that stays open to every plugin.
 """
 
 import logging
@@ -35,11 +35,11 @@ FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 122.0
 HEALTH_RETRY_S: Final = 5.0
 
-# In the order of preference of the real kubelet: the first of the driver's list that is here wins.
+# Service names that a kubelet supports. It uses the first entry of the driver's list that is one of them.
 _SERVICES: Final[dict[str, Any]] = {"v1.DRAPlugin": v1, "v1beta1.DRAPlugin": v1beta1}
 
-# Every connection on its own: in grpc's shared pool a new one would inherit the back-off of one to a dead process. The
-# real kubelet reconnects at once.
+# A separate pool per connection: in grpc's shared pool, a new connection inherits the back-off of one to a dead
+# process. The real kubelet reconnects at once.
 _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -66,21 +66,21 @@ class DraPlugin:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up; it is restored without a new registration."""
+        """Whether the connection is up. It is restored without a new registration."""
         return self._connected.is_set()
 
     def prepare(self, claims: Sequence[NodeClaim], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """NodePrepareResources: response per claim UID. Raises RetryableError when the call itself fails."""
+        """Call NodePrepareResources; returns the response per claim UID. Raises RetryableError if the call fails."""
         request = self._messages.NodePrepareResourcesRequest(claims=self._claims(claims))
         return dict(self._call("NodePrepareResources", request, timeout_s).claims)
 
     def unprepare(self, claims: Sequence[NodeClaim], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """NodeUnprepareResources: response per claim UID. Raises RetryableError when the call itself fails."""
+        """Call NodeUnprepareResources; returns the response per claim UID. Raises RetryableError if the call fails."""
         request = self._messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         return dict(self._call("NodeUnprepareResources", request, timeout_s).claims)
 
     def close(self) -> None:
-        """Drop the connection. Idempotent."""
+        """Close the connection and stop the health thread (5 s). Idempotent."""
         self._stop.set()
         if self._health_call is not None:
             self._health_call.cancel()
@@ -100,7 +100,7 @@ class DraPlugin:
             self._connected.clear()
 
     def _watch_health(self) -> None:
-        """Up to Kubernetes 1.36 the v1alpha1 stream is opened to every plugin and again 5 s after each end."""
+        """Keep the v1alpha1 stream open, as kubelets up to 1.36 do: to every plugin, again 5 s after each end."""
         while not self._stop.is_set():
             call = self._channel.unary_stream(
                 _method(health, "DRAResourceHealth", "NodeWatchResources"),
@@ -117,7 +117,7 @@ class DraPlugin:
 
 
 class _Socket:
-    """What is known about one registration socket: when to try it (again) and what came of it."""
+    """State of one registration socket: its plugin once registered, else when to try again."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -127,10 +127,10 @@ class _Socket:
 
 
 class DraManager:
-    """The driver-facing half of a kubelet. Start it once, stop it once; a new one over the same folders is a restart.
+    """Registers plugins and calls them. Start it once, stop it once; a new instance over the same folders is a restart.
 
-    ``on_wipe`` is called with a driver's name when it has been without a connected instance for ``wiping_delay_s``:
-    the real kubelet then deletes its ResourceSlices of this node.
+    ``on_wipe`` is called with the name of a driver that has had no connected instance for ``wiping_delay_s`` (the real
+    kubelet waits 30 s). The caller then deletes the driver's ResourceSlices of this node, as the real kubelet does.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class DraManager:
         self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for plugins."""
+        """Start the thread that looks for plugins."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Drop all connections and leave everything as it is, like a kubelet that is stopped. Idempotent."""
+        """Close all connections; claims stay prepared, as when a kubelet stops. Idempotent."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(DIAL_TIMEOUT_S)
@@ -176,7 +176,7 @@ class DraManager:
             return frozenset(name for name, instances in self._plugins.items() if instances)
 
     def plugin(self, driver: str) -> DraPlugin:
-        """The most recently registered connected instance. Raises RetryableError when there is none."""
+        """The instance to call: the newest connected one, else the newest. Raises RetryableError without any."""
         with self._lock:
             instances = list(self._plugins.get(driver, ()))
         if not instances:
@@ -184,10 +184,10 @@ class DraManager:
         return next((plugin for plugin in reversed(instances) if plugin.connected), instances[-1])
 
     def prepare(self, pod_uid: str, claims: Sequence[NodeClaim]) -> None:
-        """Make every claim of a pod usable on this node; answers are in ``state``.
+        """Prepare the claims of a pod with their drivers; the devices are in ``state`` afterwards.
 
-        Raises RetryableError with the text of the pod's event. Claims that are prepared already are not asked for
-        again; drivers that have answered are not rolled back.
+        Raises RetryableError with the message for the pod's event. Skips claims that are already prepared. If one
+        driver fails, claims that other drivers have prepared stay prepared.
         """
         for driver in sorted({driver for claim in claims for driver in claim.drivers}):
             self.plugin(driver)
@@ -202,7 +202,7 @@ class DraManager:
                     self.state.set_prepared(claim.uid, driver, _devices(driver, answers[claim.uid]))
 
     def unprepare(self, pod_uid: str) -> None:
-        """Give back every claim that this pod is the last user of. Raises RetryableError and then forgets nothing."""
+        """Unprepare the claims that only this pod uses. On RetryableError the state keeps them for the next attempt."""
         with self._exclusive(self.state.claims_of(pod_uid)):
             claims = self.state.drop_user(pod_uid)
             for driver in sorted({driver for claim in claims for driver in claim.drivers}):
@@ -212,7 +212,7 @@ class DraManager:
 
     @contextmanager
     def _exclusive(self, claims: Sequence[NodeClaim]) -> Iterator[None]:
-        """Nobody else prepares or unprepares these claims meanwhile; always locked in the same order."""
+        """Lock these claims against other calls, in the order of their UIDs."""
         with ExitStack() as held:
             for uid in sorted({claim.uid for claim in claims}):
                 with self._lock:
@@ -225,7 +225,7 @@ class DraManager:
         asked = {claim.uid: claim for claim in claims}
         for uid, answer in answers.items():
             if uid not in asked:
-                raise RetryableError(f"{method} returned a claim that was not asked for: {uid}")
+                raise RetryableError(f"{method} returned a claim that was not requested: {uid}")
             if answer.error:
                 label = f"{asked[uid].namespace}/{asked[uid].name}"
                 raise RetryableError(f"{method} failed for ResourceClaim {label}: {answer.error}")
@@ -237,8 +237,8 @@ class DraManager:
             try:
                 self._scan_sockets()
                 self._wipe_absent()
-            except Exception:  # thread boundary: a strange file must not end the search for plugins
-                log.exception("looking for plugins failed")
+            except Exception:  # thread boundary: an unexpected file must not stop registration
+                log.exception("plugin registration failed")
             self._stop.wait(self._interval_s)
 
     def _scan_sockets(self) -> None:
@@ -264,7 +264,7 @@ class DraManager:
             try:
                 grpc.channel_ready_future(channel).result(DIAL_TIMEOUT_S)
             except grpc.FutureTimeoutError as error:
-                raise RetryableError(f"nobody accepts connections at {path}") from error
+                raise RetryableError(f"no process accepts connections at {path}") from error
             info = _unary(
                 channel, registration, "Registration", "GetInfo", registration.InfoRequest(), GET_INFO_TIMEOUT_S
             )
@@ -286,7 +286,7 @@ class DraManager:
         return plugin
 
     def _validate(self, info: Any) -> str:
-        """The service to speak: the first entry of the driver's list that a kubelet knows."""
+        """The service to call: the first entry of the driver's list that a kubelet supports."""
         if info.type != "DRAPlugin":
             raise RetryableError(f"no handler registered for plugin type: {info.type}")
         service: str | None = next((version for version in info.supported_versions if version in _SERVICES), None)
@@ -340,7 +340,7 @@ def _devices(driver: str, answer: Any) -> tuple[DeviceResponse, ...]:
             pool=device.pool_name,
             device=device.device_name,
             cdi_ids=tuple(device.cdi_device_ids),
-            share_id=getattr(device, "share_id", ""),  # v1beta1 has none
+            share_id=getattr(device, "share_id", ""),  # not in v1beta1
         )
         for device in answer.devices
     )
@@ -350,7 +350,7 @@ def _method(messages: Any, service: str, method: str) -> str:
     return f"/{messages.DESCRIPTOR.services_by_name[service].full_name}/{method}"
 
 
-def _unary(channel: grpc.Channel, messages: Any, service: str, method: str, request: Any, timeout_s: float) -> Any:  # noqa: PLR0917 - one place that spells a gRPC call
+def _unary(channel: grpc.Channel, messages: Any, service: str, method: str, request: Any, timeout_s: float) -> Any:  # noqa: PLR0917 - all parts of one gRPC call
     descriptor = messages.DESCRIPTOR.services_by_name[service].methods_by_name[method]
     answer = getattr(messages, descriptor.output_type.name)
     call = channel.unary_unary(

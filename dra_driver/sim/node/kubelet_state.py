@@ -1,8 +1,8 @@
-"""What the simulated kubelet remembers over a restart: which pods use which claims, and what the drivers answered.
+"""The kubelet's checkpoint: which pods use which claims, and the devices that drivers returned for them.
 
-Owns one JSON file, replaced by a rename. The real kubelet's file is ``dra_manager_state``
-(kubernetes/kubernetes pkg/kubelet/cm/dra/state): it is written before a driver is called, and whether a claim is
-prepared is not in it, so that a restarted kubelet asks again.
+One JSON file, replaced by a rename. It corresponds to ``dra_manager_state`` of the real kubelet (kubernetes/kubernetes
+pkg/kubelet/cm/dra/state): it is written before a driver is called, and does not say whether a claim is prepared, so
+that a restarted kubelet calls the driver again.
 """
 
 import json
@@ -27,7 +27,7 @@ class NodeClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceResponse:
-    """One device as a driver answered it. ``share_id`` is "" for a device that nobody shares."""
+    """One device of a driver's response. ``share_id`` is "" for a device that is not shared."""
 
     driver: str
     request_names: tuple[str, ...]
@@ -39,7 +39,7 @@ class DeviceResponse:
 
 @dataclass(slots=True)
 class ClaimInfo:
-    """A claim on this node. ``prepared`` lives in memory only."""
+    """A claim on this node. ``prepared`` is not in the file."""
 
     claim: NodeClaim
     pods: set[str] = field(default_factory=set)
@@ -48,7 +48,7 @@ class ClaimInfo:
 
 
 class KubeletState:
-    """All entries, by claim UID. Thread-safe; every change is on disk when its method returns."""
+    """All claims of this node by UID. Thread-safe; every change is in the file when its method returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,7 +56,7 @@ class KubeletState:
         self._entries = _load(path)
 
     def add_user(self, claim: NodeClaim, pod_uid: str) -> None:
-        """The pod uses the claim from now on. Raises RetryableError while another claim of that name is still there."""
+        """Record the pod as a user. Raises RetryableError while an older claim of the same name is not unprepared."""
         with self._lock:
             for entry in self._entries.values():
                 same = (entry.claim.namespace, entry.claim.name) == (claim.namespace, claim.name)
@@ -67,7 +67,7 @@ class KubeletState:
             self._save()
 
     def set_prepared(self, uid: str, driver: str, devices: tuple[DeviceResponse, ...]) -> None:
-        """What a driver answered for the claim. The claim is prepared once all of its drivers have."""
+        """Record a driver's devices for the claim; the claim is prepared once all of its drivers have responded."""
         with self._lock:
             entry = self._entries.get(uid)
             if entry is None:
@@ -77,23 +77,26 @@ class KubeletState:
             self._save()
 
     def is_prepared(self, uid: str) -> bool:
-        """Whether the claim was prepared since the start of this kubelet."""
+        """Whether the claim was prepared since this kubelet started."""
         with self._lock:
             return uid in self._entries and self._entries[uid].prepared
 
     def devices(self, uid: str) -> tuple[DeviceResponse, ...]:
-        """All devices of the claim; empty for an unknown one."""
+        """All devices of the claim; empty for an unknown claim."""
         with self._lock:
             entry = self._entries.get(uid)
             return tuple(device for devices in entry.devices.values() for device in devices) if entry else ()
 
     def claims_of(self, pod_uid: str) -> list[NodeClaim]:
-        """Every claim that the pod uses."""
+        """The claims that the pod uses."""
         with self._lock:
             return [entry.claim for entry in self._entries.values() if pod_uid in entry.pods]
 
     def drop_user(self, pod_uid: str) -> list[NodeClaim]:
-        """Claims of the pod that no other pod uses; the pod stays their user until `forget`. Others lose it here."""
+        """Remove the pod from claims that other pods use too; returns the claims that only this pod uses.
+
+        The pod stays the user of the returned claims until `forget`.
+        """
         with self._lock:
             last = []
             for entry in self._entries.values():
@@ -105,7 +108,7 @@ class KubeletState:
             return last
 
     def forget(self, uids: Iterable[str]) -> None:
-        """These claims are unprepared."""
+        """Remove claims that are unprepared."""
         with self._lock:
             for uid in uids:
                 self._entries.pop(uid, None)

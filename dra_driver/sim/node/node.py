@@ -1,8 +1,7 @@
-"""A simulated node: its Node object, its kubelet, and a worker for each of its pods.
+"""A simulated kubelet: registers the Node object and runs one worker for each pod of its node.
 
-Owns the folders of the node and who works on which pod. What a kubelet does at its start is done here: all slices
-of the node are deleted (wipeResourceSlices in kubernetes/kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go),
-pods that run are found again, claims of pods that are gone are given back.
+At its start it deletes all slices of the node (wipeResourceSlices in kubernetes/kubernetes
+pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go), adopts running pods, and unprepares the claims of deleted pods.
 """
 
 import logging
@@ -29,7 +28,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class NodeFolders:
-    """Where a node keeps what. Short names: a unix socket's path has at most 107 bytes."""
+    """Paths of a node's files. The names are short because the path of a unix socket has at most 107 bytes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,15 +42,15 @@ class NodeFolders:
         self.mps_log = root / "mps-host.log"
 
     def make(self) -> None:
-        """Create what is missing."""
+        """Create missing folders."""
         for folder in (self.registry, self.plugins, self.cdi, self.views, self.shm):
             folder.mkdir(parents=True, exist_ok=True)
 
 
 class SimulatedKubelet:
-    """Start it once, stop it once; a new one over the same folders is a restart of the kubelet.
+    """The kubelet of one node. Start it once, stop it once; a new instance over the same folders is a restart.
 
-    Nothing is cleaned up by `stop`: containers go on, as they do when a kubelet is stopped.
+    `stop` leaves containers running and claims prepared, as stopping a real kubelet does.
     """
 
     def __init__(
@@ -93,14 +92,14 @@ class SimulatedKubelet:
         self._loop = ControllerLoop(f"kubelet-{name}", store, (PODS,), self.step)
 
     def start(self) -> None:
-        """Announce the node, wipe its slices, begin to work."""
+        """Register the node, delete its slices, start all threads."""
         self._register_node()
         self._wipe("")
         self.dra.start()
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop as a kubelet does: pods keep running. Idempotent."""
+        """Stop all threads; pods keep running. Idempotent."""
         self._stop.set()
         self._loop.stop()
         workers = list(self._workers.values())
@@ -111,7 +110,7 @@ class SimulatedKubelet:
         self.dra.stop()
 
     def step(self) -> float | None:
-        """One look at this node's pods."""
+        """Start and update pod workers; returns 1 s when claims of deleted pods are still to be unprepared."""
         pods = self._store.list(PODS, fields=f"spec.nodeName={self.name}").items
         present = {uid(pod): pod for pod in pods}
         for pod_uid, worker in list(self._workers.items()):
@@ -139,7 +138,7 @@ class SimulatedKubelet:
         self._loop.wake()
 
     def _clean_up(self, present: dict[str, Obj]) -> bool:
-        """Views and claims of pods that are gone or done; whether something has to be tried again."""
+        """Remove container folders and claims of deleted or finished pods; returns whether a retry is needed."""
         left = False
         for folder in self.folders.views.iterdir():
             if folder.name not in present and folder.name not in self._workers:
@@ -151,12 +150,12 @@ class SimulatedKubelet:
             try:
                 self.dra.unprepare(pod_uid)
             except DraError as error:
-                log.info("claims of a pod that is gone are still prepared", extra={"pod": pod_uid, "reason": error})
+                log.info("claims of a deleted pod not unprepared", extra={"pod": pod_uid, "reason": error})
                 left = True
         return left
 
     def _wipe(self, driver: str) -> None:
-        """Delete this node's slices, of one driver or ("") of all."""
+        """Delete this node's slices of ``driver``, "" for all drivers."""
         fields = f"spec.nodeName={self.name}" + (f",spec.driver={driver}" if driver else "")
         for item in self._store.list(RESOURCE_SLICES, fields=fields).items:
             try:

@@ -1,7 +1,4 @@
-"""The real processes of a simulated node, the node process and the MPS host, as children with folders of their own.
-
-Owns their command lines, environment, log files and end. Refuses to know what they do.
-"""
+"""Starts and stops the real processes of a simulated node, the node process and the MPS host, as child processes."""
 
 import os
 import signal
@@ -13,11 +10,11 @@ from pathlib import Path
 from dra_driver.errors import RetryableError
 from dra_driver.sim.node.node import NodeFolders
 
-# More than the node process needs (7 s) and the MPS host, which gives its daemons 9 s.
+# Longer than the node process (7 s) and the MPS host (9 s for its daemons) take to stop.
 STOP_TIMEOUT_S = 10.0
-# Where the node process puts it, below its own folder in the plugin directory.
+# Folder of the simulated driver root in the plugin directory.
 SIMULATED_ROOT = "simulated-root"
-# What a child needs to start; anything else, NODE_NAME or KUBECONFIG say, could change what it does.
+# Variables that a child needs to start. Others, such as NODE_NAME or KUBECONFIG, could change its settings.
 _INHERITED = (
     "PATH",
     "HOME",
@@ -32,7 +29,7 @@ _INHERITED = (
 
 
 class DriverSubprocess:
-    """One ``dra-driver`` subcommand. `start` after `kill` or `stop` is a restart; one owner."""
+    """One ``dra-driver`` subcommand. `start` after `kill` or `stop` is a restart. Not thread-safe."""
 
     def __init__(self, what: str, arguments: Sequence[str], log: Path) -> None:
         self._what = what
@@ -42,7 +39,7 @@ class DriverSubprocess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._child is not None and self._child.poll() is None
 
     @property
@@ -51,7 +48,7 @@ class DriverSubprocess:
         return self._child.pid if self._child else None
 
     def start(self) -> None:
-        """Start it; its output is appended to the log. Raises RetryableError when it cannot be started."""
+        """Start the process and append its output to the log. Raises RetryableError if it cannot be started."""
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         try:
             with self._log.open("ab") as log:
@@ -67,20 +64,20 @@ class DriverSubprocess:
             raise RetryableError(f"cannot start the {self._what} {self.command}: {error}") from error
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, without waiting, so that several can end at once. Idempotent."""
+        """Send SIGTERM without waiting, so that several processes can stop at the same time. Idempotent."""
         if self.is_running and self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
     def stop(self) -> int | None:
-        """SIGTERM, and SIGKILL if that is not enough; the exit status. Idempotent."""
+        """Send SIGTERM, after 10 s SIGKILL; returns the exit status. Idempotent."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int | None:
-        """SIGKILL: no chance to clean up."""
+        """Send SIGKILL; returns the exit status."""
         return self._end(signal.SIGKILL)
 
     def log_tail(self, lines: int = 20) -> str:
-        """The newest lines of its log, for messages."""
+        """The last lines of the log, for messages."""
         try:
             return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
         except OSError:
@@ -99,7 +96,7 @@ class DriverSubprocess:
 
 
 class NodeSubprocess(DriverSubprocess):
-    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its folder of policies."""
+    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its policy folder."""
 
     def __init__(self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path) -> None:
         arguments = [
@@ -119,8 +116,8 @@ class NodeSubprocess(DriverSubprocess):
 class MpsHostSubprocess(DriverSubprocess):
     """``dra-driver mps-host`` for one node, with the simulated driver's MPS programs.
 
-    Needs no privilege: its daemons share this user's files and one folder of shared memory, which no simulated client
-    uses.
+    Runs without privileges and mount namespaces: its daemons share this user's files and one folder of shared memory,
+    which no simulated client uses.
     """
 
     def __init__(self, driver: str, folders: NodeFolders) -> None:

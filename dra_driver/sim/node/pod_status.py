@@ -1,6 +1,6 @@
-"""The status that a kubelet writes: phase, conditions and container statuses, as values.
+"""Pure functions for the pod status that a kubelet writes: phase, conditions and container statuses.
 
-Pure. Follows kubernetes/kubernetes pkg/kubelet/status/generate.go and pkg/kubelet/kubelet_pods.go.
+They follow kubernetes/kubernetes pkg/kubelet/status/generate.go and pkg/kubelet/kubelet_pods.go.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from dra_driver.sim.objects import set_condition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerState:
-    """What a container is at: ``waiting``, ``running`` or ``terminated``."""
+    """A container's state; ``kind`` is ``waiting``, ``running`` or ``terminated``."""
 
     kind: str = "waiting"
     reason: str = "ContainerCreating"
@@ -37,7 +37,7 @@ States = Mapping[str, ContainerState]
 
 
 def phase(pod: Obj, states: States) -> str:
-    """The pod's phase by the states of its containers."""
+    """The pod's phase from the states of its containers."""
     init = [states[item["name"]] for item in entries(pod, "spec", "initContainers")]
     main = [states[item["name"]] for item in entries(pod, "spec", "containers")]
     never = dig(pod, "spec", "restartPolicy") == "Never"
@@ -49,7 +49,7 @@ def phase(pod: Obj, states: States) -> str:
 
 
 def fill(pod: Obj, states: States, now: datetime, *, host_ip: str, pod_ip: str) -> None:
-    """Bring ``pod["status"]`` in line with the containers."""
+    """Set ``pod["status"]`` from the states of the containers."""
     status = pod.setdefault("status", {})
     current = phase(pod, states)
     status["phase"] = current
@@ -119,7 +119,7 @@ def _details(state: ContainerState, identity: str) -> Obj:
 
 
 def all_waiting(pod: Obj) -> dict[str, ContainerState]:
-    """The states before anything was started."""
+    """The states of all containers before any was started."""
     names: Sequence[str] = [
         item["name"] for part in ("initContainers", "containers") for item in entries(pod, "spec", part)
     ]

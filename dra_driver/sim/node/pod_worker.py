@@ -1,9 +1,9 @@
-"""The life of one pod on a simulated node: claims, containers, status, end.
+"""Runs one pod on a simulated node: prepares claims, starts containers, writes status, unprepares claims.
 
-Owns the order, which is the real kubelet's: claims are prepared before any container exists; a failure is an event on
-the pod and another try later; claims are given back after the containers have stopped and before the pod's status is
-final or the pod disappears (kubernetes/kubernetes pkg/kubelet/kubelet.go, SyncPod and SyncTerminatedPod). Commands are
-not executed: a container that is restarted always keeps running, others end with the result of the view check.
+The order is the real kubelet's (kubernetes/kubernetes pkg/kubelet/kubelet.go, SyncPod and SyncTerminatedPod): claims
+are prepared before any container is created; a failure becomes an event on the pod and is retried; claims are
+unprepared after the containers have stopped and before the pod's status is final or the pod is deleted. Commands are
+not run: with restart policy Always a container keeps running, otherwise it exits with the result of the view's check.
 """
 
 import logging
@@ -27,14 +27,14 @@ from dra_driver.sim.recorder import StoreEventRecorder
 log = logging.getLogger(__name__)
 
 _WRITE_ATTEMPTS = 20
-# In place of the name that a claim has in its pod; no pod can use it, such names are DNS labels.
+# Stands for the name of the claim in its pod. Cannot collide: names of claims in a pod are DNS labels.
 _EXTENDED = "<extended-resources>"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodHost:
-    """What a worker needs of its node. A real kubelet's ``prepare_retry_s`` is 60-90 s, its ``restart_s`` 10 s."""
+    """What a worker uses of its node. A real kubelet retries a prepare after 60-90 s and restarts after 10 s."""
 
     store: Store
     dra: DraManager
@@ -49,11 +49,11 @@ class PodHost:
 
 
 class _EndedError(Exception):
-    """The pod is being deleted, is gone, or the node stops."""
+    """The pod is being deleted or is deleted, or the node stops."""
 
 
 class PodWorker:
-    """One thread for one pod. ``update`` hands in what the API server says; None when the pod is gone there."""
+    """The thread of one pod. ``on_end`` is called with the pod's UID when the thread ends."""
 
     def __init__(self, host: PodHost, pod: Obj, pod_ip: str, on_end: Callable[[str], None]) -> None:
         self._host = host
@@ -70,7 +70,7 @@ class PodWorker:
         self._thread.start()
 
     def update(self, pod: Obj | None) -> None:
-        """News from the API server."""
+        """Pass the current pod of the API server, None if the pod was deleted."""
         if pod is None:
             self._gone = True
         else:
@@ -79,7 +79,7 @@ class PodWorker:
             self._wake.set()
 
     def wake(self) -> None:
-        """Look at ``stop`` now."""
+        """Check ``PodHost.stop`` now."""
         self._wake.set()
 
     def join(self, timeout_s: float) -> None:
@@ -87,18 +87,18 @@ class PodWorker:
 
     def _run(self) -> None:
         try:
-            self._live()
+            self._run_pod()
         except _EndedError:
             self._end()
-        except Exception:  # thread boundary: the node goes on with its other pods
+        except Exception:  # thread boundary: the other pods must keep running
             log.exception("pod worker failed", extra={"pod": "/".join(key(self._pod))})
         finally:
             self._on_end(self._uid)
 
-    def _live(self) -> None:
-        """Until the pod has finished by itself; raises _EndedError when it is to end before."""
+    def _run_pod(self) -> None:
+        """Run until the pod has finished by itself. Raises _EndedError when the pod has to end earlier."""
         if self._adopt():
-            log.info("pod found running", extra={"pod": "/".join(key(self._pod))})
+            log.info("running pod adopted", extra={"pod": "/".join(key(self._pod))})
         else:
             self._check_end()
             self._publish()
@@ -119,7 +119,7 @@ class PodWorker:
             self._sleep(None)
 
     def _adopt(self) -> bool:
-        """After a restart of the kubelet: containers that run are left alone, their claims not prepared again."""
+        """Take over running containers after a kubelet restart, without preparing their claims again."""
         names = list(self._states)
         if dig(self._pod, "status", "phase") != "Running" or not all(self._view(name).exists for name in names):
             return False
@@ -139,9 +139,9 @@ class PodWorker:
             self._sleep(retry_s)
 
     def _sleep(self, seconds: float | None) -> None:
-        """Wait; raises _EndedError as soon as the pod is to end."""
+        """Wait for ``seconds``, None without a limit. Raises _EndedError as soon as the pod has to end."""
         self._wake.wait(seconds)
-        self._wake.clear()  # before the look, so that news which arrives during it wakes the next wait
+        self._wake.clear()  # before the check, so that a later update wakes the next wait
         self._check_end()
 
     def _check_end(self) -> None:
@@ -149,7 +149,7 @@ class PodWorker:
             raise _EndedError
 
     def _prepare(self) -> dict[str, str]:
-        """Prepare all claims; the ResourceClaim's UID for each claim name of the pod."""
+        """Prepare all claims; returns the ResourceClaim's UID for each claim name of the pod."""
         named = dict(claim_names(self._pod))
         if extended := extended_claim_name(self._pod):
             named[_EXTENDED] = extended
@@ -188,7 +188,7 @@ class PodWorker:
         self._host.recorder.warning(self._pod, "FailedUnprepareDynamicResources", text)
 
     def _run_container(self, container: Obj, claims: dict[str, str], *, once: bool) -> None:
-        """Until the container runs (or, ``once``, until it has ended well, or badly and for good)."""
+        """Start the container until it runs; with ``once``, until it has succeeded, or failed and is not restarted."""
         name = container["name"]
         while True:
             try:
@@ -238,7 +238,7 @@ class PodWorker:
         self._host.recorder.warning(self._pod, "Failed", f"Error: {error}", f"spec.containers{{{name}}}")
 
     def _end(self) -> None:
-        """Stop containers, give claims back, let the pod go. A node that stops leaves everything as it is."""
+        """Stop containers, unprepare claims and delete the pod. Does nothing when the node stops."""
         if self._host.stop.is_set():
             return
         now = utc_now()
@@ -267,13 +267,13 @@ class PodWorker:
         try:
             self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
         except (NotFoundError, ConflictError):
-            log.debug("pod is gone already", extra={"pod": f"{namespace}/{name}"})
+            log.debug("pod already deleted", extra={"pod": f"{namespace}/{name}"})
 
     def _view(self, container: str) -> ContainerView:
         return ContainerView(self._host.views / self._uid / container)
 
     def _publish(self) -> None:
-        """Write the status; a pod that is gone or replaced meanwhile needs none."""
+        """Write the status, unless the pod was deleted or replaced meanwhile."""
         namespace, name = key(self._pod)
         for _ in range(_WRITE_ATTEMPTS):
             pod = self._host.store.find(PODS, name, namespace)
@@ -287,4 +287,4 @@ class PodWorker:
             except NotFoundError:
                 return
             return
-        log.warning("pod status not written: somebody else kept writing", extra={"pod": f"{namespace}/{name}"})
+        log.warning("pod status not written after repeated conflicts", extra={"pod": f"{namespace}/{name}"})

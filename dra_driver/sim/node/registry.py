@@ -1,7 +1,7 @@
-"""The folder in which a kubelet looks for plugins: which files in it are sockets worth dialling.
+"""Finds plugin sockets in the kubelet's registration folder.
 
-Follows kubernetes/kubernetes pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go: any socket at any depth counts,
-hidden names do not, and a new file under an old name is a new plugin.
+Follows kubernetes/kubernetes pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go: every socket at any depth
+counts except below hidden names, and a new file under an old name is a new plugin.
 """
 
 import socket
@@ -12,11 +12,11 @@ from pathlib import Path
 from dra_driver.errors import RetryableError
 
 Identity = tuple[int, int]
-"""What tells a socket from a later one under the same name: inode and time of the last change."""
+"""Inode and change time in ns, which differ for a later socket of the same name."""
 
 
 def find_sockets(registry: Path) -> Iterator[tuple[Path, Identity]]:
-    """Every socket below the folder, in order of names."""
+    """Every socket below the folder, by path."""
     for path in sorted(registry.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(registry).parts):
             continue
@@ -29,10 +29,10 @@ def find_sockets(registry: Path) -> Iterator[tuple[Path, Identity]]:
 
 
 def check_served(path: Path, timeout_s: float) -> None:
-    """Raise RetryableError for a socket that a dead process left behind, instead of waiting for a dial to time out."""
+    """Connect once. Raises RetryableError for a socket of a dead process, on which gRPC would wait for its timeout."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(timeout_s)
         try:
             probe.connect(str(path))
         except OSError as error:
-            raise RetryableError(f"nobody accepts connections at {path}: {error.strerror or error}") from error
+            raise RetryableError(f"no process accepts connections at {path}: {error.strerror or error}") from error
