@@ -1,7 +1,6 @@
-"""What this project asks of GPU hardware: the one interface that real and simulated GPUs share.
+"""The interface to GPU hardware that the NVML backend (``nvml/``) and the simulated one (``simulated/``) implement.
 
-Owns the contract. Refuses to know NVML (``nvml.py``), model files (``simulated.py``) and how often anybody looks
-(``inventory.py``).
+``inventory.py`` decides how often the hardware is read.
 """
 
 from enum import IntEnum
@@ -24,30 +23,31 @@ class Backend(Protocol):
     """A node's GPUs. All methods may be called from any thread; one instance serialises its own hardware calls."""
 
     def open(self) -> None:
-        """Make ``snapshot`` possible. Calling it again while open does nothing.
+        """Connect to the driver. Idempotent.
 
         Raises DriverUnavailableError while the driver or its library cannot be used (call again later), and
-        ConfigurationError when what a person wrote can never work.
+        ConfigurationError for settings that can never work.
         """
         ...
 
     def snapshot(self) -> Snapshot:
-        """The whole inventory as it is now, sorted by minor; opens the backend when it is not open.
+        """Read the whole inventory now, sorted by minor; opens the backend if necessary.
 
-        A GPU that does not answer is in ``left_out`` with a reason and the others are reported. A property that the
-        hardware or driver does not offer is None. Raises DriverUnavailableError when nothing can be said about any GPU;
-        the next call starts from a fresh connection.
+        A GPU that does not answer is in ``left_out`` with a reason; the others are reported. A property that hardware
+        or driver do not report is None. Raises DriverUnavailableError when no GPU can be read; the next call opens a
+        new connection.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the driver. Idempotent; ``open`` works again afterwards."""
+        """Disconnect from the driver. Idempotent; ``open`` works again afterwards."""
         ...
 
     def wait_for_event(self, timeout_s: float) -> bool:
-        """Whether something happened on the hardware that a new ``snapshot`` would show (a MIG change by anybody).
+        """Whether the hardware changed so that a new ``snapshot`` differs, such as a MIG change by any process.
 
-        Waits at most ``timeout_s`` (give or take a second). False also where events cannot be had: polling has to do.
+        Waits at most ``timeout_s``, give or take a second. Also False where the hardware has no events; then only
+        polling finds changes.
         Raises DriverUnavailableError while the driver cannot be used.
         """
         ...
@@ -61,47 +61,53 @@ class ComputeModes(Protocol):
         ...
 
     def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
-        """Set it; not kept over a reboot."""
+        """Set the compute mode. It does not survive a reboot."""
         ...
 
 
 class GpuControl(ComputeModes, Protocol):
-    """What this project changes on a GPU. Thread-safe; the caller holds the GPU's own lock (one change at a time).
+    """Changes of a GPU. Thread-safe; the caller holds the GPU's lock, so that one change runs at a time.
 
     Every method raises DriverUnavailableError, DeviceLostError (the GPU is gone or does not answer), and
-    NotPermittedError when the process lacks the right. Listings are read from the hardware at the call, never cached.
+    NotPermittedError when the process lacks permission. Listings are read from the hardware at each call, not cached.
     """
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
-        """Whether MIG mode is on now. Raises MigUnsupportedError for a GPU without MIG."""
+        """Whether MIG mode is on. Raises MigUnsupportedError for a GPU without MIG."""
         ...
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
-        """Switch MIG mode; on return it is in force. Raises GpuBusyError (a client has the GPU open) or
-        ResetRequiredError (it would take a reset: nothing stays pending). May take seconds."""
+        """Switch MIG mode; it is in effect on return, which may take seconds.
+
+        Raises GpuBusyError when a client has the GPU open, and ResetRequiredError when the GPU would have to be reset;
+        then no change stays pending.
+        """
         ...
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
-        """What exists, in order of ``start``, with half-made ones; () with MIG mode off. ``owned`` is always False."""
+        """Existing GPU instances by ``start``, incomplete ones too; () with MIG mode off. ``owned`` is always False."""
         ...
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
-        """Make a GPU instance and return its id. Raises NoRoomError when the placement or what the profile needs is
-        taken, or MigUnsupportedError for a profile or placement that the GPU does not have."""
+        """Create a GPU instance and return its id.
+
+        Raises NoRoomError when the placement or the profile's engines are taken, and MigUnsupportedError for a profile
+        or placement that the GPU does not have.
+        """
         ...
 
     def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
-        """Make the compute instance that spans the GPU instance. Raises NoRoomError when there is one already."""
+        """Create the compute instance that spans the GPU instance. Raises NoRoomError when one exists."""
         ...
 
     def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
-        """Destroy it; gone already is success. Raises GpuBusyError while a process uses it."""
+        """Destroy a compute instance; a missing one is success. Raises GpuBusyError while a process uses it."""
         ...
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
-        """Destroy it, which must be empty; gone already is success. Raises GpuBusyError while it is in use."""
+        """Destroy an empty GPU instance; a missing one is success. Raises GpuBusyError while it is in use."""
         ...
 
 
 class GpuBackend(Backend, GpuControl, Protocol):
-    """Both halves: what the node process is given."""
+    """Reading and changing GPUs, as the node process uses it."""

@@ -1,8 +1,7 @@
 """The boards that can be simulated, as values read from ``models.yaml``.
 
-Owns the file's format and its checks. Refuses to know nodes and counts (``simulated.py``). Nothing about a real GPU is
-ever taken from here: NVML tells names, sizes and MIG profiles itself, and they drift between driver releases.
-The file and the YAML library are loaded on the first call, so a node with real GPUs pays for neither.
+Real GPUs never use these values: NVML reports names, sizes and MIG profiles, and they differ between driver releases.
+The file and the YAML library are loaded at the first call, so a node with real GPUs loads neither.
 """
 
 import functools
@@ -30,7 +29,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogProfile:
-    """One way to cut an instance out of a GPU.
+    """One MIG profile of a board.
 
     ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo and ``profile_id`` the id that it returns.
     ``starts`` are the first memory slices at which an instance may begin; it covers ``memory_slices`` of them.
@@ -63,7 +62,7 @@ class MigTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """One board. ``pci_device_id`` is the 16-bit device half; None means not known, never zero."""
+    """One board. ``pci_device_id`` is the lower 16 bits. None means that a value is not known."""
 
     key: str
     product_name: str
@@ -79,7 +78,7 @@ class GpuModel:
 
 @functools.cache
 def models() -> Mapping[str, GpuModel]:
-    """All boards by key, in the order of the file. Read once per process; immutable, so any thread may hold it."""
+    """All boards by key, in the order of the file. Read once per process; immutable."""
     raw = _read(MODELS_FILE)
     tables = {name: _table(entry, raw["geometries"]) for name, entry in raw["migTables"].items()}
     return MappingProxyType({key: _model(key, entry, tables) for key, entry in raw["models"].items()})

@@ -1,10 +1,7 @@
-"""The node's inventory over time: looks at the hardware now and then and tells who wants to know.
+"""The node's GPU inventory: polls the backend, keeps the last good snapshot and notifies subscribers of changes.
 
-Owns the polling thread, the last good snapshot and the callbacks. Refuses to know what the hardware is (``Backend``)
-and what is done with a snapshot.
-
-Polling, because events tell neither of a GPU that was removed nor of one that came back, and looking at eight GPUs
-takes a few milliseconds. Events (a MIG device made or destroyed by anybody) only make the next look come at once.
+It polls because events report neither a removed GPU nor one that came back, and because reading eight GPUs takes a few
+milliseconds. An event (any process created or destroyed a MIG device) only makes the next poll come at once.
 """
 
 import logging
@@ -30,8 +27,8 @@ Callback = Callable[[Snapshot], None]
 class Inventory:
     """Keeps the newest snapshot of ``backend``. All methods may be called from any thread.
 
-    Callbacks run on the inventory's thread, one after another, each seeing every change once and in order; one that
-    raises is logged and harms neither the others nor the polling. A callback must not block for long.
+    Callbacks run on the inventory's thread, one after another; each sees every change once and in order. An exception
+    of a callback is logged and counted, and the others run. A callback must not block for long.
     """
 
     def __init__(
@@ -42,12 +39,12 @@ class Inventory:
         retry_min_s: float = 1.0,
         retry_max_s: float = 30.0,
     ) -> None:
-        """``retry_*``: first and longest pause, doubling in between, while the driver cannot be used."""
+        """``retry_*``: first and longest pause while the driver cannot be used; pauses double in between."""
         self._backend = backend
         self._poll_interval_s = poll_interval_s
         self._lock = threading.Lock()  # guards the five fields below
         self._snapshot: Snapshot | None = None
-        self._problem: str | None = "the GPUs have not been looked at yet"
+        self._problem: str | None = "the GPUs have not been read yet"
         self._subscribers: list[tuple[Callback, list[Snapshot]]] = []
         self._thread: threading.Thread | None = None
         self._backoff = Backoff(first_s=retry_min_s, longest_s=retry_max_s)
@@ -56,31 +53,31 @@ class Inventory:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Begin to poll, the first time at once. Idempotent; raises RuntimeError after ``stop``."""
+        """Start polling, the first time at once. Idempotent; raises RuntimeError after ``stop``."""
         with self._lock:
             if self._stopping.is_set():
                 raise RuntimeError("an inventory cannot be started again after stop()")
             if self._thread is None:
-                # Daemon: a call into a wedged GPU cannot be cancelled and must not keep the process from ending.
+                # Daemon: a call into a stuck GPU cannot be cancelled and must not keep the process from exiting.
                 self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
                 self._thread.start()
                 threading.Thread(target=self._listen, name=EVENTS_THREAD_NAME, daemon=True).start()
 
     def stop(self) -> None:
-        """End the polling and close the backend. Idempotent; waits at most 5 s for a hardware call to come back."""
+        """Stop polling and close the backend. Idempotent; waits at most 5 s for a hardware call to return."""
         with self._lock:
             self._stopping.set()
             thread = self._thread
         self._wake.set()
-        self._first.set()  # lets the thread that listens for events end
+        self._first.set()  # wakes the event thread
         if thread is None:
             self._backend.close()
             return
         if thread is threading.current_thread():
-            return  # called from a callback: the thread closes the backend when it gets out of it
+            return  # called from a callback: the thread closes the backend after the callback returns
         thread.join(STOP_TIMEOUT_S)
         if thread.is_alive():
-            log.warning("a hardware call does not return; the GPU inventory is abandoned")
+            log.warning("a hardware call did not return in time; abandoning the GPU inventory")
 
     def current(self) -> Snapshot:
         """The last good snapshot, an empty one before the first. Never waits."""
@@ -89,26 +86,26 @@ class Inventory:
 
     @property
     def problem(self) -> str | None:
-        """Why the snapshot is missing or old, None while the newest look at the hardware succeeded."""
+        """Why the snapshot is missing or outdated; None after a successful poll."""
         with self._lock:
             return self._problem
 
     @property
     def failing(self) -> bool:
-        """Whether the newest look failed; False also while the first one, which may be slow, has not come back."""
+        """Whether the last poll failed; also False before the first poll, which may be slow, has returned."""
         with self._lock:
             return self._backoff.failures > 0
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Whether a first good snapshot is there, waiting for it up to ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the first good snapshot; whether it exists."""
         return self._first.wait(timeout_s) and self._snapshot is not None
 
     def refresh(self) -> None:
-        """Look again now instead of at the next interval. Returns at once."""
+        """Poll now instead of at the next interval. Returns at once."""
         self._wake.set()
 
     def subscribe(self, callback: Callback) -> None:
-        """Call ``callback`` with the first snapshot (soon, when there is one already) and with every changed one."""
+        """Call ``callback`` with the first snapshot (soon, when it exists already) and with every changed one."""
         with self._lock:
             self._subscribers.append((callback, []))
         self._wake.set()
@@ -118,13 +115,13 @@ class Inventory:
             while not self._stopping.is_set():
                 self._wake.clear()
                 pause_s = self._poll()
-                self._tell()
+                self._notify()
                 self._wake.wait(pause_s)
         finally:
             self._backend.close()
 
     def _listen(self) -> None:
-        """Turn events into looks. Ends soon after ``stop``; a wait in the driver cannot be cut short."""
+        """Poll at once after each event. Ends soon after ``stop``; a wait inside the driver cannot be cancelled."""
         self._first.wait()
         backoff = Backoff(first_s=self._backoff.first_s, longest_s=self._backoff.longest_s)
         while not self._stopping.is_set():
@@ -144,7 +141,7 @@ class Inventory:
                 self._wake.set()
 
     def _poll(self) -> float:
-        """Look once; returns the pause until the next look in seconds."""
+        """Read the GPUs once; returns the pause until the next poll in seconds."""
         try:
             snapshot = self._backend.snapshot()
         except DriverUnavailableError as error:
@@ -162,7 +159,7 @@ class Inventory:
             self._problem = problem
             pause_s = self._backoff.next_s()
         if news:
-            log.warning("the GPU driver cannot be used", extra={"reason": problem})
+            log.warning("GPU driver unavailable", extra={"reason": problem})
         return pause_s
 
     def _succeeded(self, snapshot: Snapshot) -> None:
@@ -177,9 +174,9 @@ class Inventory:
             log.info("GPU inventory changed", extra={"gpus": len(snapshot.gpus), "left_out": len(snapshot.left_out)})
         for gpu in snapshot.left_out:
             if gpu not in before:
-                log.warning("a GPU is left out", extra={"gpu": gpu.label, "reason": gpu.reason})
+                log.warning("GPU left out of the inventory", extra={"gpu": gpu.label, "reason": gpu.reason})
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             snapshot = self._snapshot
             due = [
@@ -188,7 +185,7 @@ class Inventory:
         for callback, seen in due:
             if snapshot is None or self._stopping.is_set():
                 return
-            seen[:] = [snapshot]  # only this thread reads and writes what a subscriber has seen
+            seen[:] = [snapshot]  # only this thread uses the list
             try:
                 callback(snapshot)
             except Exception:  # thread boundary: the other subscribers and the polling go on

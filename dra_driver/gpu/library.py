@@ -1,7 +1,7 @@
-"""Finding ``libnvidia-ml.so.1`` below a driver root.
+"""Find ``libnvidia-ml.so.1`` below a driver root.
 
-Owns the search order and the rule that links are followed as if the root were ``/``: in a driver container or behind a
-host mount an absolute link points into the root, not into our own file system. Refuses to load anything.
+Links are followed as if the root were ``/``: in a driver container or behind a host mount, an absolute link points into
+the root and not into this process' file system.
 """
 
 import stat
@@ -27,7 +27,7 @@ def find_library(driver_root: str) -> str | None:
     """Full path, links followed, of the driver's NVML library below ``driver_root``; None when there is none.
 
     The file's own name ends in the driver version, so after a driver upgrade the path differs and the dynamic linker
-    loads the new library instead of answering with the one that it knows under the old name.
+    loads the new library and does not reuse the one that it loaded under the old name.
     """
     root = Path(driver_root)
     for folder in FOLDERS:
@@ -40,7 +40,7 @@ def find_library(driver_root: str) -> str | None:
 def resolve_below(root: Path, path: str) -> Path | None:
     """``path`` below ``root`` with every link followed inside ``root``; None when it does not exist or links loop.
 
-    ``..`` never leaves the root. What it returns existed when it was looked at; nothing is promised for later.
+    ``..`` never leaves the root. The path existed during the call; it may be gone afterwards.
     """
     pending = [part for part in reversed(path.split("/")) if part]
     done: list[str] = []

@@ -1,6 +1,6 @@
 """The smallest ELF shared library that a dynamic linker loads and ldconfig recognises: a name and nothing else.
 
-Owns the bytes. Implements the System V gABI: one load segment over the whole file, a dynamic section with SONAME, and
+Implements the System V gABI: one load segment over the whole file, a dynamic section with SONAME, and
 an empty symbol table behind a SysV hash table. The segment is writable because glibc before 2.36 relocates the dynamic
 section in place; a non-executable PT_GNU_STACK keeps the loading process's stack as it is.
 """

@@ -1,8 +1,8 @@
-"""Where a PCI device hangs, read from sysfs.
+"""PCIe root and NUMA node of a PCI device, read from sysfs.
 
-Owns two facts that claims use to put devices near each other. Refuses to know GPUs. The PCIe root is the first
-component below ``/sys/devices`` of the device's resolved link, the rule of the standard attribute
-``resource.kubernetes.io/pcieRoot`` (k8s.io/dynamic-resource-allocation/deviceattribute).
+Claims use them to choose devices that are near each other. The PCIe root is the first component below ``/sys/devices``
+of the device's resolved link, the rule of the standard attribute ``resource.kubernetes.io/pcieRoot``
+(k8s.io/dynamic-resource-allocation/deviceattribute).
 """
 
 import re
@@ -12,7 +12,7 @@ ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 def read(pci_bus_id: str, sysfs_root: str = "/sys") -> tuple[str | None, int | None]:
-    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None for what sysfs does not tell, never an error.
+    """``(pcie_root, numa_node)`` of ``0000:65:00.0``; None where sysfs has no value. Raises nothing.
 
     The kernel writes -1 as the NUMA node where firmware gives none (one-socket machines, most virtual machines).
     """

@@ -1,13 +1,11 @@
 """Real GPUs, read and changed through NVML (libnvidia-ml.so.1).
 
-Owns looking at the node's GPUs: which there are, their properties, and which handle belongs to which. Refuses to know
-what is done with a snapshot. The other nvml files own the session, its errors, MIG and events. Handles never leave
-them and are asked for anew at each look and change, by index and not by UUID: a lookup by UUID wakes other GPUs and
-takes seconds on a busy node, a handle dies with the session, and a GPU that changed its MIG mode or fell off the bus
-may be bound anew under another number.
+NVML handles never leave this package. They are looked up again for each read and each change, by index and not by
+UUID: a lookup by UUID wakes other GPUs and takes seconds on a busy node, a handle is invalid after its session, and a
+GPU that changed its MIG mode or fell off the bus may get another index when it is bound again.
 
-Strings of brand, architecture and addressing mode are those that NVIDIA's DRA driver publishes (go-nvlib's names), so
-that device classes and CEL written for it keep working.
+The strings for brand, architecture and addressing mode are those that NVIDIA's DRA driver publishes (go-nvlib's names),
+so that device classes and CEL expressions written for it keep working.
 """
 
 import contextlib
@@ -36,7 +34,7 @@ from dra_driver.model.mig import ComputeInstance, MigInstance
 __all__ = ["NvmlBackend", "find_library"]
 
 LOCK_TIMEOUT_S = 60.0  # a change of a GPU takes seconds; one that takes longer hangs
-MODE_TIMEOUT_S = 10.0  # until a mode that NVML calls done is seen to be on, over a GPU that is bound anew
+MODE_TIMEOUT_S = 10.0  # from NVML's success until the mode reads back, while the GPU is bound again
 MODE_PAUSE_S = 0.1
 
 BRANDS = {
@@ -74,34 +72,34 @@ ADDRESSING_MODES = {0: "None", 1: "HMM", 2: "ATS"}  # NVML_DEVICE_ADDRESSING_MOD
 
 @dataclass(slots=True)
 class _Known:
-    """What one session has learned. Threads share it: each entry is written whole, and by who holds the GPU's lock."""
+    """Facts that one session has read. Shared by threads: the holder of the GPU's lock replaces whole entries."""
 
     generation: int = 0
-    uuids: dict[int, GpuUuid] = field(default_factory=dict)  # by NVML index; names a GPU that no longer answers, too
+    uuids: dict[int, GpuUuid] = field(default_factory=dict)  # by NVML index; also names GPUs that no longer answer
     facts: dict[GpuUuid, MigFacts] = field(default_factory=dict)
-    modes: dict[GpuUuid, bool] = field(default_factory=dict)  # MIG mode at the last look
+    modes: dict[GpuUuid, bool] = field(default_factory=dict)  # MIG mode at the last read
 
 
 class NvmlBackend:
-    """A ``backend.GpuBackend`` over ``libnvidia-ml.so.1``. Thread-safe: one call per GPU at a time, GPUs side by side.
+    """A ``backend.GpuBackend`` over ``libnvidia-ml.so.1``. Thread-safe: one call per GPU at a time, GPUs in parallel.
 
-    Open at most one per process, because pynvml keeps the library in a global of its own. A session holds the device
+    Open at most one per process, because pynvml keeps the library in a global variable. A session holds the device
     files open, so an administrator who changes the MIG mode by hand has to stop this process first.
     """
 
     def __init__(
         self, library_path: str | None = None, sysfs_root: str = "/sys", *, driver_root: str | None = None
     ) -> None:
-        """Use the library at ``library_path``; else the one below ``driver_root``; else what the dynamic linker finds.
+        """Use the library at ``library_path``, else the one below ``driver_root``, else what the dynamic linker finds.
 
-        The search is done whenever a session is opened, so a driver that is installed or upgraded later is found. The
-        dynamic linker is asked without a driver root and for the root ``/``, which is our own file system.
+        Every new session searches again, so a driver that is installed or upgraded later is found. The dynamic linker
+        searches when there is no driver root, or when it is ``/``, this process' own file system.
         """
         self._sysfs_root = sysfs_root
         self._session = Session(library_path, driver_root)
         self._events = MigEvents(self._session)
-        self._looking = threading.Lock()  # one look at a time; taken before the session and before a GPU's lock
-        self._locks: dict[str, threading.Lock] = {}  # by UUID: one look at or change of that GPU at a time
+        self._looking = threading.Lock()  # one read at a time; acquired before the session and before a GPU's lock
+        self._locks: dict[str, threading.Lock] = {}  # by UUID: one read or change of that GPU at a time
         self._known = _Known()
 
     def open(self) -> None:
@@ -109,11 +107,11 @@ class NvmlBackend:
         self._session.open()
 
     def close(self) -> None:
-        """See ``Backend.close``. Waits for calls that have begun."""
+        """See ``Backend.close``. Waits for running calls."""
         self._session.close()
 
     def snapshot(self) -> Snapshot:
-        """See ``Backend.snapshot``. Blocks as long as NVML does: seconds at the first look without persistence mode,
+        """See ``Backend.snapshot``. Blocks as long as NVML does: seconds at the first read without persistence mode,
         and while a GPU is being changed."""
         with self._looking, self._session.use() as generation:
             return self._read(self._knowledge(generation))
@@ -124,12 +122,12 @@ class NvmlBackend:
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
         """See ``GpuControl.mig_mode``."""
-        with self._hold(gpu) as (_, handle):
+        with self._locked_handle(gpu) as (_, handle):
             return control.mig_mode(handle, gpu)
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
-        """See ``GpuControl.set_mig_mode``. GpuBusyError also when it is to go off and instances exist."""
-        with self._events.paused(), self._hold(gpu) as (known, handle):
+        """See ``GpuControl.set_mig_mode``. Also raises GpuBusyError when instances exist and it is switched off."""
+        with self._events.paused(), self._locked_handle(gpu) as (known, handle):
             if control.mig_mode(handle, gpu) == enabled:
                 return
             instances = read_instances(handle, self._facts(known, gpu, handle)) if not enabled else ()
@@ -139,46 +137,46 @@ class NvmlBackend:
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         """See ``GpuControl.mig_instances``."""
-        with self._hold(gpu) as (known, handle):
+        with self._locked_handle(gpu) as (known, handle):
             if not control.mig_mode(handle, gpu):
                 return ()
             return read_instances(handle, self._facts(known, gpu, handle))
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
         """See ``GpuControl.create_gpu_instance``."""
-        with self._hold(gpu) as (known, handle):
+        with self._locked_handle(gpu) as (known, handle):
             facts = self._facts(known, gpu, handle)
             return control.create_gpu_instance(handle, gpu, facts, profile_id, start)
 
     def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
         """See ``GpuControl.create_compute_instance``. DeviceLostError when the GPU instance does not exist."""
-        with self._hold(gpu) as (known, handle):
+        with self._locked_handle(gpu) as (known, handle):
             return control.create_compute_instance(handle, gpu, self._facts(known, gpu, handle), gi_id)
 
     def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
         """See ``GpuControl.destroy_compute_instance``."""
-        with self._hold(gpu) as (_, handle):
+        with self._locked_handle(gpu) as (_, handle):
             control.destroy_compute_instance(handle, gpu, gi_id, ci_id)
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
         """See ``GpuControl.destroy_gpu_instance``. About a second on hardware."""
-        with self._hold(gpu) as (_, handle):
+        with self._locked_handle(gpu) as (_, handle):
             control.destroy_gpu_instance(handle, gpu, gi_id)
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
         """See ``GpuControl.compute_mode``."""
-        with self._hold(gpu) as (_, handle):
+        with self._locked_handle(gpu) as (_, handle):
             return control.compute_mode(handle)
 
     def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
         """See ``GpuControl.set_compute_mode``. MigUnsupportedError while MIG mode is on."""
-        with self._hold(gpu) as (_, handle):
+        with self._locked_handle(gpu) as (_, handle):
             control.set_compute_mode(handle, gpu, mode)
 
     def _knowledge(self, generation: int) -> _Known:
         known = self._known
         if known.generation != generation:
-            self._known = known = _Known(generation)  # two threads may do this at once: one set is learned again
+            self._known = known = _Known(generation)  # two threads may do this at once: one set is read again
         return known
 
     @contextlib.contextmanager
@@ -186,7 +184,7 @@ class NvmlBackend:
         lock = self._locks.setdefault(gpu, threading.Lock())
         if not lock.acquire(timeout=LOCK_TIMEOUT_S):
             raise DeviceLostError(
-                f"GPU {gpu} is busy with an NVML call that has not come back for {LOCK_TIMEOUT_S:.0f} s; "
+                f"GPU {gpu} is busy with an NVML call that has not returned for {LOCK_TIMEOUT_S:.0f} s; "
                 "see XID messages in the node's kernel log"
             )
         try:
@@ -195,16 +193,16 @@ class NvmlBackend:
             lock.release()
 
     @contextlib.contextmanager
-    def _hold(self, gpu: GpuUuid) -> Iterator[tuple[_Known, pynvml.c_nvmlDevice_t]]:
-        """The GPU's handle, with the GPU to ourselves. Raises DeviceLostError when it is not there."""
+    def _locked_handle(self, gpu: GpuUuid) -> Iterator[tuple[_Known, pynvml.c_nvmlDevice_t]]:
+        """The GPU's handle, with the GPU's lock held. Raises DeviceLostError when the GPU is missing."""
         with self._session.use() as generation, self._locked(gpu):
             known = self._knowledge(generation)
             yield known, _find(known, gpu)
 
     def _facts(self, known: _Known, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-        """Read once per session: about forty calls, whose answers do not change. The caller holds the GPU's lock."""
+        """Read once per session: about forty calls with constant results. The caller holds the GPU's lock."""
         facts = known.facts.get(gpu)
-        if facts is None or not facts.whole:
+        if facts is None or not facts.complete:
             known.facts[gpu] = facts = read_facts(handle, _memory_bytes(handle))
         return facts
 
@@ -215,18 +213,18 @@ class NvmlBackend:
                 handle = _find(known, gpu)
                 if control.mig_mode(handle, gpu) == enabled:
                     return
-                if control.put_back(handle):
+                if control.revert_pending_mode(handle):
                     raise ResetRequiredError(
-                        f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'} failed: it would wait for a GPU "
-                        "reset, and was taken back; drain the node, then set it with nvidia-smi -mig and --gpu-reset"
+                        f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'} failed: it needs a GPU "
+                        "reset, and was reverted; drain the node, then use nvidia-smi -mig and --gpu-reset"
                     )
-            except DeviceLostError:  # being bound anew
+            except DeviceLostError:  # being bound again
                 if time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline:
                 raise DeviceLostError(
-                    f"MIG mode of GPU {gpu} is not {'on' if enabled else 'off'} {MODE_TIMEOUT_S:.0f} s after NVML said "
-                    "that it is; see XID messages in the node's kernel log"
+                    f"MIG mode of GPU {gpu} is not {'on' if enabled else 'off'} {MODE_TIMEOUT_S:.0f} s after NVML "
+                    "reported success; see XID messages in the node's kernel log"
                 )
             time.sleep(MODE_PAUSE_S)
 
@@ -243,7 +241,7 @@ class NvmlBackend:
             except DeviceLostError as error:
                 label = known.uuids.get(index, f"NVML index {index}")
                 left_out.append(LeftOutGpu(label=label, reason=str(error)))
-        self._note_modes(known, gpus)
+        self._remember_modes(known, gpus)
         return Snapshot(
             driver_version=optional("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
             cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
@@ -251,15 +249,15 @@ class NvmlBackend:
             left_out=tuple(left_out),
         )
 
-    def _note_modes(self, known: _Known, gpus: list[Gpu]) -> None:
+    def _remember_modes(self, known: _Known, gpus: list[Gpu]) -> None:
         modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
         if modes != known.modes:
             known.modes = modes
             self._events.renew()
 
     def _read_gpu(self, index: int, known: _Known) -> Gpu:
-        """The GPU under ``index``, locked under the UUID that it had there: a GPU in the middle of a change of MIG
-        mode does not answer, and must be waited for instead of being left out."""
+        """The GPU at ``index``, read under the lock of the UUID that was there before: a GPU does not answer while its
+        MIG mode changes, and must be waited for instead of being left out."""
         for _ in range(3):
             label = known.uuids.get(index, "")
             with self._locked(label):
@@ -268,7 +266,9 @@ class NvmlBackend:
                 if uuid == label:
                     return self._describe(handle, uuid, known)
             known.uuids[index] = uuid
-        raise DeviceLostError(f"the GPU under NVML index {index} is another one at every look; see the kernel log")
+        raise DeviceLostError(
+            f"the GPU at NVML index {index} had another UUID at each of three reads; see the node's kernel log"
+        )
 
     def _describe(self, handle: pynvml.c_nvmlDevice_t, uuid: GpuUuid, known: _Known) -> Gpu:
         minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
@@ -303,7 +303,7 @@ class NvmlBackend:
 
 
 def _find(known: _Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
-    """The handle of ``gpu`` as it is numbered now: first where it was last, then everywhere."""
+    """The handle of ``gpu`` at its present index: first where it was last, then everywhere."""
     count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
     problem: DeviceLostError | None = None
     for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):

@@ -1,9 +1,8 @@
-"""What this project changes on a real GPU, one NVML call after another, on a handle that the caller has looked up.
+"""Changes of a real GPU through NVML, on a handle that the caller has looked up.
 
-Owns order, cleaning up after itself and the sentences of refusals. Refuses to know who may ask (locks, journal), to
-retry, and to destroy what it was not told to.
+Each function cleans up after its own failure and does not retry. Locks and the journal are the caller's.
 
-Sources, all in nvml.h: nvmlDeviceSetMigMode (gives its outcome as a value and may leave a mode pending until the next
+Sources, all in nvml.h: nvmlDeviceSetMigMode (returns its outcome as a value and may leave a mode pending until the next
 reset), nvmlDeviceCreateGpuInstanceWithPlacement (one code for "taken" and "exists already"),
 nvmlGpuInstanceCreateComputeInstance, nvmlGpuInstanceDestroy, nvmlDeviceSetComputeMode.
 """
@@ -30,9 +29,10 @@ CREATE_CI = "nvmlGpuInstanceCreateComputeInstance"
 
 
 def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
-    """Whether MIG mode is on now. Raises MigUnsupportedError.
+    """Whether MIG mode is on. Raises MigUnsupportedError.
 
-    A right that is missing is not taken for a GPU without MIG: whoever takes something back believes what this says.
+    A missing permission raises DeviceLostError and is not reported as a GPU without MIG: callers that release
+    partitions rely on the answer.
     """
     known = ABSENT - {pynvml.NVML_ERROR_NO_PERMISSION}
     mode = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), known)
@@ -42,13 +42,13 @@ def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
 
 
 def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> None:
-    """Ask for the mode; nothing stays pending when it is refused. ``instances`` are those that exist now.
+    """Request the mode; after a refusal no change stays pending. ``instances`` are those that exist now.
 
-    The GPU may have been bound anew afterwards: the handle is used up, and the caller has to see that the mode is on.
+    The GPU may be bound again afterwards: the handle is invalid, and the caller must check that the mode is on.
     """
     word = "on" if enabled else "off"
     doing = f"switching MIG mode of GPU {gpu} {word}"
-    if instances:  # whether NVML refuses or destroys them is not written down
+    if instances:  # nvml.h does not say whether NVML refuses or destroys them
         raise GpuBusyError(
             f"{doing} failed: {len(instances)} GPU instances exist ({_listed(instances)}); "
             "destroy them first, with nvidia-smi mig -dci and -dgi if they are not this driver's"
@@ -59,13 +59,15 @@ def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[M
             seen = pynvml.NVMLError(status)
             raise refusal(doing, SET_MODE, status, f"{seen} (activation status {status})")
     except HardwareError:
-        put_back(handle)
+        revert_pending_mode(handle)
         raise
 
 
-def put_back(handle: Handle) -> bool:
-    """Take a pending change of MIG mode back, so that no later reset of the GPU surprises anybody; whether there was
-    one. Best effort: the error that led here says more than one of this."""
+def revert_pending_mode(handle: Handle) -> bool:
+    """Revert a pending change of MIG mode, so that a later GPU reset does not apply it; whether one was pending.
+
+    Best effort: raises no NVML error, because the error that led here says more.
+    """
     with contextlib.suppress(pynvml.NVMLError):
         current, pending = pynvml.nvmlDeviceGetMigMode(handle)
         if pending != current:
@@ -75,13 +77,13 @@ def put_back(handle: Handle) -> bool:
 
 
 def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, profile_id: int, start: int) -> int:
-    """See ``GpuControl.create_gpu_instance``. One whose id cannot be read is destroyed again."""
+    """See ``GpuControl.create_gpu_instance``. Destroys the new instance when its id cannot be read."""
     profile = next((profile for profile in facts.profiles if profile.profile_id == profile_id), None)
     if profile is None or start not in profile.starts:
         offered = ", ".join(f"{p.name} (id {p.profile_id}) at {_numbers(p.starts)}" for p in facts.profiles) or "none"
         raise MigUnsupportedError(
-            f"GPU {gpu} has no MIG profile {profile_id} at memory slice {start}; profiles and the slices that they "
-            f"may begin at are: {offered}"
+            f"GPU {gpu} has no MIG profile {profile_id} at memory slice {start}; profiles and the memory slices "
+            f"at which they may start: {offered}"
         )
     doing = f"creating {profile.name} at memory slice {start} of GPU {gpu}"
     if not mig_mode(handle, gpu):
@@ -104,11 +106,11 @@ def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, profile_i
 
 
 def create_compute_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, gi_id: int) -> ComputeInstance:
-    """See ``GpuControl.create_compute_instance``. One whose UUID cannot be read is destroyed again."""
+    """See ``GpuControl.create_compute_instance``. Destroys the new instance when its UUID cannot be read."""
     doing = f"creating the compute instance of GPU instance {gi_id} of GPU {gpu}"
     existing = next((one for one in read_instances(handle, facts) if one.gi_id == gi_id), None)
     if existing is None:
-        raise DeviceLostError(f"{doing} failed: that GPU instance does not exist (any more); create it again")
+        raise DeviceLostError(f"{doing} failed: that GPU instance does not exist; create it again")
     if existing.compute:
         ids = _numbers(tuple(one.ci_id for one in existing.compute))
         raise NoRoomError(f"{doing} failed: it has one already (id {ids}); destroy it first")
@@ -149,7 +151,7 @@ def destroy_gpu_instance(handle: Handle, gpu: GpuUuid, gi_id: int) -> None:
 
 
 def compute_mode(handle: Handle) -> ComputeMode:
-    """The GPU's compute mode. Raises DeviceLostError, also for a mode that nvml.h does not have (any more)."""
+    """The GPU's compute mode. Also raises DeviceLostError for a mode that nvml.h does not define."""
     mode = required("nvmlDeviceGetComputeMode", partial(pynvml.nvmlDeviceGetComputeMode, handle))
     try:
         return ComputeMode(mode)
@@ -158,13 +160,13 @@ def compute_mode(handle: Handle) -> ComputeMode:
 
 
 def set_compute_mode(handle: Handle, gpu: GpuUuid, mode: ComputeMode) -> None:
-    """Set it. Raises MigUnsupportedError with MIG mode on: the GPU itself has no compute mode then."""
+    """Set the compute mode. Raises MigUnsupportedError with MIG mode on: the GPU has no compute mode then."""
     doing = f"setting the compute mode of GPU {gpu} to {mode.name}"
     change(doing, "nvmlDeviceSetComputeMode", lambda: pynvml.nvmlDeviceSetComputeMode(handle, int(mode)))
 
 
 def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | None:
-    """Its handle, None when it is gone, be it with MIG mode."""
+    """Its handle; None when it is gone or MIG mode is off."""
     ask = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
     return optional("nvmlDeviceGetGpuInstanceById", ask, GONE)
 
@@ -172,7 +174,7 @@ def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | No
 def _create(
     doing: str, instance: pynvml.c_nvmlGpuInstance_t, candidates: tuple[ComputeProfile, ...]
 ) -> pynvml.c_nvmlComputeInstance_t:
-    """The first of ``candidates`` that the GPU does not refuse as unsupported."""
+    """Create the first of ``candidates`` that the GPU supports."""
     refused = MigUnsupportedError(f"{doing} failed: no compute instance profile spans it; see nvidia-smi mig -lcip")
     for profile in candidates:
         try:

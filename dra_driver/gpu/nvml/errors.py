@@ -1,7 +1,6 @@
-"""What an answer of NVML means: a value, an absence, or one of our errors.
+"""Translate the return codes of NVML (nvmlReturn_t, nvml.h) to a value, None or an error of ``errors.py`` with advice.
 
-Owns the translation of nvmlReturn_t (nvml.h) and the advice that goes with it. Refuses to know what is asked for.
-No exception of pynvml leaves this file: they are unhashable and cannot be compared.
+No exception of pynvml leaves this package: they are unhashable and cannot be compared.
 """
 
 import logging
@@ -24,7 +23,7 @@ from dra_driver.errors import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Not there: the GPU lacks the property, the driver does not know it, or we may not read it (a MIG parent's memory).
+# The GPU lacks the property, the driver does not know it, or this process may not read it (a MIG parent's memory).
 ABSENT = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -33,29 +32,29 @@ ABSENT = frozenset(
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
-# An instance that is asked for is not there (any more). NotSupported: MIG mode was switched off meanwhile.
+# The instance does not exist. NotSupported: MIG mode was switched off meanwhile.
 GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED})
-# The whole driver is in trouble: nothing may be concluded about single GPUs. The text is what to do next.
+# The driver as a whole fails, which says nothing about single GPUs. The text is what to do next.
 DRIVER_TROUBLE = {
-    pynvml.NVML_ERROR_UNINITIALIZED: "the NVML session is gone; it is opened again",
+    pynvml.NVML_ERROR_UNINITIALIZED: "the NVML session ended; it is opened again",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel module on this node, or wait for the driver container",
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or name the folder it is in as the driver root",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or set --driver-root (DRIVER_ROOT) to its folder",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
         "library and kernel module are of different releases: finish the driver upgrade, or reboot the node"
     ),
 }
-# One GPU is in trouble. The text is what to do next.
+# One GPU fails. The text is what to do next.
 GPU_TROUBLE = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: see XID messages in the kernel log, then reset it or reboot",
     pynvml.NVML_ERROR_RESET_REQUIRED: "reset it with nvidia-smi --gpu-reset while nothing uses it",
     pynvml.NVML_ERROR_NO_PERMISSION: "this process may not open it: run it as root with access to /dev/nvidia*",
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the GPU's power cables",
 }
-# What a refused change becomes, and what to do next; every other code is trouble of the GPU.
+# Error class and advice for a refused change; every other code means that the GPU fails.
 REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
         NotPermittedError,
-        "the node process has to run as root with all capabilities (a privileged container)",
+        "run the node process as root with all capabilities (a privileged container)",
     ),
     pynvml.NVML_ERROR_IN_USE: (
         GpuBusyError,
@@ -63,37 +62,37 @@ REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
     ),
     pynvml.NVML_ERROR_RESET_REQUIRED: (
         ResetRequiredError,
-        "it takes a GPU reset, which ends everything that runs there: drain the node, then nvidia-smi --gpu-reset",
+        "it needs a GPU reset, which ends everything that runs there: drain the node, then nvidia-smi --gpu-reset",
     ),
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
         NoRoomError,
-        "the placement is taken, or engines and slices that it needs are: nvidia-smi mig -lgi shows what exists",
+        "the placement, or engines or slices that it needs, are taken: nvidia-smi mig -lgi shows what exists",
     ),
     pynvml.NVML_ERROR_NOT_SUPPORTED: (
         MigUnsupportedError,
-        "the GPU cannot do it in its MIG mode of now: see nvidia-smi mig -lgip and the MIG mode in nvidia-smi -q",
+        "the GPU does not support it in its present MIG mode: see nvidia-smi mig -lgip, and nvidia-smi -q for the mode",
     ),
     pynvml.NVML_ERROR_INVALID_ARGUMENT: (
         MigUnsupportedError,
-        "the GPU has no such profile or placement: nvidia-smi mig -lgipp shows those it has",
+        "the GPU has no such profile or placement: nvidia-smi mig -lgipp lists them",
     ),
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (MigUnsupportedError, "the driver is too old for it: upgrade the driver"),
 }
 
 
 def required(function: str, call: Callable[[], T]) -> T:
-    """The answer of one call that a GPU cannot do without. Raises DeviceLostError or DriverUnavailableError."""
+    """The result of a call that every usable GPU answers. Raises DeviceLostError or DriverUnavailableError."""
     answer = optional(function, call, absent=frozenset())
     if answer is None:
         raise DeviceLostError(
-            f"{function} failed: the driver's library is too old for it, or its answer makes no sense; "
+            f"{function} failed: the driver's library is too old for it, or its answer cannot be read; "
             "upgrade the driver, and see XID messages in the node's kernel log"
         )
     return answer
 
 
 def optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
-    """As ``required``, but None for a property that is not there: an NVML code in ``absent``, or no readable text."""
+    """As ``required``, but None for a property that is missing: an NVML code in ``absent``, or no readable text."""
     try:
         return call()
     except pynvml.NVMLError as error:
@@ -103,13 +102,13 @@ def optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSE
     except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: a wrapper found only an older form of the symbol
         return None
     except ValueError as error:
-        # A damaged board's name need not be UTF-8, nor its bus id a number; its neighbours are read all the same.
-        log.debug("an answer of NVML cannot be read", extra={"function": function, "reason": str(error)})
+        # A damaged board may report a name that is not UTF-8 or a bus id that is no number; other GPUs are still read.
+        log.debug("unreadable NVML answer", extra={"function": function, "reason": str(error)})
         return None
 
 
 def driver_call(function: str, call: Callable[[], T]) -> T:
-    """The answer of one call about the driver as a whole. Raises DriverUnavailableError."""
+    """The result of a call about the driver as a whole. Raises DriverUnavailableError."""
     try:
         return call()
     except pynvml.NVMLError as error:
@@ -117,9 +116,9 @@ def driver_call(function: str, call: Callable[[], T]) -> T:
 
 
 def change(doing: str, function: str, call: Callable[[], T]) -> T:
-    """The answer of one call that changes a GPU. ``doing`` begins the message: what was tried, and on which object.
+    """The result of a call that changes a GPU. ``doing`` starts the message: what was tried, and on which object.
 
-    Raises what ``REFUSALS`` says for the code, DriverUnavailableError for the driver's own trouble, else
+    Raises the error that ``REFUSALS`` has for the code, DriverUnavailableError when the driver fails, else
     DeviceLostError.
     """
     try:
@@ -143,12 +142,12 @@ def unavailable(function: str, error: pynvml.NVMLError) -> DriverUnavailableErro
 
 
 def describe(error: pynvml.NVMLError) -> str:
-    """NVML's own words and the number that can be looked up in nvml.h."""
+    """NVML's text and the code, which nvml.h explains."""
     return f"{error} (NVML code {error.value})"
 
 
 def raise_translated(function: str, error: pynvml.NVMLError) -> NoReturn:
-    """Raise what a failed look at one GPU means: DriverUnavailableError or DeviceLostError."""
+    """Translate a failed read of one GPU: DriverUnavailableError or DeviceLostError."""
     if error.value in DRIVER_TROUBLE:
         raise unavailable(function, error) from error
     advice = GPU_TROUBLE.get(error.value, "see XID messages in the node's kernel log")

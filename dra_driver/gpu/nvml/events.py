@@ -1,9 +1,9 @@
-"""Waiting for the GPUs' own word that MIG instances changed, whoever changed them.
+"""Wait for NVML events that report a change of MIG instances by any process.
 
-Owns one NVML event set with nvmlEventMigConfigChange (0x100, nvml.h) of every GPU with MIG. Refuses to know what
-changed: a new look tells. A wait in NVML cannot be cancelled, so it is cut into short ones; between two of them the
-set can be made anew, or be let go of, because an open event set counts as a client that keeps a GPU from changing its
-MIG mode. Events of the time without a set are lost (NVML does not repeat them), which polling makes up for.
+Keeps one NVML event set with nvmlEventMigConfigChange (0x100, nvml.h) of every GPU with MIG. An event does not say what
+changed; the next poll finds out. A wait in NVML cannot be cancelled, so it is split into short ones. Between two of
+them the set can be renewed or freed: an open event set counts as a client and keeps a GPU from changing its MIG mode.
+NVML does not repeat events of the time without a set; polling finds those changes.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from dra_driver.gpu.nvml.session import Session, SessionEndedError
 
 log = logging.getLogger(__name__)
 
-SLICE_S = 0.25  # one wait in NVML: how long a change of MIG mode may have to wait for us
-AFTER_ERROR_S = 1.0  # no faster than this when waiting itself fails, else it would spin
+SLICE_S = 0.25  # one wait in NVML: the longest delay of a change of MIG mode by this thread
+AFTER_ERROR_S = 1.0  # the pause after a failed wait, which would otherwise spin
 
 
 class MigEvents:
@@ -30,22 +30,22 @@ class MigEvents:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._lock = threading.Lock()  # guards the set; held during one slice of waiting; taken before the session
+        self._lock = threading.Lock()  # guards the set; held during one short wait; acquired before the session
         self._set: pynvml.c_nvmlEventSet_t | None = None
         self._generation = 0  # the session that the set belongs to
         self._gate = threading.Lock()  # guards the number below
         self._paused = 0
-        self._go = threading.Event()  # nobody has paused the waiting
+        self._go = threading.Event()  # set while no caller has paused the waiting
         self._go.set()
-        self._stale = threading.Event()  # the set misses GPUs, or has ones that were bound anew
+        self._stale = threading.Event()  # the set misses GPUs, or has GPUs that were bound again
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether something happened. Waits at most ``timeout_s`` and a slice; sleeps when no GPU offers events.
+        """Whether an event came. Waits at most ``timeout_s`` plus one short wait; sleeps when no GPU has events.
 
-        False, too, when the session ends meanwhile. Raises DriverUnavailableError.
+        Also False when the session ends meanwhile. Raises DriverUnavailableError.
         """
         deadline = time.monotonic() + timeout_s
-        generation: int | None = None  # the first slice may begin a session, a later one must not revive a closed one
+        generation: int | None = None  # the first wait may open a session, a later one must not reopen a closed one
         while (left_s := deadline - time.monotonic()) > 0:
             if not self._go.wait(left_s):
                 return False
@@ -58,12 +58,12 @@ class MigEvents:
         return False
 
     def renew(self) -> None:
-        """Register anew before the next slice: other GPUs are there, or a MIG mode was changed."""
+        """Register again before the next wait: the GPUs or a MIG mode changed."""
         self._stale.set()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is registered inside. Must be entered outside of a use of the session."""
+        """No event set is open inside the block. Must not be entered while the session is in use."""
         with self._gate:
             self._paused += 1
             self._go.clear()
@@ -78,7 +78,7 @@ class MigEvents:
                     self._go.set()
 
     def _wait_slice(self, only: int | None, slice_s: float) -> tuple[int, bool | None]:
-        """The session's number, and an answer or None when nothing happened in this slice."""
+        """The session's number, and whether an event came; None when nothing happened in this wait."""
         with self._lock:
             if self._stale.is_set():
                 self._free()
@@ -88,7 +88,7 @@ class MigEvents:
                     try:
                         pynvml.nvmlEventSetWait_v2(self._set, max(1, int(slice_s * 1000)))
                     except pynvml.NVMLError as error:
-                        code = _sort_out(error)
+                        code = _wait_error_code(error)
                     else:
                         return generation, True
                 else:
@@ -99,11 +99,11 @@ class MigEvents:
             self._stale.wait(slice_s)
             return generation, None
         self._stale.set()
-        time.sleep(AFTER_ERROR_S)  # a GPU that is lost ends every wait at once; registering anew leaves it out
+        time.sleep(AFTER_ERROR_S)  # a lost GPU ends every wait at once; registering again leaves it out
         return generation, code == pynvml.NVML_ERROR_GPU_IS_LOST
 
     def _register(self, generation: int) -> None:
-        """Have a set for this session and these GPUs, or none where no GPU offers events. The caller holds the lock."""
+        """Create the set for this session and its GPUs, or none when no GPU has events. The caller holds the lock."""
         if generation == self._generation and not self._stale.is_set():
             return
         self._stale.clear()
@@ -111,8 +111,8 @@ class MigEvents:
         self._generation = generation
 
     def _free(self) -> None:
-        """Let go of the set, so that the next slice makes one. It is gone already when its session is. The caller holds
-        the lock, and is not inside a use of the session."""
+        """Free the set, so that the next wait creates one. It ended already with its session. The caller holds the
+        lock and does not use the session."""
         events, self._set = self._set, None
         self._stale.set()
         if events is None:
@@ -124,8 +124,8 @@ class MigEvents:
                 log.debug("nvmlEventSetFree failed", extra={"reason": describe(error)})
 
 
-def _sort_out(error: pynvml.NVMLError) -> int:
-    """The code of a wait that failed. Raises DriverUnavailableError for trouble of the whole driver."""
+def _wait_error_code(error: pynvml.NVMLError) -> int:
+    """The code of a failed wait. Raises DriverUnavailableError when the driver as a whole fails."""
     if error.value in DRIVER_TROUBLE:
         raise unavailable("nvmlEventSetWait_v2", error) from error
     if error.value != pynvml.NVML_ERROR_TIMEOUT:
@@ -141,7 +141,7 @@ def _new_set() -> pynvml.c_nvmlEventSet_t | None:
     except pynvml.NVMLError as error:
         if error.value in DRIVER_TROUBLE:
             raise unavailable("nvmlEventSetCreate", error) from error
-        log.info("the driver offers no events; GPUs are polled", extra={"reason": describe(error)})
+        log.info("driver has no events; changes are found by polling", extra={"reason": describe(error)})
         return None
     if sum(_add(index, events) for index in range(count)):
         return events
@@ -151,7 +151,7 @@ def _new_set() -> pynvml.c_nvmlEventSet_t | None:
 
 
 def _add(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
-    """Whether the GPU at ``index`` tells of MIG changes from now on; one that does not harms no other."""
+    """Register the GPU at ``index`` for MIG changes; whether it has such events."""
 
     def add() -> bool:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -165,5 +165,5 @@ def _add(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
     try:
         return optional("nvmlDeviceRegisterEvents", add) or False
     except DeviceLostError as error:
-        log.debug("a GPU tells no events", extra={"index": index, "reason": str(error)})
+        log.debug("GPU has no events", extra={"index": index, "reason": str(error)})
         return False

@@ -1,11 +1,9 @@
-"""How a GPU is cut now, read through NVML.
-
-Owns the listing of instances. Refuses to change any (``nvml_control.py``) and to know who made them.
+"""List the MIG instances of a GPU through NVML. ``control.py`` changes them.
 
 Sources, all in nvml.h: nvmlDeviceGetGpuInstances, which also finds instances without a compute instance (they have no
 MIG device, so walking those would miss them), nvmlGpuInstanceGetComputeInstances, and nvmlComputeInstanceGetInfo_v2,
 whose ``device`` is the handle of the MIG device (walking all of them takes seconds on a busy node). Of a profile that
-the GPU does not list, nvmlDeviceGetAttributes_v2 of such a device tells the size; it answers for MIG devices only.
+the GPU does not list, nvmlDeviceGetAttributes_v2 of such a device reports the size; it works for MIG devices only.
 """
 
 import ctypes
@@ -22,14 +20,16 @@ from dra_driver.model.mig import ComputeInstance, MigInstance, MigProfile
 
 KNOWN_COMPUTE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
 MAX_COMPUTE_PROFILES = 32  # ends it when a library never does
-MAX_INSTANCES = 64  # room for answers; NVML's own instanceCount is wrong on A30 and would make the buffer too small
-VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # a handle got from a listing whose instance went away since
+MAX_INSTANCES = (
+    64  # size of result buffers; NVML's own instanceCount is wrong on A30 and would make the buffer too small
+)
+VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # the instance of a listed handle is gone
 
 
 def read_instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> tuple[MigInstance, ...]:
-    """All GPU instances in order of ``start``, half-made ones included; () when MIG mode is off.
+    """All GPU instances by ``start``, incomplete ones included; () when MIG mode is off.
 
-    One that goes away meanwhile is left out. Raises DeviceLostError and DriverUnavailableError: nothing is known then.
+    Instances that disappear meanwhile are left out. Raises DeviceLostError and DriverUnavailableError.
     """
     found: dict[int, MigInstance] = {}
     for instance in _instances(handle, facts):
@@ -44,7 +44,7 @@ def read_instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> tuple[MigI
             size=info.placement.size,
             compute=_compute_instances(instance, info.profileId, facts),
         )
-        found[info.id] = replace(known, profile=_told_profile(instance, known, facts))
+        found[info.id] = replace(known, profile=_unlisted_profile(instance, known, facts))
     return tuple(sorted(found.values(), key=lambda one: (one.start, one.gi_id)))
 
 
@@ -70,11 +70,11 @@ def compute_profiles(
 
 
 def spanning(profiles: Sequence[ComputeProfile], slices: int | None) -> tuple[ComputeProfile, ...]:
-    """Those that take a GPU instance of that many compute ``slices`` whole, the one to make first; () when none does.
+    """Profiles that span a GPU instance of ``slices`` compute slices, best first; () when none does.
 
     The most multiprocessors win: on Hopper a 1g instance of double memory has more of them than one slice, and only
-    compute profile 7 (1_SLICE_REV1) gets them all. Of equals the lower number: 7_SLICE (4) goes before 7_SLICE_NVL (8),
-    which boards list and then refuse.
+    compute profile 7 (1_SLICE_REV1) gets them all. Among equals the lower number wins: 7_SLICE (4) before 7_SLICE_NVL
+    (8), which boards list and then refuse.
     """
     if slices is None:
         slices = max((profile.slices for profile in profiles), default=0)
@@ -84,14 +84,14 @@ def spanning(profiles: Sequence[ComputeProfile], slices: int | None) -> tuple[Co
 
 
 def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> Iterator[pynvml.c_nvmlGpuInstance_t]:
-    """By profile; and by id when not all profiles could be read, else instances of those would seem not to be there."""
+    """By profile, and also by id when not all profiles could be read: their instances would be missed."""
     for profile_id in facts.slices:
         room = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
         count = ctypes.c_uint(MAX_INSTANCES)
         ask = partial(pynvml.nvmlDeviceGetGpuInstances, handle, profile_id, room, ctypes.byref(count))
         if optional("nvmlDeviceGetGpuInstances", ask, GONE) is not None:
             yield from room[: count.value]
-    for gi_id in range(0 if facts.whole else MAX_INSTANCES):
+    for gi_id in range(0 if facts.complete else MAX_INSTANCES):
         ask_one = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
         instance = optional("nvmlDeviceGetGpuInstanceById", ask_one, VANISHED)
         if instance is not None:
@@ -119,18 +119,18 @@ def _compute_instances(
     return tuple(found[ci_id] for ci_id in sorted(found))
 
 
-def _told_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, facts: MigFacts) -> MigProfile | None:
-    """Of a profile that the GPU does not list; asked once, as all partitions of one profile have the same."""
+def _unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, facts: MigFacts) -> MigProfile | None:
+    """The size of a profile that the GPU does not list; read once per profile."""
     if known.device is None or any(profile.profile_id == known.profile_id for profile in facts.profiles):
         return None
-    told = facts.told.get(known.profile_id) or _read_told_profile(instance, known, known.device.ci_id)
+    told = facts.unlisted.get(known.profile_id) or _read_unlisted_profile(instance, known, known.device.ci_id)
     if told is not None:
-        facts.told[known.profile_id] = told
+        facts.unlisted[known.profile_id] = told
     return told
 
 
-def _read_told_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, ci_id: int) -> MigProfile | None:
-    """As the device of the one compute instance tells, which spans it all. None when it does not, or is gone."""
+def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, ci_id: int) -> MigProfile | None:
+    """The size as the device of the spanning compute instance reports it; None when it does not, or is gone."""
     ask = partial(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id)
     compute = optional("nvmlGpuInstanceGetComputeInstanceById", ask, ABSENT | VANISHED)
     if compute is None:

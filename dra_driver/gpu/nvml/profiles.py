@@ -1,7 +1,6 @@
-"""How a GPU can be cut, read through NVML: what stays as it is while the driver runs.
+"""Read MIG profiles, placements and whether MIG mode can be switched, which are constant while the driver runs.
 
-Owns profiles, placements and whether MIG mode can be switched. Refuses to compute what NVML tells: names, ids, sizes
-and placements are the driver's own, as boards break every rule that could be guessed.
+Names, ids, sizes and placements are read from NVML and never computed: boards break every rule.
 
 Sources, all in nvml.h: nvmlDeviceGetGpuInstanceProfileInfoV (profiles are numbered, InvalidArgument ends the list),
 nvmlDeviceGetGpuInstancePossiblePlacements_v2 (starts and sizes are memory slices; answers with MIG mode off, too).
@@ -20,12 +19,12 @@ from dra_driver.model.mig import MigProfile
 
 log = logging.getLogger(__name__)
 
-KNOWN_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below that does not end the list
-MAX_PROFILES = 64  # ends it when a library never does
+KNOWN_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
+MAX_PROFILES = 64  # bounds the loop when a library never ends the list
 MAX_PLACEMENTS = 256
 RESETLESS_FIELD = 184  # NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
-NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, as far as 32 bits go
-# What follows the size in a name, by number of the profile; only for drivers that do not tell names (before 525).
+NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, in 32 bits
+# What follows the size in a name, by number of the profile; only for drivers that report no names (before 525).
 FLAVOURS = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 
 Info = pynvml.c_nvmlGpuInstanceProfileInfo_t | pynvml.c_nvmlGpuInstanceProfileInfo_v2_t
@@ -33,7 +32,7 @@ Info = pynvml.c_nvmlGpuInstanceProfileInfo_t | pynvml.c_nvmlGpuInstanceProfileIn
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
-    """A size of compute instance in a GPU instance. ``number`` is its constant in nvml.h, ``profile_id`` its id."""
+    """A compute instance profile of a GPU instance. ``number`` is its constant in nvml.h, ``profile_id`` its id."""
 
     number: int
     profile_id: int
@@ -43,26 +42,28 @@ class ComputeProfile:
 
 @dataclass(slots=True, kw_only=True)
 class MigFacts:
-    """What does not change about a GPU with MIG, read once per session.
+    """Constant facts about a GPU with MIG, read once per session.
 
-    ``profiles`` is what we may make, in order of id. ``names`` and ``slices`` (of compute) also hold profiles without
-    placements, so that instances of them are found. ``whole``: everything could be read; if not, it is read again.
-    ``compute``: compute instance profiles by id of the GPU instance's profile, filled as instances are met, and so is
-    ``told``: profiles that the GPU does not list, as devices of them tell.
+    ``profiles`` are those that can be created, by id. ``names`` and ``slices`` (of compute) also have profiles without
+    placements, so that their instances are found. ``complete`` is False when something could not be read; then the
+    facts are read again. ``compute`` (compute instance profiles by id of the GPU instance's profile) and ``unlisted``
+    (profiles that the GPU does not list, as their devices report them) are filled when instances are found.
     """
 
     profiles: tuple[MigProfile, ...] = ()
     names: dict[int, str] = field(default_factory=dict)
     slices: dict[int, int] = field(default_factory=dict)
     resetless: bool | None = None
-    whole: bool = True
+    complete: bool = True
     compute: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
-    told: dict[int, MigProfile] = field(default_factory=dict)
+    unlisted: dict[int, MigProfile] = field(default_factory=dict)
 
 
 def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFacts:
-    """The facts of a GPU with MIG. What cannot be read is left out. Raises DriverUnavailableError and, for a GPU that
-    fell off the bus, DeviceLostError."""
+    """Read the facts of a GPU with MIG; values that cannot be read are left out.
+
+    Raises DriverUnavailableError and, for a GPU that fell off the bus, DeviceLostError.
+    """
     facts = MigFacts(resetless=_resetless(handle))
     found: dict[int, MigProfile] = {}
     unnamed: dict[int, int] = {}
@@ -82,17 +83,19 @@ def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFa
         facts.names[profile_id] = name
         found[profile_id] = replace(found[profile_id], name=name)
     facts.profiles = tuple(found[profile_id] for profile_id in sorted(found))
-    facts.whole = facts.whole and bool(found)
+    facts.complete = facts.complete and bool(found)
     if _is_guest(handle):
-        facts.profiles = ()  # the host has cut it for us, once and for all
+        facts.profiles = ()  # only the host of a vGPU can change its partitions
         facts.resetless = False
     return facts
 
 
 def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: int | None) -> str:
-    """``1g.5gb`` as nvidia-smi writes it, for drivers that do not tell: the GPU's memory in GiB, rounded up, times the
-    share of its memory ``slices``, rounded to nearest."""
-    if memory_bytes is None:  # with MIG mode on it is told to root alone
+    """``1g.5gb`` as nvidia-smi writes it, for drivers that report no name.
+
+    The size is the GPU's memory in GiB, rounded up, times the profile's share of ``slices``, rounded to nearest.
+    """
+    if memory_bytes is None:  # with MIG mode on, only root can read it
         if profile.memory_bytes is None:
             return f"{profile.compute_slices}g{flavour}"
         gigabytes = -(-profile.memory_bytes // 2**30)
@@ -102,7 +105,7 @@ def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: 
 
 
 def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, Info]]:
-    """Number and data of each profile that the GPU has."""
+    """Number and data of each profile of the GPU."""
     found: list[tuple[int, Info]] = []
     for number in range(MAX_PROFILES):
         try:
@@ -112,8 +115,8 @@ def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, In
         except DeviceLostError as error:
             if getattr(error.__cause__, "value", None) == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
-            log.warning("a MIG profile cannot be read", extra={"number": number, "reason": str(error)})
-            facts.whole = False
+            log.warning("unreadable MIG profile", extra={"number": number, "reason": str(error)})
+            facts.complete = False
             continue
         if info is not None:
             found.append((number, info))
@@ -121,9 +124,9 @@ def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, In
 
 
 def _info(handle: pynvml.c_nvmlDevice_t, number: int) -> Info | None:
-    """Profile ``number``, None when the GPU does not have it. Raises EOFError behind the last.
+    """Profile ``number``, None when the GPU does not have it. Raises EOFError after the last.
 
-    Version 2 has the name. Version 1 is asked also where 2 is not supported: nvml.h wants MIG mode on for 2 alone.
+    Version 2 has the name. Version 1 is the fallback: nvml.h requires MIG mode on for version 2.
     """
     for version, function in ((2, "nvmlDeviceGetGpuInstanceProfileInfoV"), (1, "nvmlDeviceGetGpuInstanceProfileInfo")):
         try:
@@ -141,7 +144,7 @@ def _info(handle: pynvml.c_nvmlDevice_t, number: int) -> Info | None:
 
 
 def _name(info: Info) -> str | None:
-    """The name without its prefix, which some releases write and others do not; None when there is none."""
+    """The name without "MIG ", which only some releases write; None without a name."""
     name = getattr(info, "name", b"")
     text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
     return text.removeprefix("MIG ").strip() or None
@@ -151,8 +154,8 @@ def _profile(handle: pynvml.c_nvmlDevice_t, info: Info, facts: MigFacts) -> MigP
     try:
         placements = required("nvmlDeviceGetGpuInstancePossiblePlacements_v2", partial(_placements, handle, info.id))
     except DeviceLostError as error:
-        log.warning("the placements of a MIG profile cannot be read", extra={"profile": info.id, "reason": str(error)})
-        facts.whole = False
+        log.warning("unreadable placements of a MIG profile", extra={"profile": info.id, "reason": str(error)})
+        facts.complete = False
         return None
     if not placements:
         return None
@@ -175,7 +178,7 @@ def _profile(handle: pynvml.c_nvmlDevice_t, info: Info, facts: MigFacts) -> MigP
 
 
 def _placements(handle: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[int, int]]:
-    """Start and size of each; two calls, since the first only tells how many there are."""
+    """Start and size of each. The first of two calls returns their number."""
     count = ctypes.c_uint(0)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
     count.value = min(count.value, MAX_PLACEMENTS)
@@ -190,17 +193,17 @@ def _slices(profiles: dict[int, MigProfile]) -> int:
 
 
 def memory_of(megabytes: int) -> int | None:
-    """In bytes, None where NVML does not know."""
+    """Megabytes as bytes; None where NVML has no value."""
     return None if megabytes & NOT_AVAILABLE == NOT_AVAILABLE else megabytes * 2**20
 
 
 def count_of(value: int) -> int | None:
-    """None where NVML does not know."""
+    """The count; None where NVML has no value."""
     return None if value == NOT_AVAILABLE else value
 
 
 def _resetless(handle: pynvml.c_nvmlDevice_t) -> bool | None:
-    """NVML's own word, else whether it is Hopper or newer; None when neither is told."""
+    """What NVML reports, else whether the GPU is Hopper or newer; None when both are missing."""
     values = optional(
         "nvmlDeviceGetFieldValues",
         partial(pynvml.nvmlDeviceGetFieldValues, handle, [RESETLESS_FIELD]),
@@ -215,6 +218,6 @@ def _resetless(handle: pynvml.c_nvmlDevice_t) -> bool | None:
 
 
 def _is_guest(handle: pynvml.c_nvmlDevice_t) -> bool:
-    """Whether the GPU is a virtual one (vGPU), whose partitions only the host can change."""
+    """Whether the GPU is virtual (vGPU); only the host can change its partitions."""
     mode = optional("nvmlDeviceGetVirtualizationMode", partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
     return mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU

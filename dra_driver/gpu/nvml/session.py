@@ -1,8 +1,8 @@
-"""One NVML session for the whole process: which library, when it begins and when it ends.
+"""The process's NVML session: loads the library, opens the session and ends it.
 
-Owns pynvml's globals. Refuses to know GPUs. NVML is thread-safe (its documentation, and ctypes lets go of the
-interpreter meanwhile), so any number of calls run at once; only beginning and ending a session need the process alone,
-because pynvml keeps library and symbols in globals and handles die with the session.
+NVML is thread-safe (its documentation, and ctypes releases the interpreter lock), so any number of calls run at once.
+Only opening and ending a session exclude all other calls, because pynvml keeps library and symbols in globals and
+handles become invalid with the session.
 """
 
 import contextlib
@@ -19,47 +19,47 @@ from dra_driver.gpu.nvml.errors import describe, driver_call
 
 log = logging.getLogger(__name__)
 
-END_TIMEOUT_S = 60.0  # the slowest calls, MIG mode and instances, take seconds; a wedged GPU never answers
+END_TIMEOUT_S = 60.0  # the slowest calls, MIG mode and instances, take seconds; a stuck GPU never answers
 
 
 class SessionEndedError(Exception):
-    """The session that was asked for is over. Never leaves the backend."""
+    """The requested session has ended. Never leaves the backend."""
 
 
 class Session:
-    """The process's NVML session. Thread-safe; not to be entered twice by one thread."""
+    """The process's NVML session. Thread-safe; one thread must not enter it twice."""
 
     def __init__(self, library_path: str | None, driver_root: str | None) -> None:
-        """See ``NvmlBackend``: the search is done whenever a session begins."""
+        """See ``NvmlBackend``: every new session searches the library again."""
         self._library_path = library_path
         self._driver_root = driver_root
         self._turn = threading.Condition()  # guards pynvml's globals and the fields below
         self._users = 0
         self._is_open = False
-        self._ending = False  # it ends when the last user is out; nobody is let in meanwhile
+        self._ending = False  # it ends after the last user; no new user is admitted
         self._generation = 0
 
     def open(self) -> None:
-        """Begin a session if there is none. Raises DriverUnavailableError."""
+        """Open a session if none is open. Raises DriverUnavailableError."""
         with self._turn:
             self._begin()
 
     def close(self) -> None:
-        """End it once nobody is inside. Idempotent."""
+        """End the session when its last user has left. Idempotent."""
         with self._turn:
             if not self._is_open:
                 return
             self._ending = True
             self._end_if_unused()
             if not self._turn.wait_for(lambda: not self._ending, END_TIMEOUT_S):
-                log.warning("an NVML call does not return; the session ends when it does")
+                log.warning("an NVML call did not return in time; the session ends when it returns")
 
     @contextlib.contextmanager
     def use(self, generation: int | None = None) -> Iterator[int]:
-        """Keep the session alive inside; yields its number. Begins one when there is none.
+        """Keep the session open inside the block, opening one if necessary; yields its number.
 
-        With ``generation``, only that session will do (SessionEndedError). A DriverUnavailableError that leaves the
-        block ends the session, so that the next use begins with whatever library is there then.
+        With ``generation``, raises SessionEndedError when that session has ended. A DriverUnavailableError that leaves
+        the block ends the session, so that the next use loads the library that is installed then.
         """
         with self._turn:
             if generation is None:
@@ -82,13 +82,13 @@ class Session:
     def _begin(self) -> None:
         if not self._turn.wait_for(lambda: not self._ending, END_TIMEOUT_S):
             raise DriverUnavailableError(
-                f"the NVIDIA driver cannot be used: a call of the last NVML session has not come back for "
-                f"{END_TIMEOUT_S:.0f} s; see XID messages in the node's kernel log, and reboot the node if it stays so"
+                f"the NVIDIA driver cannot be used: a call of the last NVML session has not returned for "
+                f"{END_TIMEOUT_S:.0f} s; see XID messages in the node's kernel log; reboot the node if this persists"
             )
         if self._is_open:
             return
         use_library(self._find())
-        # NO_GPUS: a node whose GPUs are all handed to virtual machines still has a working driver.
+        # NO_GPUS: the driver also works on a node whose GPUs are all assigned to virtual machines.
         driver_call("nvmlInitWithFlags", lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
         self._is_open = True
         self._generation += 1
@@ -100,7 +100,7 @@ class Session:
         if path is None and self._driver_root != "/":
             raise DriverUnavailableError(
                 f"no libnvidia-ml.so.1 below the driver root {self._driver_root}: install the NVIDIA driver, "
-                "wait for the driver container, or name another driver root"
+                "wait for the driver container, or set --driver-root (DRIVER_ROOT) to another folder"
             )
         return path
 
@@ -118,10 +118,10 @@ class Session:
 
 
 def use_library(path: str | None) -> None:
-    """Make pynvml use the library at ``path``, None: search again at the next init.
+    """Make pynvml use the library at ``path``; with None it searches again at the next init.
 
-    pynvml remembers the library and every symbol it has resolved; without clearing both, calls would still go to the
-    library of the driver that was upgraded meanwhile. Still needed with nvidia-ml-py 13.615.
+    pynvml keeps the library and every resolved symbol; unless both are cleared, calls go to the library of the driver
+    before an upgrade. Still needed with nvidia-ml-py 13.615.
     """
     try:
         library = None if path is None else ctypes.CDLL(path)

@@ -89,7 +89,7 @@ def test_before_the_first_look_it_is_empty_and_says_why() -> None:
     """Whoever asks too early gets no GPUs, not an error."""
     inventory = Inventory(ScriptedBackend(ONE), NEVER_S)
     assert inventory.current() == Snapshot()
-    assert inventory.problem == "the GPUs have not been looked at yet"
+    assert inventory.problem == "the GPUs have not been read yet"
     assert not inventory.wait_first(0)
 
 
@@ -239,7 +239,7 @@ def test_a_left_out_gpu_is_logged_once_with_its_reason(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         inventory._poll()
         inventory._poll()
-    records = [record for record in caplog.records if record.getMessage() == "a GPU is left out"]
+    records = [record for record in caplog.records if record.getMessage() == "GPU left out of the inventory"]
     assert [record.__dict__["reason"] for record in records] == ["XID 79"]
 
 

@@ -67,7 +67,7 @@ class Policies:
 class Hardware:
     """How the newest look went; before the first one there is a problem, but nothing has failed."""
 
-    problem: str | None = "the GPUs have not been looked at yet"
+    problem: str | None = "the GPUs have not been read yet"
     failing: bool = False
 
     def fails(self) -> None:
