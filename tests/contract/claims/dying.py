@@ -77,6 +77,8 @@ class DyingNode(Node):
         clock = Clock(host.work)
         control, notes = self.wrap(self.backend), self.wrap(journal)
         return HardwareDependencies(
+            control=control,
+            notes=notes,
             mig=MigManager(control, notes),
             slicer=FakeSlicer(self.sharing, notes),
             mps=self.wrap(MpsClient(self.folder / "mps", control, notes, sleep=clock.sleep, clock=clock)),

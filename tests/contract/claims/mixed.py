@@ -128,6 +128,8 @@ class Node:
         """Partitions are real work on simulated GPUs; what sharing sets is faked."""
         control, notes = self.wrap(self.backend), self.wrap(journal)
         return HardwareDependencies(
+            control=control,
+            notes=notes,
             mig=MigManager(control, notes),
             slicer=FakeSlicer(self.sharing, notes),
             mps=FakeMps(self.sharing, control, notes),

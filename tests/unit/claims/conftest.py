@@ -85,6 +85,8 @@ class ClaimsNode:
     def hardware_dependencies(self, backend: SimulatedBackend, notes: Journal) -> HardwareDependencies:
         control = self.wrap(backend)
         return HardwareDependencies(
+            control=control,
+            notes=notes,
             mig=MigManager(control, notes, sleep=self.clock.wait, clock=self.clock.now),
             slicer=self.wrap(FakeSlicer(self.sharing, notes)),
             mps=self.wrap(FakeMps(self.sharing, control, notes)),
