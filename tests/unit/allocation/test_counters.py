@@ -58,6 +58,25 @@ def test_what_others_hold_is_missing_from_the_counters() -> None:
     assert taken(claim("c"), on=offered, held=held) == [["other"]]
 
 
+def test_an_overdrawn_counter_blocks_the_whole_pool() -> None:
+    """Allocated partitions of GPU 0 exceed its counters, so no partition of GPU 1 in the same pool is allocated.
+
+    ``checkAvailableCounters`` compares every counter of the pool, not only those that the device consumes. Devices that
+    consume no counters stay available.
+    """
+    overlapping = [partition("first", 6), partition("second", 6)]
+    other = partition("other", 1, "1")
+    held = [allocated(claim("x"), "first", "second", node_name="a")]
+    offered = slices(*overlapping, other, parents=2)
+    for quirks in (V1_36, V1_37):
+        assert taken(claim("c"), on=offered, held=held, quirks=quirks) is None
+        assert taken(claim("c"), on=offered, held=[allocated(claim("x"), "first", node_name="a")], quirks=quirks) == [
+            ["other"]
+        ]
+        without_counters = slices(*overlapping, other, gpu("plain"), parents=2)
+        assert taken(claim("c"), on=without_counters, held=held, quirks=quirks) == [["plain"]]
+
+
 def test_a_tainted_partition_keeps_its_counters_until_1_37() -> None:
     """In 1.36 a partition that is turned down for its taint still blocks its healthy neighbour."""
     taint = {"key": "sick", "effect": "NoSchedule"}
