@@ -62,7 +62,7 @@ def scheduler_fault(
 
 
 def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeResult | None:
-    """Returns the node's result with this quirks, if it fits."""
+    """Returns the node's result with these quirks, if it fits."""
     try:
         found = again(quirks, result)
     except (AllocationError, CelSyntaxError, CelEvaluationError):

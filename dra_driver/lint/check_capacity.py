@@ -1,8 +1,8 @@
-"""Rules for ``capacity.requests``: amounts that no device gives, and shares that meet what they cannot be used with.
+"""Rules DRA041 to DRA044 for ``capacity.requests``: amounts that no device provides, and invalid uses of shares.
 
-Owns DRA041 to DRA044. A request is tried on known devices by the scheduler's own check (``allocation.capacity``): of a
-shared device it is what the claim takes, of any other a lower bound for what the device has (KEP-5075). What is
-refused of shares and of parameters beside them is this driver's rule (``claims.planning.sharing_plan``).
+Requests are tried on known devices with the scheduler's own check (``allocation.capacity``). For a shared device the
+amount is what the claim consumes; for any other it is a lower bound for the device's capacity (KEP-5075). Which shares
+and parameters are refused is this driver's rule (``claims.planning.sharing_plan``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from dra_driver.quantity import Quantity
 
 
 class CapacityChecker:
-    """Checks what requests ask of capacities. Remembers which devices serve each request of the claim at hand."""
+    """Checks the capacities of requests. Keeps the devices that can serve each request of the current claim."""
 
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
@@ -36,7 +36,7 @@ class CapacityChecker:
     def request(
         self, manifest: Manifest, part: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None
     ) -> None:
-        """DRA041 and DRA042 for one request or subrequest whose selectors are in order."""
+        """Checks DRA041 and DRA042 for one request or subrequest whose selectors are valid."""
         if of_class is None or not of_class.devices:
             return
         matching = [
@@ -54,7 +54,7 @@ class CapacityChecker:
             self._report_full_compute(manifest, spot, wanted, suitable)
 
     def claim(self, manifest: Manifest, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
-        """DRA043 and DRA044, after `request` has seen all ``parts`` (name of request or subrequest, what it asks)."""
+        """Checks DRA043 and DRA044, after `request` was called for all ``parts`` (name and content of each request)."""
         shares = [(name, part, found) for name, part in parts if (found := self._strategies_of(part))]
         self._check_several_shares(manifest, devices, shares)
         for config in devices.each("config"):
@@ -64,13 +64,13 @@ class CapacityChecker:
                 self._check_sharing_of_share(manifest, config, of_config)
 
     def _strategies_of(self, part: Spot) -> set[str]:
-        """How the devices that serve a request are shared; empty when one that is not shared may serve it as well."""
+        """Returns the sharing strategies of the devices for a request; empty if an exclusive device may serve it."""
         found = self._devices_by_request.get(id(part.node)) or []
         if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
             return set()
         return {str((device.wire["attributes"].get("sharingStrategy") or {}).get("string")) for device in found}
 
-    # --- what is not given ---
+    # --- capacities that no device provides ---
 
     def _report_unavailable(
         self, manifest: Manifest, spot: Spot, wanted: Mapping[str, str], matching: Sequence[KnownDevice]
@@ -82,22 +82,22 @@ class CapacityChecker:
         own = (device.wire.get("capacity") or {}).get(problem.capacity) or {}
         hint = ""
         if problem.why == "undefined":
-            text = f"no device that matches has a capacity {problem.capacity!r}, so none is given"
+            text = f"no matching device has a capacity {problem.capacity!r}"
             known = {name for one in matching for name in one.wire.get("capacity") or {}} | OTHER_CAPACITIES
             severity = severity if problem.capacity in known else "error"
             hint = (
                 did_you_mean(problem.capacity, known)
-                or f"they have {', '.join(sorted(device.wire.get('capacity') or {}))}"
+                or f"known capacities: {', '.join(sorted(device.wire.get('capacity') or {}))}"
             )
         elif problem.why == "policy":
             span = (own.get("requestPolicy") or {}).get("validRange") or {}
-            text = f"{device.label} gives out at most {span.get('max', own.get('value'))} of {problem.capacity}, "
-            text += f"{wanted.get(problem.capacity, problem.wanted)} is asked for"
+            text = f"{device.label} provides at most {span.get('max', own.get('value'))} of {problem.capacity}, "
+            text += f"{wanted.get(problem.capacity, problem.wanted)} is requested"
             severity = "error" if problem.capacity == COMPUTE_PERCENT else severity
-            hint = "a claim that does not name it gets all of it"
+            hint = "a claim that does not request it gets all of it"
         else:
-            text = f"no device that matches has {problem.wanted} of {problem.capacity}; "
-            text += f"the most is {own.get('value')}, of {device.label}"
+            text = f"no matching device has {problem.wanted} of {problem.capacity}; "
+            text += f"the largest is {device.label} with {own.get('value')}"
         self._reporter.add("DRA041", manifest, where, text, hint=hint, severity=severity)
 
     def _report_full_compute(
@@ -108,19 +108,19 @@ class CapacityChecker:
         if not known:
             return
         text = (
-            "of a shared GPU this takes all of the compute, unless its policy says otherwise: no claim fits beside it"
+            "on a shared GPU this takes all of the compute, unless the policy sets a default: no other claim fits there"
         )
         if any(not device.shared for device in suitable):
-            text += "; a GPU that is not shared is given whole"
-        hint = f"ask for {COMPUTE_PERCENT} as well, or write `# dra-lint: allow DRA042` if that is meant"
+            text += "; a GPU that is not shared is allocated as a whole"
+        hint = f"also request {COMPUTE_PERCENT}, or add `# dra-lint: allow DRA042` if this is intended"
         self._reporter.add("DRA042", manifest, spot.get(MEMORY) or spot, text, hint=hint)
 
-    # --- what shares cannot be used with ---
+    # --- invalid uses of shares ---
 
     def _check_several_shares(
         self, manifest: Manifest, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]
     ) -> None:
-        """Of alternatives one is chosen, so of each request the one with the fewest shares counts."""
+        """Counts shares. Only one alternative of a request is chosen, so the one with the fewest shares counts."""
         counts: dict[str, tuple[int, bool]] = {}
         for name, part, strategies in shares:
             if "MPS" not in strategies:
@@ -131,10 +131,10 @@ class CapacityChecker:
         if sum(count for count, _ in counts.values()) < 2:
             return
         sure = all(only for _, only in counts.values())
-        text = "the claim asks for several shares, " + (
-            "which is refused under MPS" if sure else "which is refused where GPUs are shared by MPS"
+        text = "the claim requests several shares; the driver refuses this " + (
+            "under MPS" if sure else "where GPUs are shared by MPS"
         )
-        hint = "a container talks to one MPS daemon: ask for one larger share, or for the others in other pods"
+        hint = "a container uses one MPS daemon: request one larger share, or the other shares in other pods"
         spot = devices.get("requests") or devices
         self._reporter.add("DRA043", manifest, spot, text, hint=hint, severity="error" if sure else "warning")
 
@@ -145,7 +145,7 @@ class CapacityChecker:
         try:
             decoded = decode(plain(parameters.node)) if parameters is not None else None
         except (InvalidParametersError, ValueError):
-            return  # said elsewhere
+            return  # reported by DRA035
         sharing = decoded.sharing if isinstance(decoded, GpuConfig) else None
         if sharing is None or parameters is None:
             return
@@ -153,23 +153,23 @@ class CapacityChecker:
         strategy = str(sharing.strategy)
         severity: Severity = "error"
         if sharing.mps is not None and sharing.mps != MpsLimits():
-            text = f"limits of a share are the {MEMORY} and {COMPUTE_PERCENT} that it asks for; others are refused"
+            text = f"the limits of a share are the {MEMORY} and {COMPUTE_PERCENT} that it requests; others are refused"
         elif strategy not in strategies:
-            text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; a share with {strategy} is refused"
+            text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; strategy {strategy} is refused"
         elif len(strategies) > 1:
             text, severity = (
-                f"refused for a share of a GPU that a policy shares otherwise than by {strategy}",
+                f"refused for a share of a GPU that a policy does not share by {strategy}",
                 "warning",
             )
         else:
             return
-        hint = "leave the sharing section out: how a GPU is shared by several claims is its policy's business"
+        hint = "remove the sharing section: the policy decides how claims share a GPU"
         spot = parameters.get("sharing") or parameters
         self._reporter.add("DRA044", manifest, spot, text, hint=hint, severity=severity)
 
 
 def _amounts(spot: Spot) -> dict[str, str]:
-    """Those of the requested amounts that are quantities; what others are is said elsewhere."""
+    """Returns the requested amounts that are valid quantities; invalid ones are reported by DRA004."""
     found = {}
     for key, value in spot.pairs():
         try:
@@ -181,7 +181,7 @@ def _amounts(spot: Spot) -> dict[str, str]:
 
 
 def _problem(device: KnownDevice, wanted: Mapping[str, str]) -> CapacityShort | None:
-    """Why the empty device does not give it. What the catalog has no value for is taken for enough."""
+    """Returns why the unused device does not satisfy the request. Capacities without a catalog value suffice."""
     capacities = dict(device.wire.get("capacity") or {})
     if MEMORY in device.unsure:
         capacities[MEMORY] = {"value": LARGEST_MEMORY}
@@ -202,7 +202,7 @@ def _takes_all(device: KnownDevice, wanted: Mapping[str, str]) -> bool:
 
 
 def _closeness(item: tuple[KnownDevice, CapacityShort]) -> tuple[int, int]:
-    """A device that has too little is nearer than one that has none of it; of those, the one with most."""
+    """Sort key: a device with too little is nearer than one without the capacity; among equals, the largest is."""
     device, problem = item
     own = (device.wire.get("capacity") or {}).get(problem.capacity) or {}
     most = Quantity.parse(own["value"]).nano if "value" in own else 0

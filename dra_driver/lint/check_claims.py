@@ -1,7 +1,7 @@
-"""Rules for DeviceClasses, ResourceClaims and their templates, expressions and parameters apart.
+"""Rules for DeviceClasses, ResourceClaims and their templates, except expressions and parameters.
 
-Owns the limits of the API (k8s.io/api resource/v1 and kubernetes/kubernetes pkg/apis/resource/validation), references
-between requests, constraints and configurations, classes that are not there, and admin access.
+Checks the limits of the API (k8s.io/api resource/v1 and kubernetes/kubernetes pkg/apis/resource/validation), references
+between requests, constraints and configurations, missing classes, and admin access.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ Requests = dict[str, set[str]]
 
 
 class ClaimChecker:
-    """Checks what claims and classes ask for."""
+    """Checks classes and claims."""
 
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
@@ -43,7 +43,7 @@ class ClaimChecker:
         self._configs = ConfigChecker(reporter, scope)
 
     def device_class(self, manifest: Manifest) -> None:
-        """Everything about a DeviceClass."""
+        """Checks a DeviceClass."""
         spec = manifest.spot.get("spec")
         if spec is None:
             return
@@ -54,7 +54,7 @@ class ClaimChecker:
         self._configs.of_class(manifest, spec)
 
     def claim(self, manifest: Manifest) -> None:
-        """Everything about a ResourceClaim or ResourceClaimTemplate."""
+        """Checks a ResourceClaim or ResourceClaimTemplate."""
         devices = claim_devices(manifest)
         if devices is None:
             return
@@ -65,7 +65,7 @@ class ClaimChecker:
         for request in devices.each("requests"):
             total += self._request(manifest, request)
         if total > MAX_RESULTS:
-            message = f"the claim asks for {total} devices, a claim can hold {MAX_RESULTS}"
+            message = f"the claim requests {total} devices; the limit is {MAX_RESULTS}"
             self._reporter.add("DRA032", manifest, devices, message, hint="split it into several claims")
         for constraint in devices.each("constraints"):
             self._references(manifest, constraint, names, "constraint")
@@ -76,7 +76,7 @@ class ClaimChecker:
         self._capacity.claim(manifest, devices, parts_of(manifest, devices))
 
     def _request(self, manifest: Manifest, request: Spot) -> int:
-        """Checks a request; the fewest devices that it takes."""
+        """Checks a request and returns the smallest number of devices that it takes."""
         alternatives = request.each("firstAvailable")
         exactly = exact_part(manifest, request)
         if exactly is not None and alternatives:
@@ -97,7 +97,7 @@ class ClaimChecker:
     def _part(self, manifest: Manifest, part: Spot) -> int:
         self._limits(manifest, part, ("selectors",))
         if len(part.each("tolerations")) > _MAX_TOLERATIONS:
-            message = f"more than {_MAX_TOLERATIONS} tolerations"
+            message = f"more than {_MAX_TOLERATIONS} tolerations; at most {_MAX_TOLERATIONS} are allowed"
             self._reporter.add("DRA007", manifest, part.get("tolerations") or part, message)
         of_class = self._class(manifest, part)
         chain, valid = self._selectors.chain(manifest, part.each("selectors"))
@@ -109,19 +109,19 @@ class ClaimChecker:
         mode, count = part.get("allocationMode"), part.number("count")
         name = part.string("allocationMode") or "ExactCount"
         if mode is not None and name not in {"ExactCount", "All"}:
-            hint = did_you_mean(name, ("ExactCount", "All")) or "write ExactCount or All"
+            hint = did_you_mean(name, ("ExactCount", "All")) or "use ExactCount or All"
             self._invalid(manifest, mode, f"unknown allocationMode {name!r}", hint)
         where = part.get("count") or part
         if name == "All":
             if count:
-                self._invalid(manifest, where, "count cannot stand with allocationMode All")
+                self._invalid(manifest, where, "count cannot be combined with allocationMode All")
             return 0
         if count is not None and count < 1 and count != 0:
-            self._invalid(manifest, where, f"count is {count}, at least 1 is expected")
+            self._invalid(manifest, where, f"count is {count}; expected at least 1")
         elif count is not None and count > MAX_RESULTS:
-            message = f"count is {count}, a claim can hold {MAX_RESULTS} devices"
+            message = f"count is {count}; a claim can have at most {MAX_RESULTS} devices"
             self._reporter.add("DRA032", manifest, where, message, hint="split it into several claims")
-            return 0  # said already
+            return 0  # reported already
         return max(1, count or 1)
 
     def _class(self, manifest: Manifest, part: Spot) -> ClassInfo | None:
@@ -139,7 +139,7 @@ class ClaimChecker:
         close = did_you_mean(name, {*self._scope.names("DeviceClass"), *WELL_KNOWN})
         message = f"DeviceClass {name!r} is not defined here" + (" nor in the cluster" if in_cluster else "")
         severity = "error" if in_cluster else "warning" if close else "info"
-        hint = close or "nothing can be said about what it selects; give its manifest too, or --cluster-state"
+        hint = close or "its selectors cannot be checked; also pass its manifest, or --cluster-state"
         self._reporter.add(
             "DRA030", manifest, spot, message, hint=hint,
             severity="error" if severity == "error" else "warning" if severity == "warning" else "info",
@@ -159,7 +159,7 @@ class ClaimChecker:
                 continue
             domain, slash, short = name.partition("/")
             if not slash:
-                message = f"{field} {name!r} has no domain, so it names no attribute"
+                message = f"{field} {name!r} has no domain; an attribute name needs one"
                 self._reporter.add("DRA034", manifest, spot, message, hint=f"write {DRIVER}/{name}")
             else:
                 self._known_attribute(manifest, spot, domain, short)
@@ -167,7 +167,7 @@ class ClaimChecker:
     def _known_attribute(self, manifest: Manifest, spot: Spot, domain: str, name: str) -> None:
         known = self._selectors.attributes_of(domain)
         if known and name not in known:
-            message = f"no device of {domain} has the attribute {name!r}, so no device can meet the constraint"
+            message = f"no device of {domain} has attribute {name!r}, so no device satisfies the constraint"
             hint = did_you_mean(name, known)
             self._reporter.add("DRA016", manifest, spot, message, hint=hint, severity="warning")
 
@@ -177,7 +177,7 @@ class ClaimChecker:
             if not isinstance(name, str) or _is_known(name, names):
                 continue
             full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
-            message = f"the {what} names the request {name[:80]!r}, which this claim does not have"
+            message = f"the {what} names request {name[:80]!r}, which this claim does not have"
             hint = did_you_mean(name, full) or f"its requests are {', '.join(map(str, full[:8])) or 'none'}"
             self._reporter.add("DRA033", manifest, spot, message, hint=hint)
 
@@ -190,7 +190,7 @@ class ClaimChecker:
         elif manifest.namespace in self._scope.known.namespaces:
             label = str(self._scope.known.namespaces[manifest.namespace].get(ADMIN_LABEL, ""))
         else:
-            message = f"admin access is refused unless the namespace {manifest.namespace} has the label {ADMIN_LABEL}"
+            message = f"admin access is refused unless namespace {manifest.namespace} has the label {ADMIN_LABEL}"
             self._reporter.add("DRA038", manifest, spot, message, hint=hint)
             return
         if label != "true":
@@ -200,19 +200,21 @@ class ClaimChecker:
     def _name(self, manifest: Manifest, owner: Spot) -> None:
         spot, name = owner.get("name"), owner.string("name")
         if spot is not None and name and not is_label(name):
-            message = f"{name[:80]!r} is no valid name here: lower-case letters, digits and inner dashes, at most 63"
+            message = (
+                f"{name[:80]!r} is not a valid name: expected up to 63 lower-case letters, digits and inner dashes"
+            )
             self._invalid(manifest, spot, message)
 
     def _unique(self, manifest: Manifest, entries: list[Spot], what: str) -> None:
         for spot, name in _repeated(entries):
-            message = f"two {what}s are called {name[:80]!r}"
+            message = f"two {what}s are named {name[:80]!r}"
             self._reporter.add("DRA006", manifest, spot, message)
 
     def _limits(self, manifest: Manifest, owner: Spot, fields: tuple[str, ...]) -> None:
         for field in fields:
             count = len(owner.each(field))
             if count > _LIMITS[field]:
-                message = f"{count} entries in {field}, at most {_LIMITS[field]} are allowed"
+                message = f"{count} entries in {field}; at most {_LIMITS[field]} are allowed"
                 self._reporter.add("DRA007", manifest, owner.get(field) or owner, message)
 
     def _invalid(self, manifest: Manifest, spot: Spot, message: str, hint: str = "") -> None:
@@ -220,14 +222,14 @@ class ClaimChecker:
 
 
 def exact_part(manifest: Manifest, request: Spot) -> Spot | None:
-    """Where a request says what it wants: below ``exactly``, or (v1beta1) in the request itself."""
+    """Returns the content of a request: below ``exactly``, or (v1beta1) in the request itself."""
     if manifest.version == "v1beta1":
         return request if request.get("deviceClassName") is not None else None
     return request.get("exactly")
 
 
 def request_names(devices: Spot) -> Requests:
-    """Requests with the names of their subrequests."""
+    """Maps requests to the names of their subrequests."""
     return {
         request.string("name"): {sub.string("name") for sub in request.each("firstAvailable")}
         for request in devices.each("requests")

@@ -1,6 +1,6 @@
-"""Rules for opaque parameters: what this driver would refuse, and what would never reach it.
+"""Rules DRA035 to DRA037 and DRA040 for opaque parameters: those that are refused or have no effect.
 
-Owns DRA035 to DRA037 and DRA040. The parameters are decoded by the code that the driver runs (``config.parameters``).
+The parameters are decoded by the code that the driver runs (``config.parameters``).
 """
 
 import json
@@ -28,13 +28,13 @@ class ConfigChecker:
         self._scope = scope
 
     def of_class(self, manifest: Manifest, spec: Spot) -> None:
-        """Configurations of a DeviceClass apply to what the class selects."""
+        """Checks the configurations of a DeviceClass, which apply to the devices that it selects."""
         classes = [found for found in [self._scope.class_info(manifest.name)] if found is not None]
         for config in spec.each("config"):
             self._config(manifest, config, classes, named=False)
 
     def of_claim(self, manifest: Manifest, devices: Spot) -> None:
-        """Configurations of a claim apply to the requests that they name, or to all."""
+        """Checks the configurations of a claim, which apply to the requests that they name, or to all."""
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
             parts = [part for name, part in parts_of(manifest, devices) if not named or _is_named(name, named)]
@@ -49,8 +49,8 @@ class ConfigChecker:
         parameters = config.get("opaque", "parameters")
         drivers = {driver for info in classes for driver in info.drivers}
         if where is not None and classes and drivers and driver not in drivers:
-            message = f"parameters for driver {driver!r}, but the devices come from {' or '.join(sorted(drivers))}"
-            hint = "nobody reads them; correct the driver"
+            message = f"parameters for driver {driver!r}, but the devices belong to {' or '.join(sorted(drivers))}"
+            hint = "no driver reads these parameters; correct the driver name"
             self._reporter.add("DRA036", manifest, where, message, hint=hint)
         if parameters is not None and driver == DRIVER:
             self._driver_parameters(manifest, parameters, classes, named=named)
@@ -60,8 +60,8 @@ class ConfigChecker:
     def _without_effect(self, manifest: Manifest, config: Spot) -> None:
         sharing = config.get("opaque", "parameters", "sharing")
         if sharing is not None and config.string("opaque", "driver") == DRIVER:
-            message = "every request that this is for has admin access, which never changes how a device is shared"
-            self._reporter.add("DRA040", manifest, sharing, message, hint="leave the section out")
+            message = "all requests of this configuration have admin access, which never changes how a device is shared"
+            self._reporter.add("DRA040", manifest, sharing, message, hint="remove the section")
 
     def _driver_parameters(
         self, manifest: Manifest, parameters: Spot, classes: list[ClassInfo], *, named: bool
@@ -106,7 +106,7 @@ class ConfigChecker:
 
 
 def parts_of(manifest: Manifest, devices: Spot) -> list[tuple[str, Spot]]:
-    """What each request and subrequest asks for, by ``request`` or ``request/subrequest``."""
+    """Returns the content of each request and subrequest with its name, ``request`` or ``request/subrequest``."""
     found = []
     for request in devices.each("requests"):
         name = request.string("name")
@@ -123,7 +123,7 @@ def _is_named(name: str, named: set[str]) -> bool:
 
 
 def _problems(text: str) -> list[tuple[str, str]]:
-    """Path and problem of each part of a decoding error, such as ``GpuConfig: sharing.strategy: expected ...; ...``."""
+    """Splits a decoding error, such as ``GpuConfig: sharing.strategy: expected ...; ...``, into paths and problems."""
     text = re.sub(r"^(GpuConfig|MigDeviceConfig): ", "", text)
     found = []
     for part in re.split(r"; (?=[A-Za-z][\w.-]*: )", text):
@@ -133,7 +133,7 @@ def _problems(text: str) -> list[tuple[str, str]]:
 
 
 def _below(spot: Spot, path: str) -> Spot:
-    """The value at a path, or what is nearest above it."""
+    """Returns the value at a path, or its nearest existing parent."""
     for step in path.split(".") if path else ():
         found = spot.get(step)
         if found is None:

@@ -1,7 +1,6 @@
-"""Rules for pods, wherever they are written: which claims they name, and which of those their containers use.
+"""Rules DRA050 to DRA054 for pods in objects of any kind: the claims that they name, and those that containers use.
 
-Owns DRA050 to DRA054 (k8s.io/api core/v1 PodSpec.resourceClaims and ResourceRequirements.claims; extended resources
-after KEP-5004).
+Source: k8s.io/api core/v1 PodSpec.resourceClaims and ResourceRequirements.claims; extended resources as in KEP-5004.
 """
 
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ class PodChecker:
         self._scope = scope
 
     def check(self, manifest: Manifest, pod: Spot) -> None:
-        """Everything about the claims of a pod."""
+        """Checks the claims of a pod."""
         fields = FieldChecker(self._reporter, manifest)
         declared: dict[str, Spot | None] = {}
         classes: set[str] = set()
@@ -35,7 +34,7 @@ class PodChecker:
             fields.check(entry, "PodClaim")
             name = entry.string("name")
             if name and name in declared:
-                message = f"two claims of the pod are called {name[:80]!r}"
+                message = f"two claims of the pod are named {name[:80]!r}"
                 self._reporter.add("DRA006", manifest, entry.get("name") or entry, message)
             declared[name] = devices = self._target(manifest, entry)
             classes |= _classes(devices)
@@ -43,13 +42,13 @@ class PodChecker:
         for entry in pod.each("resourceClaims"):
             name = entry.string("name")
             if name and name not in used:
-                message = f"no container uses the pod's claim {name[:80]!r}, so none gets its devices"
+                message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
                 hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
                 self._reporter.add("DRA053", manifest, entry, message, hint=hint)
         self._extended(manifest, pod, classes)
 
     def _target(self, manifest: Manifest, entry: Spot) -> Spot | None:
-        """``devices`` of the claim or template that an entry names; None when it is not to be found."""
+        """Returns ``devices`` of the claim or template that an entry names; None when it is not found."""
         given = [field for field in _KINDS if entry.get(field) is not None]
         if len(given) != 1:
             message = "needs exactly one of resourceClaimName and resourceClaimTemplateName"
@@ -69,23 +68,23 @@ class PodChecker:
         complete = kind in self._scope.known.complete
         close = did_you_mean(name, self._scope.names(kind, manifest.namespace))
         message = f"{kind} {name[:80]!r} is not defined in namespace {manifest.namespace}"
-        message += ", neither here nor in the cluster" if complete else " here"
+        message += ", neither in the input nor in the cluster" if complete else " in the input"
         hint = close
         other = "ResourceClaim" if kind == "ResourceClaimTemplate" else "ResourceClaimTemplate"
         elsewhere = sorted({m.namespace for m in self._scope.of_kind(kind) if m.name == name})
         if self._scope.find(other, manifest.namespace, name) is not None:
             field = next(field for field, target in _KINDS.items() if target == other)
-            hint = f"there is a {other} of that name: write {field}"
+            hint = f"a {other} has this name: use {field}"
         elif elsewhere:
-            hint = f"there is one in namespace {', '.join(elsewhere[:3])}; pods use claims of their own namespace only"
+            hint = f"it exists in namespace {', '.join(elsewhere[:3])}; pods can only use claims of their own namespace"
         is_error = complete or bool(hint)
-        hint = hint or "it must exist before the pod can start"
+        hint = hint or "it has to exist before the pod can start"
         self._reporter.add("DRA050", manifest, spot, message, hint=hint, severity="error" if is_error else "warning")
 
     def _uses(
         self, manifest: Manifest, container: Spot, declared: dict[str, Spot | None], fields: FieldChecker
     ) -> Iterator[str]:
-        """Names of the pod's claims that a container uses."""
+        """Yields the names of the pod's claims that a container uses."""
         for use in container.each("resources", "claims"):
             fields.check(use, "ContainerClaim")
             name, request = use.string("name"), use.string("request")
@@ -99,10 +98,10 @@ class PodChecker:
                 continue
             devices = declared[name]
             if request and devices is not None and request not in (names := request_names(devices)):
-                message = f"the claim {name[:80]!r} has no request {request[:80]!r}"
+                message = f"claim {name[:80]!r} has no request {request[:80]!r}"
                 hint = did_you_mean(request, names) or f"its requests are {', '.join(names)}"
                 if "/" in request:
-                    hint = "name the request without its subrequest"
+                    hint = "use the name of the request without the subrequest"
                 self._reporter.add("DRA052", manifest, use.get("request") or use, message, hint=hint)
 
     def _extended(self, manifest: Manifest, pod: Spot, classes: set[str]) -> None:
@@ -117,8 +116,8 @@ class PodChecker:
                 implied = name.removeprefix(_IMPLICIT) if name.startswith(_IMPLICIT) else ""
                 target = implied or resources.get(name) or _USUAL.get(name, "")
                 if target in classes and value.node.value not in {0, "0"}:
-                    message = f"the pod asks for {name} and has a claim of DeviceClass {target}: it gets both"
-                    hint = "keep the claim and remove the extended resource, or the other way round"
+                    message = f"the pod requests {name} and has a claim for DeviceClass {target}: it gets both"
+                    hint = "remove either the extended resource or the claim"
                     self._reporter.add("DRA054", manifest, value, message, hint=hint)
 
 
@@ -132,7 +131,7 @@ def _entries(container: Spot, field: str) -> list[tuple[YamlNode, Spot]]:
 
 
 def _classes(devices: Spot | None) -> set[str]:
-    """Classes that a claim asks for."""
+    """Returns the DeviceClasses that a claim requests."""
     if devices is None:
         return set()
     found = set()

@@ -1,7 +1,7 @@
-"""The rule for GpuPolicy objects: what a node would refuse.
+"""Rule DRA060 for GpuPolicy objects: policies that a node would refuse.
 
-Owns DRA060. Policies are checked by the code that the node process runs (``config.policy``); whether two of them
-contradict each other depends on GPUs and is what ``dra-driver policy check --gpus`` tells.
+Policies are checked by the code that the node process runs (``config.policy``). Whether two policies conflict depends
+on the GPUs; ``dra-driver policy check --gpus`` finds such conflicts.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _GROUP: Final = API_VERSION.partition("/")[0]
 
 
 def check_policy(manifest: Manifest, reporter: Reporter) -> None:
-    """Reports every wrong field; does nothing for objects of other kinds."""
+    """Reports every invalid field; ignores objects of other kinds."""
     if manifest.group != _GROUP or manifest.kind != KIND:
         return
     try:
@@ -32,7 +32,7 @@ def check_policy(manifest: Manifest, reporter: Reporter) -> None:
 
 
 def _nearest(spot: Spot, path: Sequence[Step]) -> Spot:
-    """The value at a path, or what is nearest above it."""
+    """Returns the value at a path, or its nearest existing parent."""
     for step in path:
         node = spot.node
         below = node.items[step : step + 1] if isinstance(step, int) else [node.get(step)]

@@ -1,6 +1,6 @@
-"""Rules for expressions as they are written: syntax, types, length, names of attributes and constants.
+"""Rules DRA010, DRA011, DRA016, DRA017, DRA020 and DRA021: syntax, length, types and names in expressions.
 
-Owns DRA010, DRA011, DRA016, DRA017, DRA020 and DRA021. What an expression does to devices is ``check_matches.py``.
+Expressions are evaluated on devices in ``check_matches.py``.
 """
 
 import difflib
@@ -24,7 +24,7 @@ _SHOWN_TYPE: Final = {"string": "text", "int": "a number", "bool": "true or fals
 
 
 class SelectorChecker:
-    """Checks expressions against the attributes that are known."""
+    """Checks expressions against the known attributes and capacities."""
 
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
@@ -32,7 +32,7 @@ class SelectorChecker:
         self._drivers = {device.driver for device in scope.devices}
 
     def chain(self, manifest: Manifest, entries: Sequence[Spot]) -> tuple[list[ParsedSelector], bool]:
-        """The selectors that compile, and whether all of them do and nothing in them is an error."""
+        """Returns the selectors that compile, and whether all of them compile without any error."""
         found, valid = [], True
         for entry in entries:
             spot = entry.get("cel", "expression")
@@ -50,13 +50,13 @@ class SelectorChecker:
         return found, valid
 
     def attributes_of(self, domain: str) -> Mapping[str, str]:
-        """Attributes that devices have in a domain, where all of them are known; else none."""
+        """Returns the attributes in a domain if all of them are known, otherwise an empty mapping."""
         return self._tables.get(("attributes", domain), {})
 
     def _compile(self, manifest: Manifest, spot: Spot, text: str) -> ParsedSelector | None:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_LENGTH:
-            message = f"the expression has {size} bytes, at most {MAX_LENGTH} are allowed"
+            message = f"the expression has {size} bytes; at most {MAX_LENGTH} are allowed"
             self._reporter.add("DRA011", manifest, spot, message, hint="split it into several selectors")
             return None
         try:
@@ -79,11 +79,11 @@ class SelectorChecker:
         for domain, offset in item.domains:
             known = {*self._drivers, STANDARD_DOMAIN}
             if domain not in known and (close := _did_you_mean(domain, known)):
-                message = f"no known driver publishes the domain {domain!r}; looking it up gives an empty map"
+                message = f"no known driver publishes the domain {domain!r}; reading it returns an empty map"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
         for driver, offset in item.drivers:
             if driver not in self._drivers and (close := _did_you_mean(driver, self._drivers)):
-                message = f"no known driver is called {driver!r}"
+                message = f"no known driver has the name {driver!r}"
                 self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
 
     def _reference(self, manifest: Manifest, item: ParsedSelector, reference: Reference) -> None:
@@ -96,9 +96,11 @@ class SelectorChecker:
             what = "a capacity" if other == "capacity" else "an attribute"
             hint = f'{reference.name} is {what}: device.{other}["{reference.domain}"].{reference.name}'
         else:
-            hint = _did_you_mean(reference.name, known) or f"known are {', '.join(sorted(_driver_parameters(known)))}"
-        message = f"no device of {reference.domain} has the {word} {reference.name!r}"
-        message += "" if reference.tested else "; reading it fails, and the pod is scheduled nowhere"
+            hint = (
+                _did_you_mean(reference.name, known) or f"known names: {', '.join(sorted(_driver_parameters(known)))}"
+            )
+        message = f"no device of {reference.domain} has {word} {reference.name!r}"
+        message += "" if reference.tested else "; reading it fails, and the pod is not scheduled on any node"
         severity = "warning" if reference.tested else "error"
         self._reporter.add(
             "DRA016", manifest, item.spot, message, hint=hint, offset=reference.offset,
@@ -114,9 +116,9 @@ class SelectorChecker:
             want = _TYPE_OF.get(type(constant))
             if want is None or want == have:
                 continue
-            message = f"{reference.name} is {_SHOWN_TYPE[have]}, compared with {_SHOWN_TYPE[want]}: never true"
+            message = f"{reference.name} is {_SHOWN_TYPE[have]}, but is compared with {_SHOWN_TYPE[want]}: never true"
             if have == "version":
-                message += ", or an error that ends scheduling"
+                message += ", or an error that stops scheduling"
                 hint = f'write {reference.name}.compareTo(semver("1.2.3")) >= 0 or == semver("1.2.3")'
             else:
                 hint = "put the value in quotes" if have == "string" else "write the value without quotes"
@@ -135,12 +137,15 @@ class SelectorChecker:
 
 
 def _is_guarded(text: str, name: str) -> bool:
-    """``semver(text, true)`` normalizes, and is no call with one argument; nothing else makes a bad one good."""
+    """Whether the expression tests the constant with isQuantity() or isSemver().
+
+    ``semver(text, true)`` normalizes its argument, but it has two arguments and is not checked here.
+    """
     return f"is{name.capitalize()}(" in text
 
 
 def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, str]]:
-    """Known names and their types by table and domain; the type is empty where only the name is known."""
+    """Returns known names with their types by table and domain; the type is "" where only the name is known."""
     tables: dict[tuple[str, str], dict[str, str]] = {}
     drivers = set()
     for device in devices:
@@ -154,7 +159,7 @@ def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, s
         tables.setdefault(("attributes", DRIVER), {}).setdefault(name, "")
     for name in OTHER_CAPACITIES:
         tables.setdefault(("capacity", DRIVER), {}).setdefault(name, "")
-    # Other drivers add names to the standard domain that no GPU has, so only those of drivers are complete.
+    # Other drivers publish more names in the standard domain, so only the domains of drivers are complete.
     return {(table, domain): names for (table, domain), names in tables.items() if domain in drivers}
 
 
@@ -168,7 +173,7 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _offset(text: str, line: int, column: int) -> int | None:
-    """The offset of a place that the compiler names; None when it names none."""
+    """Returns the offset of the compiler's position; None when it reports no position."""
     if not line:
         return None
     start = 0
@@ -178,13 +183,13 @@ def _offset(text: str, line: int, column: int) -> int | None:
 
 
 def _hint(problem: str) -> str:
-    """What to do about an error of the compiler that many people meet."""
+    """Returns a hint for a common compiler error, or ""."""
     if "cannot be applied" not in problem:
         return ""
     if "kubernetes.Semver" in problem.partition(";")[0]:
-        return 'versions have no operators but ==: write .compareTo(semver("9.0.0")) >= 0 or .isGreaterThan(...)'
+        return 'versions support only ==: write .compareTo(semver("9.0.0")) >= 0 or .isGreaterThan(...)'
     if problem.startswith("compareTo"):
         return 'wrap the constant: compareTo(quantity("40Gi")) or compareTo(semver("9.0.0"))'
     if "kubernetes.Quantity" in problem.partition(";")[0]:
-        return 'quantities have no operators but ==: write .compareTo(quantity("40Gi")) >= 0 or .isGreaterThan(...)'
+        return 'quantities support only ==: write .compareTo(quantity("40Gi")) >= 0 or .isGreaterThan(...)'
     return ""

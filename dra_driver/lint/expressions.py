@@ -1,7 +1,7 @@
-"""One CEL selector taken apart: what it reads of a device, its clauses, its constants.
+"""Analyzes one CEL selector: the attributes that it reads, its clauses, its constants.
 
-Owns reading the syntax tree (`dra_driver.cel.parser`), in which ``device.attributes["d"].name``, ``["name"]``,
-``.?name``, ``has()`` and names bound by ``cel.bind`` are all references. Refuses to know devices and rules.
+In the syntax tree (`dra_driver.cel.parser`), ``device.attributes["d"].name``, ``["name"]``, ``.?name``, ``has()`` and
+names bound by ``cel.bind`` are all references.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ COMPARISONS: Final = frozenset({"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A place where an attribute or capacity is read. ``tested``: its being missing is no error there."""
+    """A read of an attribute or capacity. ``tested``: a missing value is no error there."""
 
     table: Table
     domain: str
@@ -33,13 +33,13 @@ class Reference:
     tested: bool
 
     def full_name(self, driver: str) -> str:
-        """The name as a device of ``driver`` publishes it."""
+        """Returns the name as a device of ``driver`` publishes it."""
         return self.name if self.domain == driver else f"{self.domain}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A reference compared with constants: their values and where the first one stands."""
+    """A comparison of a reference with constants. ``offset`` is the position of the first constant."""
 
     reference: Reference
     operator: str
@@ -49,7 +49,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ParsedClause:
-    """One term of the outermost ``&&``, which can be tried alone."""
+    """One operand of the outermost ``&&``, which can be evaluated alone."""
 
     text: str
     offset: int
@@ -62,8 +62,8 @@ class ParsedClause:
 class ParsedSelector:
     """A selector that compiles.
 
-    ``domains`` are names of domains that are looked up and ``drivers`` names that ``device.driver`` is compared with,
-    with the place of each; ``constructors`` are calls of quantity() and semver() with a constant.
+    ``domains`` are the domains that it reads and ``drivers`` the names that ``device.driver`` is compared with, each
+    with its offset; ``constructors`` are calls of quantity() and semver() with a constant.
     """
 
     spot: Spot
@@ -79,7 +79,7 @@ class ParsedSelector:
 
 
 def parse_selector(spot: Spot, text: str) -> ParsedSelector:
-    """The expression taken apart. Raises CelSyntaxError when it does not compile."""
+    """Parses an expression. Raises CelSyntaxError when it does not compile."""
     program = compile_selector(text)
     source = SourceText(text)
     finder = _Finder()
@@ -112,14 +112,14 @@ def _clauses(source: SourceText, tree: Expr) -> tuple[ParsedClause, ...]:
             finder.visit(parse(SourceText(text)), {})
             program = compile_selector(text)
         except CelSyntaxError:
-            return ()  # a term that means something only together with the others; then the whole is one clause
+            return ()  # an operand that is valid only together with the others; the whole expression is one clause then
         quantities = tuple(value for name, value, _ in finder.constructors if name == "quantity")
         found.append(ParsedClause(text[lead:].strip(), start + lead, program, tuple(finder.references), quantities))
     return tuple(found)
 
 
 def _split(source: SourceText) -> list[tuple[int, int]]:
-    """Spans of the terms between the ``&&`` outside of all brackets."""
+    """Returns the spans of the operands of ``&&`` outside of all brackets."""
     depth, start, spans = 0, 0, []
     for token in tokens(source, terminals()):
         if token.text in _OPENING:
@@ -144,7 +144,7 @@ class _Finder:
         self.constants: set[str] = set()
 
     def visit(self, node: Expr, names: dict[str, Expr]) -> None:
-        """``names`` maps names bound by ``cel.bind`` to what they stand for."""
+        """Visits a node. ``names`` maps names bound by ``cel.bind`` to their expressions."""
         if isinstance(node, Constant) and isinstance(node.value, str):
             self.constants.add(node.value)
         if (domain := _domain(node, names)) is not None:
@@ -198,12 +198,12 @@ def _constants(node: Expr) -> tuple[object, ...]:
 
 
 def _value(node: Constant) -> object:
-    """The constant; a number, whose text the checker has not read yet, as some number."""
+    """Returns the constant; for a number, whose text is not parsed yet, any number of its type."""
     return node.value if node.number is None else (1.5 if "." in node.number[1] else 1)
 
 
 def _steps(node: Expr, names: dict[str, Expr]) -> tuple[Expr, str, int, bool] | None:
-    """One level of access: what is accessed, the key, its place, and whether a missing key is no error."""
+    """Returns one level of access: operand, key, offset, and whether a missing key is no error."""
     node = _resolved(node, names)
     if isinstance(node, Select):
         return node.operand, node.field, node.offset, node.test
@@ -252,7 +252,7 @@ def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
 
 
 def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
-    """Whether an access on the way is optional, which makes all after it so."""
+    """Whether an earlier access is optional, which makes all later ones optional."""
     step = _steps(node, names)
     while step is not None:
         inner = _resolved(node, names)

@@ -1,7 +1,7 @@
-"""Fields of DRA objects, and complaints about those that do not exist, are missing or hold something else.
+"""Checks the fields of DRA objects: unknown fields, missing fields and wrong types.
 
-Owns the table, after k8s.io/api resource/v1 (1.36, alpha fields of 1.37 included) and v1beta1 where it differs, and of
-pods the few fields that name claims. Refuses to know what values mean.
+The table follows k8s.io/api resource/v1 (1.36, with alpha fields of 1.37) and v1beta1 where it differs. Of pods it has
+only the fields that name claims.
 """
 
 import difflib
@@ -52,7 +52,7 @@ _WORDS: Final = {"str": "text", "int": "a whole number", "bool": "true or false"
 
 @cache
 def _fields(type_name: str) -> Mapping[str, tuple[str, bool]]:
-    """Field to type and whether it must be there."""
+    """Maps each field to its type and whether it is required."""
     found = {}
     for word in _TYPES[type_name].split():
         name, _, kind = word.partition(":")
@@ -61,7 +61,7 @@ def _fields(type_name: str) -> Mapping[str, tuple[str, bool]]:
 
 
 class FieldChecker:
-    """Walks one object along the table."""
+    """Checks one object against the table."""
 
     def __init__(self, reporter: Reporter, manifest: Manifest) -> None:
         self._reporter = reporter
@@ -69,7 +69,7 @@ class FieldChecker:
         self._flat = manifest.is_dra and manifest.version == "v1beta1"
 
     def check(self, spot: Spot, type_name: str) -> None:
-        """Reports every field of a value of this type and below it that is wrong."""
+        """Reports every invalid field of a value of this type, at any depth."""
         if type_name == "Request" and self._flat:
             type_name = "FlatRequest"
         if spot.node.kind != "map":
@@ -125,16 +125,16 @@ class FieldChecker:
 
     def _hint(self, name: str, known: Mapping[str, object], type_name: str) -> str:
         if type_name == "Request" and name in _fields("Exact"):
-            return "resource.k8s.io/v1 has it one level deeper: put it under `exactly:`"
+            return "in resource.k8s.io/v1 it is one level deeper: put it under `exactly:`"
         if type_name == "FlatRequest" and name == "exactly":
             return "resource.k8s.io/v1beta1 has no `exactly`; set apiVersion: resource.k8s.io/v1"
         if type_name == "Subrequest" and name == "adminAccess":
             return "a subrequest cannot have admin access; use `exactly`"
         if type_name in {"DeviceClaim", "ClaimSpec"} and name in {"deviceClassName", "exactly", "resourceClassName"}:
-            return "a device is asked for under spec.devices.requests[].exactly"
+            return "devices are requested under spec.devices.requests[].exactly"
         if type_name == "PodClaim" and name == "source":
             return "write resourceClaimName or resourceClaimTemplateName without `source:` (since Kubernetes 1.31)"
         if type_name == "Selector" and name == "expression":
-            return "indent it: `expression:` stands below `cel:`"
+            return "indent it: `expression:` belongs below `cel:`"
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        return f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"

@@ -1,7 +1,4 @@
-"""What lint has to say: findings, and the report that holds them.
-
-Owns their order and the stable schema of ``-o json`` (`LintReport.to_wire`). Refuses to know how they are shown.
-"""
+"""Findings of lint, and the report that contains them, with the stable schema of ``-o json``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +11,10 @@ SCHEMA_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One breach of a rule. ``line`` and ``column`` count from 1, 0 where no place is to blame.
+    """One violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
 
     ``object`` is ``Kind namespace/name``, ``path`` the field (``spec.devices.requests[0].exactly``), ``hint`` what to
-    do; each may be empty. ``excerpt`` is the line of text, ``caret`` where in it (from 0) to point.
+    do; each may be empty. ``excerpt`` is the line of text, ``caret`` the column in it (from 0) to point at.
     """
 
     rule: str
@@ -33,7 +30,7 @@ class Finding:
     caret: int = 0
 
     def to_wire(self) -> dict[str, Any]:
-        """The entry of ``-o json``."""
+        """Returns the entry of ``-o json``."""
         return {
             "rule": self.rule,
             "name": RULES[self.rule].name,
@@ -50,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """All findings by file and place. ``left_out`` counts those beyond the limit of a file; ``files`` what was read."""
+    """All findings, by file and position. ``left_out`` counts those above the limit per file."""
 
     findings: Sequence[Finding] = ()
     files: int = 0
@@ -58,21 +55,21 @@ class LintReport:
     left_out: int = 0
 
     def count(self, severity: Severity) -> int:
-        """How many findings are of a severity."""
+        """Returns the number of findings with a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def failed(self) -> bool:
-        """Whether anything is an error: the exit status of the command."""
+        """Whether any finding is an error, which decides the exit status."""
         return any(finding.severity == "error" for finding in self.findings)
 
     def strict(self) -> "LintReport":
-        """The same with warnings as errors."""
+        """Returns the report with warnings as errors."""
         raised = [replace(f, severity="error") if f.severity == "warning" else f for f in self.findings]
         return replace(self, findings=tuple(raised))
 
     def to_wire(self) -> dict[str, Any]:
-        """The document of ``-o json``; fields are added to it, never renamed or removed."""
+        """Returns the document of ``-o json``; fields may be added, but are never renamed or removed."""
         counts = {severity: sum(f.severity == severity for f in self.findings) for severity in RANK}
         return {
             "schemaVersion": SCHEMA_VERSION,

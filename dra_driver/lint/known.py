@@ -1,6 +1,6 @@
-"""What lint knows of a cluster: its classes, claims, templates, namespaces and devices; and the catalog's devices.
+"""Objects and devices that lint checks against: those of a cluster, and the devices of the catalog.
 
-Owns bringing them into one shape. Devices that look alike are tried once, however many a cluster has.
+Equal devices of a cluster are kept once, so each is evaluated only once.
 """
 
 import json
@@ -18,7 +18,7 @@ _IDENTITY: Final = VARYING - {"driverVersion", "cudaDriverVersion", "addressingM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownObjects:
-    """``complete`` names the kinds of which a cluster was read: of those, what is not here does not exist.
+    """Known objects. Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster.
 
     Namespaces map to their labels.
     """
@@ -33,12 +33,12 @@ class KnownObjects:
 
 
 def known_from_catalog() -> KnownObjects:
-    """What is known without a cluster."""
+    """Returns what is known without a cluster."""
     return KnownObjects(devices=catalog_devices())
 
 
 def known_from_cluster(state: ClusterState) -> KnownObjects:
-    """What is known with one. Of kinds that could not be read nothing is said to be missing."""
+    """Returns what is known from a cluster. Kinds that could not be read are not in ``complete``."""
     missing = {gap.partition(":")[0] for gap in state.gaps}
     return KnownObjects(
         complete=frozenset(kind.kind for kind in KINDS if kind.resource not in missing),
@@ -52,7 +52,7 @@ def known_from_cluster(state: ClusterState) -> KnownObjects:
 
 
 def devices_of(slices: Iterable[Mapping[str, Any]]) -> tuple[KnownDevice, ...]:
-    """The devices of ResourceSlices, one for each shape: what only tells a device from its likes is no part of it."""
+    """Returns one device per shape; attributes that identify a single device, such as its UUID, do not count."""
     shapes: dict[str, KnownDevice] = {}
     for item in slices:
         spec = item.get("spec") if isinstance(item, Mapping) else None
@@ -77,7 +77,7 @@ def _count(shapes: dict[str, KnownDevice], spec: Mapping[str, Any], device: Mapp
         try:
             view = DeviceView(driver, device)
         except (ValueError, TypeError, AttributeError, KeyError):
-            return  # the API server would not have taken it
+            return  # the API server would refuse it
         label = f"{device.get('name')} on node {node}" if node else f"{device.get('name')} of {driver}"
         found = KnownDevice(driver=driver, label=label, wire=device, view=view, varying=_IDENTITY, shared=shared)
     shapes[key] = replace(found, nodes={**found.nodes, node: found.nodes.get(node, 0) + 1})

@@ -1,8 +1,4 @@
-"""Kubernetes objects in a text, and the parts of them that lint looks at.
-
-Owns telling objects apart (lists are opened), their names, and finding pods, whatever kind carries them. Refuses to
-know rules.
-"""
+"""Kubernetes objects in a text, and the parts of them that lint checks: claims, classes, and pods in any kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +14,7 @@ _MAX_SEARCHED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ManifestText:
-    """A file's name and text, for places and excerpts. ``allowed`` maps lines to the rules allowed there."""
+    """A file's name and text. ``allowed`` maps lines to the rules that comments suppress there."""
 
     name: str
     text: str
@@ -28,7 +24,7 @@ class ManifestText:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One object. ``namespace`` is ``default`` where none is written."""
+    """One object. ``namespace`` is ``default`` when it has none."""
 
     text: ManifestText
     spot: Spot
@@ -52,13 +48,13 @@ class Manifest:
 
     @property
     def label(self) -> str:
-        """``ResourceClaim team-a/gpu`` for messages."""
+        """Returns ``ResourceClaim team-a/gpu`` for messages."""
         namespace = self.spot.string("metadata", "namespace")
         return f"{self.kind} {namespace + '/' if namespace else ''}{self.name or '(no name)'}"
 
 
 def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
-    """The objects of a document: itself, or the items of a list. Nothing where it is no Kubernetes object."""
+    """Yields the object of a document, or the items of a list; nothing if it is no Kubernetes object."""
     waiting = [(Spot(root), "", "")]
     for spot, usual_kind, usual_version in waiting:
         if spot.node.kind != "map" or len(waiting) > MAX_OBJECTS:
@@ -66,7 +62,7 @@ def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
         kind, version = spot.string("kind") or usual_kind, spot.string("apiVersion") or usual_version
         items = spot.get("items")
         if kind.endswith("List") and items is not None and items.node.kind == "list":
-            # A list of one kind says kind and version once; in a plain List every item does.
+            # A typed list has kind and version once; in a plain List every item has them.
             inner = (kind.removesuffix("List"), version if kind != "List" else "")
             waiting += [(item, *inner) for item in spot.each("items")]
         elif kind and version:
@@ -74,16 +70,16 @@ def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
 
 
 def claim_devices(manifest: Manifest) -> Spot | None:
-    """``devices`` of a claim or template."""
+    """Returns ``devices`` of a claim or template."""
     steps = {"ResourceClaim": ("spec", "devices"), "ResourceClaimTemplate": ("spec", "spec", "devices")}
     found = steps.get(manifest.kind) if manifest.is_dra else None
     return manifest.spot.get(*found) if found else None
 
 
 def pod_specs(manifest: Manifest) -> Iterator[Spot]:
-    """Pod specifications in an object of any kind: mappings with a list ``containers``.
+    """Yields pod specifications in an object of any kind: mappings with a list ``containers``.
 
-    This finds pods in Deployments, Jobs and in the custom resources of training operators alike.
+    This finds pods in Deployments, Jobs and the custom resources of training operators.
     """
     if manifest.is_dra:
         return

@@ -1,8 +1,7 @@
-"""Trying selectors on known devices, and finding the device that comes nearest.
+"""Evaluates selectors on known devices, and finds the nearest device.
 
-Owns what an answer on a catalog device means: a clause that reads what differs from machine to machine is never held
-against it. Costly expressions are tried on fewer devices, counted in cost units so that runs are equal. Refuses to know
-rules and messages of findings.
+On a catalog device, a clause that reads a value which differs between machines counts as true. Costly expressions are
+evaluated on fewer devices; the limit is in cost units, so that equal runs give equal results.
 """
 
 import difflib
@@ -18,16 +17,16 @@ from dra_driver.lint.expressions import ParsedClause, ParsedSelector, Reference
 from dra_driver.quantity import Quantity
 
 COST_BUDGET: Final = 1_000_000
-"""Cost units spent on one expression over all devices; about two seconds at worst."""
+"""Limit of cost units for one expression over all devices; at most about two seconds."""
 
 _MISSING: Final = re.compile(r"no such key: (\S+)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchResult:
-    """What a chain of selectors says to a device.
+    """Result of a chain of selectors on a device.
 
-    For ``no`` and ``fails`` it names the first selector that said so, for ``no`` also all clauses that are false.
+    ``selector`` is the first one with the verdict ``no`` or ``fails``; ``failed`` are all false clauses.
     """
 
     device: KnownDevice
@@ -38,15 +37,15 @@ class MatchResult:
 
     @property
     def missing(self) -> str:
-        """The name that the device lacks, where that is why it fails."""
+        """The name of the missing attribute or capacity, if that is why the evaluation fails."""
         found = _MISSING.search(self.problem)
         return found[1] if found else ""
 
 
 def evaluate_chain(selectors: Sequence[ParsedSelector], devices: Sequence[KnownDevice]) -> list[MatchResult]:
-    """The answers of the chain, in which each selector is asked only if those before it said yes.
+    """Evaluates the chain on the devices; a selector is evaluated only if all earlier ones are true.
 
-    Fewer devices than given are asked where the expressions are costly; never none.
+    Costly expressions are evaluated on fewer devices, but at least on one.
     """
     if not devices:
         return []
@@ -62,7 +61,7 @@ def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) ->
             good = item.program.evaluate(device.view)
         except CelEvaluationError as error:
             if first is not None:
-                break  # the scheduler does not come as far
+                break  # the scheduler stops before this selector
             if not _is_unknown_in_catalog(str(error), device):
                 return MatchResult(device=device, verdict="fails", selector=item, problem=str(error))
             good = False
@@ -70,7 +69,7 @@ def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) ->
             continue
         wrong = [clause for clause in item.clauses if _is_false(clause, device)]
         if item.clauses and not wrong:
-            continue  # only what differs from machine to machine spoke against it
+            continue  # only values that differ between machines made it false
         if not item.clauses and any(_varies(reference, device) for reference in item.references):
             continue
         first = first or item
@@ -103,13 +102,13 @@ def _is_unknown_in_catalog(problem: str, device: KnownDevice) -> bool:
 
 
 def nearest(results: Sequence[MatchResult]) -> MatchResult | None:
-    """Of devices that say no the one that comes nearest: fewest clauses against it, then the smallest gap."""
+    """Returns the nearest device that does not match: fewest false clauses, then the smallest gap."""
     candidates = [result for result in results if result.verdict == "no" and not result.device.bare and result.failed]
     return min(candidates, key=lambda result: (len(result.failed), _gap(result)), default=None)
 
 
 def _gap(result: MatchResult) -> float:
-    """How far off the values are, 0 to 1 for each clause."""
+    """Returns the distance of the values, 0 to 1 for each clause."""
     total = 0.0
     for clause in result.failed:
         gaps = [_distance(seen(reference, result.device), clause) for reference in clause.references]
@@ -131,7 +130,7 @@ def _distance(value: Any, clause: ParsedClause) -> float:
 
 
 def seen(reference: Reference, device: KnownDevice) -> Any:
-    """The value that the device has there, None where it has none."""
+    """Returns the device's value, None if it has none."""
     entry = (device.wire.get(reference.table) or {}).get(reference.full_name(device.driver))
     if not isinstance(entry, dict):
         return None
@@ -139,7 +138,7 @@ def seen(reference: Reference, device: KnownDevice) -> Any:
 
 
 def values_seen(clause: ParsedClause, device: KnownDevice) -> str:
-    """``memory is 4864Mi`` for each thing that the clause reads."""
+    """Returns ``memory is 4864Mi`` for each value that the clause reads."""
     shown = {
         reference.name: f"{reference.name} is {value}" if value is not None else f"it has no {reference.name}"
         for reference in clause.references

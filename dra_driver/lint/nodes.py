@@ -1,7 +1,6 @@
-"""A YAML document as a tree that knows where each value stands.
+"""A YAML document as a tree with the position of each value.
 
-Owns the tree and walking it without surprises: every accessor answers None or nothing where the shape is another one.
-Refuses to know how it was read (``reading.py``) and what fields mean.
+Accessors never raise: they return None or nothing when a value has another shape.
 """
 
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ MAX_PLAIN_NODES: Final = 20_000
 class YamlNode:
     """A mapping, list or scalar at ``line`` and ``column`` (from 1); ``start`` and ``end`` are offsets in the text.
 
-    ``pairs`` hold key nodes too, as places; of two equal keys both are kept. ``value`` is the scalar as JSON has it.
-    ``size`` is the number of nodes with all below, aliases expanded.
+    ``pairs`` contain the key nodes, too; duplicate keys are kept. ``value`` is the scalar as in JSON. ``size`` is the
+    number of nodes in the tree below, with aliases expanded.
     """
 
     __slots__ = ("column", "end", "items", "kind", "line", "pairs", "size", "start", "style", "text", "value")
@@ -34,11 +33,11 @@ class YamlNode:
         self.size = 1
 
     def get(self, key: str) -> "YamlNode | None":
-        """The value of a key of a mapping (the last one, as decoders have it), else None."""
+        """Returns the value of a key of a mapping (the last one, like decoders do), else None."""
         return next((value for name, value in reversed(self.pairs) if name.text == key), None)
 
     def key(self, key: str) -> "YamlNode | None":
-        """The node of the key itself."""
+        """Returns the node of the key itself."""
         return next((name for name, _ in reversed(self.pairs) if name.text == key), None)
 
     @property
@@ -47,7 +46,7 @@ class YamlNode:
 
     @property
     def description(self) -> str:
-        """What was seen, for a message."""
+        """Describes the value for a message."""
         if self.kind == "map":
             return "a mapping"
         if self.kind == "list":
@@ -68,7 +67,7 @@ class Spot:
     path: str = ""
 
     def get(self, *keys: str) -> "Spot | None":
-        """The value below; None where it is missing or null."""
+        """Returns the value below; None if it is missing or null."""
         spot = self
         for key in keys:
             found = spot.node.get(key)
@@ -78,24 +77,24 @@ class Spot:
         return spot
 
     def each(self, *keys: str) -> list["Spot"]:
-        """The elements of the list below; none where it is no list."""
+        """Returns the elements of the list below; empty if it is no list."""
         spot = self.get(*keys)
         if spot is None:
             return []
         return [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
 
     def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
-        """Key nodes and values of a mapping."""
+        """Yields the key nodes and values of a mapping."""
         for key, value in self.node.pairs:
             yield key, Spot(value, f"{self.path}.{key.text}" if self.path else key.text)
 
     def string(self, *keys: str) -> str:
-        """The text below; empty where it is no text."""
+        """Returns the text below; "" if it is no text."""
         spot = self.get(*keys)
         return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
 
     def number(self, *keys: str) -> int | None:
-        """The whole number below."""
+        """Returns the whole number below; None if it is none."""
         spot = self.get(*keys)
         value = spot.node.value if spot is not None else None
         return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -107,9 +106,9 @@ class Spot:
 
 
 def plain(node: YamlNode) -> Any:
-    """The tree as dicts, lists and scalars. Raises ValueError when it is larger than any object may be."""
+    """Converts the tree to dicts, lists and scalars. Raises ValueError above MAX_PLAIN_NODES values."""
     if node.size > MAX_PLAIN_NODES:
-        raise ValueError(f"has {node.size} values, at most {MAX_PLAIN_NODES} are looked at")
+        raise ValueError(f"has {node.size} values; at most {MAX_PLAIN_NODES} are supported")
     return _plain(node)
 
 

@@ -1,7 +1,6 @@
-"""Reports as text: for people, for programs, and for CI systems that write remarks beside the code.
+"""Formats reports as ``text``, ``json`` (the stable schema of ``finding.py``), ``github`` and ``sarif``.
 
-Owns four forms: ``text``, ``json`` (the stable schema of `finding.py`), ``github`` (workflow commands, which other CI
-systems understand too) and ``sarif`` (OASIS SARIF 2.1.0). Refuses to know terminals; colours are the caller's wish.
+``github`` are workflow commands, which other CI systems also read; ``sarif`` is OASIS SARIF 2.1.0.
 """
 
 import json
@@ -16,7 +15,7 @@ _COMMANDS: Final = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def as_text(report: LintReport, *, colour: bool = False) -> str:
-    """Findings by file with the line and a caret, and a summary."""
+    """Lists findings by file with the line and a caret, and a summary."""
     lines: list[str] = []
     file = None
     for finding in report.findings:
@@ -32,12 +31,12 @@ def as_json(report: LintReport) -> str:
 
 
 def as_github(report: LintReport) -> str:
-    """One workflow command a finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
+    """Returns one workflow command per finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
     return "\n".join(_command(finding) for finding in report.findings)
 
 
 def as_sarif(report: LintReport, version: str) -> str:
-    """A SARIF log with one run."""
+    """Returns a SARIF log with one run."""
     rules = [
         {
             "id": rule.id,
@@ -71,7 +70,7 @@ def _lines(finding: Finding, colour: bool) -> list[str]:
 def _summary(report: LintReport) -> str:
     read = f"{_plural(report.objects, 'object')} in {_plural(report.files, 'file')}"
     if not report.findings:
-        return f"{read}: nothing to complain about"
+        return f"{read}: no findings"
     parts = [_plural(report.count("error"), "error"), _plural(report.count("warning"), "warning")]
     if infos := report.count("info"):
         parts.append(_plural(infos, "remark"))

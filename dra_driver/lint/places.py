@@ -1,9 +1,8 @@
-"""Where a character of a scalar's value stands in the file.
+"""Finds the position in the file of a character of a scalar's value.
 
-Owns the way back through quoting, escapes, folding and indentation. It does not follow the rules of each style:
-folding changes white space only, so the n-th character of the value that is no white space is the n-th of the source
-that is none, once quotes, escapes and the header of a block are taken off. Where the two do not agree to the letter,
-there is no answer rather than a wrong one.
+Quoting, escapes, folding and indentation change the text between file and value. Folding changes only white space, so
+the n-th character of the value that is not white space is the n-th such character of the source, after quotes, escapes
+and the header of a block are removed. If the characters do not agree, the result is None.
 """
 
 import re
@@ -21,7 +20,7 @@ _BREAK: Final = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
 
 
 def offset_in_text(text: str, node: YamlNode, offset: int) -> int | None:
-    """The offset in the file of character ``offset`` of the value; the value's end is past its last character."""
+    """Returns the offset in the file of character ``offset`` of the value; its end maps past the last character."""
     value = [(at, character) for at, character in enumerate(node.text) if character not in _SPACE]
     source = _characters(text, node)
     if not value or [character for _, character in value] != [character for _, character in source]:
@@ -33,7 +32,7 @@ def offset_in_text(text: str, node: YamlNode, offset: int) -> int | None:
 
 
 def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
-    """Both from 1, of an offset inside of a node, with the line breaks that YAML knows."""
+    """Returns line and column (from 1) of an offset inside a node, with the line breaks of YAML."""
     line, start = node.line, node.start - node.column + 1
     for found in _BREAK.finditer(text, node.start, offset):
         line, start = line + 1, found.end()
@@ -41,7 +40,7 @@ def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
 
 
 def line_at(text: str, offset: int) -> tuple[str, int]:
-    """The line around an offset, and the offset in it."""
+    """Returns the line around an offset, and the offset in it."""
     starts = [found.end() for found in _BREAK.finditer(text, max(0, offset - 10_000), offset)]
     start = starts[-1] if starts else max(0, offset - 10_000) if offset > 10_000 else 0
     end = _BREAK.search(text, offset)
@@ -49,7 +48,7 @@ def line_at(text: str, offset: int) -> tuple[str, int]:
 
 
 def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
-    """Characters of the source that end up in the value, white space apart, with their places."""
+    """Returns the characters of the source that are part of the value, without white space, with their offsets."""
     start, end = node.start, node.end
     if node.style == '"':
         return _double_quoted(text, start, end)
@@ -64,7 +63,7 @@ def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
 
 
 def _after_properties(text: str, start: int, node: YamlNode) -> int:
-    """Past an anchor or tag that stands before a plain scalar."""
+    """Skips an anchor or tag before a plain scalar."""
     found = re.compile(r"(?:[&!]\S*\s+)*").match(text, start)
     return found.end() if found and node.text[:1] not in {"&", "!"} else start
 
@@ -91,7 +90,7 @@ def _double_quoted(text: str, start: int, end: int) -> list[tuple[int, str]]:
 
 
 def _escape(text: str, at: int) -> tuple[str, int]:
-    """The character and its width in the source; white space for an escaped line break."""
+    """Returns the character and its width in the source; white space for an escaped line break."""
     letter = text[at + 1 : at + 2]
     if letter in _HEX:
         digits = text[at + 2 : at + 2 + _HEX[letter]]

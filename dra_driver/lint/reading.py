@@ -1,8 +1,8 @@
-"""From text to trees with places.
+"""Reads YAML text into trees with positions.
 
-Owns how YAML is read: the events of the parser, never its objects, so that size, depth and aliases are bounded before
-anything grows (a few bytes of aliases stand for gigabytes). Scalars are understood as Kubernetes' YAML library does
-(sigs.k8s.io/yaml, YAML 1.1), except that times stay text. After an error reading goes on at the next ``---``.
+Uses the events of the parser, not its objects, so that size, depth and aliases are limited before memory grows (a few
+bytes of aliases can expand to gigabytes). Scalars are resolved like in Kubernetes' YAML library (sigs.k8s.io/yaml,
+YAML 1.1), except that times stay text. After an error, reading continues at the next ``---``.
 """
 
 import re
@@ -34,7 +34,7 @@ _WORDS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class YamlProblem:
-    """Something in the text that is no good YAML. ``duplicate`` marks a key that stands twice."""
+    """A problem in the YAML text. ``duplicate`` marks a duplicate key."""
 
     line: int
     column: int
@@ -43,7 +43,7 @@ class YamlProblem:
 
 
 class _StopReading(Exception):  # noqa: N818 - ends the reading of one document
-    """``last``: not even later documents are read."""
+    """Ends the reading of a document; with ``last`` also of all later ones."""
 
     def __init__(self, mark: Any, message: str, *, last: bool = False) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class _StopReading(Exception):  # noqa: N818 - ends the reading of one document
 
 
 def read(text: str, report: Callable[[YamlProblem], None]) -> Iterator[YamlNode]:
-    """The documents of a text, in order; empty ones are left out. What is wrong goes to ``report``."""
+    """Yields the documents of a text that are not empty, in order. Problems are passed to ``report``."""
     offset = lines = 0
     last = False
     for _ in range(_MAX_ERRORS):
@@ -67,7 +67,7 @@ def read(text: str, report: Callable[[YamlProblem], None]) -> Iterator[YamlNode]
             message = _sentence(error)
         except UnicodeEncodeError as error:
             before = text[offset : offset + error.start]
-            place, message = (before.count("\n"), 0), "a character that is none (half of a surrogate pair)"
+            place, message = (before.count("\n"), 0), "an invalid character (half of a surrogate pair)"
         else:
             return
         report(YamlProblem(lines + place[0] + 1, place[1] + 1, message))
@@ -93,7 +93,7 @@ def _sentence(error: yaml.YAMLError) -> str:
 
 
 def _next_document(text: str, offset: int, line: int) -> int | None:
-    """The offset of the first line from ``line`` on (counted from ``offset``) that begins another document."""
+    """Returns the offset of the first line from ``line`` (counted from ``offset``) that begins another document."""
     at = offset
     for _ in range(max(1, line)):
         at = text.find("\n", at) + 1
@@ -104,7 +104,7 @@ def _next_document(text: str, offset: int, line: int) -> int | None:
 
 
 class _Reader:
-    """Builds trees from events, with a stack of its own: a deep document must not be a deep call."""
+    """Builds trees from events with an explicit stack, so that deep documents cause no deep recursion."""
 
     def __init__(self, offset: int, lines: int, report: Callable[[YamlProblem], None]) -> None:
         self._offset = offset
@@ -113,7 +113,7 @@ class _Reader:
         self._nodes = 0
         self._expanded = 0
         self._stack: list[YamlNode] = []
-        self._pending: list[YamlNode | None] = []  # of each open mapping the key that waits for its value
+        self._pending: list[YamlNode | None] = []  # for each open mapping, the key without a value yet
         self._anchors: dict[str, YamlNode] = {}
         self._open: set[int] = set()
         self._root: YamlNode | None = None
@@ -172,12 +172,12 @@ class _Reader:
     def _aliased(self, event: Any) -> YamlNode:
         node = self._anchors.get(event.anchor)
         if node is None:
-            raise _StopReading(event.start_mark, f"no anchor &{event.anchor[:60]} stands before this alias")
+            raise _StopReading(event.start_mark, f"no anchor &{event.anchor[:60]} before this alias")
         if id(node) in self._open:
             raise _StopReading(event.start_mark, f"the alias *{event.anchor[:60]} contains itself")
         self._expanded += node.size
         if self._expanded > MAX_EXPANDED:
-            raise _StopReading(event.start_mark, f"aliases stand for more than {MAX_EXPANDED} values")
+            raise _StopReading(event.start_mark, f"aliases expand to more than {MAX_EXPANDED} values")
         return node
 
     def _put(self, event: Any, node: YamlNode) -> None:
@@ -199,7 +199,7 @@ class _Reader:
             raise _StopReading(event.start_mark, f"a key must be text, this is {node.description}")
 
     def _finish(self, node: YamlNode) -> None:
-        """Merge keys (``<<``) come last in rank; a key that stands twice is reported."""
+        """Resolves merge keys (``<<``), which have the lowest precedence, and reports duplicate keys."""
         seen: set[str] = set()
         merged: list[tuple[YamlNode, YamlNode]] = []
         own: list[tuple[YamlNode, YamlNode]] = []
@@ -209,7 +209,7 @@ class _Reader:
                 merged += [pair for source in sources for pair in source.pairs]
                 continue
             if key.text in seen:
-                text = f"the key {key.description} stands twice in this mapping"
+                text = f"the key {key.description} occurs twice in this mapping"
                 self._complain(YamlProblem(key.line, key.column, text, duplicate=True))
             seen.add(key.text)
             own.append((key, value))
@@ -219,7 +219,7 @@ class _Reader:
 
 
 def _resolved(event: Any) -> Any:
-    """The scalar's value. A number that no program would take as one stays text."""
+    """Returns the scalar's value. Numbers with too many digits stay text."""
     text: str = event.value
     if event.tag == _STR or event.style in {"'", '"', "|", ">"}:
         return text

@@ -1,7 +1,6 @@
-"""Collects findings and gives each its place, excerpt and caret.
+"""Collects findings with their position, excerpt and caret, and applies comments that suppress them.
 
-Owns the comments that allow a breach: ``# dra-lint: allow DRA018`` on a line or the line above, and
-``# dra-lint: allow-file DRA018`` anywhere in a file. Refuses to know the rules' meaning.
+``# dra-lint: allow DRA018`` suppresses a rule on its line or the next, ``# dra-lint: allow-file DRA018`` in a file.
 """
 
 import re
@@ -23,7 +22,7 @@ _ALLOW: Final = re.compile(
 
 
 def text_of(name: str, text: str) -> ManifestText:
-    """The text with what its comments allow."""
+    """Returns the text with the rules that its comments suppress."""
     everywhere: set[str] = set()
     lines: dict[int, frozenset[str]] = {}
     line = counted = 0
@@ -59,11 +58,11 @@ class Reporter:
         offset: int | None = None,
         at: YamlNode | None = None,
     ) -> None:
-        """One finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
+        """Adds a finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
         node = at or spot.node
         line, column = node.line, node.column
         if offset is None and node.style in {"|", ">"}:
-            offset = 0  # the first character of a block says more than its sign
+            offset = 0  # point at the first character of a block, not at its indicator
         position = offset_in_text(manifest.text.text, node, offset) if offset is not None else None
         if position is not None:
             line, column = line_and_column(manifest.text.text, node, position)
@@ -94,7 +93,7 @@ class Reporter:
         hint: str = "",
         severity: Severity | None = None,
     ) -> None:
-        """One finding at a place of a text, unless a comment allows it or it has been said."""
+        """Adds a finding at a position of a text, unless a comment suppresses it or it was added before."""
         key = (rule, text.name, line, column, message)
         if rule in text.allowed_in_file or rule in text.allowed.get(line, ()) or key in self._seen:
             return
@@ -121,7 +120,7 @@ class Reporter:
         )
 
     def in_order(self) -> tuple[Finding, ...]:
-        """By file in the order of reading, then by place."""
+        """Returns the findings by file in the order of reading, then by position."""
         order = {name: index for index, name in enumerate(self._per_file)}
         return tuple(sorted(self.findings, key=lambda f: (order[f.file], f.line, f.column, RANK[f.severity], f.rule)))
 
@@ -135,5 +134,5 @@ def _excerpt(text: str, position: int | None) -> tuple[str, int]:
 
 
 def _printable(text: str) -> str:
-    """Nothing in a manifest gets to a terminal as a control sequence."""
+    """Replaces unprintable characters, so that a manifest cannot send control sequences to a terminal."""
     return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "?" for c in text)

@@ -1,7 +1,6 @@
-"""One run of lint: texts in, report out.
+"""Runs lint: reads texts, checks their objects and returns a report.
 
-Owns the order of the work and the rules about files and objects as a whole (DRA001, DRA002, DRA005, DRA006). Pure apart
-from the texts it is handed.
+Implements the rules about files and whole objects (DRA001, DRA002, DRA005, DRA006).
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ _BETA: Final = frozenset({"v1beta1", "v1beta2"})
 
 
 def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
-    """Everything that is wrong with the texts. Never raises for what is in them."""
+    """Checks the texts. Never raises because of their content."""
     reporter = Reporter()
     manifests: list[Manifest] = []
     files = 0
@@ -62,7 +61,7 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
     for root in read(source.text, report):
         found += objects_of(text, root)
         if len(found) > MAX_OBJECTS:
-            reporter.put("DRA001", text, f"more than {MAX_OBJECTS} objects; the rest is not looked at")
+            reporter.put("DRA001", text, f"more than {MAX_OBJECTS} objects; the rest is not checked")
             break
     if not found and source.named_by_user and source.text.strip() and not reporter.findings:
         reporter.put("DRA001", text, "no Kubernetes object in this file", severity="info")
@@ -92,7 +91,7 @@ def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: P
 
 
 def _version(manifest: Manifest, reporter: Reporter) -> bool:
-    """Reports old API versions; whether the object has a shape that can be looked at."""
+    """Reports old API versions and returns whether the object's shape is supported."""
     spot = manifest.spot.get("apiVersion") or manifest.spot
     version = manifest.version
     if version == "v1" or (manifest.kind not in _CHECKED and manifest.kind != "ResourceSlice"):
@@ -100,21 +99,21 @@ def _version(manifest: Manifest, reporter: Reporter) -> bool:
     if version in _BETA:
         hint = "write apiVersion: resource.k8s.io/v1"
         if version == "v1beta1" and manifest.kind != "DeviceClass":
-            hint += ", and put what a request asks for (deviceClassName, selectors, count ...) under `exactly:`"
-        message = f"{manifest.api_version} is deprecated: v1 is served since Kubernetes 1.34"
+            hint += ", and put deviceClassName, selectors, count and so on under `exactly:`"
+        message = f"{manifest.api_version} is deprecated; Kubernetes serves v1 since 1.34"
         reporter.add("DRA005", manifest, spot, message, hint=hint)
         return True
     if version.startswith("v1alpha"):
-        message = f"{manifest.api_version} has no {manifest.kind} any more since Kubernetes 1.34"
-        hint = "write it anew for resource.k8s.io/v1; alpha objects have another shape"
+        message = f"{manifest.api_version} has no {manifest.kind} since Kubernetes 1.34"
+        hint = "rewrite it for resource.k8s.io/v1; alpha objects have another shape"
     else:
-        message, hint = f"there is no API {manifest.api_version}", "write apiVersion: resource.k8s.io/v1"
+        message, hint = f"unknown API {manifest.api_version}", "write apiVersion: resource.k8s.io/v1"
     reporter.add("DRA005", manifest, spot, message, hint=hint, severity="error")
     return False
 
 
 def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
-    """The second of two objects that would be one. Names that are generated, or filled in later, do not count."""
+    """Reports the second of two objects with the same identity. Generated names do not count."""
     seen: dict[tuple[str, str, str, str], Manifest] = {}
     for manifest in manifests:
         name = manifest.spot.string("metadata", "name")
@@ -132,7 +131,7 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
         first = seen[key]
         message = f"{manifest.label} is defined twice; the first is {_where(first.text, first.spot)}"
         spot = manifest.spot.get("metadata", "name") or manifest.spot
-        reporter.add("DRA006", manifest, spot, message, hint="applied in turn, the second replaces the first")
+        reporter.add("DRA006", manifest, spot, message, hint="when both are applied, the second replaces the first")
 
 
 def _where(text: ManifestText, spot: Spot) -> str:

@@ -1,7 +1,4 @@
-"""Everything one run knows: the input's objects by name beside what is known of a cluster, and the classes resolved.
-
-Owns looking names up and what a class selects. Refuses to know rules.
-"""
+"""Looks up names in the objects of the input and of the cluster, and resolves what classes select."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +20,14 @@ WELL_KNOWN: Final[Mapping[str, str]] = {
     "mig.nvidia.com": f'{_GUARD}"mig"',
     "vfio.gpu.nvidia.com": f'{_GUARD}"vfio"',
 }
-"""Classes that come with this driver and with NVIDIA's, as long as nobody defines them otherwise."""
+"""Classes of this driver and of NVIDIA's, used unless the input or the cluster defines them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassInfo:
     """A DeviceClass. ``selectors`` is None when one does not compile; ``devices`` are the known ones that it selects.
 
-    ``drivers`` are those whose devices it can select as far as can be told.
+    ``drivers`` are the drivers that its selectors name, or else those of ``devices``.
     """
 
     name: str
@@ -41,7 +38,7 @@ class ClassInfo:
 
 
 class Scope:
-    """What names mean in one run. Not thread-safe."""
+    """Names of one run and their objects. Not thread-safe."""
 
     def __init__(self, known: KnownObjects, manifests: Sequence[Manifest]) -> None:
         self.known = known
@@ -59,11 +56,11 @@ class Scope:
         return self._by_kind.get(kind, {}).values()
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """The object of the input."""
+        """Returns an object of the input."""
         return self._by_kind.get(kind, {}).get((namespace, name))
 
     def names(self, kind: str, namespace: str | None = None) -> list[str]:
-        """Names of a kind in the input, and in the cluster for claims, templates and classes."""
+        """Returns the names of a kind in the input, and in the cluster for claims, templates and classes."""
         inside = [name for space, name in self._by_kind.get(kind, {}) if namespace in {None, space}]
         if kind == "DeviceClass":
             return [*inside, *self.known.classes]
@@ -71,7 +68,7 @@ class Scope:
         return [*inside, *(name for space, name in stored if namespace in {None, space})]
 
     def device_claim(self, kind: str, namespace: str, name: str) -> Spot | None:
-        """``devices`` of a claim or template of the input or the cluster."""
+        """Returns ``devices`` of a claim or template of the input or the cluster."""
         manifest = self.find(kind, namespace, name)
         if manifest is not None:
             return claim_devices(manifest)
@@ -83,7 +80,7 @@ class Scope:
         return Spot(as_node(item)).get(*steps)
 
     def class_info(self, name: str) -> ClassInfo | None:
-        """The class, from the input, the cluster, or as it is well known; None when it is none of these."""
+        """Returns the class from the input, the cluster or WELL_KNOWN; None when it is in none of them."""
         if name not in self._classes:
             self._classes[name] = self._class_info(name)
         return self._classes[name]
@@ -109,7 +106,7 @@ class Scope:
 
 
 def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
-    """The selectors of a list; None when one is no expression that compiles."""
+    """Returns the selectors of a list; None when one does not compile."""
     chain = []
     for entry in entries:
         spot = entry.get("cel", "expression")
@@ -123,13 +120,13 @@ def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``did you mean X?``, or nothing when no name is near."""
+    """Returns ``did you mean X?``, or "" when no name is similar."""
     found = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
 
 
 def as_node(value: Any) -> YamlNode:
-    """A value of JSON as a tree without places."""
+    """Converts a JSON value to a tree without positions."""
     if isinstance(value, Mapping):
         node = YamlNode("map", 0, 0, 0)
         for key, item in value.items():

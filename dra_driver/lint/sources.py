@@ -1,7 +1,4 @@
-"""Which texts are looked at: files, folders, standard input, or what a cluster holds.
-
-Owns finding and decoding them, with bounds on size and number. Refuses to know YAML.
-"""
+"""Finds and decodes the texts to check: files, folders, standard input, or the objects of a cluster."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +18,7 @@ _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSource:
-    """A text and its name. ``problem`` says why there is none. ``named_by_user``: the user named it."""
+    """A text and its name. ``problem`` says why there is no text. ``named_by_user``: not found in a folder."""
 
     name: str
     text: str = ""
@@ -30,9 +27,9 @@ class ManifestSource:
 
 
 def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[ManifestSource]:
-    """The texts behind ``paths`` in order; folders are searched to any depth, in the order of names.
+    """Yields the texts of ``paths`` in order; folders are searched recursively, in the order of names.
 
-    Raises ConfigurationError for a path that does not exist, before anything is read.
+    Raises ConfigurationError for a path that does not exist, before it reads anything.
     """
     for path in paths:
         if path != STDIN and not Path(path).exists():
@@ -47,7 +44,7 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[M
 
 
 def sources_from_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> Iterator[ManifestSource]:
-    """Each object of a cluster as a text of its own, named for it."""
+    """Yields each object of a cluster as a text with the object's name."""
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     for item in objects:
         metadata = item.get("metadata") or {}
@@ -57,7 +54,7 @@ def sources_from_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> I
 
 
 def _manifests_below(folder: Path) -> Iterator[Path]:
-    """Manifests in a folder; links to folders are not followed, so there is no way round in circles."""
+    """Yields the manifests in a folder; links to folders are not followed, so there are no cycles."""
     count = 0
     for place, folders, files in os.walk(folder):
         folders.sort()
@@ -67,12 +64,12 @@ def _manifests_below(folder: Path) -> Iterator[Path]:
             if path.suffix.lower() in _SUFFIXES and path.is_file():
                 count += 1
                 if count > MAX_FILES:
-                    raise ConfigurationError(f"{folder}: more than {MAX_FILES} manifests; name a smaller folder")
+                    raise ConfigurationError(f"{folder}: more than {MAX_FILES} manifests; choose a smaller folder")
                 yield path
 
 
 def _read(path: Path, *, named_by_user: bool) -> ManifestSource:
-    name = os.fsencode(path).decode("utf-8", "replace")  # a name may be no text at all
+    name = os.fsencode(path).decode("utf-8", "replace")  # a file name may be invalid text
     try:
         with path.open("rb") as handle:
             data = handle.read(MAX_FILE_BYTES + 1)
@@ -84,7 +81,7 @@ def _read(path: Path, *, named_by_user: bool) -> ManifestSource:
 
 def _decoded(name: str, data: bytes, *, named_by_user: bool) -> ManifestSource:
     if len(data) > MAX_FILE_BYTES:
-        problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB, which no manifest is; split it"
+        problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB; split it"
         return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
     try:
         encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"

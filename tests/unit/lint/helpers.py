@@ -1,4 +1,4 @@
-"""Manifests for tests of lint, and what it says about them."""
+"""Manifests for tests of lint, and the findings about them."""
 
 import textwrap
 from typing import Any
@@ -13,7 +13,7 @@ GUARD = 'device.driver == "gpu.nvidia.com"'
 
 
 def report(text: str, known: KnownObjects | None = None) -> LintReport:
-    """The report on one file."""
+    """Returns the report on one file."""
     source = ManifestSource(name="m.yaml", text=textwrap.dedent(text).lstrip("\n"))
     return lint([source], known or known_from_catalog())
 
@@ -23,19 +23,19 @@ def findings(text: str, known: KnownObjects | None = None) -> list[Finding]:
 
 
 def rules(text: str, known: KnownObjects | None = None) -> list[str]:
-    """The ids of all findings, in order."""
+    """Returns the rules of all findings, in order."""
     return [finding.rule for finding in findings(text, known)]
 
 
 def one(text: str, rule: str, known: KnownObjects | None = None) -> Finding:
-    """The only finding, which is of this rule."""
+    """Returns the only finding, which must be of this rule."""
     found = findings(text, known)
     assert [finding.rule for finding in found] == [rule], [(f.rule, f.message) for f in found]
     return found[0]
 
 
 def template(requests: str, *, rest: str = "", name: str = "t") -> str:
-    """A ResourceClaimTemplate; ``requests`` and ``rest`` are YAML, indented as they like."""
+    """Returns a ResourceClaimTemplate; ``requests`` and ``rest`` are YAML with any indentation."""
     return (
         f"apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {{name: {name}}}\n"
         "spec:\n  spec:\n    devices:\n      requests:\n"
@@ -47,7 +47,7 @@ def template(requests: str, *, rest: str = "", name: str = "t") -> str:
 
 
 def selecting(expression: str, *, class_name: str = "gpu.nvidia.com") -> str:
-    """A template whose one request has one selector, written as a literal block."""
+    """Returns a template with one request and one selector, written as a literal block."""
     block = textwrap.indent(expression, "        ")
     return template(
         f"- name: gpu\n  exactly:\n    deviceClassName: {class_name}\n    selectors:\n    - cel:\n"

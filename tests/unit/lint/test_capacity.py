@@ -1,4 +1,4 @@
-"""Amounts that are asked of capacities, and shares."""
+"""Rules for requested capacities and shares."""
 
 import pytest
 
@@ -35,22 +35,22 @@ def cluster(terms: SharingTerms | None) -> KnownObjects:
     return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)
 
 
-def test_what_a_shared_gpu_gives_is_fine() -> None:
+def test_valid_shares_have_no_findings() -> None:
     assert rules(asking(SHARE)) == []
     assert rules(asking(SHARE, selector="device.allowMultipleAllocations")) == []
     assert rules(asking(f'{SHARE}, shares: "1"')) == []
 
 
-def test_selectors_on_shared_gpus_are_judged_by_what_policies_publish() -> None:
-    """The strategy is there on shared GPUs only; a value that no policy has is found."""
+def test_selectors_on_shared_gpus_are_checked_with_published_attributes() -> None:
+    """Only shared GPUs have a sharing strategy; a value that no policy publishes is found."""
     guarded = "device.allowMultipleAllocations && " + D + ".sharingStrategy == "
     assert rules(asking(SHARE, selector=guarded + '"MPS"')) == []
     assert rules(asking(SHARE, selector=guarded + '"mps"')) == ["DRA018"]
     assert rules(asking(SHARE, selector=f'{D}.sharingStrategy == "MPS"')) == ["DRA015"]
 
 
-def test_a_placement_may_be_asked_for() -> None:
-    """Where a partition begins differs within a profile, so no value is wrong."""
+def test_a_placement_can_be_selected() -> None:
+    """The start of a partition differs within a profile, so no value is wrong."""
     text = asking("memory: 5Gi", of="mig.nvidia.com", selector=f"{D}.placementStart == 5 && {D}.placementSize == 1")
     assert rules(text) == []
     assert rules(text.replace("Size == 1", "Size == 7")) == ["DRA018"]
@@ -59,62 +59,62 @@ def test_a_placement_may_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("capacity", "of", "severity", "said"),
     [
-        ('computePercent: "101"', "gpu.nvidia.com", "error", "at most 100 of computePercent, 101 is asked for"),
-        ("memory: 2Ti", "gpu.nvidia.com", "warning", "gives out at most 189471Mi of memory, 2Ti is asked for"),
-        ("memory: 2Ti", "mig.nvidia.com", "warning", "no device that matches has 2Ti of memory"),
-        ('computePercent: "20"', "mig.nvidia.com", "error", "no device that matches has a capacity 'computePercent'"),
-        ('computePercents: "20"', "gpu.nvidia.com", "error", "no device that matches has a capacity 'computePercents'"),
+        ('computePercent: "101"', "gpu.nvidia.com", "error", "at most 100 of computePercent, 101 is requested"),
+        ("memory: 2Ti", "gpu.nvidia.com", "warning", "provides at most 189471Mi of memory, 2Ti is requested"),
+        ("memory: 2Ti", "mig.nvidia.com", "warning", "no matching device has 2Ti of memory"),
+        ('computePercent: "20"', "mig.nvidia.com", "error", "no matching device has a capacity 'computePercent'"),
+        ('computePercents: "20"', "gpu.nvidia.com", "error", "no matching device has a capacity 'computePercents'"),
     ],
 )
-def test_what_no_known_device_gives(capacity: str, of: str, severity: str, said: str) -> None:
+def test_capacity_that_no_known_device_provides(capacity: str, of: str, severity: str, said: str) -> None:
     found = one(asking(capacity, of=of), "DRA041")
     assert (found.severity, said in found.message) == (severity, True), found.message
 
 
-def test_what_the_devices_of_a_cluster_do_not_give_is_an_error() -> None:
-    """A share where no policy shares: every pod would wait."""
+def test_capacity_that_no_device_of_the_cluster_provides_is_an_error() -> None:
+    """A share without a sharing policy keeps every pod pending."""
     found = [f for f in findings(asking(SHARE), cluster(None)) if f.rule == "DRA041"]
-    assert found == []  # the catalog's could: a policy is an edit away
+    assert found == []  # a device of the catalog could serve it, after a policy is added
     alone = KnownObjects(devices=cluster(None).cluster_devices, cluster_devices=cluster(None).cluster_devices)
     assert one(asking(SHARE), "DRA041", alone).severity == "error"
 
 
-def test_memory_alone_takes_all_of_the_compute() -> None:
+def test_a_request_for_memory_only_takes_all_of_the_compute() -> None:
     found = one(asking("memory: 10Gi"), "DRA042")
     assert found.severity == "info"
-    assert "a GPU that is not shared is given whole" in found.message
+    assert "a GPU that is not shared is allocated as a whole" in found.message
     only = one(asking("memory: 10Gi", selector="device.allowMultipleAllocations"), "DRA042")
-    assert "given whole" not in only.message
+    assert "as a whole" not in only.message
 
 
-def test_a_cluster_whose_policy_lets_memory_alone_be_a_share_is_believed() -> None:
+def test_a_default_of_the_clusters_policy_is_respected() -> None:
     text = asking("memory: 10Gi", selector="device.allowMultipleAllocations")
     assert rules(text, cluster(SharingTerms(strategy=Strategy.MPS, default_percent=0))) == []
     assert rules(text, cluster(SharingTerms(strategy=Strategy.MPS))) == ["DRA042"]
 
 
-def test_memory_of_partitions_is_a_filter_and_no_share() -> None:
+def test_memory_of_partitions_is_a_filter() -> None:
     assert rules(asking("memory: 9Gi", of="mig.nvidia.com")) == []
 
 
 def test_several_shares_are_refused_under_mps() -> None:
-    """An error where it must be MPS, a warning where it may be, nothing where it is not."""
+    """It is an error if only MPS is possible, a warning if MPS is possible, and valid otherwise."""
     guarded = "device.allowMultipleAllocations && " + D + ".sharingStrategy == "
     assert one(asking(SHARE, count=2), "DRA043").severity == "warning"
     assert one(asking(SHARE, count=2, selector=guarded + '"MPS"'), "DRA043").severity == "error"
     assert rules(asking(SHARE, count=2, selector=guarded + '"TimeSlicing"')) == []
 
 
-def test_of_alternatives_only_one_is_a_share() -> None:
-    ways = "".join(
+def test_alternatives_count_as_one_share() -> None:
+    alternatives = "".join(
         f"\n  - {{name: {name}, deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}}}"
         for name in ("a", "b")
     )
-    assert rules(template(f"- name: gpu\n  firstAvailable:{ways}")) == []
+    assert rules(template(f"- name: gpu\n  firstAvailable:{alternatives}")) == []
 
 
 def test_a_share_and_its_parameters() -> None:
-    """What contradicts every policy is an error, what contradicts some a warning; what says nothing else is fine."""
+    """Parameters that contradict every policy are an error, those that contradict some policies a warning."""
     limits = "{strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}"
     assert one(asking(SHARE, rest=config(limits)), "DRA044").severity == "error"
     assert one(asking(SHARE, rest=config("{strategy: MPS}")), "DRA044").severity == "warning"
@@ -123,7 +123,7 @@ def test_a_share_and_its_parameters() -> None:
     assert one(asking(SHARE, selector=mps, rest=config("{strategy: TimeSlicing}")), "DRA044").severity == "error"
 
 
-def test_parameters_of_a_gpu_that_need_not_be_shared_are_fine() -> None:
+def test_parameters_are_valid_if_an_exclusive_gpu_may_be_allocated() -> None:
     assert rules(asking("memory: 10Gi", rest=config("{strategy: MPS}"))) == ["DRA042"]
 
 
@@ -137,7 +137,7 @@ spec: {select: {}, attributes: [{name: example.com/pool, string: inference}, {na
 
 
 def test_attributes_of_policies_in_the_input_are_known() -> None:
-    """With type and value, and with the warning that GPUs under no policy lack them."""
+    """Their type and value are checked, and a warning says that GPUs without the policy do not have them."""
     pool = 'device.attributes["example.com"]'
     guarded = "has(" + pool + ".pool) && " + pool + '.pool == "inference"'
     assert rules(asking(SHARE, selector=guarded) + POLICY) == []
@@ -150,6 +150,6 @@ def test_attributes_of_policies_in_the_input_are_known() -> None:
     assert rules(asking(SHARE, selector=f'{D}.?tier.orValue("") == "1"') + POLICY) != []
 
 
-def test_attributes_of_policies_that_nodes_refuse_are_not_known() -> None:
+def test_attributes_of_invalid_policies_are_unknown() -> None:
     bad = POLICY.replace("int: 1", "int: one")
     assert rules(asking(SHARE, selector=f"{D}.tier == 1") + bad) == ["DRA016", "DRA060"]

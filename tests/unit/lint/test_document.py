@@ -1,4 +1,4 @@
-"""The examples of docs/lint.md do what the document says of them."""
+"""The examples of docs/lint.md break or satisfy the rules as the document says."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
 
 
 def examples() -> list[tuple[str, str, str]]:
-    """Rule, ``wrong`` or ``right``, and manifest."""
+    """Returns rule, ``wrong`` or ``right``, and manifest of each example."""
     found = []
     for section in re.split(r"^### ", TEXT, flags=re.MULTILINE)[1:]:
         rule = section.split()[0]
@@ -30,7 +30,7 @@ def manifest(body: str) -> str:
 
 @pytest.mark.parametrize(("rule", "verdict", "text"), examples())
 def test_examples_of_the_document(rule: str, verdict: str, text: str) -> None:
-    """The wrong one breaks the rule; nothing at all is said about the right one."""
+    """The wrong example breaks the rule; the right one has no findings."""
     found = rules(text)
     assert rule in found if verdict == "wrong" else found == []
 

@@ -1,4 +1,4 @@
-"""Manifests that were damaged at random: always a report, never a traceback, never much time."""
+"""Randomly damaged manifests give a report, never a traceback."""
 
 import random
 from pathlib import Path
@@ -34,7 +34,7 @@ def seeds() -> list[str]:
 
 
 def mutated(text: str, chance: random.Random, others: list[str]) -> str:
-    """A few cuts, repetitions, insertions and exchanges of lines, words and characters."""
+    """Removes, repeats, inserts or replaces some lines, words and characters."""
     for _ in range(chance.randint(1, 4)):
         lines = text.split("\n")
         at = chance.randrange(len(lines))
@@ -67,7 +67,7 @@ def mutated(text: str, chance: random.Random, others: list[str]) -> str:
 
 
 def check(text: str) -> int:
-    """The number of findings; every form of output must be possible, and every place be in the text."""
+    """Returns the number of findings, after checking their positions and every output format."""
     report = lint([ManifestSource(name="m.yaml", text=text)], known_from_catalog())
     lines = text.count("\n") + text.count("\r") + text.count("\x85") + text.count("\u2028") + text.count("\u2029") + 2
     for finding in report.findings:
@@ -83,4 +83,4 @@ def check(text: str) -> int:
 def test_damaged_manifests_never_end_in_a_traceback() -> None:
     texts, chance = seeds(), random.Random(SEED)  # noqa: S311  not for secrets
     found = sum(check(mutated(chance.choice(texts), chance, texts)) > 0 for _ in range(COUNT))
-    assert found > COUNT / 2  # the damage is seen
+    assert found > COUNT / 2  # most damage is found

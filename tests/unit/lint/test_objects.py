@@ -1,4 +1,4 @@
-"""Rules for claims, classes, parameters and pods, and for files as such."""
+"""Rules for claims, classes, parameters, pods and whole files."""
 
 import pytest
 
@@ -67,20 +67,20 @@ def test_each_mistake_is_one_finding(text: str, rule: str) -> None:
     assert found.message
 
 
-def test_nothing_is_said_about_a_good_pod() -> None:
+def test_a_valid_pod_has_no_findings() -> None:
     text = TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: gpu}]", limits="{cpu: 1}")
     checked = report(text)
     assert (list(checked.findings), checked.objects) == ([], 2)
 
 
 @pytest.mark.parametrize("sharing", ["{strategy: MPS}", "{strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}"])
-def test_sharing_that_a_claim_asks_for_is_nothing_to_complain_about(sharing: str) -> None:
-    """It is applied."""
+def test_sharing_parameters_of_a_claim_have_no_findings(sharing: str) -> None:
+    """The driver applies them."""
     assert rules(config(f"{{{GPU_CONFIG}, sharing: {sharing}}}")) == []
 
 
 def test_sharing_for_admin_access_alone_has_no_effect() -> None:
-    """A monitor that looks at everybody's GPUs changes nobody's."""
+    """A monitoring pod does not change how GPUs are shared."""
     parameters = f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"
     text = config(parameters).replace(
         "deviceClassName: gpu.nvidia.com", "deviceClassName: gpu.nvidia.com, adminAccess: true"
@@ -91,15 +91,15 @@ def test_sharing_for_admin_access_alone_has_no_effect() -> None:
     assert "DRA001" not in rules(mixed)
 
 
-def test_a_policy_is_checked_as_nodes_check_it() -> None:
-    """At the line of the wrong field, before anybody applies it."""
+def test_a_policy_is_checked_like_on_a_node() -> None:
+    """The finding points at the line of the invalid field."""
     assert rules(POLICY) == []
     found = one(POLICY.replace("strategy: MPS", "strategy: MPS, maxShares: 0"), "DRA060")
     assert (found.line, found.column) == (5, 39)
     assert found.message == "spec.sharing.maxShares: expected a whole number from 1 to 1024, got 0"
 
 
-def test_near_names_are_offered() -> None:
+def test_similar_names_are_suggested() -> None:
     assert one(template("- {name: gpu, exactly: {deviceClassName: gpu.nvida.com}}"), "DRA030").hint.startswith(
         "did you"
     )
@@ -107,31 +107,31 @@ def test_near_names_are_offered() -> None:
     assert (missing.severity, missing.hint) == ("error", "did you mean 't'?")
 
 
-def test_a_template_used_as_a_claim_is_told_so() -> None:
+def test_a_template_used_as_a_claim_gets_a_hint() -> None:
     found = one(TEMPLATE + "---\n" + pod("[{name: gpu, resourceClaimName: t}]"), "DRA050")
-    assert "write resourceClaimTemplateName" in found.hint
+    assert "use resourceClaimTemplateName" in found.hint
 
 
-def test_old_shape_of_requests_is_checked_as_such() -> None:
-    """v1beta1 has what a request asks for in the request itself."""
+def test_requests_of_v1beta1_are_checked_with_their_own_shape() -> None:
+    """In v1beta1 the fields of ``exactly`` are in the request itself."""
     old = template("- {name: gpu, deviceClassName: gpu.nvidia.com, count: 40}").replace("/v1\n", "/v1beta1\n")
     assert rules(old) == ["DRA005", "DRA032"]
     assert "`exactly:`" in findings(old)[0].hint
 
 
-def test_parameters_are_pointed_at_by_field() -> None:
+def test_findings_about_parameters_point_at_the_field() -> None:
     found = one(config(f"{{{GPU_CONFIG}, sharing: {{strategy: TimeSlicing, strategi: x}}}}"), "DRA035")
     assert found.path.endswith("parameters.sharing.strategi")
 
 
-def test_admin_access_looks_at_the_namespace() -> None:
+def test_admin_access_depends_on_the_namespace() -> None:
     claim = template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}")
     namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {%s}}\n"
     assert one(claim + namespace % "a: b", "DRA038").severity == "error"
     assert findings(claim + namespace % 'resource.kubernetes.io/admin-access: "true"') == []
 
 
-def test_extended_resource_of_a_class_is_known_by_its_name() -> None:
+def test_extended_resource_of_a_class_is_found_by_both_names() -> None:
     guard = 'device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"'
     mine = device_class(guard, rest="  extendedResourceName: example.com/gpu\n")
     claim = template("- {name: gpu, exactly: {deviceClassName: mine}}")
@@ -166,8 +166,8 @@ def test_pods_are_found_in_objects_of_any_kind(kind: str) -> None:
     assert found.path == "spec.deep[0].template.spec.resourceClaims[0].resourceClaimTemplateName"
 
 
-def test_lists_are_opened() -> None:
-    """A list of one kind names kind and version once, as the API server answers."""
+def test_items_of_lists_are_checked() -> None:
+    """A typed list of the API server has kind and version only once."""
     text = """
     apiVersion: resource.k8s.io/v1
     kind: ResourceClaimList
@@ -178,7 +178,7 @@ def test_lists_are_opened() -> None:
     assert one(text, "DRA003").hint == "did you mean count?"
 
 
-def test_comments_allow_a_breach_where_they_stand() -> None:
+def test_comments_suppress_findings_on_their_line() -> None:
     bad = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 33}}"
     assert rules(template(f"{bad}  # dra-lint: allow DRA032")) == []
     assert rules(template(f"# dra-lint: allow DRA032\n{bad}")) == []
@@ -186,17 +186,17 @@ def test_comments_allow_a_breach_where_they_stand() -> None:
     assert rules(template(f"{bad}  # dra-lint: allow DRA033")) == ["DRA032"]
 
 
-def test_strict_makes_errors_of_warnings() -> None:
+def test_strict_turns_warnings_into_errors() -> None:
     checked = report(pod(USES))
     assert (checked.failed, checked.strict().failed) == (False, True)
 
 
-def test_findings_of_one_file_are_bounded() -> None:
+def test_findings_per_file_are_limited() -> None:
     text = "---\n".join(template("- {name: gpu}", name=f"t{index}") for index in range(250))
     checked = report(text)
     assert (len(checked.findings), checked.left_out) == (200, 50)
 
 
-def test_names_in_several_files_belong_together() -> None:
+def test_names_are_resolved_across_files() -> None:
     sources = [ManifestSource(name="a.yaml", text=pod(USES)), ManifestSource(name="b.yaml", text=TEMPLATE)]
     assert lint(sources, known_from_catalog()).findings == ()

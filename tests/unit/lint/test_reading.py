@@ -1,4 +1,4 @@
-"""Text to trees with places: styles, aliases, limits, and files that are no manifests at all."""
+"""Reading YAML: positions in all styles, aliases, limits, and files that are no manifests."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ from tests.unit.lint.helpers import one, rules
 
 
 def trees(text: str) -> tuple[list[object], list[YamlProblem]]:
-    troubles: list[YamlProblem] = []
-    return [plain(root) for root in read(text, troubles.append)], troubles
+    problems: list[YamlProblem] = []
+    return [plain(root) for root in read(text, problems.append)], problems
 
 
 STYLES = [
@@ -34,9 +34,9 @@ STYLES = [
 
 
 @pytest.mark.parametrize("text", STYLES)
-def test_place_in_a_value_is_found_again_in_the_file(text: str) -> None:
-    """Whatever quoting and folding did to it."""
-    root = next(read(text, lambda trouble: None))
+def test_position_in_a_value_is_found_in_the_file(text: str) -> None:
+    """The position is found in every quoting and folding style."""
+    root = next(read(text, lambda problem: None))
     node = root.get("e")
     assert node is not None
     place = offset_in_text(text, node, node.value.index("BAD"))
@@ -53,9 +53,9 @@ def test_place_in_a_value_is_found_again_in_the_file(text: str) -> None:
         ("2001-01-01", "2001-01-01"), ("9" * 50, "9" * 50), ("'1'", "1"), ("1Gi", "1Gi"), ("-", [None]), ("0b11", 3),
     ],
 )  # fmt: skip
-def test_scalars_are_what_kubernetes_takes_them_for(text: str, value: object) -> None:
-    documents, troubles = trees(f"a: {text}" if text != "-" else "a:\n-\n")
-    assert (documents, troubles) == ([{"a": value}], [])
+def test_scalars_are_resolved_like_in_kubernetes(text: str, value: object) -> None:
+    documents, problems = trees(f"a: {text}" if text != "-" else "a:\n-\n")
+    assert (documents, problems) == ([{"a": value}], [])
 
 
 def test_merge_keys_and_aliases_are_followed() -> None:
@@ -72,33 +72,33 @@ def test_merge_keys_and_aliases_are_followed() -> None:
         ("- " * (MAX_DEPTH + 1) + "x", f"more than {MAX_DEPTH} levels"),
         ("a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8)),
-         "aliases stand for more than"),
+         "aliases expand to more than"),
         ("? [a]\n: b", "a key must be text"),
         ("a: [1", "not valid YAML"),
         ("a: \x01", "not allow"),
         ("%YAML 9.9\n---\na: 1", "not valid YAML"),
     ],
 )  # fmt: skip
-def test_bad_yaml_is_one_sentence(text: str, words: str) -> None:
-    _, troubles = trees(text)
-    assert len(troubles) == 1
-    assert words in troubles[0].message
-    assert len(troubles[0].message) < 300
+def test_invalid_yaml_is_one_sentence(text: str, words: str) -> None:
+    _, problems = trees(text)
+    assert len(problems) == 1
+    assert words in problems[0].message
+    assert len(problems[0].message) < 300
 
 
 def test_documents_after_a_broken_one_are_still_read() -> None:
-    documents, troubles = trees("a: 1\n---\nb: [\n---\nc: 3\n---\nd: }\n---\ne: 5\n")
+    documents, problems = trees("a: 1\n---\nb: [\n---\nc: 3\n---\nd: }\n---\ne: 5\n")
     assert documents == [{"a": 1}, {"c": 3}, {"e": 5}]
-    assert [trouble.line for trouble in troubles] == [4, 7]
+    assert [problem.line for problem in problems] == [4, 7]
 
 
-def test_too_many_values_end_the_reading_of_a_file() -> None:
-    documents, troubles = trees("a: 1\n---\n[" + "x," * MAX_NODES + "]\n---\nb: 2\n")
+def test_too_many_values_stop_the_reading_of_a_file() -> None:
+    documents, problems = trees("a: 1\n---\n[" + "x," * MAX_NODES + "]\n---\nb: 2\n")
     assert documents == [{"a": 1}]
-    assert [trouble.message for trouble in troubles] == [f"more than {MAX_NODES} values in one file"]
+    assert [problem.message for problem in problems] == [f"more than {MAX_NODES} values in one file"]
 
 
-def test_duplicate_keys_are_found_with_their_place() -> None:
+def test_duplicate_keys_are_found_with_their_position() -> None:
     found = one("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {x: 1, x: 2}\n", "DRA002")
     assert (found.line, found.column) == (4, 14)
 
@@ -125,7 +125,7 @@ def test_standard_input_and_missing_files() -> None:
         list(collect(["/nonexistent/x.yaml"], bytes))
 
 
-def test_json_is_read_with_places() -> None:
+def test_json_is_read_with_positions() -> None:
     claim = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -137,6 +137,6 @@ def test_json_is_read_with_places() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "---\n---\n", "# nothing\n", "null\n", "[]\n", "just text\n", "1\n"])
-def test_texts_without_objects_are_no_error(text: str) -> None:
+def test_texts_without_objects_are_valid(text: str) -> None:
     assert set(rules(text)) <= {"DRA001"}
     assert not lint([ManifestSource(name="x", text=text)], known_from_catalog()).failed

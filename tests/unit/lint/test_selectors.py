@@ -1,4 +1,4 @@
-"""Rules for expressions: what does not compile, fails, or can never be true."""
+"""Rules for expressions that do not compile, fail, or can never be true."""
 
 import pytest
 
@@ -35,7 +35,7 @@ from tests.unit.lint.helpers import GUARD, C, D, device_class, findings, one, ru
         (f"{D}.cudaComputeCapability.compareTo(semver('9.0')) >= 0", "DRA021"),
     ],
 )
-def test_expressions_that_do_not_do_what_they_seem_to(expression: str, rule: str) -> None:
+def test_each_wrong_expression_breaks_its_rule(expression: str, rule: str) -> None:
     assert rule in rules(selecting(expression))
 
 
@@ -54,8 +54,8 @@ def test_expressions_that_do_not_do_what_they_seem_to(expression: str, rule: str
         "'resource.kubernetes.io' in device.attributes",
     ],
 )
-def test_nothing_is_said_about_good_expressions(expression: str) -> None:
-    """What differs from machine to machine (UUIDs, driver versions, NUMA nodes) is never called impossible."""
+def test_valid_expressions_have_no_findings(expression: str) -> None:
+    """Values that differ between machines (UUIDs, driver versions, NUMA nodes) are never reported."""
     assert findings(selecting(expression)) == []
 
 
@@ -68,13 +68,13 @@ def test_label_gigabytes_of_a_mig_profile_are_named_with_the_real_memory() -> No
     assert found.excerpt[found.caret :].startswith(C)
 
 
-def test_label_gigabytes_that_only_leave_out_boards_are_a_warning() -> None:
+def test_label_gigabytes_that_exclude_only_some_boards_are_a_warning() -> None:
     found = one(selecting(f"{C}.memory.compareTo(quantity('80Gi')) >= 0"), "DRA019")
     assert (found.severity, "81559Mi" in found.message) == ("warning", True)
 
 
-def test_exact_gigabytes_are_no_trap() -> None:
-    """An A100 with 40 GB really has 40Gi, so asking for that is right for it."""
+def test_exact_gigabytes_have_no_findings() -> None:
+    """An A100 with 40 GB really has 40Gi."""
     memory = f"{D}.productName == 'NVIDIA A100-SXM4-40GB' && {C}.memory.compareTo(quantity('40Gi')) >= 0"
     assert findings(selecting(memory)) == []
 
@@ -91,33 +91,33 @@ def test_class_without_guard_fails_on_other_drivers_devices() -> None:
     assert GUARD in found.hint
 
 
-def test_class_that_takes_devices_of_every_driver_is_a_warning() -> None:
+def test_class_that_selects_devices_of_every_driver_is_a_warning() -> None:
     assert one(device_class("true"), "DRA013").severity == "warning"
 
 
-def test_guard_in_any_form_is_a_guard() -> None:
-    """It is tried, not looked for."""
+def test_any_form_of_guard_is_accepted() -> None:
+    """The expression is evaluated on a device of another driver."""
     assert rules(device_class(f"'gpu.nvidia.com' in device.attributes && {D}.type == 'gpu'")) == []
 
 
-def test_guard_that_does_not_come_first_is_a_remark() -> None:
+def test_guard_that_is_not_first_is_a_remark() -> None:
     found = one(device_class(f"{D}.type == 'gpu' && {GUARD}"), "DRA014")
     assert found.severity == "info"
 
 
-def test_request_of_an_unguarded_class_needs_a_guard_itself() -> None:
+def test_request_for_an_unguarded_class_needs_its_own_guard() -> None:
     text = device_class("true", name="any") + "---\n" + selecting(f"{D}.type == 'gpu'", class_name="any")
     assert rules(text).count("DRA013") == 2
     guarded = device_class("true", name="any") + "---\n" + selecting(f"{GUARD} && {D}.type == 'gpu'", class_name="any")
     assert rules(guarded).count("DRA013") == 1
 
 
-def test_class_of_an_unknown_driver_is_left_alone() -> None:
+def test_class_of_an_unknown_driver_has_no_findings() -> None:
     text = "device.driver == 'nic.example.com' && device.attributes['nic.example.com'].speed == 400"
     assert findings(device_class(text)) == []
 
 
-def test_with_a_cluster_its_devices_decide() -> None:
+def test_with_a_cluster_its_devices_have_to_match() -> None:
     device = {
         "name": "gpu-0",
         "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
@@ -125,18 +125,18 @@ def test_with_a_cluster_its_devices_decide() -> None:
     }
     known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [device])], classes=[_gpu_class()]))
     found = one(selecting(f"{D}.productName == 'NVIDIA H200'"), "DRA018", known)
-    assert "no device of the cluster matches (of the catalog: NVIDIA H200)" in found.message
+    assert "no device of the cluster matches (in the catalog: NVIDIA H200)" in found.message
     assert one(selecting(f"{D}.productName == 'NVIDIA H900'"), "DRA018", known).severity == "error"
     assert findings(selecting(f"{D}.productName == 'NVIDIA L4'"), known) == []
 
 
-def test_a_class_without_devices_in_the_cluster_is_wrong_only_where_it_is_used() -> None:
+def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_used() -> None:
     whole = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}}}
     mine = device_class(f"{GUARD} && {D}.type == 'mig'")
     known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [whole])], classes=[_gpu_class()]))
     assert findings(mine, known) == []
     found = one(mine + "---\n" + template("- {name: a, exactly: {deviceClassName: mine}}"), "DRA018", known)
-    assert found.message == "no device of the cluster is of DeviceClass mine"
+    assert found.message == "no device of the cluster matches DeviceClass mine"
 
 
 def test_all_over_32_devices() -> None:
