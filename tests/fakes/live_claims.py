@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dra_driver.allocation import V1_37, Allocator, SchedulerQuirks
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS
-from tests.fakes.live_node import DRIVER, NAMESPACE, LiveNode
+from tests.fakes.live_node import DRIVER, NAMESPACE, LiveNode, until
 
 Obj = dict[str, Any]
 ATTRIBUTES: Final = f'device.attributes["{DRIVER}"]'
@@ -42,6 +42,22 @@ class Scheduler:
                 self._store.delete(RESOURCE_CLAIMS, claim["metadata"]["name"], NAMESPACE)
                 return None
             return self._written(claim, allocations[0])
+
+    def allocate_soon(self, *requests: Obj, together: bool = False) -> Obj:
+        """``allocate``, tried again while the slices change, as a scheduler does. AssertionError when nothing fits.
+
+        Slices follow the hardware after about a second: what an earlier claim or a foreign instance occupied may still
+        be missing from them.
+        """
+        found: list[Obj] = []
+
+        def fits() -> bool:
+            if (claim := self.allocate(*requests, together=together)) is not None:
+                found.append(claim)
+            return bool(found)
+
+        until(fits, f"slices with devices for {requests}")
+        return found[0]
 
     def force(self, *results: Obj, requests: Sequence[Obj], config: Sequence[Obj] = ()) -> Obj:
         """A claim with an allocation that no scheduler would make; ``results`` need not have driver and pool."""

@@ -117,7 +117,10 @@ class LiveNode:
     # --- life and death of the node process ---
 
     def start(self) -> None:
-        """Until it serves the kubelet, which it does only after it has recovered."""
+        """Returns when the process serves the kubelet, which it does only after it has recovered."""
+        # A call between the kill and this start has dialed the dead process' socket. gRPC waits before it dials again
+        # on such a connection, and until then every call fails with UNAVAILABLE.
+        self._hang_up()
         self.process.start()
         until(lambda: self.is_serving, f"the node process to serve: {self.process.log_tail()}")
 
