@@ -1,6 +1,6 @@
-"""Claims that are wrong or mean harm: each gets one clear error where its reader looks, and hurts nobody else.
+"""Claims that are wrong or hostile: each gets one clear error on its pod, and no other claim is affected.
 
-The allocations are written by hand, as somebody with the rights of a scheduler could, and the pods are put on the node
+The allocations are written by hand, as a client with the rights of a scheduler could, and the pods are put on the node
 directly.
 """
 
@@ -11,6 +11,7 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from dra_driver.sim.cluster import DRIVER, Cluster
+from tests.fakes.kubelet import DraClient, dial
 from tests.scenario.conftest import Pods
 
 POOL = f"gpu-a/{DRIVER}"
@@ -64,7 +65,7 @@ def test_a_claim_that_cannot_be_prepared_says_why(
 
 
 def test_a_gpu_is_never_given_to_two_claims(cluster: Cluster, namespace: str, pods: Pods) -> None:
-    """Whatever the allocations say, the second claim for a GPU is refused and the first one named."""
+    """When two allocations name the same GPU, the second claim is refused, and the error names the first."""
     first = pods.create("first", claim="first", node="gpu-a")
     _allocate(cluster, first, _result())
     pods.wait_ready("first")
@@ -75,7 +76,9 @@ def test_a_gpu_is_never_given_to_two_claims(cluster: Cluster, namespace: str, po
     assert "No devices" not in pods.log("first")
 
 
-def test_admin_access_sees_a_gpu_in_use_and_disturbs_nobody(cluster: Cluster, namespace: str, pods: Pods) -> None:
+def test_admin_access_sees_a_gpu_in_use_and_leaves_its_claim_alone(
+    cluster: Cluster, namespace: str, pods: Pods
+) -> None:
     """A monitor with admin access gets the device that another claim holds."""
     user = pods.create("user", claim="user", node="gpu-a")
     _allocate(cluster, user, _result())
@@ -86,7 +89,7 @@ def test_admin_access_sees_a_gpu_in_use_and_disturbs_nobody(cluster: Cluster, na
     assert pods.log("monitor") == pods.log("user")
 
 
-def test_other_drivers_results_are_left_to_them(cluster: Cluster, namespace: str, pods: Pods) -> None:
+def test_results_of_other_drivers_are_ignored(cluster: Cluster, namespace: str, pods: Pods) -> None:
     """A claim with devices of two drivers waits for the missing one and is not half prepared before."""
     pod = pods.create("mixed", claim="mixed", node="gpu-a")
     foreign = _result(driver="nic.example.com", pool="gpu-a/nic.example.com", device="nic-0")
@@ -95,16 +98,33 @@ def test_other_drivers_results_are_left_to_them(cluster: Cluster, namespace: str
     assert not cluster.nodes["gpu-a"].claim_files()
 
 
-def test_a_claim_that_was_replaced_is_not_prepared(cluster: Cluster, namespace: str, pods: Pods) -> None:
-    """A claim of the same name with another UID is another claim: the pod is not allowed to use it."""
+def test_the_kubelet_does_not_prepare_a_claim_reserved_for_another_pod(cluster: Cluster, pods: Pods) -> None:
+    """A pod of the same name with another UID is another pod."""
     pod = pods.create("stale", claim="stale", node="gpu-a")
-    made = _allocate(cluster, pod, _result())
-    made["status"]["reservedFor"][0]["uid"] = "00000000-0000-0000-0000-000000000000"
-    cluster.store.update_status(RESOURCE_CLAIMS, made)
+    claim = _allocate(cluster, pod, _result())
+    claim["status"]["reservedFor"][0]["uid"] = "00000000-0000-0000-0000-000000000000"
+    cluster.store.update_status(RESOURCE_CLAIMS, claim)
     pods.wait_event("stale", "FailedPrepareDynamicResources", "is not allowed to use ResourceClaim stale")
 
 
-def test_a_selector_that_fails_is_told_to_the_pod(cluster: Cluster, namespace: str, pods: Pods) -> None:
+def test_the_driver_does_not_prepare_a_claim_that_was_replaced(cluster: Cluster, namespace: str, pods: Pods) -> None:
+    """The kubelet may still ask for the former claim of that name: the new one belongs to another pod."""
+    pod = pods.create("first", node="gpu-a", claim="missing")
+    former = _allocate(cluster, pod, _result())
+    cluster.store.update_status(RESOURCE_CLAIMS, {**former, "status": {}})
+    cluster.store.delete(RESOURCE_CLAIMS, "first", namespace)
+    current = _allocate(cluster, pod, _result())
+    node = cluster.nodes["gpu-a"]
+    with dial(node.folders.plugins / DRIVER / "dra.sock") as channel:
+        uid = former["metadata"]["uid"]
+        answer = DraClient(channel).prepare(uid, namespace=namespace, name="first").claims[uid]
+    assert f"asks for uid {uid}, the API server has uid '{current['metadata']['uid']}'" in answer.error
+    assert not node.claim_files()
+    assert node.journal_rows() == 0
+    cluster.store.update_status(RESOURCE_CLAIMS, {**current, "status": {}})
+
+
+def test_a_selector_that_fails_is_an_event_of_the_pod(cluster: Cluster, namespace: str, pods: Pods) -> None:
     """A CEL mistake is an error in the pod's events on all nodes, not a silent "does not fit"."""
     from tests.scenario.conftest import make_template
 

@@ -1,14 +1,19 @@
-"""Nodes and API servers come and go; running pods do not notice, and new ones start as soon as things are back."""
+"""Node processes, kubelets and API servers stop and start: running pods go on, new pods start afterwards."""
 
+import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import DRIVER, Cluster
+from dra_driver.sim.node.cluster_node import ClusterNode
+from dra_driver.sim.objects import is_ready
 from tests.scenario.conftest import TIMEOUT_S, Pods
 
-# How long slices that somebody deleted may stay away.
+# How long deleted slices may be missing.
 REPUBLISH_S = 5.0
 
 
@@ -19,7 +24,7 @@ def _unchanged(pods: Pods, before: Obj) -> None:
 
 
 def test_killing_the_node_process_changes_nothing_for_running_pods(cluster: Cluster, pods: Pods, template: str) -> None:
-    """After kill -9 pods run on, their CDI documents stay, and a restarted process prepares, and gives back, claims."""
+    """After kill -9 pods run on, their CDI documents stay, and a restarted process prepares and unprepares claims."""
     pods.create("before", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
     pods.wait_ready("before")
     node, running = cluster.nodes["gpu-a"], pods.get("before")
@@ -41,7 +46,7 @@ def test_killing_the_node_process_changes_nothing_for_running_pods(cluster: Clus
 def test_a_pod_deleted_while_the_node_process_is_away_goes_once_it_is_back(
     cluster: Cluster, pods: Pods, template: str
 ) -> None:
-    """Unprepare is repeated until the driver answers; until then the pod stays, and its GPU is nobody else's."""
+    """Unprepare is repeated until the driver answers; until then the pod stays and keeps its GPU."""
     pods.create("leaving", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
     pods.wait_ready("leaving")
     node = cluster.nodes["gpu-b"]
@@ -77,7 +82,7 @@ def test_restarting_the_kubelet_brings_slices_back_and_leaves_pods_alone(
     assert pods.log("next") != pods.log("steady")
 
 
-def test_slices_that_somebody_deletes_come_back(cluster: Cluster) -> None:
+def test_slices_deleted_by_another_client_come_back(cluster: Cluster) -> None:
     """A foreign delete is repaired without a restart of anything."""
     from dra_driver.sim.apiserver.kinds import RESOURCE_SLICES
 
@@ -87,15 +92,16 @@ def test_slices_that_somebody_deletes_come_back(cluster: Cluster) -> None:
 
 
 def test_an_api_server_that_is_away_delays_and_breaks_nothing(cluster: Cluster, pods: Pods, template: str) -> None:
-    """Running pods stay; a new pod says what is missing, and runs once the API server is back."""
+    """Running pods stay; a new pod waits, and runs once the API server is back."""
     pods.create("before", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
     pods.wait_ready("before")
     running = pods.get("before")
     cluster.stop_api_server()
     try:
         pods.create("during", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
-        time.sleep(1.0)  # the only way to give a failure that must not happen the time to happen
+        time.sleep(1.0)  # a failure that must not happen needs time to happen
         _unchanged(pods, running)
+        assert not is_ready(pods.get("during"))
         assert cluster.nodes["gpu-b"].process.is_running
         assert DRIVER in cluster.nodes["gpu-b"].kubelet.dra.drivers()
     finally:
@@ -104,12 +110,24 @@ def test_an_api_server_that_is_away_delays_and_breaks_nothing(cluster: Cluster, 
     _unchanged(pods, running)
 
 
+@pytest.mark.slow
+def test_a_pod_says_that_the_api_server_is_away(cluster: Cluster, pods: Pods, template: str) -> None:
+    """The driver tries for as long as the kubelet listens, 45 s, and then answers with the reason."""
+    cluster.stop_api_server()
+    try:
+        pods.create("during", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
+        pods.wait_event("during", "FailedPrepareDynamicResources", "from the API server", timeout_s=60.0)
+    finally:
+        cluster.start_api_server()
+    pods.wait_ready("during", timeout_s=2 * TIMEOUT_S)
+
+
 def test_a_deleted_pod_frees_its_gpu_for_the_next(cluster: Cluster, pods: Pods, template: str) -> None:
-    """A pod that waits for a GPU gets the one that another gives back, without anybody's help."""
+    """A pod that waits for a GPU starts by itself when another pod releases one."""
     where = {"kubernetes.io/hostname": "gpu-a"}
     for name in ("one", "two"):
         pods.create(name, template=template, nodeSelector=where)
-    # Only now: which of three waiting pods is first depends on whose claim is made first.
+    # Only now: of three waiting pods the first is the one whose claim was created first.
     pods.wait_ready("one", "two")
     pods.create("three", template=template, nodeSelector=where)
     pods.wait_event("three", "FailedScheduling", "1 cannot allocate all claims")
@@ -119,17 +137,62 @@ def test_a_deleted_pod_frees_its_gpu_for_the_next(cluster: Cluster, pods: Pods, 
     assert pods.log("three") == freed
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04])
-def test_killing_the_node_process_in_the_middle_of_prepares_loses_nothing(
-    cluster: Cluster, pods: Pods, template: str, delay_s: float
+@contextmanager
+def journal_held(node: ClusterNode, before: str) -> Iterator[None]:
+    """Holds the node process inside that write to its journal: others still see the state before it."""
+    sql = f"SELECT count(*) FROM {', '.join(f'sqlite_master t{n}' for n in range(12))};"  # noqa: S608
+    change_journal(node, f"CREATE TRIGGER held BEFORE {before} BEGIN {sql} END")
+    yield
+    change_journal(node, "DROP TRIGGER held")
+
+
+def change_journal(node: ClusterNode, sql: str) -> None:
+    path = node.folders.plugins / DRIVER / "state.db"
+    with closing(sqlite3.connect(path, timeout=5.0, isolation_level=None)) as connection:
+        connection.execute(sql)
+
+
+def claims_in_journal(node: ClusterNode) -> dict[str, str]:
+    """States by UID of the claims in the journal."""
+    path = node.folders.plugins / DRIVER / "state.db"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
+        return dict(connection.execute("SELECT uid, state FROM claim").fetchall())
+
+
+@pytest.mark.parametrize(
+    ("held", "states"),
+    [
+        pytest.param("INSERT ON claim", [], id="before-the-intent"),
+        pytest.param("UPDATE ON claim WHEN new.state = 'prepared'", ["preparing"], id="after-the-hardware"),
+    ],
+)
+def test_killing_the_node_process_in_the_middle_of_a_prepare_loses_nothing(
+    cluster: Cluster, pods: Pods, template: str, held: str, states: list[str]
 ) -> None:
-    """Wherever a prepare was cut off, the next process finishes it: both pods run, with a GPU each, and both can go."""
+    """The next process finishes the prepare that was cut off: both pods run, with a GPU each, and both can go."""
     node = cluster.nodes["gpu-a"]
-    for name in ("left", "right"):
-        pods.create(name, template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
-    time.sleep(delay_s)  # not a wait for something: it moves the cut through the prepare
-    node.process.kill()
+    with journal_held(node, held):
+        pods.create("left", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
+        cluster.wait(lambda: None if is_held(node, states) else "not held yet", TIMEOUT_S, "a prepare to be held")
+        assert sorted(claims_in_journal(node).values()) == states
+        assert len(node.claim_files()) == len(states), "the CDI document is written between the two"
+        node.process.kill()
     node.process.start()
+    pods.create("right", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
     pods.wait_ready("left", "right")
     assert pods.log("left") != pods.log("right")
     assert node.journal_rows() == len(node.claim_files()) == 2
+
+
+def is_held(node: ClusterNode, states: list[str]) -> bool:
+    """Whether the journal has those states, and another connection is inside a write."""
+    path = node.folders.plugins / DRIVER / "state.db"
+    if sorted(claims_in_journal(node).values()) != states:
+        return False
+    with closing(sqlite3.connect(path, timeout=0.0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        connection.execute("ROLLBACK")
+        return False

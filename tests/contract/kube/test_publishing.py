@@ -3,16 +3,18 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from dra_driver.errors import ConflictError, NotFoundError
+from dra_driver.errors import ConflictError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.slices.api import RestSlicesApi
+from dra_driver.slices.diff import Delete
 from dra_driver.slices.publisher import Publisher
 from tests.unit.slices.gpus import node_of
 
@@ -88,15 +90,20 @@ def test_a_second_start_writes_nothing(rest: RestClient) -> None:
     assert item["spec"]["pool"]["generation"] == 1
 
 
-def test_preconditions_hold(rest: RestClient) -> None:
-    """What changed since it was read is neither overwritten nor deleted."""
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
-    created = rest.create("/api/v1/nodes", body)
-    rest.merge_patch(paths.node("n"), {"metadata": {"labels": {"a": "b"}}})
+def test_only_the_slice_that_was_read_is_deleted_or_overwritten(rest: RestClient) -> None:
+    """UID and resourceVersion are sent: a slice that changed, or another one of that name, stays."""
+    api = RestSlicesApi(rest, DRIVER, NODE)
+    spec = {"driver": DRIVER, "nodeName": NODE, "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}
+    read = rest.create(paths.resource_slices(), body)
+    uid, version = read["metadata"]["uid"], read["metadata"]["resourceVersion"]
+    changed = rest.merge_patch(paths.resource_slices("s"), {"metadata": {"labels": {"a": "b"}}})
+    newest = changed["metadata"]["resourceVersion"]
     with pytest.raises(ConflictError):
-        rest.update(paths.node("n"), created)
-    with pytest.raises(ConflictError):
-        rest.delete(paths.node("n"), uid="another")
-    rest.delete(paths.node("n"), uid=created["metadata"]["uid"])
-    with pytest.raises(NotFoundError):
-        rest.get(paths.node("n"))
+        api.update(cast(Any, read))
+    other = "00000000-0000-0000-0000-000000000000"
+    for stale in ({"uid": uid, "resource_version": version}, {"uid": other, "resource_version": newest}):
+        with pytest.raises(ConflictError):
+            api.delete(Delete(name="s", **stale))
+    api.delete(Delete(name="s", uid=uid, resource_version=newest))
+    assert api.list() == []
