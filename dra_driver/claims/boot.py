@@ -1,7 +1,4 @@
-"""Which boot of the node this is.
-
-Owns reading the kernel's id of the running boot (``/proc/sys/kernel/random/boot_id``, the same in every container).
-"""
+"""The id of the node's current boot: ``/proc/sys/kernel/random/boot_id``, which is the same in every container."""
 
 from pathlib import Path
 
@@ -9,7 +6,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def read_boot_id(path: Path = BOOT_ID) -> str:
-    """The id, or '' when the kernel does not tell: then nothing is ever taken for an earlier boot's."""
+    """The boot id; "" when it cannot be read. No entry then counts as one of an earlier boot."""
     try:
         return path.read_text(encoding="ascii").strip()[:64]
     except (OSError, UnicodeDecodeError):

@@ -1,10 +1,9 @@
-"""What the journal remembers of a claim, as values.
+"""One claim in the journal, as values: its state and its devices.
 
-Owns the states of a claim on this node and the shape of an entry: with what is in one, everything that prepare did can
-be taken back. Refuses to know how entries are stored.
+An entry holds everything that is needed to undo a prepare. `journal` stores entries; the states are:
 
     (no entry) --begin--> preparing --finish--> prepared --start_unprepare--> unpreparing --forget--> (no entry)
-                              \\______________________ undo ______________________/
+                              \\____________________ teardown ____________________/
 """
 
 from collections.abc import Iterable
@@ -19,11 +18,11 @@ from dra_driver.model.terms import Form, Interval, SharingTerms, Strategy, Use
 from dra_driver.sharing.daemon import MpsDaemon
 
 OwnerId = NewType("OwnerId", str)
-"""One run of the node process; another run, also of the same pod, has another id."""
+"""One run of the node process. Every run has its own id, also of the same pod."""
 
 
 class State(StrEnum):
-    """How far a claim has come. Only ``prepared`` was ever answered to the kubelet."""
+    """How far a claim is. Only ``prepared`` was ever answered to the kubelet."""
 
     PREPARING = "preparing"
     PREPARED = "prepared"
@@ -32,7 +31,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceIds:
-    """What a partition is on the hardware, once it is there: the ids that its container's files are made from."""
+    """The ids of a partition that exists; the names of its device files are made from them."""
 
     gi_id: int
     ci_id: int
@@ -40,7 +39,7 @@ class InstanceIds:
 
     @classmethod
     def of(cls, instance: MigInstance) -> "InstanceIds | None":
-        """The instance's ids; None for one that no program can use."""
+        """The ids of ``instance``; None when no program can use it."""
         device = instance.device
         if device is None or device.uuid is None:
             return None
@@ -49,10 +48,10 @@ class InstanceIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedPartition:
-    """A partition that a claim has. ``size`` is in memory slices.
+    """A partition that is assigned to a claim. ``size`` is in memory slices.
 
     ``created_by_driver``: this driver creates the partition for the claim and destroys it afterwards. Otherwise another
-    manager created it, and the claim only uses it. ``live`` is None while it may not exist yet.
+    manager created it, and the claim only uses it. ``live`` is None while the partition may not exist yet.
     """
 
     id: PartitionId
@@ -62,7 +61,7 @@ class AssignedPartition:
     live: InstanceIds | None = None
 
     def overlaps(self, other: "AssignedPartition") -> bool:
-        """Whether both want a memory slice of the same GPU."""
+        """Whether both cover a memory slice of the same GPU."""
         mine, its = self.id, other.id
         same_gpu = mine.gpu_uuid == its.gpu_uuid
         return same_gpu and mine.start < its.start + other.size and its.start < mine.start + self.size
@@ -70,10 +69,10 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedShare:
-    """What one share of a GPU consumed, and what there was to share when it was prepared.
+    """What one share of a GPU consumes, and how much the GPU had to share when the claim was prepared.
 
-    Memory is in bytes and None on a GPU that has no memory of its own; ``percent`` is of 100, 0 for one that asked for
-    none and is not limited. ``max_shares`` None sets no limit.
+    Memory is in bytes, None on a GPU without memory of its own. ``percent`` is 0 to 100; 0 is a share that asked for no
+    compute and has no limit of it. ``max_shares`` None sets no limit.
     """
 
     memory: int | None
@@ -85,9 +84,9 @@ class AssignedShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedSharing:
-    """How a device is shared: by ``share`` between claims (the policy's doing), else inside the claim (its config's).
+    """How a device is shared: between claims when ``share`` is set (by policy), else inside the claim (by its config).
 
-    ``daemon`` is set under MPS, on a partition once that is made. ``interval`` is Default under MPS.
+    ``daemon`` is set under MPS; for a partition only once the partition exists. ``interval`` is Default under MPS.
     """
 
     strategy: Strategy
@@ -98,9 +97,9 @@ class AssignedSharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedDevice:
-    """One result of a claim's allocation as it was prepared; ``request`` is the base request.
+    """One result of a claim's allocation as it was prepared. ``request`` is the base request.
 
-    ``share_id`` alone does not make it a share: who consumes all of a GPU that could be shared has it whole.
+    ``share_id`` alone does not make it a share: a claim that consumes all of a shared GPU has the whole GPU.
     """
 
     request: str
@@ -114,19 +113,19 @@ class AssignedDevice:
 
     @property
     def form(self) -> Form:
-        """What the GPU is to the claim."""
+        """Whole GPU, share or partition."""
         if self.partition is not None:
             return Form.PARTITION
         return Form.SHARE if self.sharing is not None and self.sharing.share is not None else Form.WHOLE
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether it takes, or took, more than files: a lock, a durable intent, and something to be taken back."""
+        """Whether the device needs GPU locks, a durable intent and a release afterwards."""
         return not self.admin_access and (self.partition is not None or self.sharing is not None)
 
     @property
     def use(self) -> Use:
-        """What the rest of the driver is told about it."""
+        """The use of the GPU by this device, for policies and publishing."""
         sharing, partition = self.sharing, self.partition
         terms = None
         if sharing is not None and sharing.share is not None:
@@ -144,13 +143,16 @@ class AssignedDevice:
 
 
 def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
-    """The GPUs behind ``devices``, admin access apart, each once and in the order in which they are locked."""
+    """The GPUs of ``devices`` without those of admin access, each once, in lock order."""
     return tuple(sorted({device.gpu_uuid for device in devices if not device.admin_access}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptToken:
-    """Who works on an entry, and which time: what lets one process notice that another took an entry over."""
+    """Which process works on an entry, and in which of its attempts.
+
+    A process compares it to notice that another process took the entry over.
+    """
 
     owner: OwnerId
     number: int
@@ -158,7 +160,7 @@ class AttemptToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One claim in the journal. ``changed_at`` is in seconds since the epoch and for people only."""
+    """One claim in the journal. ``changed_at`` is in seconds since the epoch, for people only."""
 
     ref: ClaimRef
     state: State
@@ -169,13 +171,13 @@ class Entry:
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether there is more to take back than files."""
+        """Whether a teardown has more to undo than files."""
         return any(device.changes_hardware for device in self.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One device that a claim has, admin access apart."""
+    """One device that is assigned to a claim, without admin access."""
 
     uid: ClaimUid
     device: AssignedDevice
@@ -183,10 +185,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanedPartition:
-    """A partition that this driver made for a claim which is not in the journal any more.
+    """A partition that this driver created for a claim that is no longer in the journal.
 
-    An older version of the driver, working beside this one during an update, frees claims without knowing of
-    partitions; the note of what was made outlives that.
+    An older version of the driver, which runs beside this one during an update, removes claims but knows no partitions;
+    the record of a partition that was created outlives the claim's entry.
     """
 
     uid: ClaimUid
@@ -196,10 +198,10 @@ class OrphanedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """``wanted`` cannot be had beside what the ``holders`` have.
+    """``wanted`` cannot be assigned while the ``holders`` have their devices.
 
-    ``other`` is the first device that excludes it; None when it is the sum of all shares, and ``shortage`` says in half
-    a sentence what there is too little of.
+    ``other`` is the first device that excludes it. It is None when the sum of all shares is too large; ``shortage``
+    then says in half a sentence what is short.
     """
 
     wanted: AssignedDevice
@@ -212,8 +214,9 @@ class Conflict:
 class Blocked:
     """Why a claim could not be begun.
 
-    ``by`` are entries that hold what it wants, or its own one; ``orphaned_partitions`` overlap and have no claim any
-    more. ``conflict`` is the first one found, None for the claim's own entry and where only those are in the way.
+    ``by``: entries of claims with conflicting devices, or the claim's own entry. ``orphaned_partitions``: overlapping
+    partitions without a claim. ``conflict``: the first conflict; None for the claim's own entry, and when only orphaned
+    partitions block it.
     """
 
     by: tuple[Entry, ...] = ()

@@ -1,11 +1,11 @@
-"""One lock per GPU: whoever changes a GPU, or decides on what it has been changed to, is alone with it.
+"""One lock per GPU. It is needed to change the GPU, and to decide based on the state of the GPU.
 
-Owns one lock file per GPU below ``<plugin directory>/locks``. A ``flock`` counts among processes, which overlap during
-a rolling update, and ends with the process that has it, however it ends; a lock in memory beside it counts among this
-process' threads. The files stay: removing one that another process waits for would make two of it.
+Each lock is a file below ``<plugin directory>/locks`` with a ``flock``, which counts between processes (they overlap
+during a rolling update) and ends with its process, plus a lock in memory, which counts between threads. The files are
+never removed: a process that waits for a removed file would hold a lock that no other process sees.
 
-Several GPUs are locked in the order of their UUIDs, so no two callers wait for each other. Nobody holds one while
-waiting for the API server.
+Several GPUs are locked in the order of their UUIDs, so no two callers wait for each other. Do not wait for the API
+server while you hold one.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ _NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
 
 
 class GpuLocks:
-    """The locks of a node's GPUs. Thread-safe; not re-entrant. ``folder`` is made when first needed (0700)."""
+    """The locks of a node's GPUs. Thread-safe; not re-entrant. ``folder`` is created when it is needed (0700)."""
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
         self._guard = threading.Lock()  # guards the table; never held while waiting for a GPU
-        self._table: dict[GpuUuid, threading.Lock] = {}  # never more than the GPUs that this node ever had
+        self._table: dict[GpuUuid, threading.Lock] = {}  # at most the GPUs that this node ever had
 
     @contextlib.contextmanager
     def acquire(self, gpus: Iterable[GpuUuid], timeout_s: float) -> Iterator[bool]:
-        """Be alone with all ``gpus``. Yields False, with no lock held, when that takes longer than ``timeout_s``.
+        """Lock all ``gpus``. Yields False, with no lock held, when that takes longer than ``timeout_s``.
 
-        What is free is locked at once, whatever the timeout. Raises `StorageError` when a lock file cannot be made.
+        A free lock is acquired whatever the timeout. Raises `StorageError` when a lock file cannot be created.
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.ExitStack() as acquired:

@@ -1,9 +1,8 @@
-"""Which runs of the node process are alive, seen from any of them.
+"""Which runs of the node process are alive: one locked file per run.
 
-Owns one small locked file per run. Refuses to know what a run does. A claim that another run has begun is left alone
-while that run lives and cleaned up when it is dead; guessing by age or by process id would be wrong in both directions
-(a slow disk; two containers with the same pid). The kernel drops a ``flock`` when its holder dies, however it dies, and
-shows it across containers that share the directory.
+A claim that another run has begun is left alone while that run lives, and cleaned up when it is dead. An age or a
+process id could not decide this (a slow disk; two containers with the same pid). The kernel drops a ``flock`` when its
+process dies, and shows it to all containers that share the directory.
 """
 
 import contextlib
@@ -23,9 +22,9 @@ _TRIES = 100
 
 
 class ProcessRegistry:
-    """This run's lock and the question about others'. Thread-safe.
+    """The lock of this run, and the check of other runs' locks. Thread-safe.
 
-    Files of dead runs are removed when a new run starts, so their number is bounded by the crashes in between.
+    A new run removes the files of dead runs, so their number is bounded by the crashes in between.
     """
 
     def __init__(self, directory: Path, own: OwnerId, fd: int) -> None:
@@ -35,7 +34,10 @@ class ProcessRegistry:
 
     @classmethod
     def register(cls, directory: Path | str, own: str) -> "ProcessRegistry":
-        """Announce this run under ``own``, an id never used before. Raises StorageError when no file can be made."""
+        """Register this run as ``own``, an id never used before.
+
+        Raises StorageError when its file cannot be created.
+        """
         directory = Path(directory)
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,13 +45,13 @@ class ProcessRegistry:
             fd = _take(directory / f"{_PREFIX}{own}{_SUFFIX}")
         except OSError as error:
             raise StorageError(
-                f"cannot announce this process in {directory}: {(error.strerror or str(error)).lower()}; "
+                f"cannot register this process in {directory}: {(error.strerror or str(error)).lower()}; "
                 "check the plugin directory's path, permissions and free space"
             ) from error
         return cls(directory, OwnerId(own), fd)
 
     def is_alive(self, owner: OwnerId) -> bool:
-        """Whether the run is alive. In doubt (its file cannot be looked at) it is."""
+        """Whether the run is alive. True when its file cannot be checked."""
         if owner == self.own:
             return True
         try:
@@ -60,7 +62,7 @@ class ProcessRegistry:
             return True
 
     def close(self) -> None:
-        """Stop being alive for others. Idempotent."""
+        """Count as dead from now on. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -86,11 +88,11 @@ def _take(path: Path) -> int:
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(OSError), _locked(path, shared=False):
-            path.unlink()  # under the lock, so that `_take` either sees the lock or the missing file
+            path.unlink()  # under the lock, so that `_take` sees either the lock or that the file is missing
 
 
 def _is_free(path: Path) -> bool:
-    """Whether nobody holds the lock. Asked with a shared lock, so that askers do not take each other for owners."""
+    """Whether no run has the lock. A shared lock is tried, so that two checks do not see each other as a run."""
     try:
         with _locked(path, shared=True):
             return True
@@ -100,7 +102,7 @@ def _is_free(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, shared: bool) -> Iterator[None]:
-    """Raises BlockingIOError at once when somebody else has the lock."""
+    """Raises BlockingIOError at once when another descriptor has the lock."""
     fd = lock_file(path, shared=shared, create_mode=None)
     try:
         yield

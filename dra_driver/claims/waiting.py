@@ -1,12 +1,9 @@
-"""Waiting inside a call, bounded and few at a time.
+"""Waiting inside a call, for a limited time and in few calls at once.
 
-A prepare that fails costs its pod 60 to 90 seconds until the kubelet tries again (its pod resync), so what passes by
-itself is waited for here: at most until shortly before the kubelet's own deadline of 45 s. Waiting occupies one of the
-few workers that serve the kubelet, and the unprepare that frees a device needs one as well, so only some calls may wait
-at once; the others get the error immediately.
-
-Owns patience, the per-claim locks and the bell that wakes waiting calls when something was unprepared. Refuses to know
-what is waited for.
+A prepare that fails costs its pod 60 to 90 seconds until the kubelet tries again (its pod resync). So a call waits for
+conditions that pass by themselves, until shortly before the kubelet's own deadline of 45 s. A waiting call occupies one
+of the few workers that serve the kubelet, and the unprepare that frees a device needs a worker too. So only some calls
+may wait at once; the others get the error immediately.
 """
 
 import contextlib
@@ -29,21 +26,21 @@ from dra_driver.model.ids import ClaimUid
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
-# An answer that is ready still has to reach the kubelet.
+# Reserved for sending the answer to the kubelet.
 ANSWER_S = 2.0
 
 
 class ClaimBusyError(RetryableError):
-    """Another call or another process is at work on the same claim."""
+    """Another call or another process is working on the same claim."""
 
 
 class GpuLockedError(RetryableError):
-    """Another call or another process is at work on a GPU of the claim."""
+    """Another call or another process is working on a GPU of the claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallBudget:
-    """When a call began and by when all its claims are answered, on the bell's clock."""
+    """When a call began and when all its claims must be answered, in seconds of the `WakeableClock`."""
 
     started: float
     deadline: float
@@ -51,12 +48,14 @@ class CallBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Seconds from the start of a call during which an error of a kind is waited out.
+    """For how many seconds from the start of a call each kind of error is waited for.
 
-    ``call_s`` bounds everything, for all claims of the call together; the kubelet gives up after 45 s. ``read_s``: with
-    less left, no claim is read from the API server any more. ``in_use_s``: a device is still held by a claim whose pod
-    has just ended, or a GPU is held open by a process (a monitor, a container that is ending). ``driver_s``: the driver
-    is being loaded. ``waiting``: calls that may wait at the same time; keep it below the number of workers.
+    - ``call_s`` bounds all claims of the call together; the kubelet gives up after 45 s.
+    - ``read_s``: with less time left, no claim is read from the API server.
+    - ``in_use_s``: the device is assigned to a claim whose pod has just ended, or a process has the GPU open (a
+      monitor, an ending container).
+    - ``driver_s``: the NVIDIA driver is being loaded.
+    - ``waiting``: how many calls may wait at the same time; must be less than the number of workers.
     """
 
     call_s: float = 40.0
@@ -66,16 +65,19 @@ class RetryPolicy:
     waiting: int = 4
 
     def budget(self, now: float, within_s: float | None = None) -> CallBudget:
-        """For a call that begins ``now`` and whose caller waits for ``within_s`` more, None when that is unknown."""
+        """The budget of a call that begins ``now``.
+
+        ``within_s``: for how much longer the caller waits; None when that is unknown.
+        """
         left_s = self.call_s if within_s is None else min(self.call_s, max(0.0, within_s - ANSWER_S))
         return CallBudget(started=now, deadline=now + left_s)
 
     def pause_left_s(self, error: DraError, budget: CallBudget, now: float) -> float:
-        """For how long to pause at most before another try that still ends in time; 0 or less for none."""
+        """The longest pause before another try that still ends in time; 0 or less for none."""
         return min(budget.started + self.limit_s(error), budget.deadline - self.read_s) - now
 
     def limit_s(self, error: DraError) -> float:
-        """For how long ``error`` is worth waiting; 0 for one that does not pass by itself."""
+        """For how long to wait for ``error`` to pass; 0 when it does not pass by itself."""
         match error:
             case ApiUnreachableError() | ServerBusyError() | ClaimBusyError() | GpuLockedError():
                 return self.call_s
@@ -88,7 +90,7 @@ class RetryPolicy:
 
 
 class WakeableClock(Protocol):
-    """A clock in seconds, and a wait that a ring ends early."""
+    """A clock in seconds, and a wait that `wake_all` ends early."""
 
     def now(self) -> float: ...
     def wake_all(self) -> None: ...
@@ -96,31 +98,31 @@ class WakeableClock(Protocol):
 
 
 class MonotonicClock:
-    """The real one. Thread-safe; a ring wakes everybody who waits at that moment."""
+    """The system's monotonic clock. Thread-safe."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()  # guards nothing but itself
-        self._rings = 0
+        self._wakes = 0
 
     def now(self) -> float:
         """Monotonic seconds."""
         return time.monotonic()
 
     def wake_all(self) -> None:
-        """Something changed that a waiting call may be waiting for."""
+        """Wake the waiting calls: a device was released that they may be waiting for."""
         with self._condition:
-            self._rings += 1
+            self._wakes += 1
             self._condition.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Return after ``seconds`` or at the next ring."""
+        """Return after ``seconds`` or at the next `wake_all`."""
         with self._condition:
-            before = self._rings
-            self._condition.wait_for(lambda: self._rings != before, timeout=seconds)
+            before = self._wakes
+            self._condition.wait_for(lambda: self._wakes != before, timeout=seconds)
 
 
 class ClaimLocks:
-    """One lock per claim that somebody works on, and none for the others."""
+    """One lock per claim that is being worked on. Thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()  # guards the table; never held while waiting for a claim
@@ -128,7 +130,7 @@ class ClaimLocks:
 
     @contextlib.contextmanager
     def acquire(self, uid: ClaimUid, timeout_s: float) -> Iterator[bool]:
-        """Be alone with the claim. Yields False, without the lock, when another thread kept it for ``timeout_s``."""
+        """Lock the claim. Yields False, without the lock, when another thread has it for ``timeout_s``."""
         with self._guard:
             slot = self._table.setdefault(uid, _Slot())
             slot.users += 1
@@ -144,7 +146,7 @@ class ClaimLocks:
                     del self._table[uid]
 
     def __len__(self) -> int:
-        """Claims in work."""
+        """The number of claims that are being worked on."""
         with self._guard:
             return len(self._table)
 

@@ -1,8 +1,8 @@
-"""Which opaque config applies to which allocated device.
+"""Which opaque config applies to which allocated device. Pure.
 
-Pure. Owns precedence and matching: class entries stand before claim entries, later wins, and an entry applies to every
-result when it names no request, else to results of a request that it names in full (``main/sub``) or by its base
-(``main``). Refuses to know devices and what a config means.
+Entries of the device class come before entries of the claim, and a later entry wins. An entry that names no request
+applies to all results; otherwise it applies to results of a request that it names in full (``main/sub``) or by its base
+(``main``).
 
 Source: kubernetes/dynamic-resource-allocation ``resourceclaim/resourceclaim.go`` (ConfigForResult) and the API text of
 ``DeviceAllocationConfiguration``.
@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", GpuConfig, MigDeviceConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedConfig:
-    """One entry with its parameters decoded; ``place`` says in words where it stands."""
+    """One entry with its parameters decoded; ``place`` says where it stands, for messages."""
 
     place: str
     requests: tuple[str, ...]
@@ -39,8 +39,8 @@ class DecodedConfig:
 def decode_all(ref: ClaimRef, configs: Sequence[OpaqueConfig]) -> tuple[DecodedConfig, ...]:
     """Every entry decoded, lowest precedence first.
 
-    Raises `InvalidParametersError` for the first wrong one, even where a later entry would win: a mistake that shows
-    only once somebody removes another entry is worse than one that shows at once.
+    Raises `InvalidParametersError` for the first invalid entry, even where a later entry would win: otherwise the
+    mistake would show only when the later entry is removed.
     """
     in_order = sorted(enumerate(configs), key=lambda item: _ORDER[item[1].source])  # stable
     return tuple(_decoded(ref, index, config) for index, config in in_order)
@@ -49,10 +49,10 @@ def decode_all(ref: ClaimRef, configs: Sequence[OpaqueConfig]) -> tuple[DecodedC
 def config_for(
     result: AllocatedDevice, configs: Sequence[DecodedConfig], kind: type[Kind]
 ) -> tuple[DecodedConfig, Kind] | None:
-    """The config that applies to ``result``, whose device takes configs of ``kind``, and its parameters.
+    """The config that applies to ``result``, whose device takes configs of ``kind``, and its parameters; or None.
 
-    None when there is none. An entry for all requests whose kind is for other devices is passed over: it is meant for
-    the claim's other results. Raises `InvalidParametersError` when one that names the request is of such a kind.
+    An entry for all requests whose kind is for other devices is skipped: it is meant for other results of the claim.
+    Raises `InvalidParametersError` when an entry that names the request is of such a kind.
     """
     for config in reversed(configs):
         named = config.names(result)

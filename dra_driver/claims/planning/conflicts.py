@@ -1,9 +1,8 @@
-"""Which holdings of one GPU exclude each other.
+"""Which assignments of one GPU exclude each other. Pure.
 
-Pure. Owns the rule that a GPU is one thing at a time: whole to one claim, or cut into partitions that do not overlap,
-or shared one way by shares that together fit. The scheduler keeps to the same rule through counters and consumable
-capacity (KEP-4815, KEP-5075); this is the last line, for the moments in which its picture and the node's differ.
-Refuses to know where holdings are kept. Admin access excludes nobody and is never looked at.
+A GPU is assigned whole to one claim, or as partitions that do not overlap, or as shares of one strategy that fit
+together. The scheduler keeps the same rule with counters and consumable capacity (KEP-4815, KEP-5075). This check is
+for moments in which the scheduler's state and the node's state differ. Admin access never conflicts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from dra_driver.quantity import Quantity
 
 
 def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment]) -> Iterator[Conflict]:
-    """What of ``wanted``, one claim's devices, cannot be had beside ``assignments``, other claims'."""
+    """What of ``wanted``, one claim's devices, cannot be assigned beside the ``assignments`` of other claims."""
     devices = [device for device in wanted if not device.admin_access]
     for device in devices:
         rivals = [assigned for assigned in assignments if _excludes(device, assigned.device)]
@@ -27,9 +26,9 @@ def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment
 
 
 def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
-    """Why one claim's own devices cannot be had together, in words that follow "has"; None when they all go together.
+    """Why the claim's own devices exclude each other, as the end of a sentence that begins with "claim x has"; or None.
 
-    Shares count too: nothing that others give back would make a claim fit that asks for more than there is.
+    Counts shares too: a claim that asks for more than the GPU has never fits, whatever other claims release.
     """
     devices = [device for device in wanted if not device.admin_access]
     for position, device in enumerate(devices):
@@ -43,14 +42,14 @@ def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
 
 
 def overlaps(wanted: Sequence[AssignedDevice], partition: AssignedPartition) -> bool:
-    """Whether a partition that nobody has any more has to go before ``wanted`` can be had."""
+    """Whether the orphaned ``partition`` must be destroyed before ``wanted`` can be assigned."""
     on_its_gpu = [each for each in wanted if not each.admin_access and each.gpu_uuid == partition.id.gpu_uuid]
     return any(each.partition is None or each.partition.overlaps(partition) for each in on_its_gpu)
 
 
 def _excludes(one: AssignedDevice, other: AssignedDevice) -> bool:
     if one.gpu_uuid != other.gpu_uuid:
-        # The same name for another GPU: the one of before is gone and its claim has not been unprepared yet.
+        # The same name for another GPU: the GPU was replaced, and the claim of the old one is not unprepared yet.
         same_name = (one.pool, one.device) == (other.pool, other.device)
         return same_name and (not one.share_id or not other.share_id or one.share_id == other.share_id)
     if one.partition is not None and other.partition is not None:
@@ -63,7 +62,7 @@ def _excludes(one: AssignedDevice, other: AssignedDevice) -> bool:
 def _too_much(
     wanted: AssignedDevice, own: Sequence[AssignedDevice], assignments: Sequence[Assignment]
 ) -> Iterator[Conflict]:
-    """A conflict when the GPU's shares, those that the claim wants beside it included, come to more than there is."""
+    """A conflict when this share and all others of its GPU, also the claim's own, exceed what the GPU has."""
     others = [assigned for assigned in assignments if assigned.device.gpu_uuid == wanted.gpu_uuid]
     beside = [*(assigned.device for assigned in others), *(each for each in own if each is not wanted)]
     if why := _shortage(_sharing(wanted), _shares_of(wanted.gpu_uuid, beside)):
@@ -95,7 +94,7 @@ def _shortage(wanted: AssignedSharing, beside: Sequence[AssignedSharing]) -> str
 
 def _sharing(device: AssignedDevice) -> AssignedSharing:
     if device.sharing is None:
-        raise ValueError(f"{device.device} is no share")  # a caller's mistake: it asks the form first
+        raise ValueError(f"{device.device} is not a share")  # a caller's mistake: it must check the form first
     return device.sharing
 
 

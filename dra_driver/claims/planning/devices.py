@@ -1,11 +1,7 @@
-"""Which GPU, and which part of it, an allocated device's name means on this node.
+"""Finds the GPU, or the part of it, that an allocated device's name means on this node. Pure.
 
-Pure. Owns the kinds of device (whole GPU, MIG partition), what is looked up for each in a snapshot, and the sentences
-about what is not there. Refuses to know claims beyond their names, and whether a device is free.
-
-A partition is either made for the claim or there already: an instance of somebody else's that is complete and exactly
-at the place is used as it is (it is published under the same name). What the snapshot says is looked at again on the
-hardware when the claim is prepared.
+A partition is created for the claim unless it exists: a complete instance of another manager at exactly that placement
+is used as it is (it is published under the same name). The hardware is checked again when the claim is prepared.
 """
 
 import re
@@ -23,10 +19,10 @@ _MAX_SHOWN = 16
 
 
 def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tuple[Gpu, AssignedPartition | None]:
-    """The GPU behind ``result``, and the partition that it means, None for all of the GPU.
+    """The GPU behind ``result``, and its partition; None for the whole GPU.
 
-    Raises `UnknownDeviceError`, and `ClaimError` for a kind of device that is not handed out, for a GPU in MIG mode,
-    and for a partition that admin access asks for and that is not there: admin access changes nothing.
+    Raises `UnknownDeviceError`. Raises `ClaimError` for a kind of device that is not supported, for a whole GPU in MIG
+    mode, and for a partition with admin access that does not exist: admin access creates nothing.
     """
     part = parse_partition_name(result.device)
     gpu = snapshot.gpu(_gpu_name(part) if part else result.device)
@@ -43,10 +39,10 @@ def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tupl
 
 
 def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu:
-    """The GPU that ``assigned`` was prepared on. Raises `DeviceLostError` when it is gone, or another has its name.
+    """The GPU on which ``assigned`` was prepared.
 
-    Partitions that the claim has by itself are looked for on the hardware by whoever holds the GPU's lock; those of
-    admin access are looked for here.
+    Raises `DeviceLostError` when the GPU is gone or another GPU has its name. Looks up partitions of admin access in
+    the snapshot; the others are looked up on the hardware, under the GPU's lock.
     """
     part = parse_partition_name(assigned.device)
     name = _gpu_name(part) if part else assigned.device
@@ -54,8 +50,8 @@ def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu
     if gpu is None or gpu.uuid != assigned.gpu_uuid:
         now = f"{name} is {gpu.uuid} now" if gpu else f"this node has {existing(snapshot)}"
         raise DeviceLostError(
-            f"claim {ref} was prepared with {assigned.device}, GPU {assigned.gpu_uuid}, which is not "
-            f"there any more: {now}; delete the pod so that it gets another GPU"
+            f"claim {ref} was prepared with {assigned.device}, GPU {assigned.gpu_uuid}, which no "
+            f"longer exists: {now}; delete the pod so that it gets another GPU"
         )
     if assigned.partition is not None and assigned.admin_access:
         found = instance_at(gpu, assigned.partition.id)
@@ -64,19 +60,20 @@ def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu
 
 
 def check_alive(ref: ClaimRef, assigned: AssignedDevice, found: InstanceIds | None) -> None:
-    """Raise `DeviceLostError` unless ``found`` is the partition that the claim was given."""
+    """Raise `DeviceLostError` unless ``found`` is the partition that the claim was prepared with."""
     was = assigned.partition.live if assigned.partition else None
     if was is None or found == was:
         return
-    now = f"MIG device {found.uuid} is in its place" if found else "there is none in its place"
+    now = f"MIG device {found.uuid} is in its place" if found else "no MIG device is in its place"
     raise DeviceLostError(
-        f"claim {ref} was prepared with {assigned.device}, MIG device {was.uuid}, which is gone: {now}; somebody "
-        "removed it while it was in use; delete the pod so that it gets another one"
+        f"claim {ref} was prepared with {assigned.device}, MIG device {was.uuid}, which no longer "
+        f"exists: {now}; it was destroyed outside of the driver while in use; delete the pod so that it gets "
+        "another one"
     )
 
 
 def instance_at(gpu: Gpu, partition: PartitionId) -> MigInstance | None:
-    """The instance of the snapshot that is exactly there."""
+    """The snapshot's instance with exactly this profile and start."""
     places = ((one.profile_id, one.start) for one in gpu.mig_instances)
     found = (
         one for one, at in zip(gpu.mig_instances, places, strict=True) if at == (partition.profile_id, partition.start)
@@ -101,14 +98,14 @@ def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: Partition
         )
     if result.admin_access:
         raise ClaimError(
-            f"device {result.device} of claim {ref} is not cut from {gpu.device_name} now, and admin access cuts "
-            "nothing: ask for it without admin access, or for the whole GPU with it"
+            f"device {result.device} of claim {ref} does not exist on {gpu.device_name} now, and admin "
+            "access creates nothing: ask for it without admin access, or for the whole GPU with it"
         )
     return _placement(ref, result, gpu, place)
 
 
 def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: PartitionId) -> AssignedPartition:
-    """A partition that can be made. Raises `UnknownDeviceError` when the GPU does not offer it."""
+    """A partition that can be created. Raises `UnknownDeviceError` when the GPU does not offer it."""
     profile = gpu.profile(place.profile_id)
     if profile is not None and place.start in profile.starts:
         return AssignedPartition(
@@ -120,7 +117,7 @@ def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: Partitio
         offers = ", ".join(f"{p.name} ({p.profile_id})" for p in gpu.mig_profiles)
         offered = f"it has no MIG profile {place.profile_id}; it has {offers or 'none'}"
     raise UnknownDeviceError(
-        f"device {result.device} of claim {ref} cannot be cut from {gpu.device_name} "
+        f"device {result.device} of claim {ref} cannot be created on {gpu.device_name} "
         f"({gpu.product_name or 'unknown model'}): {offered}; delete the pod so that it is scheduled again"
     )
 

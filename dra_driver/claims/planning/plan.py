@@ -1,8 +1,7 @@
-"""What will be done for a claim, as data.
+"""The plan for preparing one claim. Pure: an allocation, a snapshot and terms in, a plan or an error out.
 
-Pure: an allocation, a snapshot and terms in, a plan or an error out. Owns the checks that an allocation fits this node
-and this version of the driver, and the CDI names under which its devices are handed out. Refuses to know other claims
-(whether a device is free is the journal's business), the API server and files.
+Checks that an allocation fits this node and this version of the driver, and chooses the CDI names of its devices. The
+journal decides whether a device is free.
 """
 
 from collections.abc import Sequence
@@ -27,10 +26,10 @@ MAX_DEVICES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """One result of the allocation: the GPU behind it, what is made of it, and the names it is handed out under.
+    """One result of the allocation: its GPU, its partition or sharing, and its names.
 
-    ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document; two results of one
-    claim share it when both mean the same device (admin access beside a normal request).
+    ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document. Two results of one
+    claim have the same one when both mean the same device (admin access beside a normal request).
     """
 
     request: str
@@ -46,7 +45,7 @@ class PlannedDevice:
 
     @property
     def prepared(self) -> PreparedDevice:
-        """What the kubelet is answered."""
+        """The device in the answer to the kubelet."""
         return PreparedDevice(
             request_names=(self.request,),
             pool=self.pool,
@@ -57,7 +56,7 @@ class PlannedDevice:
 
     @property
     def assigned(self) -> AssignedDevice:
-        """What the journal keeps."""
+        """The device in the journal."""
         return AssignedDevice(
             request=self.request,
             pool=self.pool,
@@ -72,9 +71,9 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparePlan:
-    """Everything that will be handed out for one claim, in the order of the allocation.
+    """All devices of one claim, in the order of the allocation.
 
-    ``partition_groups`` are partitions whose MPS daemons can be told only when the partitions are there.
+    ``partition_groups`` are partitions whose MPS daemons can be named only when the partitions exist.
     """
 
     ref: ClaimRef
@@ -83,21 +82,23 @@ class PreparePlan:
 
     @property
     def prepared(self) -> tuple[PreparedDevice, ...]:
-        """The answer to the kubelet: one entry per result, because the kubelet keys health and pod resources on it."""
+        """The answer to the kubelet: one entry per result, because the kubelet uses results as keys of health and pod
+        resources.
+        """
         return tuple(device.prepared for device in self.devices)
 
     @property
     def assigned(self) -> tuple[AssignedDevice, ...]:
-        """What the journal keeps of the claim."""
+        """The devices in the journal."""
         return tuple(device.assigned for device in self.devices)
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether more than files is made for it."""
+        """Whether the claim needs more than files."""
         return any(device.changes_hardware for device in self.assigned)
 
     def with_device(self, position: int, **changes: object) -> "PreparePlan":
-        """The plan with one device in which something became known."""
+        """The plan with changed fields of the device at ``position``."""
         changed = replace(self.devices[position], **changes)  # type: ignore[arg-type]
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
@@ -105,11 +106,12 @@ class PreparePlan:
 def plan(
     claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName, terms: Terms | None = None
 ) -> PreparePlan:
-    """What to do for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default ones.
+    """The plan for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default terms.
 
-    Raises `UnknownDeviceError` (another pool, a device that is not here or cannot be cut), `ClaimError` (no or too many
-    results, a device twice or in two forms, a kind of device or a mode of GPU that is not handed out, a share of what
-    is not shared) or `InvalidParametersError` (a config that is wrong, does not fit, or contradicts the policy).
+    Raises `UnknownDeviceError` (another pool, a device that does not exist here or cannot be created), `ClaimError` (no
+    or too many results, devices that exclude each other, a kind of device or a mode of a GPU that is not supported, a
+    share of a GPU that is not shared) or `InvalidParametersError` (a config that is invalid, does not fit, or
+    contradicts the policy).
     """
     _check_results(claim, pool)
     configs = decode_all(claim.ref, claim.configs)
@@ -126,11 +128,11 @@ def plan(
 
 
 def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePlan:
-    """The plan that was carried out for a claim in the journal, checked against the hardware of the snapshot.
+    """The plan that was carried out for a claim in the journal, checked against the GPUs of the snapshot.
 
-    Equal to what `plan` made of the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone or another
-    one has its name: what the running containers were given is the old one. Whether the claim's own partitions are
-    still there is for `repeat.confirm`: a snapshot may be older than they are.
+    Equal to what `plan` returned for the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone or
+    another GPU has its name: running containers use the old one. Partitions are checked by `verify_prepared`, because a
+    snapshot may be older than they are.
     """
     devices = (
         _device(entry.ref, assigned, same_gpu(entry.ref, assigned, snapshot), names) for assigned in entry.devices

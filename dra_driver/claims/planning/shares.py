@@ -1,8 +1,7 @@
-"""What one share of a GPU may use, from the capacity that the scheduler says it consumed.
+"""Reads the share of a GPU from the capacity that the scheduler writes as consumed. Pure.
 
-Pure. Owns the capacities' names and bounds, and the rule that whoever consumed everything has the GPU alone. Refuses to
-know what enforces a share (``sharing/``) and other claims' shares (`conflicts`). Source: ``consumedCapacity`` of
-``DeviceRequestAllocationResult`` (KEP-5075).
+A claim that consumes everything gets the GPU alone. `published.shares` has the other half, the capacities as they are
+published. Source: ``consumedCapacity`` of ``DeviceRequestAllocationResult`` (KEP-5075).
 """
 
 from dra_driver.claims.entry import AssignedShare
@@ -16,7 +15,7 @@ from dra_driver.quantity import Quantity
 
 
 def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> AssignedShare | None:
-    """The share of ``gpu`` that ``result`` is; None when it is all of it.
+    """The share of ``gpu`` in ``result``; None when it is the whole GPU.
 
     Raises `ClaimError` for numbers that no scheduler can have written, and for a share of a GPU that is not shared.
     """
@@ -30,7 +29,7 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     if terms.sharing is None:
         policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
         raise ClaimError(
-            f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU (any more); "
+            f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU now; "
             "delete the pod so that it is scheduled again"
         )
     if percent is not None and percent > ALL_PERCENT:
@@ -69,6 +68,6 @@ def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int =
 
 def _broken(ref: ClaimRef, result: AllocatedDevice, what: str) -> ClaimError:
     return ClaimError(
-        f"the allocation of claim {ref} cannot be understood: consumed capacity of {result.device}: {what}; "
-        "delete the claim and make it again"
+        f"the allocation of claim {ref} is invalid: consumed capacity of {result.device}: {what}; "
+        "delete the claim and create it again"
     )

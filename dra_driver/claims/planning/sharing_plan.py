@@ -1,11 +1,8 @@
-"""How each device of a claim will be shared: what the policy says for shares, what configs say for the rest.
+"""How each device of a claim will be shared: shares by their policy, all other devices by their config. Pure.
 
-Pure. Owns which of the two has the say, the groups of devices that get an MPS daemon together, and the refusals of
-contradictions. Refuses to know how a daemon or a time slice comes about (``sharing/``).
-
-A daemon serves one share's GPU, or all whole GPUs of a claim to which one config applies, or one partition. A container
-can talk to one daemon only (``CUDA_MPS_PIPE_DIRECTORY`` is one path), so a request whose devices are under several is
-refused: whoever gets one of its devices gets all.
+An MPS daemon serves the GPU of one share, or all whole GPUs of a claim to which one config applies, or one partition. A
+container can talk to one daemon only (``CUDA_MPS_PIPE_DIRECTORY`` is one path). So a request whose devices are under
+several daemons is refused: a container that uses the request gets all its devices.
 """
 
 from collections import Counter
@@ -26,7 +23,7 @@ from dra_driver.sharing.mps_limits import group_daemon, memory_limits, shared_gp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """One result, looked up: its GPU, its partition or None, its share and the GPU's terms or None."""
+    """One result with its GPU, and its partition, share and sharing terms or None."""
 
     result: AllocatedDevice
     gpu: Gpu
@@ -37,7 +34,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionGroup:
-    """Partitions (positions in the claim) under one MPS config; their daemons need UUIDs, which come with making."""
+    """Partitions (positions in the claim) under one MPS config.
+
+    Their daemons need UUIDs, which exist once the partitions do.
+    """
 
     positions: tuple[int, ...]
     limits: MpsLimits
@@ -53,7 +53,7 @@ class SharingPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wish:
-    """What a config asks for one device: more than hardware does by itself."""
+    """What a config asks for one device beyond the default."""
 
     position: int
     config: DecodedConfig
@@ -63,10 +63,10 @@ class _Wish:
 
 
 def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> SharingPlan:
-    """What is set up for the claim's devices. Admin access sets up nothing, whatever a config says.
+    """What to set up for the claim's devices. With admin access nothing is set up, whatever a config says.
 
     Raises `InvalidParametersError` (a config of the wrong kind, one that contradicts the policy, limits that fit no
-    device) and `ClaimError` (daemons that one container would have to reach at once).
+    device) and `ClaimError` (a container would have to reach several daemons).
     """
     found: dict[int, AssignedSharing] = dict(_shares(granted, configs))
     wishes = [wish for position, each in enumerate(granted) if (wish := _wish(position, each, configs))]
@@ -88,7 +88,7 @@ def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[De
 
 
 def partition_daemons(claim: ClaimUid, group: PartitionGroup, uuids: Sequence[str]) -> Iterator[tuple[int, MpsDaemon]]:
-    """The daemon of each partition of the group, by position, now that their ``uuids`` are known (in that order).
+    """The daemon of each partition of the group, by position. ``uuids`` are those of the partitions, in that order.
 
     Positions in per-device limits count in the group's sorted list of UUIDs. Raises `InvalidParametersError`.
     """
@@ -112,7 +112,7 @@ def _shares(granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> Ite
 
 
 def _wish(position: int, each: Granted, configs: Sequence[DecodedConfig]) -> _Wish | None:
-    """What its config asks for a device that is not shared by policy; None for nothing beyond what happens anyway."""
+    """What its config asks for a device that is not shared by policy; None for the default."""
     if each.share is not None:
         return None
     if each.partition is not None:
@@ -156,7 +156,7 @@ def _gpu_daemon(claim: ClaimUid, config: DecodedConfig, gpus: Sequence[GpuUuid],
 def _check_limits(
     config: DecodedConfig, limits: MpsLimits, granted: Sequence[Granted], positions: Sequence[int]
 ) -> None:
-    """Refuse before anything is made what `partition_daemons` would refuse: with names in place of UUIDs to come."""
+    """Refuse before anything is created what `partition_daemons` would refuse. Names stand for UUIDs to come."""
     parts = (granted[at].partition for at in positions)
     names = [part.live.uuid if part and part.live else f"MIG-{at}" for part, at in zip(parts, positions, strict=True)]
     try:
@@ -168,7 +168,7 @@ def _check_limits(
 def _check_share_config(
     result: AllocatedDevice, terms: SharingTerms, found: tuple[DecodedConfig, GpuConfig] | None
 ) -> None:
-    """A config of a share may say what holds anyway, and nothing else: the GPU is not this claim's alone."""
+    """Refuse a config that would change how the policy shares the GPU: other claims use the GPU too."""
     if found is None or found[1].sharing is None:
         return
     config, sharing = found[0], found[1].sharing
@@ -203,5 +203,5 @@ def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequenc
         if count > 1:
             raise ClaimError(
                 f"request {request} of claim {ref} has devices under {count} MPS daemons, one for each, but a "
-                "container can talk to one only: ask for each device in a request of its own, or leave MPS away"
+                "container can talk to one only: ask for each device in a request of its own, or do not use MPS"
             )

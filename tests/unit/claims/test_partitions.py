@@ -268,7 +268,7 @@ def test_admin_access_cuts_nothing(h100: Run) -> None:
     name = h100.node.part(SMALL, 0)
     error = h100.refusal(claim(1, result(name, admin_access=True)))
     assert isinstance(error, ClaimError)
-    assert "admin access cuts nothing" in str(error)
+    assert "admin access creates nothing" in str(error)
     h100.prepare(claim(2, result(name)))
     h100.prepare(claim(3, result(name, admin_access=True)))
     h100.prepare(claim(4, result("gpu-0", admin_access=True)))
@@ -289,7 +289,7 @@ def test_a_repeat_answers_the_same_and_notices_that_the_partition_is_gone(h100: 
     hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
     error = h100.refusal(wanted)
     assert isinstance(error, DeviceLostError)
-    assert "which is gone: there is none in its place" in str(error)
+    assert "which no longer exists: no MIG device is in its place" in str(error)
     assert h100.unprepare(ref(1)) is None
     assert h100.node.is_whole_again()
 
@@ -300,7 +300,7 @@ def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -
     h100.node.writer.files.clear()
     hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
     (problem,) = h100.service.rewrite_missing_files()
-    assert "which is gone" in problem
+    assert "which no longer exists" in problem
     assert h100.node.writer.files == {}
 
 

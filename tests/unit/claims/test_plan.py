@@ -160,7 +160,7 @@ def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
 def test_a_gpu_that_is_gone_or_another_is_noticed_on_repeat(now: Snapshot) -> None:
     """The name alone does not make it the GPU that the containers were given."""
     entry = journalled(planned(claim(1, result("gpu-1"))))
-    with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which is not there any more"):
+    with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which no longer exists"):
         restore(entry, now, NAMES)
 
 

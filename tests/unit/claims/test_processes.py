@@ -46,7 +46,7 @@ def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
 def test_a_directory_that_refuses_is_an_error_for_users(tmp_path: Path) -> None:
     """The sentence names the directory."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot announce this process in"):
+    with pytest.raises(StorageError, match="cannot register this process in"):
         ProcessRegistry.register(tmp_path / "file" / "below", "one")
 
 

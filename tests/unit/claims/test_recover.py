@@ -285,7 +285,7 @@ def test_trouble_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
     node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
     found = recover(run.deps, None)
     assert found.rewritten == (uid(2),)
-    assert [problem for problem in found.problems if "claim-1" in problem and "not there any more" in problem]
+    assert [problem for problem in found.problems if "claim-1" in problem and "no longer exists" in problem]
 
 
 def test_a_disk_that_refuses_everything_does_not_stop_a_start(node: ClaimsNode) -> None:

@@ -239,7 +239,7 @@ def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNod
     node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)
-    assert "no policy shares that GPU (any more); delete the pod" in str(error)
+    assert "no policy shares that GPU now; delete the pod" in str(error)
 
 
 @pytest.mark.parametrize(
