@@ -317,7 +317,7 @@ def _find(known: _Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
                 problem = error
     if problem is not None:
         raise DeviceLostError(f"GPU {gpu}: {problem}") from problem
-    raise DeviceLostError(f"GPU {gpu} is not on this node (any more); see XID messages in the node's kernel log")
+    raise DeviceLostError(f"GPU {gpu} is not on this node; see XID messages in the node's kernel log")
 
 
 def _memory_bytes(handle: pynvml.c_nvmlDevice_t) -> int | None:

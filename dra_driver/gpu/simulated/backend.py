@@ -1,9 +1,7 @@
-"""GPUs that do not exist, behind the same interface as real ones.
+"""Simulated GPUs behind the interface of real ones, for the embedded cluster and tests.
 
-Owns what each call of the interface does to a GPU, and what other programs and people do to it. Refuses to know the
-spec's grammar (``simulated_spec.py``), MIG's rules (``simulated_mig.py``), files, locks and faults
-(``simulated_hardware.py``). It stands in for hardware in the embedded cluster and in tests; the contract tests hold it
-to what is seen through NVML from the same spec.
+Parses the spec (``spec.py``), applies the rules of MIG (``mig.py``) and keeps state, locks and faults (``hardware.py``,
+``state.py``). Contract tests compare it with the NVML backend over a fake NVML library that is made from the same spec.
 """
 
 from collections.abc import Callable
@@ -23,8 +21,8 @@ from dra_driver.model.mig import ComputeInstance, MigInstance
 class SimulatedBackend(SimulatedHardware):
     """A ``backend.GpuBackend`` over a described node.
 
-    Thread-safe. The methods from ``foreign_create`` on, and those of the base class, are not the driver's to call: they
-    are for whoever plays an administrator, other programs on the node, or hardware that fails.
+    Thread-safe. The driver does not call the methods from ``foreign_create`` on and those of the base class: tests and
+    the command line use them to act as an administrator, as another program, or as failing hardware.
     """
 
     @classmethod
@@ -35,7 +33,7 @@ class SimulatedBackend(SimulatedHardware):
         state_file: Path | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
     ) -> "SimulatedBackend":
-        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``simulated_spec``).
+        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (see ``spec.py``).
 
         UUIDs are stable per node name and minor and differ between nodes. ``state_file`` and ``on_change``: see
         ``SimulatedHardware``. Raises ConfigurationError.
@@ -51,14 +49,14 @@ class SimulatedBackend(SimulatedHardware):
         self._call("open", None, lambda: None)
 
     def snapshot(self) -> Snapshot:
-        """See ``Backend.snapshot``. A spec file that became unreadable or wrong counts as a driver that went away."""
+        """See ``Backend.snapshot``. An unreadable or wrong spec file counts as a missing driver."""
         return self._call("snapshot", None, self._snapshot)
 
     def close(self) -> None:
-        """See ``Backend.close``; there is nothing to let go of."""
+        """See ``Backend.close``; does nothing."""
 
     def wait_for_event(self, timeout_s: float) -> bool:
-        """See ``Backend.wait_for_event``. Each change is told once, to whichever thread asks first."""
+        """See ``Backend.wait_for_event``. Each change is reported once, to the first thread that asks."""
         self._call("wait_for_event", None, lambda: None)
         return self.await_change(timeout_s)
 
@@ -105,7 +103,7 @@ class SimulatedBackend(SimulatedHardware):
         self._change("set_compute_mode", gpu, lambda found, state: (rules.set_compute_mode(found, state, mode), None))
 
     def foreign_create(self, gpu: GpuUuid, profile_id: int, start: int, compute: str = "full") -> MigInstance:
-        """Somebody else makes an instance; ``compute``: full, partial or none. The rules hold for them as well."""
+        """Create an instance as another program; ``compute``: full, partial or none. The rules of MIG apply."""
 
         def step(found: Gpu, state: GpuState) -> tuple[GpuState, MigInstance]:
             state, gi_id = rules.add_instance(found, state, profile_id, start)
@@ -116,19 +114,19 @@ class SimulatedBackend(SimulatedHardware):
         return self._change(None, gpu, step)
 
     def foreign_destroy(self, gpu: GpuUuid, gi_id: int) -> None:
-        """Somebody else destroys an instance with all that is in it, in use or not."""
+        """Destroy an instance and its content as another program, in use or not."""
         self._change(None, gpu, lambda found, state: (rules.drop_instance(found, state, gi_id, forced=True), None))
 
     def foreign_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
-        """An administrator switches MIG mode, with a reset where it takes one. GpuBusyError as for anybody."""
+        """Switch MIG mode as an administrator, with a GPU reset where needed. Raises GpuBusyError."""
         self._change(None, gpu, lambda found, state: (rules.set_mode(found, state, enabled, by_reset=True), None))
 
     def set_busy(self, gpu: GpuUuid, who: str | None) -> None:
-        """Somebody has the GPU open, so that its MIG mode cannot be switched; None: nobody any more."""
+        """Let ``who`` have the GPU open, so that its MIG mode cannot be switched; None ends that."""
         self._change(None, gpu, lambda _, state: (replace(state, busy=who), None))
 
     def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
-        """A process runs in the GPU instance, which can then not be destroyed; or it has ended."""
+        """Let a process run in the GPU instance, so that it cannot be destroyed; or end that."""
         ids = frozenset({gi_id})
         self._change(
             None,

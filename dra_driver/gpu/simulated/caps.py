@@ -1,6 +1,4 @@
-"""What the NVIDIA kernel module tells below /proc/driver about who may open which MIG instance.
-
-Owns names, numbers and format of those files. Refuses to write them (``simulated_root.py``) and to know who is allowed.
+"""Content of the kernel module's files below /proc/driver that describe MIG capability nodes. ``root.py`` writes them.
 
 Source: NVIDIA's MIG user guide, "Device Nodes and Capabilities". Each instance has a node
 ``/dev/nvidia-caps/nvidia-cap<N>``; numbers count through GPUs, GPU instances and compute instances in fixed steps.
@@ -12,20 +10,20 @@ from collections.abc import Iterator
 from dra_driver.model.gpu import Gpu, Snapshot
 
 CONFIG, MONITOR, FIRST = 1, 2, 3
-GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8  # how many numbers each GPU and each GPU instance keeps
+GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8  # numbers reserved per GPU and per GPU instance
 STEP = 1 + COMPUTE_INSTANCES
 FOLDER = "proc/driver/nvidia/capabilities"
 MINORS = "proc/driver/nvidia-caps/mig-minors"
 
 
 def instance_minor(gpu_minor: int, gi_id: int, ci_id: int | None = None) -> int:
-    """The number of a GPU instance's node, or of a compute instance's in it."""
+    """Minor number of a GPU instance's node, or of a compute instance's node."""
     minor = FIRST + gpu_minor * GPU_INSTANCES * STEP + gi_id * STEP
     return minor if ci_id is None else minor + 1 + ci_id
 
 
 def access_files(snapshot: Snapshot) -> dict[str, bytes]:
-    """Content by path below the root, for all instances that exist; {} for a node that cannot do MIG."""
+    """Content by path below the root, for all instances that exist; {} for a node without MIG."""
     capable = [gpu for gpu in snapshot.gpus if gpu.mig_capable]
     if not capable:
         return {}
@@ -36,12 +34,12 @@ def access_files(snapshot: Snapshot) -> dict[str, bytes]:
 
 
 def minors_file(snapshot: Snapshot) -> bytes | None:
-    """The list of all numbers that instances of these GPUs could have; None for a node that cannot do MIG."""
+    """All minor numbers that instances of these GPUs can have; None for a node without MIG."""
     capable = tuple(gpu.minor for gpu in snapshot.gpus if gpu.mig_capable)
     return _minors(capable) if capable else None
 
 
-@functools.lru_cache(maxsize=4)  # 3 ms for 64 GPUs, and asked for at every change of an instance
+@functools.lru_cache(maxsize=4)  # 3 ms for 64 GPUs, at every change of an instance
 def _minors(gpu_minors: tuple[int, ...]) -> bytes:
     lines = [f"config {CONFIG}", f"monitor {MONITOR}"]
     for gpu in gpu_minors:

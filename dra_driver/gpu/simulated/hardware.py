@@ -1,8 +1,6 @@
-"""The part of simulated GPUs that changes over time, without what a change means.
+"""Mutable part of simulated GPUs: the reread spec file, lost GPUs, injected faults, state changes and notifications.
 
-Owns the spec file that is read again, who is lost, the frame of a call (is the driver there, does a fault strike), the
-steps from one state of a GPU to the next, and who is told of them. Refuses to know what the calls do
-(``simulated.py``), MIG's rules (``simulated_mig.py``) and how state is kept (``simulated_state.py``).
+``backend.py`` adds the calls of the interface on top of it.
 """
 
 import contextlib
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
-EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; looking is one stat()
+EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; a check is one stat()
 METHODS = frozenset(
     name for part in (Backend, GpuControl, ComputeModes) for name in vars(part) if not name.startswith("_")
 )
@@ -37,7 +35,7 @@ T = TypeVar("T")
 
 
 class SimulatedHardware:
-    """A described node and what has become of it. Thread-safe."""
+    """A described node and its present state. Thread-safe."""
 
     def __init__(
         self,
@@ -51,10 +49,10 @@ class SimulatedHardware:
     ) -> None:
         """``file`` is read again, for ``node_name``, whenever its inode, size or modification time changes.
 
-        ``state_file``: where MIG instances, modes and faults outlive this process and are shared with others; its
-        directory must exist, and all processes must be given the same spec. ``on_change`` is called inside each call
-        that changed something, before it returns, one at a time over all processes; it must not wait for a thread that
-        calls this object. Its DraErrors are logged, as the hardware has changed all the same.
+        ``state_file`` keeps MIG instances, modes and faults beyond this process and shares them with other processes;
+        its directory must exist, and all processes must use the same spec. ``on_change`` runs inside each call that
+        changes something, before it returns, one at a time over all processes; it must not wait for a thread that calls
+        this object. Its DraErrors are logged, because the hardware has changed nevertheless.
         """
         self._lock = threading.RLock()  # guards everything below; held while on_change runs
         self._node = node
@@ -65,41 +63,43 @@ class SimulatedHardware:
         self._store = StateStore(state_file)
         self._on_change = on_change
         self._sleep = sleep
-        self._seen_marker: object = self  # equal to no marker, so that the next line but one looks
+        self._seen_marker: object = self  # equal to no marker, so that `_is_news` below reads the state
         self._seen_gpus: object = None
-        with contextlib.suppress(DriverUnavailableError):  # whoever calls next is told
+        with contextlib.suppress(DriverUnavailableError):  # the next call raises it
             self._is_news()
-        self._told = threading.Condition()  # of each change; guards the number below; no other lock is taken inside
-        self._tellings = 0
+        self._changed = (
+            threading.Condition()
+        )  # notified of each change; guards the number below; no other lock is acquired inside
+        self._change_count = 0
 
     def await_change(self, timeout_s: float) -> bool:
-        """Whether a GPU changed since this was last answered with True; waits for that up to ``timeout_s``."""
+        """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one."""
         deadline = time.monotonic() + timeout_s
         while True:
-            tellings = self._tellings
+            change_count = self._change_count
             if self._is_news():
                 return True
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
-            with self._told:
-                if tellings == self._tellings:
-                    self._told.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
+            with self._changed:
+                if change_count == self._change_count:
+                    self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
 
     def mark_lost(self, minor: int, reason: str) -> None:
-        """From now on the GPU ``minor`` does not answer, to this object. Repeating it replaces the reason."""
+        """Let the GPU ``minor`` stop answering to this object. A repeated call replaces the reason."""
         with self._lock:
             self._lost[minor] = reason
             self._announce()
 
     def restore(self, minor: int) -> None:
-        """Undo ``mark_lost``; a ``lost`` written in the spec file stays. Idempotent."""
+        """Undo ``mark_lost``; ``lost`` in the spec file stays. Idempotent."""
         with self._lock:
             self._lost.pop(minor, None)
             self._announce()
 
     def replace_node(self, node: NodeSpec) -> None:
-        """Give the node other hardware, as after a hot-plug. Refused (ConfigurationError) when a file describes it."""
+        """Give the node other hardware, as after a hot-plug. Raises ConfigurationError when a file describes it."""
         with self._lock:
             if self._file is not None:
                 raise ConfigurationError(f"the node's GPUs are described by {self._file}: change that file")
@@ -107,9 +107,9 @@ class SimulatedHardware:
             self._announce()
 
     def announce(self) -> None:
-        """Call ``on_change`` with what is there now, in order with all other calls of it by any process.
+        """Call ``on_change`` with the present snapshot, in order with all other calls of it by any process.
 
-        For whoever learned of a change by other means: a snapshot taken before may be older than the last call.
+        Use it instead of a snapshot of your own, which may be older than the one of the last call.
         """
         with self._lock, self._store.locked():
             self._announce()
@@ -125,10 +125,16 @@ class SimulatedHardware:
         delay_s: float = 0.0,
         after: bool = False,
     ) -> None:
-        """The next ``times`` calls of ``method`` (0: all) by any process on this state, after ``skip`` good ones, wait
-        ``delay_s`` and raise ``error``, with ``after`` once the work is done. ``gpu``: only calls for that one."""
+        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones.
+
+        A failing call waits ``delay_s`` and raises ``error``: before its work, or with ``after`` when its work is done.
+        ``gpu`` limits the fault to calls for that GPU.
+        """
         if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
-            raise ValueError(f"cannot let {method} fail with {error!r}; methods are {', '.join(sorted(METHODS))}")
+            raise ValueError(
+                f"cannot let {method} fail with {error!r}: expected a HardwareError and one of the methods"
+                f" {', '.join(sorted(METHODS))}"
+            )
         fault = Fault(
             method=method,
             gpu=gpu,
@@ -144,17 +150,17 @@ class SimulatedHardware:
             self._store.write(replace(changes, faults=(*changes.faults, fault)))
 
     def clear_faults(self) -> None:
-        """Forget what ``fail_next`` asked for. Lost and busy GPUs stay as they are."""
+        """Remove all faults of ``fail_next``. Lost and busy GPUs stay as they are."""
         with self._store.locked():
             self._store.write(replace(self._store.read(), faults=()))
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        """The frame of every call of the interface: the driver must be usable, and faults strike."""
+        """Run one call of the interface: check that the driver is usable, and apply faults."""
         with self._lock:
             self._current()
             fault = self._strike(method, gpu)
         if fault is not None:
-            self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock: the others go on
+            self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
         if fault is not None and not fault.after:
             _raise(fault)
         with self._lock:
@@ -177,7 +183,7 @@ class SimulatedHardware:
         return self._call(method, gpu, lambda: look(found := self._find(gpu), self._store.read().state(found)))
 
     def _change(self, method: str | None, gpu: GpuUuid, step: Callable[[Gpu, GpuState], tuple[GpuState, T]]) -> T:
-        """One step of one GPU, written down and told. ``method`` is None for what no call of the interface did."""
+        """Change one GPU, save the state and notify. ``method`` is None for a change outside of the interface."""
 
         def work() -> T:
             with self._lock, self._store.locked():
@@ -220,18 +226,18 @@ class SimulatedHardware:
         )
 
     def _announce(self) -> None:
-        """Tell of a change; the caller holds the lock."""
+        """Notify of a change; the caller holds the lock."""
         if self._on_change is not None:
             try:
                 self._on_change(self._snapshot())
             except DraError as error:
-                log.warning("a change of simulated GPUs could not be told", extra={"reason": error})
-        with self._told:
-            self._tellings += 1
-            self._told.notify_all()
+                log.warning("callback for a change of simulated GPUs failed", extra={"reason": error})
+        with self._changed:
+            self._change_count += 1
+            self._changed.notify_all()
 
     def _is_news(self) -> bool:
-        """Whether any GPU changed since this was last asked."""
+        """Whether any GPU changed since the last call."""
         marker = self._store.marker()
         if marker == self._seen_marker:
             return False
@@ -278,7 +284,7 @@ def _raise(fault: Fault) -> None:
     if fault.error is None:
         return
     kind = _error_class(fault.error) or DriverUnavailableError
-    raise kind(fault.message or f"{fault.method} was made to fail with {fault.error}")
+    raise kind(fault.message or f"{fault.method} failed with the injected {fault.error}")
 
 
 def _stamp(file: Path) -> _Stamp:

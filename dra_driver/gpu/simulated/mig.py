@@ -1,8 +1,8 @@
-"""The rules by which a simulated GPU is cut, as functions from one state to the next.
+"""The rules of MIG on simulated GPUs, as pure functions from one state to the next.
 
-Owns what MIG hardware allows: no memory slice twice, no more compute slices, engines and instances of a profile than
-there are, order of creation and destruction, what stands in the way of a switch of the mode. Refuses to know files,
-locks, faults (``simulated.py``) and what anybody publishes: the rules here are a second opinion about that.
+They check memory slices, compute slices, engines, the number of instances per profile, the order of creation and
+destruction, and the conditions for a switch of MIG mode. They are written independently of what ``slices/`` publishes,
+so that tests can compare the two.
 
 Sources: nvml.h (nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement, nvmlGpuInstanceDestroy,
 nvmlDeviceSetComputeMode) and NVIDIA's MIG user guide, whose listings also show the ids of GPU instances.
@@ -20,13 +20,15 @@ from dra_driver.model.ids import GpuUuid, MigUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance, MigProfile
 
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
-COMPUTE_INSTANCE_ID = 0  # what hardware gives to the first one, and one is all that is made here
+COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this driver creates one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What can change about one GPU. ``in_use``: ids of GPU instances in which a process runs. ``busy``: who has the
-    whole GPU open, None when nobody has."""
+    """Mutable state of one GPU.
+
+    ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open.
+    """
 
     mig_enabled: bool = False
     instances: tuple[MigInstance, ...] = ()
@@ -40,7 +42,7 @@ class GpuState:
 
 
 def described(gpu: Gpu) -> GpuState:
-    """The state in which ``gpu`` says that it is."""
+    """The state that the fields of ``gpu`` describe."""
     return GpuState(mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances)
 
 
@@ -50,7 +52,7 @@ def apply(gpu: Gpu, state: GpuState) -> Gpu:
 
 
 def mig_uuid(gpu: GpuUuid, gi_id: int, ci_id: int) -> MigUuid:
-    """Name-based, as on hardware: the same partition made again has the same UUID."""
+    """Name-based, as on hardware: a partition that is created again has the same UUID."""
     return MigUuid(f"MIG-{name_based(gpu, f'{gi_id}/{ci_id}')}")
 
 
@@ -65,7 +67,7 @@ def gpu_instance_id(gpu: Gpu, start: int, size: int) -> int:
 
 
 def compute_instance(gpu: Gpu, gi_id: int, *, ci_id: int = COMPUTE_INSTANCE_ID, spans: bool = True) -> ComputeInstance:
-    """The compute instance that a GPU instance gets."""
+    """A compute instance of a GPU instance."""
     return ComputeInstance(ci_id=ci_id, uuid=mig_uuid(gpu.uuid, gi_id, ci_id), spans=spans)
 
 
@@ -76,9 +78,9 @@ def mig_mode(gpu: Gpu, state: GpuState) -> bool:
 
 
 def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False) -> GpuState:
-    """MIG mode on or off; ``by_reset``: with the reset that some boards want for it, as an administrator does it.
+    """Switch MIG mode; ``by_reset``: with the GPU reset that some boards need, as an administrator does it.
 
-    Raises MigUnsupportedError, GpuBusyError, ResetRequiredError. Switching on puts the compute mode to its default.
+    Raises MigUnsupportedError, GpuBusyError, ResetRequiredError. Switching on resets the compute mode to DEFAULT.
     """
     require_mig(gpu)
     if enabled == state.mig_enabled:
@@ -97,7 +99,7 @@ def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tupl
     """A new, empty GPU instance and its id. Raises MigUnsupportedError and NoRoomError."""
     require_mig(gpu)
     if not state.mig_enabled:
-        raise MigUnsupportedError(f"no GPU instance can be made on {gpu.uuid}: its MIG mode is off")
+        raise MigUnsupportedError(f"no GPU instance can be created on {gpu.uuid}: its MIG mode is off")
     profile = gpu.profile(profile_id)
     if profile is None or start not in profile.starts:
         offered = "no such profile" if profile is None else f"{profile.name} begins at {_numbers(profile.starts)}"
@@ -115,7 +117,7 @@ def add_compute(gpu: Gpu, state: GpuState, gi_id: int, *, spans: bool = True) ->
     """The compute instance of a GPU instance. Raises NoRoomError when there is one, DeviceLostError without the GI."""
     instance = state.instance(gi_id)
     if instance is None:
-        raise DeviceLostError(f"GPU instance {gi_id} of {gpu.uuid} does not exist (any more)")
+        raise DeviceLostError(f"GPU instance {gi_id} of {gpu.uuid} does not exist")
     if instance.compute:
         raise NoRoomError(f"GPU instance {gi_id} of {gpu.uuid} has a compute instance already")
     made = compute_instance(gpu, gi_id, spans=spans)
@@ -123,7 +125,7 @@ def add_compute(gpu: Gpu, state: GpuState, gi_id: int, *, spans: bool = True) ->
 
 
 def drop_compute(gpu: Gpu, state: GpuState, gi_id: int, ci_id: int) -> GpuState:
-    """Without that compute instance; the same state when there is none. Raises GpuBusyError."""
+    """Remove a compute instance; the same state when it does not exist. Raises GpuBusyError."""
     instance = state.instance(gi_id)
     if instance is None or all(compute.ci_id != ci_id for compute in instance.compute):
         return state
@@ -133,8 +135,10 @@ def drop_compute(gpu: Gpu, state: GpuState, gi_id: int, ci_id: int) -> GpuState:
 
 
 def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False) -> GpuState:
-    """Without that GPU instance; the same state when there is none. Raises GpuBusyError for one that is not empty or in
-    use, unless ``forced``, with which it goes at once and with all that is in it."""
+    """Remove a GPU instance; the same state when it does not exist.
+
+    Raises GpuBusyError for one that is not empty or in use; with ``forced`` it is removed with its content.
+    """
     instance = state.instance(gi_id)
     if instance is None:
         return state
@@ -146,7 +150,7 @@ def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False
 
 
 def set_compute_mode(gpu: Gpu, state: GpuState, mode: ComputeMode) -> GpuState:
-    """Another compute mode. Raises MigUnsupportedError with MIG mode on: nvml.h does not support a change then."""
+    """Set the compute mode. Raises MigUnsupportedError with MIG mode on, as nvml.h says."""
     if state.mig_enabled:
         raise MigUnsupportedError(f"the compute mode of {gpu.uuid} cannot be set while its MIG mode is on")
     return replace(state, compute_mode=mode)
@@ -155,7 +159,7 @@ def set_compute_mode(gpu: Gpu, state: GpuState, mode: ComputeMode) -> GpuState:
 def require_mig(gpu: Gpu) -> None:
     """Raises MigUnsupportedError for a GPU without MIG."""
     if not gpu.mig_capable:
-        raise MigUnsupportedError(f"{gpu.uuid} ({gpu.product_name or 'unknown model'}) cannot do MIG")
+        raise MigUnsupportedError(f"{gpu.uuid} ({gpu.product_name or 'unknown model'}) does not support MIG")
 
 
 def require_room(gpu: Gpu, existing: Iterable[MigInstance], profile: MigProfile, start: int) -> None:
@@ -183,7 +187,7 @@ def _require(what: str, resource: str, wanted: list[MigProfile], whole: MigProfi
 
 
 def _whole(gpu: Gpu) -> MigProfile:
-    """The profile that takes the whole GPU: what it has, there is. Two may (with and without graphics): they agree."""
+    """The profile of the whole GPU, whose engines are the total. With and without graphics are equal."""
     return max(gpu.mig_profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
 
 
@@ -202,4 +206,4 @@ def _numbers(values: Iterable[int]) -> str:
 
 def unknown_gpu(gpu: str) -> NoReturn:
     """Raises DeviceLostError for a UUID that no GPU of the node has."""
-    raise DeviceLostError(f"there is no GPU {gpu} on this node (any more)")
+    raise DeviceLostError(f"GPU {gpu} is not on this node")

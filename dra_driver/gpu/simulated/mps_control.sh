@@ -1,5 +1,5 @@
 #!/bin/sh
-# nvidia-cuda-mps-control of a simulated driver. It shares no GPU: it keeps the books that the real one keeps.
+# nvidia-cuda-mps-control of a simulated driver. It shares no GPU; it keeps the files and settings of the real one.
 #   -d  starts the daemon in the background      -f  is the daemon, in the foreground, until SIGTERM or quit
 #   without arguments: reads commands for the running daemon from standard input, answers on standard output
 # CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name existing folders. One daemon per pipe directory: a second
@@ -13,8 +13,7 @@
 # <driver root>/etc/nvidia-stub/mps-fail         no daemon starts: exit status 1
 # <driver root>/etc/nvidia-stub/mps-never-ready  the daemon runs but answers no command
 # <driver root>/etc/nvidia-stub/mps-hang         commands never return
-# Words in the first line of such a file are looked for in CUDA_VISIBLE_DEVICES and limit it to daemons of these
-# devices.
+# Words in the first line of such a file limit it to daemons with these devices in CUDA_VISIBLE_DEVICES.
 
 root=${0%/usr/bin/nvidia-cuda-mps-control}
 stub="$root/etc/nvidia-stub"
@@ -30,7 +29,7 @@ note() {
     [ ! -d "${record%/*}" ] || { printf '%s %s\n' "$pipe" "$*" >>"$record"; } 2>/dev/null
 }
 
-# struck FILE: whether that fault is on and means the devices of this daemon.
+# struck FILE: whether that fault is on and applies to the devices of this daemon.
 struck() {
     words=
     [ -f "$stub/$1" ] || return 1
@@ -44,7 +43,7 @@ struck() {
     return 1
 }
 
-# running: whether the daemon of this pipe directory lives; sets pid.
+# running: whether the daemon of this pipe directory runs; sets pid.
 running() {
     pid=
     { read -r pid <"$pid_file"; } 2>/dev/null
@@ -68,10 +67,10 @@ refuse_second() {
     fi
 }
 
-# claim_pid_file: makes it with our number, or finds that somebody else was faster.
+# claim_pid_file: creates it with this process' id, or finds that another daemon was faster.
 claim_pid_file() {
     (set -C; printf '%s\n' "$$" >"$pid_file") 2>/dev/null && return 0
-    sleep 0.2 # the winner may not have written its number yet
+    sleep 0.2 # the other daemon may not have written its id yet
     refuse_second
     rm -f "$pid_file" # of a daemon that was killed
     (set -C; printf '%s\n' "$$" >"$pid_file") 2>/dev/null
@@ -88,7 +87,7 @@ finish() {
 daemon() {
     refuse_second
     if struck mps-fail; then
-        say 'Failed to start the MPS control daemon: it was made to fail.'
+        say 'Failed to start the MPS control daemon: a test made it fail.'
         exit 1
     fi
     trap finish TERM INT
@@ -114,7 +113,7 @@ daemon() {
 background() {
     refuse_second
     if struck mps-fail; then
-        say 'Failed to start the MPS control daemon: it was made to fail.'
+        say 'Failed to start the MPS control daemon: a test made it fail.'
         exit 1
     fi
     "$0" -f </dev/null >/dev/null 2>&1 &

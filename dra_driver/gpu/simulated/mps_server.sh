@@ -1,4 +1,4 @@
 #!/bin/sh
-# nvidia-cuda-mps-server of a simulated driver: there is no CUDA, so there is nothing to serve.
-printf 'nvidia-cuda-mps-server is started by nvidia-cuda-mps-control alone.\n' >&2
+# nvidia-cuda-mps-server of a simulated driver: without CUDA it has no clients.
+printf 'nvidia-cuda-mps-server is started only by nvidia-cuda-mps-control.\n' >&2
 exit 1

@@ -1,14 +1,14 @@
-"""A driver root for simulated GPUs: the files that CDI discovery looks for and that containers get to see.
+"""Write the driver root of simulated GPUs: the files that CDI discovery finds and that containers see.
 
-Owns what lies below the folder. Refuses to know CDI. Needs no privilege and makes no device nodes: a CDI device node
-with type, major and minor is created by the container runtime. There are
+Needs no privilege and creates no device nodes: the container runtime creates a CDI device node with type, major and
+minor. The root contains
 
 - empty libraries with the names, versions and SONAMEs of NVIDIA's, and ``proc/devices`` with the device majors;
-- ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps/mig-minors``, as the kernel module tells of MIG;
-- programs: an ``nvidia-smi`` that lists what a container may see, ``nvidia-cuda-mps-control`` and
-  ``nvidia-cuda-mps-server``. They record what they are asked below ``var/log/nvidia-stub``, and hang or fail when one
-  of the files named in FAULTS exists below ``etc/nvidia-stub``; the head of each script says more;
-- ``var/lib/nvidia-stub``, where ``nvidia-smi`` keeps what it was told to set, one file per GPU.
+- ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps/mig-minors``, which describe MIG capability nodes;
+- programs: an ``nvidia-smi`` that lists the GPUs that a container sees, ``nvidia-cuda-mps-control`` and
+  ``nvidia-cuda-mps-server``. They record their calls below ``var/log/nvidia-stub``, and hang or fail when one of the
+  files of FAULTS exists below ``etc/nvidia-stub``; the head of each script says more;
+- ``var/lib/nvidia-stub``, where ``nvidia-smi`` keeps settings, one file per GPU.
 """
 
 import os
@@ -33,10 +33,10 @@ MPS_PROGRAMS = {
 FAULTS = "etc/nvidia-stub"
 """Folder of the files that make programs misbehave: smi-hang, smi-fail, mps-fail, mps-never-ready, mps-hang."""
 RECORDS = "var/log/nvidia-stub"
-"""Folder of nvidia-smi.log and mps-control.log: what the programs were asked, a line each."""
+"""Folder of nvidia-smi.log and mps-control.log, with a line per call."""
 TIMESLICE, COMPUTE_MODE = "var/lib/nvidia-stub/timeslice", "var/lib/nvidia-stub/compute-mode"
-"""Folders with a file per GPU, named for its UUID: what nvidia-smi was told to set."""
-MARKER = f"{FAULTS}/driver-root"  # by it a program knows that it runs on the node and not in a container
+"""Folders with the settings of nvidia-smi, one file per GPU, named by its UUID."""
+MARKER = f"{FAULTS}/driver-root"  # tells a program that it runs on the node and not in a container
 MAX_RECORD_BYTES = 1024 * 1024
 
 # Library -> number of its SONAME. What a compute container needs (capabilities "utility" and "compute").
@@ -67,12 +67,12 @@ Block devices:
 
 
 def write(root: Path, snapshot: Snapshot) -> None:
-    """Make ``root`` the driver root of ``snapshot``; GPUs that are left out are not mentioned.
+    """Make ``root`` the driver root of ``snapshot``, without its left-out GPUs.
 
-    Idempotent, and cheap when little changed: files that are right already are not touched. Every file is replaced by a
-    rename, what is gone is removed last, so a reader sees the old or the new one; a write that dies half-way leaves a
-    mixture that the next call repairs. Libraries of another driver version are removed, records over 1 MiB begin anew.
-    One writer at a time, and the last one should know best: see ``SimulatedBackend.announce``.
+    Idempotent, and cheap when little changed: correct files are not touched. Every file is replaced by a rename and
+    obsolete ones are removed last, so readers see the old or the new file. After a crash the files are mixed until the
+    next call. Libraries of another driver version are removed; records over 1 MiB are rotated. Only one writer at a
+    time, with the newest snapshot: see ``SimulatedBackend.announce``.
     Raises ConfigurationError without a driver version or on an unknown machine, StorageError when a file cannot be
     written.
     """
@@ -81,7 +81,7 @@ def write(root: Path, snapshot: Snapshot) -> None:
     if version is None or re.fullmatch(r"\d+(\.\d+)+", version) is None:
         raise ConfigurationError(f"a simulated driver root needs a driver version such as 580.65.06, got {version!r}")
     if machine not in MACHINES:
-        raise ConfigurationError(f"a simulated driver root can be made on {', '.join(MACHINES)}, not on {machine}")
+        raise ConfigurationError(f"a simulated driver root can be written on {', '.join(MACHINES)}, not on {machine}")
     try:
         _write_libraries(root / "usr/lib" / f"{machine}-linux-gnu", version, machine)
         _put(root / "proc/devices", PROC_DEVICES.encode(), 0o644)

@@ -1,13 +1,13 @@
 #!/bin/sh
-# nvidia-smi of a simulated driver: speaks of the simulated GPUs whose device nodes exist where it runs, and of no
-# others. A MIG device shows when both of its /dev/nvidia-caps/nvidia-cap<N> exist. Needs nothing but a POSIX shell.
-# DRA_SIM_SYSROOT names another root than / to look for dev/ in.
+# nvidia-smi of a simulated driver: lists the simulated GPUs whose device nodes exist in its root. A MIG device is listed
+# when both of its /dev/nvidia-caps/nvidia-cap<N> exist. Needs only a POSIX shell.
+# DRA_SIM_SYSROOT names a root other than / for dev/.
 # Exit status as in the nvidia-smi manual: 2 for a wrong argument, 3 for what the GPU does not do, 4 without permission,
 # 6 when no device is found.
 #
-# Run as <driver root>/usr/bin/nvidia-smi it is on the node itself: it sees everything, whatever is in /dev, and
+# Run as <driver root>/usr/bin/nvidia-smi it runs on the node: it lists all GPUs, whatever is in /dev, and
 #   <driver root>/var/lib/nvidia-stub/timeslice/<UUID>      holds what compute-policy set: 0 to 3
-#   <driver root>/var/lib/nvidia-stub/compute-mode/<UUID>   holds what -c set (the simulated NVML does not look there)
+#   <driver root>/var/lib/nvidia-stub/compute-mode/<UUID>   holds what -c set (the simulated NVML does not read it)
 #   <driver root>/etc/nvidia-stub/smi-hang   makes it hang: for the seconds that the file holds, for ever when empty
 #   <driver root>/etc/nvidia-stub/smi-fail   makes it fail: prints the first line of the file, exits with 255
 # Wherever var/log/nvidia-stub exists below its root, each call adds a line to nvidia-smi.log there.

@@ -1,7 +1,7 @@
-"""What a simulated node has, as a person writes it: ``8xh100-sxm5-80gb`` or a YAML file.
+"""Parse the description of a simulated node: ``8xh100-sxm5-80gb`` or a YAML file.
 
-Owns the grammar, the YAML fields, their checks, and where an invented GPU sits (UUID, PCI address, NUMA node). Refuses
-to know time and change: ``simulated.py`` re-reads the file.
+Checks the fields and assigns UUID, PCI address and NUMA node to each GPU. ``hardware.py`` reads the file again when it
+changes.
 
 The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode switched on
 (``4xa100-sxm4-40gb+mig``). The file form::
@@ -13,14 +13,14 @@ The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a m
     - model: h100-sxm5-80gb
       count: 4                        # not together with minor, uuid and pciBusId
     - model: l4-24gb
-      minor: 6                        # default: one more than the highest so far
+      minor: 6                        # default: the highest so far plus one
       lost: fell off the bus          # listed, but does not answer
-      memoryMiB: null                 # null takes a property away, as on unified-memory boards
+      memoryMiB: null                 # null: not reported, as on unified-memory boards
     - model: a100-sxm4-40gb
       migEnabled: true
-      instances:                      # what an administrator has made by hand; needs migEnabled
+      instances:                      # created by an administrator; needs migEnabled
       - {profile: 3g.20gb, start: 4}
-      - {profile: 2g.10gb, start: 0, compute: none}  # or partial: cut smaller than the GPU instance
+      - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
 
 Further per GPU: uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode.
 """
@@ -45,14 +45,14 @@ MAX_MINOR = 247  # /dev/nvidia248 and up are control nodes of major 195 (nvidiac
 MAX_MEMORY_MIB = 4 * 1024 * 1024
 DEFAULT_DRIVER_VERSION = "580.65.06"
 DEFAULT_CUDA_VERSION = (13, 0)
-NAMESPACE = uuid.UUID("6b0d6e7a-4b1c-5f0e-9a52-2f6c1d7e8a90")  # any constant: it keeps UUIDs equal from run to run
+NAMESPACE = uuid.UUID("6b0d6e7a-4b1c-5f0e-9a52-2f6c1d7e8a90")  # any constant: UUIDs are the same in every run
 
 GROUP = re.compile(r"(\d{1,4})x([A-Za-z0-9.-]+)(\+mig)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedGpu:
-    """A GPU as it is described (its MIG instances are what is there at first) and, when it does not answer, why."""
+    """A described GPU with its initial MIG instances; ``lost`` says why it does not answer."""
 
     gpu: Gpu
     lost: str | None = None
@@ -60,7 +60,7 @@ class SimulatedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """All that the simulation knows of one node, GPUs in order of minor. ``unavailable``: why there is no driver."""
+    """The description of one node, GPUs by minor. ``unavailable`` says why the driver cannot be used."""
 
     driver_version: str = DEFAULT_DRIVER_VERSION
     cuda_driver_version: tuple[int, int] = DEFAULT_CUDA_VERSION
@@ -84,7 +84,7 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
             raise ConfigurationError(f"simulated GPUs {spec!r}: expected 1 to {MAX_GPUS} GPUs in all")
         model = catalog.model(match[2])
         if match[3] and model.mig is None:
-            raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} cannot do MIG; leave out +mig")
+            raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} does not support MIG; leave out +mig")
         boards += [(model, match[3] is not None)] * count
     return NodeSpec(
         gpus=tuple(
@@ -113,7 +113,7 @@ def parse_document(text: str, node_name: str) -> NodeSpec:
 
 
 def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
-    """The GPU ``minor`` of ``node_name``: the same answer every time, another UUID on every node.
+    """The GPU ``minor`` of ``node_name``: always the same, with another UUID on each node.
 
     Two GPUs share a PCIe root and four a NUMA node, as on common two-socket machines.
     """
@@ -138,7 +138,7 @@ def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
 
 @functools.cache
 def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
-    """What a board offers, in order of profile id; one object for all GPUs of a model."""
+    """Profiles of a board by id; one object for all GPUs of a model."""
     ordered = sorted(table.profiles, key=lambda profile: profile.profile_id)
     return tuple(
         MigProfile(
@@ -168,9 +168,11 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
     lost = fields.pop("lost", None)
     count = fields.pop("count", 1)
     if "count" in raw and not {"minor", "uuid", "pciBusId"}.isdisjoint(raw):
-        raise ConfigurationError(f"{path}.count: cannot stand with minor, uuid or pciBusId, which belong to one GPU")
+        raise ConfigurationError(
+            f"{path}.count: cannot be combined with minor, uuid or pciBusId, which belong to one GPU"
+        )
     if fields.get("mig_enabled") and model.mig is None:
-        raise ConfigurationError(f"{path}.migEnabled: {model.key} cannot do MIG")
+        raise ConfigurationError(f"{path}.migEnabled: {model.key} does not support MIG")
     cuts = fields.pop("instances", ())
     if cuts and not fields.get("mig_enabled"):
         raise ConfigurationError(f"{path}.instances: they need migEnabled: true")
@@ -183,7 +185,7 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
 
 
 def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
-    """``gpu`` with the instances made on it that are listed, under the rules of the hardware."""
+    """``gpu`` with the listed instances, which must obey the rules of MIG."""
     state = simulated_mig.described(gpu)
     for index, raw in enumerate(cuts):
         where = f"{path}[{index}]"
@@ -197,7 +199,7 @@ def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
             names = ", ".join(profile.name for profile in reversed(gpu.mig_profiles))
             raise ConfigurationError(f"{where}.profile: this board has {names}, not {cut['profile']}")
         if cut["compute"] == "partial" and profile.compute_slices == 1:
-            raise ConfigurationError(f"{where}.compute: one compute slice cannot be cut smaller")
+            raise ConfigurationError(f"{where}.compute: one compute slice cannot be divided")
         try:
             state, gi_id = simulated_mig.add_instance(gpu, state, profile.profile_id, cut["start"])
             if cut["compute"] != "none":
@@ -226,7 +228,7 @@ def _refuse_duplicates(gpus: list[SimulatedGpu]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Where a YAML field goes and how it is read; ``read`` raises ValueError with what was expected."""
+    """Target and parser of a YAML field; ``read`` raises ValueError with the expected form."""
 
     target: str
     read: Callable[[Any], Any]

@@ -1,28 +1,27 @@
-"""What has been done to simulated GPUs, kept as real hardware keeps it: beyond the life of the process that did it.
+"""The state file of simulated GPUs: format, lock and change detection.
 
-Owns the state file: its format, its lock, and whether it changed. Refuses to know MIG's rules (``simulated_mig.py``)
-and when a fault strikes (``simulated.py``). Without a file the state lives in memory.
+The state outlives the process, as that of real hardware does. Without a file it is kept in memory.
 
 The file is JSON, replaced by a rename and changed under ``flock`` of ``<file>.lock``, so that any number of processes
-share one node's hardware and a reader sees the state before or after a change. It need not survive a crash of the
-machine, after which real MIG instances are gone too: deleting it is a reboot. People and tests may edit it::
+share one node's hardware and a reader sees the state before or after a change. It is not synced: a crash of the machine
+also ends real MIG instances. Deleting it acts as a reboot. People and tests may edit it::
 
     {"version": 1,
-     "changes": 12,                               counts up; nothing hangs on its value
-     "gpus": {"GPU-…": {                          GPUs that are as their spec describes them are not listed
-        "described": "…",                         of what the spec said: when that changes, the spec is in force again;
-                                                  may be left out, then it never is
+     "changes": 12,                               counts up; only a change of the value matters
+     "gpus": {"GPU-…": {                          GPUs in the state of their spec are not listed
+        "described": "…",                         digest of the spec: when the spec changes, this entry is ignored;
+                                                  without the digest it never is
         "migMode": true,
         "computeMode": 0,
-        "busy": null,                             or who has the GPU open: the MIG mode cannot be switched
+        "busy": null,                             or the program that has the GPU open, which keeps its MIG mode
         "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
      "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
                  "skip": 0, "times": 1, "delayS": 0, "after": false}]}
 
-Removing an instance's line is destroying it behind our back, adding one is somebody else's instance. A fault strikes
-calls of ``method`` (a name of ``GpuBackend``) for ``gpu`` (null: any) after letting ``skip`` of them pass, ``times``
-times (0: always): it waits ``delayS`` seconds and raises ``error`` (a hardware error of ``errors.py``; null: none),
-with ``after`` when the call has done its work.
+Removing or adding an instance's line acts as another program that destroys or creates it. A fault applies to calls of
+``method`` (a name of ``GpuBackend``) for ``gpu`` (null: any) after ``skip`` of them, ``times`` times (0: always): the
+call waits ``delayS`` seconds and raises ``error`` (a HardwareError of ``errors.py``; null: none), with ``after`` when
+it has done its work.
 """
 
 import contextlib
@@ -44,14 +43,14 @@ from dra_driver.model.mig import MigInstance
 
 VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
-MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module keeps device numbers for no more
+MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module has device numbers for no more
 LOCK_TIMEOUT_S = 20.0
 _Stamp = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A call that goes wrong; see the module's text."""
+    """A fault of a call; see the module docstring."""
 
     method: str
     gpu: str | None = None
@@ -65,14 +64,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """All that differs from the spec. ``gpus`` holds the file's own objects, by UUID."""
+    """Differences from the spec. ``gpus`` has the file's JSON objects by UUID."""
 
     count: int = 0
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
     def state(self, gpu: Gpu) -> GpuState:
-        """In which state ``gpu`` is. Raises DriverUnavailableError for an object that cannot be read."""
+        """The state of ``gpu``. Raises DriverUnavailableError for an object that cannot be decoded."""
         found = self.gpus.get(gpu.uuid)
         if found is None or found.get("described") not in (None, _digest(gpu)):
             return simulated_mig.described(gpu)
@@ -80,15 +79,15 @@ class Changes:
             return _decode_state(gpu, found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DriverUnavailableError(
-                f"simulated driver: the state of {gpu.uuid} makes no sense: {error!r}"
+                f"simulated driver: the state of {gpu.uuid} cannot be decoded: {error!r}"
             ) from error
 
     def with_state(self, gpu: Gpu, state: GpuState) -> "Changes":
-        """With another state of ``gpu``."""
+        """A copy with another state of ``gpu``."""
         return replace(self, gpus={**self.gpus, gpu.uuid: _encode_state(gpu, state)})
 
     def strike(self, method: str, gpu: str | None) -> tuple["Changes", Fault | None]:
-        """What is left after a call of ``method`` for ``gpu``, and the fault that strikes it, if any."""
+        """The faults left after a call of ``method`` for ``gpu``, and the fault of this call, if any."""
         for index, fault in enumerate(self.faults):
             if fault.method != method or fault.gpu not in (None, gpu):
                 continue
@@ -104,10 +103,10 @@ class Changes:
 
 
 class StateStore:
-    """The changes of one node. Thread-safe; ``locked`` is one change at a time among threads and processes."""
+    """The changes of one node. Thread-safe; ``locked`` serialises changes of threads and processes."""
 
     def __init__(self, file: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """``file``: where to keep them; its directory must exist by the first change. None: in memory."""
+        """``file`` stores them; its directory must exist at the first change. None: in memory."""
         self.file = file
         self._lock_timeout_s = lock_timeout_s
         self._lock = threading.RLock()  # guards the fields below and stands for the file lock among threads
@@ -116,7 +115,7 @@ class StateStore:
         self._depth = 0
 
     def read(self) -> Changes:
-        """The changes as they are now; reads the file only when it was replaced. Raises DriverUnavailableError."""
+        """The present changes; reads the file only after it was replaced. Raises DriverUnavailableError."""
         with self._lock:
             if self.file is not None:
                 self._reload(self.file)
@@ -124,7 +123,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes meanwhile. May be entered again by the same thread. Raises DriverUnavailableError."""
+        """Exclude other writers. The same thread may enter it again. Raises DriverUnavailableError."""
         with self._lock:
             if self.file is None or self._depth > 0:  # a second descriptor would wait for the first
                 yield
@@ -150,7 +149,7 @@ class StateStore:
             raise DriverUnavailableError(f"simulated driver: cannot lock {file}: {error}") from error
 
     def write(self, changes: Changes) -> None:
-        """Replace the changes; the caller is inside ``locked``. Raises DriverUnavailableError, then nothing changed."""
+        """Replace the changes, inside ``locked``. Raises DriverUnavailableError; then nothing changed."""
         changes = replace(changes, count=changes.count + 1)
         if self.file is not None:
             try:
@@ -161,7 +160,7 @@ class StateStore:
         self._changes = changes
 
     def marker(self) -> object:
-        """Something that compares unequal after a change by anybody. Cheap; never raises."""
+        """A value that differs after any change. Cheap; never raises."""
         return self._changes.count if self.file is None else _stamp(self.file)
 
     def _reload(self, file: Path) -> None:
@@ -173,7 +172,7 @@ class StateStore:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DriverUnavailableError(
                 f"simulated driver: the state file {file} cannot be read ({error!r}): correct it, or delete it, which "
-                "makes the GPUs what their spec says"
+                "resets the GPUs to their spec"
             ) from error
         self._stamp = stamp
 
@@ -198,9 +197,9 @@ def _content(file: Path) -> bytes:
 
 
 def _digest(gpu: Gpu) -> str:
-    """Stands for what the spec says about how ``gpu`` can be cut and is."""
-    told = (gpu.mig_enabled, gpu.mig_instances, [(p.profile_id, p.starts) for p in gpu.mig_profiles])
-    return str(simulated_mig.name_based(gpu.uuid, repr(told)))
+    """A digest of the spec's MIG mode, instances and profiles of ``gpu``."""
+    described = (gpu.mig_enabled, gpu.mig_instances, [(p.profile_id, p.starts) for p in gpu.mig_profiles])
+    return str(simulated_mig.name_based(gpu.uuid, repr(described)))
 
 
 def _encode(changes: Changes) -> dict[str, Any]:

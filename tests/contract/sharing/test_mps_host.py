@@ -91,7 +91,7 @@ def test_other_limits_give_another_process(node: Node) -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("mps-fail", "failed, its program ended with status 1; it printed last: .*made to fail"),
+        ("mps-fail", "failed, its program ended with status 1; it printed last: .*a test made it fail"),
         ("mps-never-ready", "not ready in time: starting, it does not answer yet: .*Cannot find MPS control daemon"),
         ("mps-hang", "not ready in time: starting, " + NOT_ANSWERED),
     ],

@@ -195,7 +195,7 @@ def test_lasting_faults_end_when_they_are_cleared_and_slow_calls_only_wait() -> 
     backend = SimulatedBackend(node(), sleep=slept.append)
     backend.fail_next("snapshot", DriverUnavailableError(""), times=0)
     for _ in range(3):
-        with pytest.raises(DriverUnavailableError, match="was made to fail with DriverUnavailableError"):
+        with pytest.raises(DriverUnavailableError, match="failed with the injected DriverUnavailableError"):
             backend.snapshot()
     backend.clear_faults()
     backend.fail_next("snapshot", delay_s=2.5)
@@ -236,7 +236,7 @@ def test_a_listener_that_fails_does_not_undo_the_change(caplog: pytest.LogCaptur
     backend = SimulatedBackend(node(), on_change=fail)
     backend.create_gpu_instance(UUID, 19, 0)
     assert len(backend.mig_instances(UUID)) == 1
-    assert "could not be told" in caplog.text
+    assert "callback for a change of simulated GPUs failed" in caplog.text
 
 
 @pytest.mark.parametrize("in_file", [True, False])
