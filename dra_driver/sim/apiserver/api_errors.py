@@ -29,14 +29,14 @@ def _details(kind: ResourceKind, name: str) -> Obj:
 
 
 def not_found(kind: ResourceKind, name: str) -> NotFoundError:
-    """404 for one object."""
+    """404: the object does not exist."""
     error = NotFoundError(f'{kind.qualified} "{name}" not found', status=404, reason="NotFound")
     error.details = _details(kind, name)
     return error
 
 
 def already_exists(kind: ResourceKind, name: str, hint: str = "") -> AlreadyExistsError:
-    """409 for a taken name."""
+    """409: the name is in use."""
     message = f'{kind.qualified} "{name}" already exists{hint}'
     error = AlreadyExistsError(message, status=409, reason="AlreadyExists")
     error.details = _details(kind, name)
@@ -47,7 +47,7 @@ MODIFIED = "the object has been modified; please apply your changes to the lates
 
 
 def conflict(kind: ResourceKind, name: str, why: str = MODIFIED, *, subresource: str = "") -> ConflictError:
-    """409 because somebody else wrote first or a precondition does not hold."""
+    """409: another client wrote first, or a precondition does not hold."""
     collection = f"{kind.qualified}/{subresource}" if subresource else kind.qualified
     message = f'Operation cannot be fulfilled on {collection} "{name}": {why}'
     error = ConflictError(message, status=409, reason="Conflict")
@@ -56,7 +56,7 @@ def conflict(kind: ResourceKind, name: str, why: str = MODIFIED, *, subresource:
 
 
 def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, found: str) -> ConflictError:
-    """409 because a delete names another UID or resourceVersion; ``what`` is one of the two words."""
+    """409: a delete requires another UID or resourceVersion; ``what`` is ``UID`` or ``ResourceVersion``."""
     happened = "deleted and then recreated" if what == "UID" else "modified"
     why = (
         f"the {what} in the precondition ({asked}) does not match the {what} in record ({found}). "
@@ -70,46 +70,46 @@ def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, fo
 
 
 def invalid_object(
-    kind: ResourceKind, name: str, problems: Sequence[FieldProblem], said_kind: str = ""
+    kind: ResourceKind, name: str, problems: Sequence[FieldProblem], kind_name: str = ""
 ) -> InvalidObjectError:
-    """422 with every broken rule as a cause. ``said_kind`` is for the one rule that names the collection instead."""
+    """422 with every broken rule as a cause. ``kind_name`` replaces the kind's name in the message."""
     texts = [str(problem) for problem in problems]
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    said = said_kind or kind.kind
-    shown_kind = f"{said}.{kind.group}" if kind.group else said
+    shown_name = kind_name or kind.kind
+    shown_kind = f"{shown_name}.{kind.group}" if kind.group else shown_name
     error = InvalidObjectError(f'{shown_kind} "{name}" is invalid: {listed}', status=422, reason="Invalid")
     causes = [{"reason": item.reason, "message": item.message, "field": item.field} for item in problems]
     details: Obj = {"name": name} if name else {}
-    error.details = details | ({"group": kind.group} if kind.group else {}) | {"kind": said, "causes": causes}
+    error.details = details | ({"group": kind.group} if kind.group else {}) | {"kind": shown_name, "causes": causes}
     return error
 
 
 def bad_request(message: str) -> InvalidObjectError:
-    """400: the request cannot be understood."""
+    """400: the request is malformed."""
     return InvalidObjectError(message, status=400, reason="BadRequest")
 
 
 def forbidden(kind: ResourceKind, name: str, why: str, causes: Sequence[Obj] = ()) -> ForbiddenError:
-    """403 by an admission rule."""
+    """403: an admission rule forbids the write."""
     error = ForbiddenError(f'{kind.qualified} "{name}" is forbidden: {why}', status=403, reason="Forbidden")
     error.details = _details(kind, name) | ({"causes": list(causes)} if causes else {})
     return error
 
 
 def expired(asked: int, oldest: int) -> GoneError:
-    """410: the history no longer reaches back that far."""
+    """410: the history does not reach back to the revision that was asked for."""
     return GoneError(f"too old resource version: {asked} ({oldest})", status=410, reason="Expired")
 
 
 def status_error(status: int, reason: str, message: str, details: Obj | None = None) -> KubernetesApiError:
-    """Any other answer (401, 404 of a path, 405, 406, 413, 415, 504)."""
+    """Any other error (401, 404 of a path, 405, 406, 413, 415, 504)."""
     error = KubernetesApiError(message, status=status, reason=reason)
     error.details = details
     return error
 
 
 def status_body(error: KubernetesApiError) -> Obj:
-    """The metav1.Status object that says ``error`` to a client."""
+    """The error as a metav1.Status object."""
     body: Obj = {
         "kind": "Status",
         "apiVersion": "v1",

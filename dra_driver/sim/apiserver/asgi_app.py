@@ -1,8 +1,7 @@
-"""The HTTP door: an ASGI application around the router.
+"""The ASGI application around the router: authentication, the body limit, streaming, and errors as Status bodies.
 
-Owns authentication, the body limit, streaming and the translation of refusals to Status bodies. Runs on the event
-loop of `server.ApiServer`; store calls are short and made on the loop itself, because a thread per request costs
-more than they do.
+Runs on the event loop of `server.ApiServer`. Store calls are made on the loop itself: they take less time than starting
+a thread per request.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ LOG_POLL_S = 0.25
 
 
 class ApiApplication:
-    """The ASGI application. ``close`` ends every stream, so that the server can stop."""
+    """The ASGI application. Call `close` before stopping the server, to end every stream."""
 
     def __init__(self, store: Store, token: str, clock: Clock) -> None:
         self._store = store
@@ -46,7 +45,7 @@ class ApiApplication:
         self._closing.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
@@ -56,7 +55,7 @@ class ApiApplication:
             outcome = Reply.of(status_body(error), status=error.status or 500)
         except ClientDisconnect:
             return
-        except Exception as error:  # the boundary of a request: one bug must not end the server
+        except Exception as error:  # request boundary: one bug must not stop the server
             log.exception("request failed", extra={"method": request.method, "path": request.url.path})
             internal = status_error(
                 500, "InternalError", f"Internal error occurred: {type(error).__name__}: {error}", {}
@@ -87,7 +86,7 @@ class ApiApplication:
         )
 
     async def _stream(self, receive: Receive, send: Send, media_type: str, chunks: AsyncIterator[bytes]) -> None:
-        """Send chunks as they come, until they end, the client goes or the server stops."""
+        """Send chunks until they end, the client disconnects or the server stops."""
         headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-cache, private")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         ends = {asyncio.create_task(_disconnected(receive)), asyncio.create_task(self._closing.wait())}
@@ -107,11 +106,11 @@ class ApiApplication:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, plan: WatchPlan) -> AsyncIterator[bytes]:
-        """Lines of a watch until its timeout."""
+        """The lines of a watch, until its timeout."""
         frames, loop, signal = Frames(plan, self._clock), asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closing: nobody is left to wake
+            with suppress(RuntimeError):  # the loop is closing and needs no wake-up
                 loop.call_soon_threadsafe(signal.set)
 
         deadline = loop.time() + plan.timeout_s
@@ -138,7 +137,7 @@ class ApiApplication:
                     yield lines
                     continue
                 try:
-                    # Not wait_for: up to Python 3.11 it can swallow a cancellation that comes with the signal.
+                    # Not wait_for: up to Python 3.11 it can lose a cancellation that arrives together with the signal.
                     async with asyncio.timeout(min(left, BOOKMARK_INTERVAL_S)):
                         await signal.wait()
                 except TimeoutError:
@@ -146,7 +145,7 @@ class ApiApplication:
                         yield frames.bookmark(revision)
 
     async def _log(self, plan: LogPlan) -> AsyncIterator[bytes]:
-        """A container's log, and what is added while the client follows it."""
+        """A container's log, and with ``follow`` the lines added later."""
         where = (plan.target.namespace, plan.target.name, plan.container)
         lines = self._store.logs.read(*where)
         yield log_text(lines, plan, self._clock)

@@ -2,7 +2,7 @@
 
 kubectl sends a bearer token over TLS only (k8s.io/client-go tools/clientcmd/client_config.go reads no credentials
 for plain HTTP), so the embedded API server needs a certificate. A dependency for one certificate was rejected, and
-so was calling openssl, which laptops may lack. ECDSA on P-256 with SHA-256 (FIPS 186-4, SEC 1), X.509 v3 (RFC 5280).
+so was calling openssl, which some machines lack. ECDSA on P-256 with SHA-256 (FIPS 186-4, SEC 1), X.509 v3 (RFC 5280).
 The key lives as long as the process and protects a loopback socket; this arithmetic is not constant-time and must
 not be used for anything else.
 """

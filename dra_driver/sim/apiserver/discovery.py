@@ -1,6 +1,6 @@
-"""Discovery documents: which groups, versions and kinds there are, in the aggregated and in the older form.
+"""Discovery documents: groups, versions and kinds, in the aggregated and in the older form.
 
-Built once from the registry of kinds. Shapes: apidiscovery.k8s.io/v2 APIGroupDiscoveryList, metav1.APIGroupList and
+Built from `kinds`. Shapes: apidiscovery.k8s.io/v2 APIGroupDiscoveryList, metav1.APIGroupList and
 metav1.APIResourceList.
 """
 
@@ -132,7 +132,7 @@ def _legacy_resources(group: str, version: str) -> Obj | None:
 
 
 def discovery(request: ApiRequest) -> Reply | None:
-    """The answer for ``/api``, ``/apis`` and the paths of groups and versions; None for any other path."""
+    """The reply for ``/api``, ``/apis`` and the paths of groups and versions; None for other paths."""
     parts = [part for part in request.path.split("/") if part]
     if len(parts) == 1 and _AGGREGATED in request.accept.replace(" ", ""):
         body = dump(aggregated(core=parts == ["api"]))

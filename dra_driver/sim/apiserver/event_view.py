@@ -20,7 +20,7 @@ _OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 def to_events_v1(event: Obj) -> Obj:
     """A core/v1 event as events.k8s.io/v1."""
     renamed = {_NEW_NAMES.get(key, key): value for key, value in event.items()}
-    for field in ("reportingController", "reportingInstance"):  # omitempty here, always there in core/v1
+    for field in ("reportingController", "reportingInstance"):  # always present in core/v1, omitempty here
         if not renamed.get(field):
             renamed.pop(field, None)
     return renamed | {"apiVersion": "events.k8s.io/v1"}

@@ -1,7 +1,6 @@
 """JSON objects as plain Python values: copying, reading nested fields, time stamps.
 
-Knows nothing of Kubernetes kinds. Objects in the store are never changed in place; whoever wants to change one
-copies it first.
+Objects in the store are never changed in place: copy an object with `copy_json` before changing it.
 """
 
 import json
@@ -14,7 +13,7 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The current time with a zone, as every clock handed to this package returns it."""
+    """The current time with a time zone, which every clock passed to this package must return."""
     return datetime.now(UTC)
 
 
@@ -24,7 +23,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def parse_time(text: object) -> datetime | None:
-    """The moment a metav1.Time or MicroTime names; None for anything else."""
+    """A metav1.Time or MicroTime as a datetime; None for anything else."""
     if not isinstance(text, str):
         return None
     try:
@@ -34,7 +33,7 @@ def parse_time(text: object) -> datetime | None:
 
 
 def copy_json(value: Any) -> Any:
-    """A deep copy of dicts, lists and scalars; faster than copy.deepcopy because it expects nothing else."""
+    """A deep copy of dicts, lists and scalars only, which makes it faster than copy.deepcopy."""
     if isinstance(value, dict):
         return {key: copy_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -60,19 +59,19 @@ def dig(value: Any, *path: str | int, default: Any = None) -> Any:
 
 
 def entries(value: Any, *path: str | int) -> list[Any]:
-    """The list at ``path``; an empty one where there is none, so that callers can loop."""
+    """The list at ``path``, an empty one if it does not exist."""
     found = dig(value, *path)
     return found if isinstance(found, list) else []
 
 
 def mapping(value: Any, *path: str | int) -> Obj:
-    """The object at ``path``; an empty one where there is none."""
+    """The object at ``path``, an empty one if it does not exist."""
     found = dig(value, *path)
     return found if isinstance(found, dict) else {}
 
 
 def child(value: Obj, *path: str) -> Obj:
-    """The object at ``path``, created where it is missing: for writing into it."""
+    """The object at ``path``, for writing; creates missing steps."""
     for step in path:
         nested = value.get(step)
         if not isinstance(nested, dict):

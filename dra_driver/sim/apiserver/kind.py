@@ -1,8 +1,7 @@
-"""What the API server knows about one kind of object: its names, its scope, its rules and its columns.
+"""The description of one kind of object: names, scope, write rules and columns. `kinds` has all kinds.
 
-A `Kind` is data; `kinds.py` holds the table of all of them. Nothing here knows a particular kind. Naming follows
-Kubernetes' discovery documents (metav1.APIResource) and the registry strategies (rest.RESTCreateStrategy and its
-siblings).
+Names follow Kubernetes' discovery documents (metav1.APIResource) and registry strategies (rest.RESTCreateStrategy and
+its siblings).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +14,11 @@ from dra_driver.sim.apiserver.problems import FieldProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """What a validation rule may ask besides the object.
+    """The context of a validation.
 
-    ``old`` is the stored object on updates, None on creates. ``subresource`` is the one written through ("" for the
-    object itself). ``check_cel`` answers None for an expression that compiles, else the compiler's message.
-    ``namespace_labels`` are the labels of the object's namespace.
+    ``old`` is the stored object on updates, None on creates. ``subresource`` is the one written to, "" for the object
+    itself. ``check_cel`` returns None for an expression that compiles, else the compiler's message.
+    ``namespace_labels`` returns the labels of the object's namespace.
     """
 
     old: Obj | None = None
@@ -30,10 +29,10 @@ class Review:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRules:
-    """A kind's behaviour on writes. Every function changes only the object that it is handed as its first argument.
+    """A kind's behaviour on writes. Each function may change its first argument only.
 
-    ``default`` fills what the real server fills when it decodes an object. ``prepare_create`` and ``prepare_update``
-    run before validation (``prepare_update`` gets the stored object second and the subresource third).
+    ``default`` sets the defaults that the real server sets when it decodes an object. ``prepare_create`` and
+    ``prepare_update`` run before validation; ``prepare_update`` gets the object, the stored object and the subresource.
     """
 
     default: Callable[[Obj], None] = lambda _obj: None
@@ -45,7 +44,7 @@ class WriteRules:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `kubectl get`; ``priority`` 1 is shown with ``-o wide`` only."""
+    """A column of `kubectl get`; one of ``priority`` 1 is shown with ``-o wide`` only."""
 
     name: str
     type: str = "string"
@@ -55,7 +54,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Printer:
-    """Columns and the function that fills them: ``cells(obj, now)`` has one value per column."""
+    """Columns, and the function that fills them: ``cells(obj, now)`` returns one value per column."""
 
     columns: Sequence[Column]
     cells: Callable[[Obj, datetime], list[object]]
@@ -65,10 +64,10 @@ class Printer:
 class ResourceKind:
     """One served kind. Compared by identity: the constants in `kinds.py` are the only instances.
 
-    ``name_rule`` validates metadata.name and answers the rule's text for each breach. ``selectable`` are the dotted
-    paths that field selectors may use besides metadata.name and metadata.namespace. ``default_propagation`` is what
-    a delete without a propagation policy does. ``returns_deleted`` says that a finished delete answers with the
-    object, not a Status. ``keeps_status_on_create`` is for kinds whose writer sends status along (nodes).
+    ``name_rule`` returns a message for each rule that metadata.name breaks. ``selectable`` are the dotted paths that
+    field selectors may use besides metadata.name and metadata.namespace. ``default_propagation`` is the propagation
+    policy of a delete without one. With ``returns_deleted`` a delete returns the object in place of a Status.
+    ``keeps_status_on_create`` is for kinds that are created with a status (nodes).
     """
 
     group: str
@@ -93,7 +92,7 @@ class ResourceKind:
 
     @property
     def api_version(self) -> str:
-        """``v1`` or ``group/version``, as objects carry it."""
+        """The apiVersion of objects, ``v1`` or ``group/version``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -103,10 +102,10 @@ class ResourceKind:
 
     @property
     def qualified(self) -> str:
-        """``pods`` or ``resourceclaims.resource.k8s.io``: how messages name the collection."""
+        """The collection's name in messages, such as ``pods`` or ``resourceclaims.resource.k8s.io``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def has_status(self) -> bool:
-        """Whether status is written through its own subresource only."""
+        """Whether status is written through the status subresource only."""
         return "status" in self.subresources

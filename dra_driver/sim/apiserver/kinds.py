@@ -1,6 +1,6 @@
-"""The registry: every kind that the embedded API server serves, with its names, subresources, rules and columns.
+"""Every kind that the embedded API server serves, with names, subresources, rules and columns.
 
-In-process users name kinds by the constants here (`PODS`, `RESOURCE_CLAIMS`, ...). Names, short names and scopes are
+In-process users refer to kinds by these constants (`PODS`, `RESOURCE_CLAIMS`, ...). Names, short names and scopes are
 those of Kubernetes 1.36's discovery documents; generation, unconditional updates and create-on-update follow its
 registry strategies.
 """

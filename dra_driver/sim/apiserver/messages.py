@@ -1,4 +1,4 @@
-"""Requests and replies as values: what the verbs work on, without a web server in sight."""
+"""Requests and replies as values, independent of the web server."""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from dra_driver.sim.apiserver.protobody import MEDIA_TYPE as PROTOBUF
 from dra_driver.sim.apiserver.protobody import decode_body
 
 JSON = "application/json"
-# Typed Go clients may prefer protobuf but accept JSON; every answer is JSON.
-_ANSWERED = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/*", "*/*")
+# Replies are JSON only: typed Go clients may prefer protobuf, but accept JSON.
+_ACCEPTABLE = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/*", "*/*")
 _YAML_TYPES = ("application/yaml", "application/apply-patch+yaml")
 
 
@@ -39,7 +39,10 @@ class ApiRequest:
         return self.headers.get("content-type", JSON).partition(";")[0].strip() or JSON
 
     def wants(self, shape: str) -> bool:
-        """Whether the first acceptable form is ``shape`` (Table, PartialObjectMetadata, PartialObjectMetadataList)."""
+        """Whether the first acceptable form in Accept is ``shape``.
+
+        Shapes are Table, PartialObjectMetadata and PartialObjectMetadataList.
+        """
         for choice in self.accept.split(","):
             options = [option.strip() for option in choice.split(";")]
             if options[0] == JSON:
@@ -50,10 +53,10 @@ class ApiRequest:
         return False
 
     def check_accept(self) -> None:
-        """Raise 406 when nothing that this server writes is acceptable."""
+        """Raise 406 if Accept has none of the media types that this server writes."""
         choices = [choice.partition(";")[0].strip() for choice in self.accept.split(",")]
-        if self.accept and not any(choice in _ANSWERED for choice in choices):
-            listed = ", ".join(_ANSWERED[:3])
+        if self.accept and not any(choice in _ACCEPTABLE for choice in choices):
+            listed = ", ".join(_ACCEPTABLE[:3])
             text = f"only the following media types are accepted: {listed}"
             raise status_error(406, "NotAcceptable", text)
 
@@ -62,7 +65,7 @@ class ApiRequest:
         return name in self.query and self.query[name].lower() not in {"0", "false"}
 
     def document(self) -> Any:
-        """The body as a value. Raises InvalidObjectError (400) when it cannot be read, 415 for other media types."""
+        """The decoded body. Raises InvalidObjectError (400) if it cannot be decoded, 415 for other media types."""
         kind = self.content_type
         if kind == PROTOBUF:
             return decode_body(self.body)
@@ -76,7 +79,7 @@ class ApiRequest:
             raise bad_request(f"couldn't parse the request's body as {kind}: {error}") from error
 
     def object(self) -> Obj:
-        """The body as a JSON object."""
+        """The decoded body, which must be an object. Raises InvalidObjectError (400)."""
         found = self.document()
         if not isinstance(found, dict):
             raise bad_request(f"the body must be a JSON object, got {type(found).__name__}")
@@ -85,7 +88,7 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A whole answer."""
+    """A complete reply."""
 
     body: bytes
     status: int = 200
@@ -94,5 +97,5 @@ class Reply:
 
     @classmethod
     def of(cls, value: Any, status: int = 200, warnings: tuple[str, ...] = ()) -> "Reply":
-        """A JSON answer."""
+        """A JSON reply."""
         return cls(body=dump(value), status=status, warnings=warnings)

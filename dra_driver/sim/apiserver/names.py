@@ -1,8 +1,6 @@
-"""Name formats of Kubernetes: labels, subdomains, qualified names; each checker answers the list of broken rules, as
-sentences.
+"""Name formats of Kubernetes. Each function returns a message for each broken rule.
 
-Owns no field paths and no kinds. Formats and texts follow k8s.io/apimachinery pkg/util/validation and
-pkg/api/validate/content.
+Formats and messages follow k8s.io/apimachinery pkg/util/validation and pkg/api/validate/content.
 """
 
 import re
@@ -43,10 +41,9 @@ _DNS_1035_TEXT = (
     f"regex used for validation is '{_DNS_1035}')"
 )
 
-# Bases of generated names are cut so that base and suffix fit 63 characters (k8s.io/apiserver
-# pkg/storage/names/generate.go).
+# The base is cut so that base and suffix have at most 63 characters (k8s.io/apiserver pkg/storage/names/generate.go).
 GENERATED_BASE_LENGTH = 58
-# No vowels and no 0, 1, 3: generated names never spell words (k8s.io/apimachinery pkg/util/rand).
+# Without vowels, 0, 1 and 3, so that suffixes spell no words (k8s.io/apimachinery pkg/util/rand).
 _SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -56,7 +53,7 @@ def generated_name(base: str) -> str:
 
 
 def dns_label(name: str) -> list[str]:
-    """At most 63 characters of [a-z0-9-]."""
+    """A DNS label: at most 63 characters of [a-z0-9-]."""
     problems = [] if len(name) <= 63 else ["must be no more than 63 bytes"]
     return problems if _LABEL_RE.fullmatch(name) else [*problems, _LABEL_TEXT]
 
@@ -68,20 +65,20 @@ def dns_1035_label(name: str) -> list[str]:
 
 
 def dns_subdomain(name: str) -> list[str]:
-    """At most 253 characters, labels separated by dots."""
+    """A DNS subdomain: labels separated by dots, at most 253 characters."""
     problems = [] if len(name) <= 253 else ["must be no more than 253 bytes"]
     return problems if _SUBDOMAIN_RE.fullmatch(name) else [*problems, _SUBDOMAIN_TEXT]
 
 
 def path_segment(name: str) -> list[str]:
-    """Anything that can stand alone in a URL path: names of RBAC objects."""
+    """A segment of a URL path: names of RBAC objects."""
     if name in {".", ".."}:
         return [f"may not be '{name}'"]
     return [f"may not contain '{mark}'" for mark in "/%" if mark in name]
 
 
 def c_identifier(name: str) -> list[str]:
-    """Letters, digits and underscores, at most 32 (resource.k8s.io's DeviceMaxIDLength)."""
+    """A C identifier of at most 32 characters (DeviceMaxIDLength of resource.k8s.io)."""
     if len(name) > 32:
         return ["must be no more than 32 bytes"]
     text = (
@@ -114,6 +111,6 @@ def label_key(key: str) -> list[str]:
 
 
 def label_value(value: str) -> list[str]:
-    """Empty, or at most 63 characters of [A-Za-z0-9-_.]."""
+    """A label value: empty, or at most 63 characters of [A-Za-z0-9-_.]."""
     problems = [] if len(value) <= 63 else ["must be no more than 63 bytes"]
     return problems if not value or _PART_RE.fullmatch(value) else [*problems, _LABEL_VALUE_TEXT]

@@ -1,6 +1,6 @@
-"""OpenAPI v3 documents: enough for kubectl to validate by asking the server, to compute patches and to explain fields.
+"""OpenAPI v3 documents, as far as kubectl uses them: server-side validation, computing patches, explaining fields.
 
-Built per group from the field table of `schema`. kubectl looks for the ``fieldValidation`` parameter of the PATCH
+Built per group from the field table of `schema`. kubectl reads the ``fieldValidation`` parameter of the PATCH
 operation (k8s.io/cli-runtime pkg/resource/query_param_verifier_v3.go) and for merge keys (kubectl
 pkg/cmd/apply/patcher.go).
 """
@@ -113,7 +113,7 @@ def index() -> bytes:
 
 
 def document(path: str) -> bytes | None:
-    """The document behind ``/openapi/v3/`` + ``path``; None when there is none."""
+    """The document at ``/openapi/v3/`` + ``path``, None for an unknown path."""
     for kind in ALL_KINDS:
         if path == _root(kind.group, kind.version):
             return _document(kind.group, kind.version)

@@ -1,6 +1,6 @@
-"""URL paths of the Kubernetes API: which kind, namespace, name and subresource a path names.
+"""Parses URL paths of the Kubernetes API: kind, namespace, name and subresource.
 
-Owns the two lookups by group, version and plural. Grammar: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
+Grammar: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _KINDS: dict[tuple[str, str, str], ResourceKind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a path names. ``name`` "" is the collection; ``group_version`` is the one in the path."""
+    """The object or collection of a path. ``name`` is "" for a collection; ``group_version`` is the one in the path."""
 
     kind: ResourceKind
     group_version: str
@@ -27,12 +27,12 @@ class Target:
 
     @property
     def is_other_view(self) -> bool:
-        """Whether the kind is asked for under a group that it is only also served as."""
+        """Whether the path has another group than objects of the kind are stored in (events.k8s.io)."""
         return self.group_version != self.kind.api_version
 
 
 def is_known_group(path: str) -> bool:
-    """Whether the path lies in a served group and version; outside of them the real server knows no objects at all."""
+    """Whether the path is below a served group and version; for other paths the real server returns no Status."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"]:
         return len(parts) > 2 and parts[1] == "v1"
@@ -40,7 +40,7 @@ def is_known_group(path: str) -> bool:
 
 
 def target_of(path: str) -> Target | None:
-    """The object or collection that ``path`` names; None when the API has no such path."""
+    """Parse ``path``; None if the API has no such path."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"]:
         group, rest = "", parts[1:]

@@ -1,7 +1,6 @@
-"""Logs of containers, as the simulated kubelet puts them and `kubectl logs` reads them.
+"""Container logs: the simulated kubelet writes them, `kubectl logs` reads them.
 
-Keeps at most `MAX_LOG_BYTES` of the newest text per container and forgets a pod's logs when the pod is gone.
-Thread-safe.
+Keeps the newest `MAX_LOG_BYTES` per container, and drops a pod's logs when the pod is deleted.
 """
 
 import threading
@@ -17,14 +16,14 @@ Line = tuple[datetime, str]
 
 
 class PodLogs:
-    """Log lines by namespace, pod and container."""
+    """Log lines by namespace, pod and container. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the lines
         self._lines: dict[tuple[str, str], dict[str, list[Line]]] = {}
 
     def append(self, namespace: str, pod: str, container: str, text: str, at: datetime | None = None) -> None:
-        """Add ``text`` (whole lines) to a container's log; the oldest lines go once the log is too large."""
+        """Add ``text`` (whole lines) to a container's log; drops the oldest lines beyond `MAX_LOG_BYTES`."""
         moment = at or utc_now()
         with self._lock:
             lines = self._lines.setdefault((namespace, pod), {}).setdefault(container, [])
@@ -34,12 +33,12 @@ class PodLogs:
                 excess -= len(lines.pop(0)[1]) + 1
 
     def read(self, namespace: str, pod: str, container: str) -> list[Line]:
-        """Lines of one container, oldest first; empty when it has not written anything."""
+        """Lines of one container, oldest first; empty without any output."""
         with self._lock:
             return list(self._lines.get((namespace, pod), {}).get(container, ()))
 
     def forget_removed(self, change: ObjectChange) -> None:
-        """A store listener: a removed pod's logs go with it."""
+        """A listener of the store: drops the logs of a deleted pod."""
         if change.kind is PODS and change.type == "DELETED":
             with self._lock:
                 self._lines.pop(change.key, None)

@@ -1,4 +1,4 @@
-"""Subresources that are not objects: logs and bindings of pods, the scale of deployments and replica sets."""
+"""Subresources other than status: logs and bindings of pods, the scale of deployments and replica sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dra_driver.sim.apiserver.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlan:
-    """What a log request asks for; ``tail`` None means all lines."""
+    """The options of a log request; ``tail`` None means all lines."""
 
     target: Target
     container: str
@@ -37,7 +37,7 @@ def _number(request: ApiRequest, name: str) -> int | None:
 
 
 def plan_log(store: Store, request: ApiRequest, target: Target) -> LogPlan:
-    """Read the options and pick the container. Raises NotFoundError, InvalidObjectError (400)."""
+    """Parse the options and choose the container. Raises NotFoundError, InvalidObjectError (400)."""
     pod = store.get(PODS, target.name, target.namespace)
     names = [item["name"] for part in ("initContainers", "containers") for item in entries(pod, "spec", part)]
     main = [item["name"] for item in entries(pod, "spec", "containers")]
@@ -69,7 +69,7 @@ def _check_started(pod: Obj, container: str, name: str) -> None:
 
 
 def log_text(lines: Sequence[Line], plan: LogPlan, clock: Clock) -> bytes:
-    """The chosen lines as bytes."""
+    """The selected lines as bytes."""
     if plan.since_s is not None:
         oldest = clock() - timedelta(seconds=plan.since_s)
         lines = [line for line in lines if line[0] >= oldest]
@@ -81,7 +81,7 @@ def log_text(lines: Sequence[Line], plan: LogPlan, clock: Clock) -> bytes:
 
 
 def is_over(store: Store, plan: LogPlan) -> bool:
-    """Whether nothing more will be written: the pod is gone or has ended, or the container has."""
+    """Whether the log is complete: the pod is deleted or has finished, or the container has terminated."""
     pod = store.find(PODS, plan.target.name, plan.target.namespace)
     if pod is None or dig(pod, "status", "phase") in {"Succeeded", "Failed"}:
         return True
@@ -90,7 +90,7 @@ def is_over(store: Store, plan: LogPlan) -> bool:
 
 
 def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
-    """POST pods/binding: what a scheduler writes."""
+    """Serve POST pods/binding, which schedulers send."""
     node = dig(request.object(), "target", "name", default="")
     if not node:
         raise bad_request("Binding: target.name: Required value: the node to run the pod on")
@@ -100,7 +100,7 @@ def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
 
 
 def read_scale(store: Store, target: Target) -> Obj:
-    """The scale of a deployment or replica set as autoscaling/v1 shows it."""
+    """The autoscaling/v1 Scale of a deployment or replica set."""
     obj = store.get(target.kind, target.name, target.namespace)
     metadata = {
         key: obj["metadata"][key]
@@ -118,7 +118,7 @@ def read_scale(store: Store, target: Target) -> Obj:
 
 
 def write_scale(store: Store, scale: Obj, target: Target) -> Reply:
-    """Take replicas from ``scale`` over into the object. Raises ConflictError on a stale resourceVersion."""
+    """Set the object's replicas from ``scale``. Raises ConflictError on a stale resourceVersion."""
     replicas = dig(scale, "spec", "replicas", default=0)
     if not isinstance(replicas, int) or replicas < 0:
         raise bad_request(f"Scale: spec.replicas: Invalid value: {replicas!r}: must be greater than or equal to 0")

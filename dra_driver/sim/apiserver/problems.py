@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One broken rule: ``reason`` is a cause of metav1 (FieldValueInvalid ...), ``message`` has no field path in it."""
+    """One broken rule. ``reason`` is a metav1.CauseType such as FieldValueInvalid; ``message`` is without the path."""
 
     field: str
     reason: str
@@ -21,7 +21,7 @@ class FieldProblem:
 
 
 def quoted(value: object) -> str:
-    """A value as the server quotes it: strings in double quotes, everything else as JSON."""
+    """A value as JSON, as the real server quotes it in messages."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -31,7 +31,7 @@ def invalid(path: str, value: object, detail: str) -> FieldProblem:
 
 
 def required(path: str, detail: str = "") -> FieldProblem:
-    """A field that must be there and is not."""
+    """A required field that is missing."""
     return FieldProblem(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
 
 
@@ -59,15 +59,15 @@ def too_many(path: str, count: int, limit: int) -> FieldProblem:
 
 
 def too_long(path: str, limit: int) -> FieldProblem:
-    """A text that is too long; the value itself is left out because it would fill the screen."""
+    """A text that is too long; the message leaves out the value."""
     return FieldProblem(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
 
 
 def not_found_field(path: str, value: object, detail: str) -> FieldProblem:
-    """A reference inside the object that leads nowhere."""
+    """A reference to a part of the object that does not exist."""
     return FieldProblem(path, "FieldValueNotFound", f"Not found: {quoted(value)}: {detail}")
 
 
 def wrong_type(path: str, value: object, expected: str) -> FieldProblem:
-    """A value of another JSON type than the schema's."""
+    """A value with another JSON type than the schema has."""
     return FieldProblem(path, "FieldValueTypeInvalid", f"Invalid value: {quoted(value)}: must be {expected}")

@@ -1,8 +1,8 @@
-"""Protobuf request bodies as JSON objects: what typed Go clients, kubectl's ``create`` among them, send.
+"""Decodes protobuf request bodies to JSON objects. Typed Go clients send them, for example ``kubectl create``.
 
-Owns the wire format (varints, length-delimited fields) and the few types whose JSON form differs; field names and
-numbers come from `protobuf.json` (distilled by ``scripts/distill_protobuf.py``). Answers are always JSON, so nothing
-is encoded here. Envelope: k8s.io/apimachinery pkg/runtime/serializer/protobuf (``k8s\\0`` and a runtime.Unknown).
+Field names and numbers come from `protobuf.json`, which ``scripts/distill_protobuf.py`` writes. There is no encoder,
+because replies are always JSON. Envelope: k8s.io/apimachinery pkg/runtime/serializer/protobuf (``k8s\\0`` and a
+runtime.Unknown).
 """
 
 import base64
@@ -41,7 +41,7 @@ def _table() -> dict[str, dict[int, tuple[str, str]]]:
 
 
 def decode_body(body: bytes) -> Obj:
-    """The object in ``body``. Raises InvalidObjectError (400) when it is no such message or of an unknown kind."""
+    """The object in ``body``. Raises InvalidObjectError (400) for other formats and unknown kinds."""
     if not body.startswith(_MAGIC):
         raise bad_request("provided data does not appear to be a protobuf message, expected prefix 'k8s\\x00'")
     try:
@@ -75,7 +75,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and raw values of a message. Raises IndexError on a message that ends too early."""
+    """Field numbers and raw values of a message. Raises IndexError on a truncated message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -112,7 +112,7 @@ def _message(data: bytes, type_name: str, depth: int) -> Obj:
             result.setdefault(name, {})[key] = item
         else:
             decoded = _value(value, kind, depth)
-            # Go always sends structs that are no pointers; what is empty in them was not set.
+            # Go always encodes structs that are not pointers; empty values in them were not set.
             if decoded not in ("", None):
                 result[name] = decoded
     return result
@@ -135,7 +135,7 @@ def _entry(data: int | bytes, kind: str, depth: int) -> tuple[str, Any]:
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise IndexError("a number where text or a message belongs")
+        raise IndexError("a number in place of text or a message")
     return value
 
 

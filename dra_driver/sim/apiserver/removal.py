@@ -1,9 +1,9 @@
-"""Deletion: preconditions, grace of pods, finalizers, dependents and namespaces.
+"""Deletion: preconditions, grace periods of pods, finalizers, dependents and namespaces.
 
-Does at once, under the store's lock, what the real cluster's garbage collector and namespace controller do a moment
-later, so that nothing depends on timing. Rules: k8s.io/apiserver pkg/registry/rest/delete.go and
-pkg/registry/generic/registry/store.go, pkg/controller/garbagecollector of kubernetes/kubernetes. Pods that run stay
-until their kubelet deletes them with grace 0.
+The work of the real cluster's garbage collector and namespace controller is done at once, under the store's lock, so
+that nothing depends on timing. Rules: k8s.io/apiserver pkg/registry/rest/delete.go and
+pkg/registry/generic/registry/store.go, pkg/controller/garbagecollector of kubernetes/kubernetes. Running pods stay
+until their kubelet deletes them with grace period 0.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ class DeleteOptions:
 
 
 class Removal:
-    """Deletes objects of a `State` and finishes deletions that were waiting. Not thread-safe; the store locks.
+    """Deletes objects of an `ObjectState` and completes pending deletions. Not thread-safe; the store locks.
 
-    ``when_terminating`` is told the name of a namespace that was just marked, and has to see to `empty_namespace`; the
-    default does it at once.
+    ``when_terminating`` is called with the name of a namespace that was marked for deletion, and must arrange a call of
+    `empty_namespace`; the default calls it at once.
     """
 
     def __init__(self, state: ObjectState, clock: Clock, when_terminating: Callable[[str], None] | None = None) -> None:
@@ -45,7 +45,10 @@ class Removal:
         self._when_terminating = when_terminating or self.empty_namespace
 
     def delete(self, kind: ResourceKind, key: Key, options: DeleteOptions) -> Record:
-        """Remove the object, or mark it when grace, finalizers or dependents hold it; the last version either way."""
+        """Remove the object, or mark it while a grace period, finalizers or dependents block that.
+
+        Returns the last version.
+        """
         record = self._state.get(kind, key)
         if record is None:
             raise not_found(kind, key[1])
@@ -67,14 +70,14 @@ class Removal:
         return self._with_grace(kind, self.remove(kind, key))
 
     def _with_grace(self, kind: ResourceKind, record: Record) -> Record:
-        """The last version as the answer shows it: pods say that they had no grace left."""
+        """The last version as the reply shows it: deleted pods have a grace period of 0."""
         if kind is not PODS:
             return record
         ended = {"deletionTimestamp": rfc3339(self._clock()), "deletionGracePeriodSeconds": 0}
         return Record(record.obj | {"metadata": record.obj["metadata"] | ended}, record.revision)
 
     def remove(self, kind: ResourceKind, key: Key) -> Record:
-        """Take the object out now, then whatever hung on it."""
+        """Remove the object now, then its dependents."""
         record = self._state.remove(kind, key)
         self._collect_dependents(record)
         self._release_owners(record)
@@ -83,7 +86,7 @@ class Removal:
         return record
 
     def finish(self, kind: ResourceKind, key: Key) -> None:
-        """Remove the object if it is marked as deleted and nothing holds it any more. Call it after each update."""
+        """Remove the object if it is marked for deletion and nothing blocks that. Call it after each update."""
         record = self._state.get(kind, key)
         if record is None or not dig(record.obj, "metadata", "deletionTimestamp"):
             return
@@ -96,7 +99,7 @@ class Removal:
             self.remove(kind, key)
 
     def collect_if_orphaned(self, kind: ResourceKind, key: Key) -> None:
-        """Delete the object when it names owners and none of them exists."""
+        """Delete the object if it has owner references and none of the owners exists."""
         record = self._state.get(kind, key)
         owners = entries(record.obj, "metadata", "ownerReferences") if record else []
         if owners and not any(self._state.by_uid(owner.get("uid", "")) for owner in owners):
@@ -113,7 +116,7 @@ class Removal:
             raise precondition_failed(kind, metadata["name"], "ResourceVersion", asked, found)
 
     def _grace_s(self, kind: ResourceKind, record: Record, options: DeleteOptions) -> int:
-        """Seconds that a kubelet has to stop the pod; 0 removes at once (pod strategy's CheckGracefulDelete)."""
+        """Seconds for the kubelet to stop the pod; 0 removes it at once (pod strategy's CheckGracefulDelete)."""
         obj = record.obj
         if kind is not PODS or not dig(obj, "spec", "nodeName"):
             return 0
@@ -125,7 +128,7 @@ class Removal:
             asked = before if before is not None else dig(obj, "spec", "terminationGracePeriodSeconds", default=30)
         if asked < 0:
             asked = 1
-        # A second delete may shorten the grace, never lengthen it.
+        # A second delete may shorten the grace period, not lengthen it.
         return int(asked if before is None else min(asked, before))
 
     def _mark(self, kind: ResourceKind, record: Record, grace_s: int, *, foreground: bool) -> Record:
@@ -160,7 +163,7 @@ class Removal:
         try:
             self.delete(kind, key, DeleteOptions(uid=metadata["uid"], propagation=propagation))
         except NotFoundError:
-            return  # went with another dependent a moment ago
+            return  # deleted together with another dependent
 
     def _orphan_dependents(self, record: Record) -> None:
         uid = record.obj["metadata"]["uid"]
@@ -185,7 +188,7 @@ class Removal:
                 self._drop_owners(kind, dependent, gone)
 
     def _release_owners(self, record: Record) -> None:
-        """Let owners go that were waiting for their last blocking dependent."""
+        """Continue the foreground deletion of owners that waited for this dependent."""
         for reference in entries(record.obj, "metadata", "ownerReferences"):
             found = self._state.by_uid(reference.get("uid", ""))
             owner = self._state.get(*found) if found else None
@@ -206,7 +209,7 @@ class Removal:
         return marked
 
     def empty_namespace(self, name: str) -> None:
-        """Delete what is in a namespace that is being deleted, and the namespace itself once it is empty."""
+        """Delete the contents of a namespace being deleted, then the namespace once it is empty."""
         for kind in self._state.kinds():
             for inside in self._state.records(kind, name) if kind.namespaced else ():
                 self._delete_quietly(kind, inside, "Background")

@@ -1,7 +1,6 @@
-"""From a request to what answers it: a whole reply, a watch or a log.
+"""Routes a request to a verb, a watch or a log, and serves the paths that are not objects.
 
-Owns the paths that are not objects (health, version, discovery, OpenAPI, access reviews). Knows no web server; every
-refusal is an exception of `dra_driver.errors`.
+Those are health, version, discovery, OpenAPI and access reviews. Every error is an exception of `dra_driver.errors`.
 """
 
 from collections.abc import Callable
@@ -37,14 +36,14 @@ RouterReply = Reply | WatchPlan | LogPlan
 
 
 class Router:
-    """Answers requests from one store."""
+    """Serves requests from one store."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._verbs = Verbs(store, clock)
 
     def answer(self, request: ApiRequest) -> RouterReply:
-        """What the request gets. Raises KubernetesApiError for every refusal."""
+        """The reply, or the plan of a stream. Raises KubernetesApiError for every error response."""
         if (target := target_of(request.path)) is not None:
             request.check_accept()
             return self._object(request, target)
@@ -71,7 +70,7 @@ class Router:
         return discovery(request)
 
     def _review(self, request: ApiRequest) -> Reply:
-        """Everybody who holds the token may do everything."""
+        """Allow everything: clients with the token have all rights."""
         return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
 
     def _object(self, request: ApiRequest, target: Target) -> RouterReply:

@@ -1,8 +1,7 @@
-"""Which fields objects have, and how their lists and maps merge: the table behind decoding, strategic merge and apply.
+"""The fields of objects and how their lists and maps merge: for decoding, strategic merge patches and apply patches.
 
-Owns reading `schema.json` (distilled from Kubernetes 1.36.2's OpenAPI document by ``scripts/distill_openapi.py``)
-and decoding: unknown fields are dropped and named, nulls vanish, wrong JSON types are refused, as Go's decoder does
-in the real server.
+`schema.json` is distilled from Kubernetes 1.36.2's OpenAPI document by ``scripts/distill_openapi.py``. Decoding follows
+Go's decoder in the real server: it drops unknown fields and reports them, drops nulls, and rejects wrong JSON types.
 """
 
 import json
@@ -33,10 +32,10 @@ _NAMES = {dict: "object", list: "array", str: "string", bool: "bool", int: "numb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldType:
-    """The type of a field. ``wraps`` are its containers from the outside in, ``[]`` or ``{}``; ``name`` what they hold.
+    """The type of a field. ``wraps`` are its containers, outermost first, ``[]`` or ``{}``; ``name`` is the item type.
 
-    ``list_type`` is atomic, set, map or ""; ``keys`` identify items of a map list; ``atomic`` marks values that apply
-    patches replace whole; ``patch`` and ``patch_key`` steer strategic merge patches.
+    ``list_type`` is atomic, set, map or ""; ``keys`` identify items of a map list; apply patches replace ``atomic``
+    values as a whole; ``patch`` and ``patch_key`` are for strategic merge patches.
     """
 
     name: str
@@ -84,7 +83,7 @@ def _parse(text: str) -> FieldType:
 
 @cache
 def table() -> dict[str, Any]:
-    """The distilled table as it is in the file: ``kinds`` and ``types``."""
+    """The content of the file: ``kinds`` and ``types``."""
     text = files("dra_driver.sim.apiserver").joinpath("schema.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
@@ -102,7 +101,10 @@ def type_of(kind: ResourceKind) -> FieldType:
 
 
 def decode(kind: ResourceKind, obj: Obj) -> list[str]:
-    """Drop nulls and unknown fields in place; the unknown ones' paths. Raises InvalidObjectError (400) on types."""
+    """Drop nulls and unknown fields in place; returns the paths of unknown fields.
+
+    Raises InvalidObjectError (400) for a wrong JSON type.
+    """
     unknown: list[str] = []
     try:
         _decode_fields(obj, type_of(kind).name, "", unknown)
@@ -128,7 +130,7 @@ def _decode_fields(obj: Obj, type_name: str, path: str, unknown: list[str]) -> N
 
 
 def _decoded(value: Any, field: FieldType, path: str, unknown: list[str]) -> Any:
-    """The value in canonical form; containers are changed in place."""
+    """The value in canonical form; changes containers in place."""
     if field.wraps:
         if not isinstance(value, list if field.is_list else dict):
             raise _mismatch(value, path, field)
@@ -151,7 +153,7 @@ def _decoded(value: Any, field: FieldType, path: str, unknown: list[str]) -> Any
 
 
 def _canonical(value: Any, type_name: str) -> Any:
-    """Quantities and times as the real server writes them back, whatever form they came in."""
+    """Quantities and times in the form in which the real server returns them."""
     if type_name == "Quantity":
         try:
             return str(Quantity.parse(str(value)))

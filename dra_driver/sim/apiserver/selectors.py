@@ -1,7 +1,6 @@
 """Label and field selectors: parsing and matching.
 
-Grammar and texts follow k8s.io/apimachinery pkg/labels/selector.go and pkg/fields/selector.go. Which field paths a kind
-offers is the kind's business; this file only reads them.
+Grammar and messages follow k8s.io/apimachinery pkg/labels/selector.go and pkg/fields/selector.go.
 """
 
 import re
@@ -43,7 +42,7 @@ class _Term:
 
 
 def _split(text: str) -> list[str]:
-    """Terms of a selector: commas inside parentheses belong to the term."""
+    """Split a selector at commas outside parentheses."""
     terms, depth, start = [], 0, 0
     for at, mark in enumerate(text):
         depth += (mark == "(") - (mark == ")")
@@ -65,7 +64,7 @@ def _term(text: str) -> _Term:
 
 
 def label_match(selector: str) -> Match | None:
-    """A predicate over whole objects; None for an empty selector. Raises InvalidObjectError (400) on bad syntax."""
+    """A predicate on objects; None for an empty selector. Raises InvalidObjectError (400) on bad syntax."""
     if not selector.strip():
         return None
     terms = [_term(text) for text in _split(selector)]
@@ -98,8 +97,8 @@ def field_match(
 ) -> Match | None:
     """A predicate for ``a.b=x,c!=y``; None for an empty selector.
 
-    ``allowed`` are the paths that the kind offers; None allows any path (in-process callers). A missing field reads
-    as "". Raises InvalidObjectError (400) on bad syntax or a path that is not offered.
+    ``allowed`` are the paths that the kind supports; None allows any path (in-process callers). A missing field has the
+    value "". Raises InvalidObjectError (400) on bad syntax or an unsupported path.
     """
     if not selector.strip():
         return None

@@ -1,7 +1,7 @@
-"""The API server as a thing to start and stop: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
+"""Runs the API server: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
 
-Start: 1. bind the socket, 2. make certificate and token, 3. run the event loop in a thread, 4. wait until it accepts.
-Stop: 1. end every watch, 2. let requests in flight finish (0.3 s), 3. cut what is left, 4. join the thread (5 s).
+Start: 1. bind the socket, 2. run the event loop in a thread, 3. wait until it accepts connections (10 s). Stop: 1. end
+every watch, 2. let requests in flight finish (0.3 s), 3. abort the other connections, 4. join the thread (5 s).
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from dra_driver.sim.apiserver.store import Store
 ADDRESS = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
-GOODBYE_S = 0.3
+ABORT_AFTER_S = 0.3
 NAMESPACE_DELAY_S = 1.0
 
 
 class ApiServer:
     """The embedded cluster's API server. Start it once, stop it once; ``store`` outlives it.
 
-    ``port`` 0 picks a free one. ``check_cel`` is asked whether a CEL expression compiles (None, or what is wrong).
-    ``successor_of`` is a stopped server whose store, port, token and certificate this one takes over: a restart.
+    ``port`` 0 chooses a free port. ``check_cel`` returns None if a CEL expression compiles, else the compiler's
+    message. ``successor_of`` is a stopped server, whose store, port, token and certificate this one uses: a restart.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where it listens, once it has been started."""
+        """The base URL, valid after `start`."""
         return f"https://{ADDRESS}:{self._port}"
 
     @property
     def token(self) -> str:
-        """The bearer token that every request has to carry."""
+        """The bearer token that every request must have."""
         return self._token
 
     @property
     def certificate(self) -> str:
-        """The PEM certificate that clients verify the server by."""
+        """The certificate in PEM, with which clients verify the server."""
         return self._certificate.certificate
 
     def start(self) -> str:
-        """Listen and serve; the base URL. Raises RetryableError when the port is taken or nothing comes up."""
+        """Listen and serve; returns the base URL. Raises RetryableError if the port is in use or the start fails."""
         listener = self._bind()
         self._thread = threading.Thread(target=self._run, args=(listener,), name="embedded-api-server", daemon=True)
         self._thread.start()
@@ -88,7 +88,7 @@ class ApiServer:
         return self.url
 
     def stop(self) -> None:
-        """End watches and requests and release the port. Idempotent; safe to call without a start."""
+        """End watches and requests and release the port. Idempotent; allowed without a start."""
         if self._server is None or self._loop is None or self._application is None or self._thread is None:
             return
         self._server.should_exit = True
@@ -99,18 +99,18 @@ class ApiServer:
 
     @staticmethod
     def _end_streams(server: uvicorn.Server, application: ApiApplication, loop: asyncio.AbstractEventLoop) -> None:
-        """End watches; then cut connections whose clients keep them open and do not answer TLS's goodbye."""
+        """End watches, then abort connections that clients keep open without answering TLS close_notify."""
         application.close()
 
-        def cut() -> None:
+        def abort() -> None:
             for connection in list(server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
 
-        loop.call_later(GOODBYE_S, cut)
+        loop.call_later(ABORT_AFTER_S, abort)
 
     def kubeconfig(self, path: str | os.PathLike[str]) -> Path:
-        """Write a kubeconfig that only its owner may read, replacing what is there in one step."""
+        """Write a kubeconfig with mode 0600; replaces an existing file by a rename."""
         target = Path(path)
         replace_file(target, json.dumps(self._kubeconfig(), indent=1).encode())
         return target
@@ -129,8 +129,7 @@ class ApiServer:
         }
 
     def _bind(self) -> socket.socket:
-        # The protocol is named because asyncio sets TCP_NODELAY only then; without it every answer waits 40 ms for
-        # an ACK.
+        # With an explicit protocol, asyncio sets TCP_NODELAY; without that, every reply waits 40 ms for an ACK.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -139,7 +138,7 @@ class ApiServer:
             listener.close()
             raise RetryableError(
                 f"the embedded API server cannot listen on {ADDRESS}:{self._port}: {error.strerror}; "
-                f"choose another port"
+                "choose another port"
             ) from error
         self._port = listener.getsockname()[1]
         return listener
@@ -173,7 +172,7 @@ class ApiServer:
         self._ready.set()
 
     def _tls(self) -> ssl.SSLContext:
-        """A context with the certificate; OpenSSL reads keys from files only, so one exists for a moment."""
+        """A TLS context with the certificate. Needs a temporary file: OpenSSL reads keys from files only."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
             file.write(self._certificate.certificate + self._certificate.key)

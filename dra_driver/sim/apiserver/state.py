@@ -1,4 +1,4 @@
-"""The objects themselves: current versions, the history that watches replay, the index of owners.
+"""Current versions of all objects, the history for watches, and the index of owners.
 
 Not thread-safe: `store.Store` calls it under its lock. Stored objects are never changed in place, so a reader may keep
 one without copying as long as it does not write to it.
@@ -14,13 +14,13 @@ from dra_driver.sim.apiserver.kind import ResourceKind
 
 Key = tuple[str, str]  # namespace ("" for cluster-scoped), name
 
-# How many writes a watch may be behind before it has to list again. etcd keeps five minutes; an embedded cluster
-# with 500 slices and some hundred pods makes fewer writes than this in that time.
+# Number of writes a watch can be behind before its client has to list again. etcd keeps five minutes; an embedded
+# cluster with 500 slices and a few hundred pods makes fewer writes than this in five minutes.
 HISTORY_LENGTH = 10_000
 
 
 class Record:
-    """One version of one object, with its JSON text made once for all readers."""
+    """One version of one object; its JSON text is made once for all readers."""
 
     __slots__ = ("_json", "obj", "revision")
 
@@ -38,12 +38,12 @@ class Record:
 
     @property
     def list_item(self) -> bytes:
-        """The object as lists carry it: without kind and apiVersion, which the list says once for all."""
+        """The object as a list item: without kind and apiVersion, which only the list has."""
         return b"{" + self.json.split(b",", 2)[2]
 
 
 class ObjectChange:
-    """One write: ``type`` is ADDED, MODIFIED or DELETED; ``previous`` the version before it, None for ADDED."""
+    """One write. ``type`` is ADDED, MODIFIED or DELETED; ``previous`` is the former version, None for ADDED."""
 
     __slots__ = ("key", "kind", "previous", "record", "type")
 
@@ -56,13 +56,13 @@ class ObjectChange:
 
 
 def object_key(kind: ResourceKind, obj: Obj) -> Key:
-    """Where ``obj`` is stored."""
+    """The key of ``obj``."""
     metadata = obj["metadata"]
     return (metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
 
 
 class ObjectState:
-    """Current objects, history and indexes. Every write goes to every listener in order."""
+    """Current objects, history and indexes. Calls every listener with every write, in order."""
 
     def __init__(self, history_length: int = HISTORY_LENGTH) -> None:
         self.revision = 1
@@ -73,20 +73,20 @@ class ObjectState:
         self._history: deque[ObjectChange] = deque(maxlen=history_length)
 
     def get(self, kind: ResourceKind, key: Key) -> Record | None:
-        """The current version, None where there is none."""
+        """The current version, None if the object does not exist."""
         return self._objects.get(kind, {}).get(key)
 
     def records(self, kind: ResourceKind, namespace: str = "") -> list[Record]:
-        """Current versions in key order (the order etcd lists in); ``namespace`` "" means all."""
+        """Current versions in key order, as etcd lists them; ``namespace`` "" means all."""
         found = self._objects.get(kind, {})
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
     def kinds(self) -> Iterable[ResourceKind]:
-        """Kinds that have had objects."""
+        """Kinds that have or had objects."""
         return tuple(self._objects)
 
     def put(self, kind: ResourceKind, obj: Obj) -> Record:
-        """Store ``obj`` as a new version; stamps metadata.resourceVersion into it."""
+        """Store ``obj`` as a new version; sets its metadata.resourceVersion."""
         key = object_key(kind, obj)
         previous = self.get(kind, key)
         record = self._stamp(obj)
@@ -100,7 +100,7 @@ class ObjectState:
         return record
 
     def remove(self, kind: ResourceKind, key: Key) -> Record:
-        """Take the object out; the returned last version carries the removal's revision. KeyError when absent."""
+        """Remove the object; returns its last version with the revision of the removal. Raises KeyError."""
         previous = self._objects[kind].pop(key)
         self._by_uid.pop(previous.obj["metadata"]["uid"], None)
         self._forget_owners(kind, key, previous.obj)
@@ -109,17 +109,17 @@ class ObjectState:
         return record
 
     def by_uid(self, uid: str) -> tuple[ResourceKind, Key] | None:
-        """Where the object with this UID is; None when it does not exist."""
+        """Kind and key of the object with this UID, None if it does not exist."""
         return self._by_uid.get(uid)
 
     def owned_by(self, uid: str) -> list[tuple[ResourceKind, Record]]:
-        """Objects that name ``uid`` as an owner, in key order."""
+        """Objects with ``uid`` in their owner references, by kind and key."""
         found = [(kind, key, self.get(kind, key)) for kind, key in self._owned.get(uid, ())]
         found.sort(key=lambda item: (item[0].plural, item[1]))
         return [(kind, record) for kind, _, record in found if record is not None]
 
     def changes_since(self, revision: int) -> Iterator[ObjectChange]:
-        """Writes after ``revision``, oldest first. Raises GoneError when the history does not reach back so far."""
+        """Writes after ``revision``, oldest first. Raises GoneError if the history does not reach back to it."""
         missing = self.revision - revision
         if missing > len(self._history):
             raise expired(revision, self.revision - len(self._history))
@@ -128,7 +128,7 @@ class ObjectState:
     def _stamp(self, obj: Obj) -> Record:
         self.revision += 1
         obj["metadata"]["resourceVersion"] = str(self.revision)
-        # First, so that `Record.list_item` can cut them off.
+        # kind and apiVersion come first, so that `Record.list_item` can cut them off.
         return Record({"kind": obj["kind"], "apiVersion": obj["apiVersion"], **obj}, self.revision)
 
     def _forget_owners(self, kind: ResourceKind, key: Key, obj: Obj) -> None:

@@ -1,8 +1,7 @@
-"""The embedded cluster's objects for in-process users: scheduler, controllers and simulated kubelets.
+"""The API for in-process users: scheduler, controllers and simulated kubelets.
 
-Same objects and same rules as over HTTP (validation, defaulting, resourceVersion conflicts, finalizers, garbage
-collection); errors are those of `dra_driver.errors`. Knows nothing of HTTP. Semantics follow the Kubernetes API
-conventions.
+The same objects and rules as over HTTP (validation, defaults, resourceVersion conflicts, finalizers, garbage
+collection); errors are those of `dra_driver.errors`. Semantics follow the Kubernetes API conventions.
 
     store.create(PODS, {"metadata": {"name": "p", "namespace": "default"}, "spec": {...}})
     with store.watch([PODS, RESOURCE_CLAIMS]) as events:      # existing objects first, as ADDED
@@ -32,7 +31,7 @@ INITIAL_NAMESPACES = ("default", "kube-public", "kube-system")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects in key order and the revision they were read at: where a watch continues."""
+    """Objects in key order, and the revision of the list, from which a watch can continue."""
 
     items: list[Obj]
     resource_version: int
@@ -41,11 +40,11 @@ class Listing:
 class Store:
     """Every object of the embedded cluster. Thread-safe; every object in or out is a copy that the caller may change.
 
-    ``check_cel`` is asked about every CEL expression of a selector: None means that it compiles, a text says why not.
-    ``namespace_delay_s`` is how long a deleted namespace keeps its contents: kubectl deletes a manifest object by
-    object, and would not find those that went with their namespace a moment before. ``namespace`` is "" for
-    cluster-scoped kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale resourceVersion, failed
-    precondition), InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
+    ``check_cel`` checks every CEL expression of a selector: it returns None, or the compiler's message.
+    ``namespace_delay_s`` is how long a deleted namespace keeps its contents: kubectl deletes the objects of a manifest
+    one by one, and must still find those in a namespace that it deleted before. ``namespace`` is "" for cluster-scoped
+    kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale resourceVersion, failed precondition),
+    InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Store:
 
     @property
     def revision(self) -> int:
-        """The resourceVersion of the newest write."""
+        """The resourceVersion of the latest write."""
         with self._lock:
             return self._state.revision
 
@@ -78,7 +77,7 @@ class Store:
         return self._copied(self.read(kind, name, namespace))
 
     def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Obj | None:
-        """The object, None where there is none."""
+        """The object, None if it does not exist."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
         return self._copied(record) if record else None
@@ -99,7 +98,7 @@ class Store:
         dry_run: bool = False,
         on_unknown: OnUnknown = ignore_unknown,
     ) -> Obj:
-        """Store a new object and return it as stored. Fills name (from generateName), uid, defaults; drops status."""
+        """Store a new object and return it as stored. Sets name (from generateName), uid and defaults; drops status."""
         with self._lock:
             return self._copied(
                 self._writes.create(kind, copy_json(obj), namespace, dry_run=dry_run, on_unknown=on_unknown)
@@ -114,7 +113,7 @@ class Store:
         dry_run: bool = False,
         on_unknown: OnUnknown = ignore_unknown,
     ) -> Obj:
-        """Replace the object. With metadata.resourceVersion set, only if that is still the version (ConflictError)."""
+        """Replace the object. Raises ConflictError if metadata.resourceVersion is set and not the current version."""
         metadata = obj.get("metadata", {})
         key = (metadata.get("namespace", "default") if kind.namespaced else "", metadata.get("name", ""))
         with self._lock:
@@ -124,7 +123,7 @@ class Store:
             return self._copied(written)
 
     def update_status(self, kind: ResourceKind, obj: Obj, *, dry_run: bool = False) -> Obj:
-        """Replace status only; everything else of ``obj`` but name and resourceVersion is ignored."""
+        """Replace the status. Of the rest of ``obj``, only name, namespace and resourceVersion are used."""
         return self.update(kind, obj, subresource="status", dry_run=dry_run)
 
     def patch(
@@ -138,9 +137,10 @@ class Store:
         dry_run: bool = False,
         on_unknown: OnUnknown = ignore_unknown,
     ) -> Obj:
-        """Change the object by a JSON, merge, strategic merge or apply patch; never conflicts unless the patch says so.
+        """Change the object by a JSON, merge, strategic merge or apply patch.
 
-        An apply patch creates the object when it does not exist.
+        Raises ConflictError only if the patch contains a stale resourceVersion, or for an apply patch that conflicts
+        with another manager. An apply patch creates a missing object.
         """
         with self._lock:
             record = self._state.get(kind, (namespace, name))
@@ -158,19 +158,25 @@ class Store:
             return self._copied(written)
 
     def delete(self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
-        """Delete or mark as being deleted; the last version. Raises NotFoundError, ConflictError on preconditions."""
+        """Delete the object or mark it for deletion; returns the last version.
+
+        Raises NotFoundError, and ConflictError if a precondition does not hold.
+        """
         return self.remove(kind, name, namespace, options)[1]
 
     def remove(
         self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None
     ) -> tuple[bool, Obj]:
-        """Like `delete`, and whether the object is gone now (False: grace, finalizers or dependents hold it)."""
+        """Like `delete`; returns also whether the object is removed.
+
+        It is only marked while a grace period, finalizers or dependents block its removal.
+        """
         with self._lock:
             last = self._copied(self._removal.delete(kind, (namespace, name), options or DeleteOptions()))
             return self._state.by_uid(last["metadata"]["uid"]) is None, last
 
     def bind(self, namespace: str, pod: str, node: str) -> Obj:
-        """Assign a pod to a node, as a POST to pods/binding does. Raises ConflictError when it is already assigned."""
+        """Assign a pod to a node, as a POST to pods/binding does. Raises ConflictError if the pod has a node."""
         with self._lock:
             return self._copied(self._writes.bind(namespace, pod, node))
 
@@ -182,11 +188,10 @@ class Store:
         namespace: str = "",
         wake: Callable[[], None] | None = None,
     ) -> Subscription:
-        """Changes of ``kinds`` from now on. ``since`` None sends existing objects first, as ADDED; else changes
-        after it.
+        """Watch ``kinds``. With ``since`` None existing objects come first, as ADDED; else the changes after ``since``.
 
-        Raises GoneError when ``since`` is older than the history: list again. ``wake`` is called after each arrival
-        under the store's lock and must only signal.
+        Raises GoneError if ``since`` is older than the history: list again. ``wake`` is called after each change under
+        the store's lock, so it must only signal.
         """
         chosen = tuple(kinds)
         subscription = Subscription(chosen, namespace, wake, self._detach)
@@ -202,7 +207,7 @@ class Store:
         return subscription
 
     def read(self, kind: ResourceKind, name: str, namespace: str = "") -> Record:
-        """The stored version itself, not a copy: for readers that do not change it. Raises NotFoundError."""
+        """The stored version, not a copy: callers must not change it. Raises NotFoundError."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
         if record is None:
@@ -210,7 +215,7 @@ class Store:
         return record
 
     def read_all(self, kind: ResourceKind, namespace: str = "") -> tuple[Sequence[Record], int]:
-        """Stored versions themselves, in key order, and the revision they were read at."""
+        """The stored versions, not copies, in key order, and the revision of the list."""
         with self._lock:
             return self._state.records(kind, namespace), self._state.revision
 

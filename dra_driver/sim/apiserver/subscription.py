@@ -1,7 +1,7 @@
-"""A watch for in-process users: a queue of changes that is filled under the store's lock and emptied without it.
+"""A watch for in-process users: a queue of changes, filled under the store's lock and emptied without it.
 
-Owns waiting and overflow. A subscriber that falls behind by `MAX_BEHIND` changes gets a GoneError, as a slow HTTP
-watch would be closed by the real server, and lists again.
+A subscriber that is `MAX_BEHIND` changes behind gets a GoneError and must list again, as the real server closes a
+slow HTTP watch.
 """
 
 import threading
@@ -19,10 +19,10 @@ MAX_BEHIND = 100_000
 
 
 class Event:
-    """One change as a subscriber sees it. ``object`` is the subscriber's own copy: it may be changed freely.
+    """One change. ``object`` is a copy that the subscriber may change.
 
-    ``type`` is ADDED, MODIFIED or DELETED (then ``object`` is the last version). ``resource_version`` is where to
-    resume.
+    ``type`` is ADDED, MODIFIED or DELETED (``object`` is then the last version). A new watch can continue from
+    ``resource_version``.
     """
 
     __slots__ = ("kind", "object", "resource_version", "type")
@@ -35,11 +35,10 @@ class Event:
 
 
 class Subscription:
-    """Changes of some kinds since some revision. Thread-safe; made by ``Store.watch``.
+    """Changes of some kinds. Thread-safe; created by ``Store.watch``.
 
-    Iterating yields events until the subscription is closed. `next` waits for one event at most as long as it is told.
-    ``wake`` is called (from the writer's thread, under the store's lock: it must only signal) after a change has
-    arrived.
+    Iterating yields events until the subscription is closed. ``wake`` is called after each change, from the writer's
+    thread and under the store's lock: it must only signal.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Subscription:
         self._lost_at = 0
 
     def offer(self, change: ObjectChange) -> None:
-        """Called by the store for every write."""
+        """Add a change. The store calls it for every write."""
         if change.kind not in self._kinds or (self._namespace and change.key[0] != self._namespace):
             return
         with self._ready:
@@ -74,7 +73,7 @@ class Subscription:
             self._wake()
 
     def take_all(self) -> list[ObjectChange]:
-        """Everything that has arrived, without waiting and without copying: the objects must not be changed."""
+        """All changes so far, without waiting. The objects are not copies and must not be changed."""
         with self._ready:
             self._check()
             taken = list(self._queue)
@@ -82,7 +81,7 @@ class Subscription:
         return taken
 
     def next(self, timeout_s: float) -> Event | None:
-        """The next event; None after ``timeout_s`` or when closed. Raises GoneError when events were lost."""
+        """The next event; None after ``timeout_s`` or when closed. Raises GoneError if events were lost."""
         deadline = monotonic() + timeout_s
         with self._ready:
             while not self._queue:
@@ -109,7 +108,7 @@ class Subscription:
             return self._closed
 
     def close(self) -> None:
-        """Stop receiving and let waiters go. Idempotent."""
+        """Stop receiving changes and wake waiting readers. Idempotent."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()

@@ -1,8 +1,4 @@
-"""Objects as metav1.Table: what `kubectl get` asks for.
-
-Owns the shape of tables and rows; the columns are the kind's. Source: k8s.io/apiserver
-pkg/endpoints/handlers/response.go.
-"""
+"""Objects as metav1.Table, which `kubectl get` requests (k8s.io/apiserver pkg/endpoints/handlers/response.go)."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -31,7 +27,7 @@ def _definition(column: Column) -> Obj:
 
 
 def partial(obj: Obj) -> Obj:
-    """The object's metadata alone, as PartialObjectMetadata."""
+    """The object's metadata as PartialObjectMetadata."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
 
 
@@ -46,8 +42,9 @@ def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include:
 def table(
     kind: ResourceKind, objects: Iterable[Obj], metadata: Obj, now: datetime, *, include: str = "", headers: bool = True
 ) -> Obj:
-    """A table with one row per object. ``include`` says what each row carries of it; ``headers`` False leaves
-    columns out.
+    """A table with one row per object.
+
+    ``include`` is how much of the object each row has; ``headers`` False leaves out the column definitions.
     """
     printer = kind.printer or DEFAULT_PRINTER
     return {

@@ -1,7 +1,7 @@
 """The verbs of the API on one target: get, list, create, update, patch, delete, deletecollection.
 
-Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, calls the store, and shapes the answer.
-Every function raises `dra_driver.errors` on refusal; watching and subresources of pods are elsewhere.
+Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, calls the store, and formats the reply.
+Errors are those of `dra_driver.errors`. `watching` and `pod_subresources` have the other verbs.
 """
 
 from datetime import datetime
@@ -26,7 +26,7 @@ _PROPAGATIONS = ("Background", "Foreground", "Orphan")
 
 
 def _unsupported_field(kind: ResourceKind) -> str:
-    """The words for a field selector that the kind does not offer, which differ by how the kind was registered."""
+    """The message for an unsupported field selector; it depends on how Kubernetes registers the kind."""
     if not kind.selectable:
         known = ", ".join(f'"{field}"' for field in _META_FIELDS)
         return f'"{{key}}" is not a known field selector: only {known}'
@@ -36,7 +36,7 @@ def _unsupported_field(kind: ResourceKind) -> str:
 
 
 def selection(request: ApiRequest, target: Target) -> list[Match]:
-    """Predicates of a request's label and field selectors. Raises InvalidObjectError (400)."""
+    """Predicates for a request's label and field selectors. Raises InvalidObjectError (400)."""
     fields, kind = request.query.get("fieldSelector", ""), target.kind
     matches = [
         label_match(request.query.get("labelSelector", "")),
@@ -54,7 +54,7 @@ def _options_invalid(options: str, problem: FieldProblem) -> Exception:
 
 
 class Verbs:
-    """The verbs over one store. Thread-safe as the store is."""
+    """The verbs on one store. Thread-safe."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -62,16 +62,16 @@ class Verbs:
 
     @property
     def now(self) -> datetime:
-        """For ages in tables."""
+        """The current time, for ages in tables."""
         return self._clock()
 
     def get(self, request: ApiRequest, target: Target) -> Reply:
-        """One object."""
+        """Get one object."""
         self._check_revision(request)
         return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self.now)
 
     def list(self, request: ApiRequest, target: Target) -> Reply:
-        """The objects of a collection; ``limit`` is accepted and not needed, lists are always whole."""
+        """List a collection. ``limit`` is ignored: lists are always complete."""
         self._check_revision(request)
         if request.query.get("continue"):
             raise expired(0, self._store.revision)
@@ -81,7 +81,7 @@ class Verbs:
         return views.many(request, target, chosen, revision, self.now)
 
     def create(self, request: ApiRequest, target: Target) -> Reply:
-        """A new object; 201."""
+        """Create an object; 201."""
         obj, checks = self._body(request, target), _FieldValidation(request, target)
         dry_run = self._dry_run(request, "CreateOptions")
         made = self._store.create(
@@ -91,7 +91,7 @@ class Verbs:
         return views.one(request, target, Record(made, 0), self.now, status=201, warnings=warnings)
 
     def update(self, request: ApiRequest, target: Target) -> Reply:
-        """The object, or one of its subresources, replaced."""
+        """Replace the object or one of its subresources."""
         obj, checks = self._body(request, target), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
         wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})
@@ -109,7 +109,7 @@ class Verbs:
         return views.one(request, target, Record(made, 0), self.now, status=200 if known else 201, warnings=warnings)
 
     def patch(self, request: ApiRequest, target: Target) -> Reply:
-        """The object changed by a patch; 201 when an apply patch made it."""
+        """Patch the object; 201 if an apply patch created it."""
         if request.content_type not in PATCH_TYPES:
             accepted = ", ".join(PATCH_TYPES)
             text = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
@@ -138,7 +138,7 @@ class Verbs:
         return views.one(request, target, Record(made, 0), self.now, status=200 if known else 201, warnings=warnings)
 
     def delete(self, request: ApiRequest, target: Target) -> Reply:
-        """The object deleted, or marked when something holds it."""
+        """Delete the object, or mark it for deletion if something blocks that."""
         options = self._delete_options(request)
         gone, last = self._store.remove(target.kind, target.name, target.namespace, options)
         if not gone or target.kind.returns_deleted:
@@ -149,7 +149,7 @@ class Verbs:
         return Reply.of(success | {"details": {key: value for key, value in details.items() if value}})
 
     def delete_collection(self, request: ApiRequest, target: Target) -> Reply:
-        """Every selected object deleted; the list of them."""
+        """Delete every selected object; returns the list of them."""
         options, matches = self._delete_options(request), selection(request, target)
         records, revision = self._store.read_all(target.kind, target.namespace)
         chosen = [record for record in records if all(match(record.obj) for match in matches)]
@@ -158,7 +158,7 @@ class Verbs:
             try:
                 self._store.delete(target.kind, metadata["name"], metadata.get("namespace", ""), options)
             except NotFoundError:
-                continue  # went as a dependent of one before
+                continue  # deleted as a dependent of an earlier one
         return views.many(request, target, chosen, revision, self.now)
 
     def _known(self, target: Target) -> bool:
@@ -169,7 +169,7 @@ class Verbs:
         return from_events_v1(obj) if target.is_other_view else obj
 
     def _check_revision(self, request: ApiRequest) -> None:
-        """Answers are always the newest: that satisfies all but a revision of the future or an exact one."""
+        """Check resourceVersion: replies have the newest state, which satisfies all but future and exact revisions."""
         sent, match = request.query.get("resourceVersion", ""), request.query.get("resourceVersionMatch", "")
         if not sent:
             if match and not request.flag("sendInitialEvents"):
@@ -206,7 +206,7 @@ class Verbs:
 
 
 class _FieldValidation:
-    """What to do about unknown fields: ignore, warn (the default) or refuse."""
+    """Handles unknown fields by the request's fieldValidation: Ignore, Warn (the default) or Strict."""
 
     def __init__(self, request: ApiRequest, target: Target) -> None:
         self._policy = request.query.get("fieldValidation", "") or "Warn"
@@ -217,7 +217,7 @@ class _FieldValidation:
             raise _options_invalid("CreateOptions", problem)
 
     def on_unknown(self, paths: list[str]) -> None:
-        """The store's hook: paths of fields that it is about to drop."""
+        """Called by the store with the paths of fields that it will drop. Raises InvalidObjectError if Strict."""
         texts = tuple(f'unknown field "{path}"' for path in paths)
         if texts and self._policy == "Strict":
             name, version = self._kind.kind, self._kind.version
@@ -227,7 +227,7 @@ class _FieldValidation:
 
 
 def revision_number(text: str) -> int:
-    """A resourceVersion as a number. Raises 400 when it is none."""
+    """A resourceVersion as a number. Raises 400 if it is not a number."""
     if not text.isdigit():
         raise bad_request(
             f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
@@ -236,7 +236,7 @@ def revision_number(text: str) -> int:
 
 
 def too_large(asked: int, current: int) -> Exception:
-    """504: the client has seen a revision that this server has not reached."""
+    """504: the client asks for a revision that this server has not reached."""
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     text = f"Timeout: Too large resource version: {asked}, current: {current}"
     return status_error(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})

@@ -1,6 +1,6 @@
-"""Objects and lists in the form that a request asks for: plain, table or metadata only.
+"""Formats objects and lists as a request asks: plain, as a table, or metadata only.
 
-Plain objects go out as the bytes that the store keeps; everything else is built per request.
+For plain objects, the reply has the JSON bytes that the store keeps; other forms are built per request.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dra_driver.sim.apiserver.tables import INCLUDE_CHOICES, partial, table
 
 
 def include_option(request: ApiRequest) -> str:
-    """What each row of a table carries of its object."""
+    """The includeObject option: how much of the object each table row has. Raises 400 for other values."""
     include = request.query.get("includeObject", "")
     if include not in INCLUDE_CHOICES:
         raise bad_request(f'unrecognized includeObject value: "{include}"')
@@ -24,7 +24,7 @@ def include_option(request: ApiRequest) -> str:
 
 
 def view_of(target: Target, obj: Obj) -> Obj:
-    """The object in the group of the path."""
+    """The object in the API group of the path."""
     return to_events_v1(obj) if target.is_other_view else obj
 
 
@@ -37,7 +37,7 @@ def one(
     status: int = 200,
     warnings: tuple[str, ...] = (),
 ) -> Reply:
-    """A single object."""
+    """A reply with one object."""
     if request.wants("Table"):
         metadata = {"resourceVersion": record.obj["metadata"].get("resourceVersion", "")}
         include = include_option(request)
@@ -49,7 +49,7 @@ def one(
 
 
 def many(request: ApiRequest, target: Target, records: Sequence[Record], revision: int, now: datetime) -> Reply:
-    """A list."""
+    """A reply with a list."""
     metadata = {"resourceVersion": str(revision)}
     if request.wants("Table"):
         objects = [record.obj for record in records]

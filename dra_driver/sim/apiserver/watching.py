@@ -1,7 +1,7 @@
-"""A watch over HTTP: which events a client sees, and the bytes of each.
+"""A watch over HTTP: which events a client gets, and their bytes.
 
-Owns the change of event types at the border of a selection (an object that starts to match is ADDED, one that stops is
-DELETED), bookmarks and the initial events of streaming lists. Sources: k8s.io/apiserver pkg/storage/cacher,
+With a selector, an object that starts to match is ADDED, and one that stops matching is DELETED. Also bookmarks and the
+initial events of streaming lists. Sources: k8s.io/apiserver pkg/storage/cacher,
 KEP-3157, KEP-956.
 """
 
@@ -28,7 +28,7 @@ BOOKMARK_INTERVAL_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan:
-    """What a watch request asks for. ``since`` None means everything that exists first."""
+    """The options of a watch request. With ``since`` None, existing objects come first."""
 
     request: ApiRequest
     target: Target
@@ -40,7 +40,7 @@ class WatchPlan:
 
 
 def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
-    """Read the options of a watch. Raises InvalidObjectError (400) and 422 as the real server does."""
+    """Parse the options of a watch. Raises InvalidObjectError (400) and 422 as the real server does."""
     sent, initial = request.query.get("resourceVersion", ""), request.query.get("sendInitialEvents")
     match = request.query.get("resourceVersionMatch", "")
     if match and initial is None:
@@ -66,7 +66,7 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
 def _watch_revision(text: str) -> int:
     if text.isdigit():
         return int(text)
-    # The real server says 500 here, and 400 to a list.
+    # The real server returns 500 here, and 400 for a list.
     wrong = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
     raise status_error(500, "", wrong)
 
@@ -78,7 +78,7 @@ def _list_options(problem: FieldProblem) -> Exception:
 
 
 class Frames:
-    """Turns changes into the lines of one watch's answer. Not thread-safe: one per connection."""
+    """Formats changes as the lines of one watch. Not thread-safe: one per connection."""
 
     def __init__(self, plan: WatchPlan, clock: Clock) -> None:
         self._plan = plan
@@ -89,11 +89,11 @@ class Frames:
         self._headers = True
 
     def of(self, changes: Sequence[ObjectChange]) -> bytes:
-        """Lines for those changes that the client is to see; empty when there are none."""
+        """Lines for the changes that the client gets; empty without any."""
         return b"".join(line for change in changes if (line := self._line(change)))
 
     def bookmark(self, revision: int, *, initial_end: bool = False) -> bytes:
-        """A line that only says how far the client has come."""
+        """A bookmark: a line with only the revision that the client has reached."""
         kind = self._plan.target.kind
         metadata: Obj = {"resourceVersion": str(revision)}
         if initial_end:
@@ -106,7 +106,7 @@ class Frames:
         return _frame("BOOKMARK", dump(obj))
 
     def gone(self, error: GoneError) -> bytes:
-        """The line that ends a watch whose history is lost."""
+        """The last line of a watch whose history is lost."""
         return _frame("ERROR", dump(status_body(error)))
 
     def _line(self, change: ObjectChange) -> bytes | None:
@@ -118,7 +118,7 @@ class Frames:
             return None
         if change.type == "DELETED":
             return _frame("DELETED", self._shape(change.record))
-        # It left the selection: the last version that matched, at the revision of the change.
+        # It no longer matches: send the last version that matched, with the revision of the change.
         metadata = change.previous.obj["metadata"] | {"resourceVersion": str(change.record.revision)}
         return _frame("DELETED", self._shape(Record(change.previous.obj | {"metadata": metadata}, 0)))
 

@@ -1,7 +1,6 @@
-"""Creating and changing objects: what the API server fills in, keeps, refuses and bumps.
+"""Creates and updates objects: decode, default, prepare, validate, store; sets the metadata that only the server sets.
 
-Owns the order of steps of a write (decode defaults, prepare, validate, store) and the metadata that only the server
-may set; what a kind adds comes from its `Rules`. Order and rules follow k8s.io/apiserver
+A kind's own behaviour is in its `WriteRules`. The order of steps follows k8s.io/apiserver
 pkg/registry/rest/{create,update}.go.
 """
 
@@ -35,21 +34,20 @@ _SERVER_OWNED = (
     "generation",
     "selfLink",
 )
-# Two objects could draw the same five letters; the real server tries again as often (k8s.io/apiserver,
+# A generated name may exist already; the real server makes the same number of attempts (k8s.io/apiserver,
 # maxNameGenerationCreateAttempts).
 _NAME_ATTEMPTS = 8
 
-# Told the paths of fields that the schema does not know, before they are dropped for good; it may raise to refuse
-# the write.
+# Called with the paths of fields that are not in the schema, before they are dropped; may raise to refuse the write.
 OnUnknown = Callable[[list[str]], None]
 
 
 def ignore_unknown(_paths: list[str]) -> None:
-    """Unknown fields are dropped without a word (fieldValidation=Ignore)."""
+    """Drop unknown fields silently (fieldValidation=Ignore)."""
 
 
 class ObjectWriter:
-    """Creates and updates in a `State`. Takes ownership of the objects handed in. Not thread-safe; the store locks."""
+    """Writes to an `ObjectState`. Keeps the objects passed in, without copying. Not thread-safe; the store locks."""
 
     def __init__(
         self, state: ObjectState, removal: Removal, clock: Clock, check_cel: Callable[[str], str | None] | None = None
@@ -68,7 +66,7 @@ class ObjectWriter:
         dry_run: bool = False,
         on_unknown: OnUnknown = ignore_unknown,
     ) -> Record:
-        """Store a new object. ``namespace`` is the request's, "" when the object names its own."""
+        """Store a new object. ``namespace`` is that of the request, "" if the object has it."""
         self._check_type(kind, obj)
         on_unknown(decode(kind, obj))
         self._place(kind, obj, namespace)
@@ -103,7 +101,7 @@ class ObjectWriter:
         dry_run: bool = False,
         on_unknown: OnUnknown = ignore_unknown,
     ) -> Record:
-        """Replace the stored object (or its status) by ``obj``; the version returned is the stored one."""
+        """Replace the stored object or its status by ``obj``; returns the stored version."""
         self._check_type(kind, obj)
         on_unknown(decode(kind, obj))
         old = self._state.get(kind, key)
@@ -120,7 +118,7 @@ class ObjectWriter:
         if problems:
             raise invalid_object(kind, key[1], problems)
         if new == old.obj:
-            return old  # writes without a change are not stored and wake no watch
+            return old  # a write without a change is not stored, and watches do not see it
         if self._bumps(kind, new, old.obj, subresource):
             new["metadata"]["generation"] = old.obj["metadata"].get("generation", 0) + 1
         if dry_run:
@@ -131,7 +129,7 @@ class ObjectWriter:
         return record
 
     def bind(self, namespace: str, pod: str, node: str) -> Record:
-        """Assign a pod to a node once and for all, and say so in its conditions (pods/binding)."""
+        """Assign a pod to a node and set its condition PodScheduled. Raises ConflictError if it has a node."""
         old = self._state.get(PODS, (namespace, pod))
         if old is None:
             raise not_found(PODS, pod)
@@ -153,11 +151,11 @@ class ObjectWriter:
     def _check_type(self, kind: ResourceKind, obj: Obj) -> None:
         if not isinstance(obj.get("metadata", {}), dict):
             raise bad_request(f"{kind.kind}: metadata must be an object, got {type(obj['metadata']).__name__}")
-        said = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
+        found = (obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind))
         served = {kind.api_version, *("/".join(also) for also in kind.served_also_as)}
-        if said[0] not in served or said[1] != kind.kind:
+        if found[0] not in served or found[1] != kind.kind:
             raise bad_request(
-                f"{said[1]} in version {said[0]!r} cannot be handled as a {kind.kind}: expected {kind.api_version}"
+                f"{found[1]} in version {found[0]!r} cannot be handled as a {kind.kind}: expected {kind.api_version}"
             )
         obj["apiVersion"], obj["kind"] = kind.api_version, kind.kind
 
@@ -166,15 +164,15 @@ class ObjectWriter:
         if not kind.namespaced:
             metadata.pop("namespace", None)
             return
-        said = metadata.get("namespace", "")
-        if namespace and said and said != namespace:
+        own = metadata.get("namespace", "")
+        if namespace and own and own != namespace:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
-        metadata["namespace"] = namespace or said or "default"
+        metadata["namespace"] = namespace or own or "default"
 
     def _fill_new(self, kind: ResourceKind, obj: Obj) -> None:
         metadata = obj["metadata"]
         if metadata.get("resourceVersion"):
-            # The real server says 500 too, without a reason.
+            # The real server also returns 500 without a reason.
             raise status_error(500, "", "resourceVersion should not be set on objects to be created")
         for field in _SERVER_OWNED:
             metadata.pop(field, None)
@@ -213,7 +211,7 @@ class ObjectWriter:
         sent = metadata.get("resourceVersion", "")
         if not sent and kind.needs_resource_version and not subresource:
             problem = invalid("metadata.resourceVersion", 0, "must be specified for an update")
-            raise invalid_object(kind, before["name"], [problem], said_kind=kind.plural)
+            raise invalid_object(kind, before["name"], [problem], kind_name=kind.plural)
         if metadata.get("uid") and metadata["uid"] != before["uid"]:
             key = "/".join(part for part in (kind.plural, before.get("namespace", ""), before["name"]) if part)
             why = (
@@ -225,7 +223,7 @@ class ObjectWriter:
             raise conflict(kind, before["name"])
 
     def _merge_owned(self, kind: ResourceKind, obj: Obj, old: Obj, subresource: str) -> Obj:
-        """``obj`` with everything that this kind of write may not change taken from the stored version."""
+        """``obj`` with the fields that this kind of write may not change from the stored version."""
         if subresource == "status":
             new: Obj = copy_json(old)
             if "status" in obj:
@@ -252,7 +250,7 @@ class ObjectWriter:
         return obj
 
     def _bumps(self, kind: ResourceKind, new: Obj, old: Obj, subresource: str) -> bool:
-        """Whether the write changes what is asked for, as opposed to metadata or status."""
+        """Whether the write changes the object outside of metadata and status."""
         if not kind.generation or subresource == "status":
             return False
         ignored = {"metadata", "status"}

@@ -1,0 +1,1 @@
+"""The patch formats of the Kubernetes API."""

@@ -1,4 +1,4 @@
-"""Sets of fields as server-side apply records them (metav1.FieldsV1), and removing or reading values by them.
+"""Sets of fields as server-side apply records them (metav1.FieldsV1), and access to values by their members.
 
 A set is a tree: ``f:name`` a field, ``k:{"name":"x"}`` a list item by its keys, ``v:"x"`` a member of a set, ``.``
 the item itself; leaves are empty objects. Format: sigs.k8s.io/structured-merge-diff fieldpath/serialize.go.
@@ -18,14 +18,14 @@ _KEY_DEFAULTS = {"protocol": "TCP"}
 
 
 def inner_type(field: FieldType, key: str) -> FieldType:
-    """The type of one field of an object or free-key map; an untyped one where the schema does not know it."""
+    """The type of one field of an object or free-key map; untyped if the schema lacks it."""
     if field.is_map:
         return field.inner
     return fields_of(field.name).get(key, FieldType(name="any", atomic=True))
 
 
 def item_step(field: FieldType, item: Any) -> str:
-    """How a list item is named in a set."""
+    """The step for a list item in a set."""
     if field.list_type == "map":
         values = {key: item.get(key, _KEY_DEFAULTS.get(key)) for key in sorted(field.keys)}
         present = {key: value for key, value in values.items() if value is not None}
@@ -72,7 +72,7 @@ def contains(fields: Obj, path: Path) -> bool:
 
 
 def without(fields: Obj, path: Path) -> Obj:
-    """The set less one member; empty branches go with it."""
+    """The set without one member and without branches that become empty."""
     if not path:
         return {step: inner for step, inner in fields.items() if step != "."}
     step = path[0]
@@ -87,7 +87,7 @@ _MISSING = object()
 
 
 def value_at(value: Any, path: Path, field: FieldType) -> Any:
-    """The value of a member, a private marker when it is missing (which equals nothing else)."""
+    """The value of a member; for a missing one a marker that equals no other value."""
     for step in path:
         if step.startswith("f:"):
             key = step[2:]
@@ -103,7 +103,7 @@ def value_at(value: Any, path: Path, field: FieldType) -> Any:
 
 
 def remove_at(value: Any, path: Path, field: FieldType) -> None:
-    """Remove a member from ``value`` in place; nothing happens when it is missing."""
+    """Remove a member from ``value`` in place, if it exists."""
     if not path:
         return
     parent = value_at(value, path[:-1], field)

@@ -9,7 +9,7 @@ MAX_OPERATIONS = 10_000  # k8s.io/apiserver pkg/endpoints/handlers/patch.go maxJ
 
 
 def apply_json_patch(target: Any, operations: object) -> Any:
-    """``target`` after all operations; changes it in place. Raises InvalidObjectError (400) or a 422 when one fails."""
+    """``target`` after all operations; changes it in place. Raises 400 or 422 if one fails."""
     if not isinstance(operations, list):
         raise bad_request("a JSON patch must be a list of operations")
     if len(operations) > MAX_OPERATIONS:

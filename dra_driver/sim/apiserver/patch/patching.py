@@ -1,7 +1,4 @@
-"""The four patch formats of the Kubernetes API, as values and as one function from old object to new.
-
-Owns the choice of the format and what may not be patched; the formats have a file each. Pure: nothing is stored here.
-"""
+"""Applies a patch in one of the four formats of the Kubernetes API. Pure: returns the new object."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,7 @@
-"""Server-side apply: merge a manager's configuration, drop what it no longer says, refuse what another manager owns.
+"""Server-side apply: merges a manager's configuration, drops fields that it no longer has, and detects conflicts.
 
-Owns metadata.managedFields of Apply operations. Plain updates are not recorded as managers: an embedded cluster has few
-writers, and the record would cost every write; so conflicts arise between appliers only. Semantics otherwise follow
-KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
+metadata.managedFields has Apply operations only. Plain updates are not recorded, because that would cost time on every
+write; so only appliers can conflict. Other semantics follow KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
 """
 
 from dra_driver.errors import ConflictError
@@ -42,7 +41,7 @@ def apply(
     wanted = field_set(_managed_part(config), type_)
     result: Obj = copy_json(live) if live is not None else {}
     managers = [copy_json(entry) for entry in entries(result, "metadata", "managedFields")]
-    mine = next((entry for entry in managers if _is_mine(entry, manager, subresource)), None)
+    mine = next((entry for entry in managers if _is_owned_by(entry, manager, subresource)), None)
     others = [entry for entry in managers if entry is not mine]
     _resolve_conflicts(result, config, wanted, others, type_, force=force)
     before = mine["fieldsV1"] if mine else {}
@@ -76,7 +75,7 @@ def _content(obj: Obj) -> Obj:
     return obj | {"metadata": metadata}
 
 
-def _is_mine(entry: Obj, manager: str, subresource: str) -> bool:
+def _is_owned_by(entry: Obj, manager: str, subresource: str) -> bool:
     return (
         entry.get("manager") == manager
         and entry.get("operation") == "Apply"
@@ -91,7 +90,7 @@ def _longest_first(fields: Obj) -> list[Path]:
 def _resolve_conflicts(
     live: Obj, config: Obj, wanted: Obj, others: list[Obj], type_: FieldType, *, force: bool
 ) -> None:
-    """Take over fields from other managers when forced, else refuse those whose value would change."""
+    """With ``force``, take fields over from other managers; else raise ConflictError if a value would change."""
     found: list[tuple[str, Path]] = []
     for entry in others:
         for path in paths(wanted):
@@ -148,7 +147,7 @@ def _merge(target: Obj, config: Obj, field: FieldType) -> Obj:
 
 
 def _merge_list(current: list[Obj], config: list[Obj], field: FieldType) -> list[Obj]:
-    """Items of ``config`` in its order, merged with those that are there; the others keep their place behind."""
+    """Items of ``config`` in its order, merged with the current ones; other items follow in their order."""
     by_step = {item_step(field, item): item for item in current}
     merged = []
     for item in config:

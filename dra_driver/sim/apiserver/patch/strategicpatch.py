@@ -1,4 +1,4 @@
-"""Strategic merge patch: a merge patch in which lists merge by key where the schema says so.
+"""Strategic merge patch: a merge patch in which lists merge by the keys in the schema.
 
 Directives ``$patch``, ``$retainKeys``, ``$setElementOrder/x`` and ``$deleteFromPrimitiveList/x`` follow
 k8s.io/apimachinery pkg/util/strategicpatch/patch.go.
@@ -83,7 +83,7 @@ def _delete_primitives(result: Obj, name: str, values: list[Any]) -> None:
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """Items in the wanted order; those it does not name stay behind the item that they followed."""
+    """Items in the given order; items that it lacks stay behind the item that they followed."""
 
     def identity(item: Any) -> Any:
         return item.get(key) if isinstance(item, dict) else item

@@ -1,0 +1,1 @@
+"""The columns and rows of `kubectl get`, by kind."""

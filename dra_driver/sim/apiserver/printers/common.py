@@ -1,4 +1,4 @@
-"""What all tables share: ages, names, joins, and the two columns of kinds that have no table of their own.
+"""Parts of all tables: ages, names, joins, and the two columns of kinds without a printer.
 
 Texts follow k8s.io/apimachinery pkg/util/duration and pkg/printers/internalversion/printers.go of
 kubernetes/kubernetes.
@@ -16,7 +16,7 @@ UNKNOWN = "<unknown>"
 
 
 def duration(seconds: float) -> str:
-    """``5s``, ``3m20s``, ``26h``, ``3d4h``: two units at most, fewer as it grows."""
+    """A duration as ``5s``, ``3m20s``, ``26h`` or ``3d4h``: at most two units."""
     total = int(seconds)
     if total < -1:
         return "<invalid>"
@@ -45,7 +45,7 @@ def _hours(hours: int, minutes: int) -> str:
 
 
 def since(stamp: object, now: datetime) -> str:
-    """How long ago ``stamp`` was; ``<unknown>`` when there is none."""
+    """How long ago ``stamp`` was; ``<unknown>`` without one."""
     moment = parse_time(stamp)
     return UNKNOWN if moment is None else duration((now - moment).total_seconds())
 
@@ -84,7 +84,7 @@ def selector_text(selector: Obj) -> str:
 
 
 def count(obj: Obj, *path: str) -> int:
-    """A number of the object, 0 where it is missing."""
+    """A number of the object, 0 if it is missing."""
     found = dig(obj, *path, default=0)
     return found if isinstance(found, int) else 0
 

@@ -1,4 +1,4 @@
-"""Rows of nodes, namespaces, events, claims, slices and of the small kinds.
+"""Rows of nodes, namespaces, events, claims, slices and other kinds.
 
 Follows kubernetes/kubernetes pkg/printers/internalversion/printers.go.
 """
@@ -75,7 +75,7 @@ def _event(obj: Obj, now: datetime) -> list[object]:
 
 
 def claim_state(obj: Obj) -> str:
-    """``pending``, ``allocated``, ``allocated,reserved``, with ``deleted`` in front while it is going."""
+    """``pending``, ``allocated``, ``allocated,reserved``, with ``deleted`` in front during deletion."""
     deleted = bool(dig(obj, "metadata", "deletionTimestamp"))
     states = ["deleted"] if deleted else []
     if dig(obj, "status", "allocation") is not None:

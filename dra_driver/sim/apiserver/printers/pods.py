@@ -1,4 +1,4 @@
-"""The row of a pod: READY, STATUS and RESTARTS as `kubectl get pods` shows them.
+"""Rows of pods, with READY, STATUS and RESTARTS as `kubectl get pods` shows them.
 
 Follows printPod of kubernetes/kubernetes pkg/printers/internalversion/printers.go.
 """
@@ -29,7 +29,7 @@ def _ended(terminated: Obj, prefix: str = "") -> str:
 
 
 def _init_reason(status: Obj, at: int, total: int) -> str:
-    """Why this init container holds the pod up."""
+    """The STATUS while this init container has not completed."""
     terminated, waiting = dig(status, "state", "terminated"), dig(status, "state", "waiting", "reason")
     if terminated is not None:
         return _ended(terminated, "Init:")
@@ -39,7 +39,7 @@ def _init_reason(status: Obj, at: int, total: int) -> str:
 
 
 class _Row:
-    """Collects what the containers' states add up to."""
+    """Derives READY, STATUS and RESTARTS from the states of the containers."""
 
     def __init__(self, pod: Obj) -> None:
         self.pod = pod

@@ -1,0 +1,1 @@
+"""Defaults and validation, by kind or group of kinds."""

@@ -1,4 +1,4 @@
-"""What may be written into the status of a ResourceClaim: allocation, reservations and device status.
+"""Validation of a ResourceClaim's status: allocation, reservations and device status.
 
 Follows validateResourceClaimStatusUpdate of kubernetes/kubernetes pkg/apis/resource/validation/validation.go (1.36.2).
 """
@@ -41,18 +41,18 @@ ReferenceCheck = Callable[[str, str], list[FieldProblem]]
 
 
 def device_key(item: Obj) -> tuple[Any, ...]:
-    """What identifies an allocated device, share included."""
+    """The identity of an allocated device, with its share."""
     return (item.get("driver", ""), item.get("pool", ""), item.get("device", ""), item.get("shareID"))
 
 
 def shown_device(item: Obj) -> Obj:
-    """An allocated device in messages."""
+    """An allocated device as messages show it."""
     driver, pool, device, share = device_key(item)
     return {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
 
 
 def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[FieldProblem]:
-    """Everything wrong with a new status."""
+    """The problems of a new status."""
     status, before = mapping(obj, "status"), mapping(old, "status")
     allocation, reserved = status.get("allocation"), entries(status, "reservedFor")
     problems = each_unique(

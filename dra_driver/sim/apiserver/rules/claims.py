@@ -1,7 +1,7 @@
-"""What ResourceClaims, ResourceClaimTemplates and DeviceClasses may ask for.
+"""Defaults and validation of ResourceClaims, ResourceClaimTemplates and DeviceClasses.
 
 Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go and pkg/registry/resource/utils.go (1.36.2).
-The status of claims has its own file.
+`claim_status` validates the status.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ def _one_of_problems(request: Obj, path: str) -> list[FieldProblem]:
 
 
 def _requested(part: Obj, path: str, review: Review) -> list[FieldProblem]:
-    """What ``exactly`` and every subrequest have in common."""
+    """The fields that ``exactly`` and subrequests share."""
     problems = class_name(part.get("deviceClassName", ""), f"{path}.deviceClassName")
     problems += selectors(part, path, review)
     mode, count = part.get("allocationMode", ""), part.get("count", 0)
@@ -81,7 +81,7 @@ def _requested(part: Obj, path: str, review: Review) -> list[FieldProblem]:
 
 
 def device_claim_problems(devices: Obj, path: str, review: Review) -> list[FieldProblem]:
-    """Everything wrong with ``spec.devices``."""
+    """The problems of ``spec.devices``."""
     names = request_names(devices)
 
     def name_of(item: Obj) -> Any:
@@ -118,7 +118,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Field
 
 
 def references(owner: Obj, path: str, names: RequestNames) -> list[FieldProblem]:
-    """Names of requests that a constraint or configuration applies to."""
+    """Problems of the request names that a constraint or configuration applies to."""
 
     def check(name: str, here: str) -> list[FieldProblem]:
         return reference_problems(name, here, names)
@@ -127,7 +127,7 @@ def references(owner: Obj, path: str, names: RequestNames) -> list[FieldProblem]
 
 
 def reference_problems(name: str, path: str, names: RequestNames) -> list[FieldProblem]:
-    """One reference, ``request`` or ``request/subrequest``."""
+    """Problems of one reference, ``request`` or ``request/subrequest``."""
     request, slash, sub = name.partition("/")
     if "/" in sub:
         return [invalid(path, name, REFERENCE_TEXT)]

@@ -45,7 +45,7 @@ def _validate_service(obj: Obj, review: Review) -> list[FieldProblem]:
 
 
 def _default_secret(obj: Obj) -> None:
-    """Plain texts become data, as if they had been sent encoded."""
+    """Encode stringData and move it to data."""
     obj.setdefault("type", "Opaque")
     for key, text in (obj.pop("stringData", None) or {}).items():
         child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()
@@ -62,7 +62,7 @@ def _validate_secret(obj: Obj, _review: Review) -> list[FieldProblem]:
 
 
 def _default_event(obj: Obj) -> None:
-    """Fields without omitempty: readers in Go and kubectl expect them, null or not."""
+    """Set fields without omitempty, also to null: Go clients and kubectl expect them."""
     for field in ("eventTime", "firstTimestamp", "lastTimestamp"):
         obj.setdefault(field, None)
     for field in ("reportingComponent", "reportingInstance"):
@@ -75,7 +75,7 @@ def _create_service(obj: Obj) -> None:
 
 
 def _validate_event(obj: Obj, review: Review) -> list[FieldProblem]:
-    """The object of an event and the event live in one namespace; those of cluster objects in default."""
+    """An event is in the namespace of its object, events of cluster-scoped objects in default."""
     if review.old is not None:
         return []
     involved, own = dig(obj, "involvedObject", "namespace", default=""), dig(obj, "metadata", "namespace")

@@ -1,4 +1,4 @@
-"""What a device in a ResourceSlice may look like: attributes, capacities with their request policies, counters, taints.
+"""Validation of a device in a ResourceSlice: attributes, capacities with request policies, counters, taints.
 
 Follows validateDevice of kubernetes/kubernetes pkg/apis/resource/validation/validation.go (1.36.2).
 """
@@ -43,7 +43,7 @@ _SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[FieldProblem]:
-    """Everything wrong with one device; unchanged taints of ``old`` are not judged again."""
+    """The problems of one device; unchanged taints of ``old`` are not checked again."""
     problems = label_name(device.get("name", ""), f"{path}.name")
     attributes, capacity = mapping(device, "attributes"), mapping(device, "capacity")
     if (count := len(attributes) + len(capacity)) > MAX_ATTRIBUTES_AND_CAPACITIES:
@@ -160,7 +160,7 @@ def _steps(
         text = f"one step {low + size} is larger than capacity value: {limit}"
         problems.append(invalid(path, str(step), text))
     for value in values:
-        # The real server divides by zero and panics on a step of 0; here it fits nothing.
+        # The real server divides by zero and panics on a step of 0; here no value fits it.
         if not size or (value.as_int() - low) % size:
             text = f"value is not a multiple of a given step ({step}) from ({bounds['min']})"
             problems.append(invalid(path, str(value), text))
@@ -208,7 +208,7 @@ def _node_selection(device: Obj, path: str, *, per_device: bool) -> list[FieldPr
 
 
 def node_selector_problems(selector: Any, path: str) -> list[FieldProblem]:
-    """A core/v1 NodeSelector: at least one term, known operators, values where the operator needs them."""
+    """Problems of a core/v1 NodeSelector: no terms, unknown operators, missing or surplus values."""
     terms = entries(selector, "nodeSelectorTerms")
     if not terms:
         return [required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")]

@@ -1,7 +1,7 @@
-"""Rules that claims, classes and slices of resource.k8s.io share: names, references, opaque parameters, tolerations.
+"""Validation that claims, classes and slices of resource.k8s.io share: names, opaque parameters, tolerations.
 
-Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go (1.36.2): paths, texts and limits are the
-real ones.
+Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go (1.36.2): paths, messages and limits are
+the same.
 """
 
 import re
@@ -35,7 +35,7 @@ Check = Callable[[Any, str], list[FieldProblem]]
 
 
 def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[FieldProblem]:
-    """Check a list's items; a list that is too long is one problem and its items are not looked at."""
+    """Check the items of a list; a list that is too long is one problem, and its items are not checked."""
     if limit >= 0 and len(items) > limit:
         return [too_many(path, len(items), limit)]
     return [problem for at, item in enumerate(items) for problem in check(item, f"{path}[{at}]")]
@@ -44,7 +44,7 @@ def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[Fiel
 def each_unique(
     items: Sequence[Any], limit: int, check: Check, key: Callable[[Any], Hashable], path: str
 ) -> list[FieldProblem]:
-    """Like `each`, and no two items may have the same key."""
+    """Like `each`; also reports items with a key that an earlier item has."""
     problems = each(items, limit, check, path)
     if limit >= 0 and len(items) > limit:
         return problems
@@ -63,7 +63,7 @@ def label_name(name: str, path: str) -> list[FieldProblem]:
 
 
 def driver_name(name: str, path: str) -> list[FieldProblem]:
-    """A driver's name: a subdomain of at most 63 characters, capitals tolerated."""
+    """A driver's name: a subdomain of at most 63 characters, upper case allowed."""
     if not name:
         return [required(path)]
     problems = [too_long(path, 63)] if len(name) > 63 else []
@@ -90,7 +90,7 @@ def qualified_name(name: str, path: str) -> list[FieldProblem]:
         return _identifier(name, path)
     problems = driver_name(domain, path) if domain else [invalid(path, "", "the domain must not be empty")]
     if "/" in identifier:
-        return []  # the real server accepts "a/b/c" too, by its own comment a gap it has to keep
+        return []  # the real server also accepts "a/b/c": a gap that it keeps for compatibility
     return problems + (
         _identifier(identifier, path) if identifier else [invalid(path, "", "the name must not be empty")]
     )

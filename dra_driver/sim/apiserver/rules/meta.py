@@ -17,12 +17,12 @@ _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestam
 
 
 def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[FieldProblem]:
-    """Everything wrong with the metadata of an object about to be created."""
+    """The problems of a new object's metadata."""
     metadata = mapping(obj, "metadata")
     problems: list[FieldProblem] = []
     base = metadata.get("generateName")
     if isinstance(base, str) and base:
-        # A base may end in "-": the random suffix follows.
+        # generateName may end in "-", because a suffix is appended.
         tried = base.removesuffix("-") or "-"
         problems += [invalid(f"{path}.generateName", base, text) for text in kind.name_rule(tried)]
     name = metadata.get("name")
@@ -34,7 +34,7 @@ def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[
 
 
 def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[FieldProblem]:
-    """Everything wrong with the metadata of a changed object."""
+    """The problems of a changed object's metadata."""
     new, before = mapping(obj, "metadata"), mapping(old, "metadata")
     problems = [
         invalid(f"{path}.{field}", new.get(field), "field is immutable")
@@ -54,7 +54,7 @@ def _go_list(items: list[str]) -> str:
 
 
 def common_problems(metadata: Obj, path: str) -> list[FieldProblem]:
-    """Labels, annotations, finalizers and owners: the parts that creates and updates check alike."""
+    """Problems of labels, annotations, finalizers and owners, checked on creates and updates."""
     return [
         *label_problems(metadata.get("labels"), f"{path}.labels"),
         *_annotation_problems(metadata.get("annotations"), f"{path}.annotations"),
@@ -64,7 +64,7 @@ def common_problems(metadata: Obj, path: str) -> list[FieldProblem]:
 
 
 def label_problems(labels: object, path: str) -> list[FieldProblem]:
-    """Keys and values of a label map."""
+    """Problems of the keys and values of a label map."""
     problems: list[FieldProblem] = []
     for key, value in labels.items() if isinstance(labels, dict) else ():
         problems += [invalid(path, key, text) for text in label_key(key)]

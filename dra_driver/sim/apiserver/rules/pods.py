@@ -1,7 +1,7 @@
-"""What pods and pod templates get by default, and the part of their validation that manifests run into.
+"""Defaults of pods and pod templates, and the part of their validation that manifests often break.
 
 Defaults follow kubernetes/kubernetes pkg/apis/core/v1/defaults.go. Validation covers names, containers, references
-to claims and what may change later; the rest of a pod's some thousand rules is left to real clusters.
+to claims and what may change later; the other rules for pods are not implemented.
 """
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
@@ -101,7 +101,7 @@ def qos_class(spec: Obj) -> str:
 
 
 def pod_spec_problems(spec: Obj, path: str) -> list[FieldProblem]:
-    """Containers, their names and claims."""
+    """The problems of containers, their names and claims."""
     problems, seen = _claim_problems(spec, f"{path}.resourceClaims"), set()
     claims = {item.get("name") for item in entries(spec, "resourceClaims")}
     if not entries(spec, "containers"):
@@ -168,7 +168,7 @@ def _container_problems(container: Obj, path: str, claims: set[object]) -> list[
 
 
 def _frozen(spec: Obj) -> Obj:
-    """The part of a pod's spec that may never change, images blanked out."""
+    """The part of a pod's spec that must not change, without images."""
     kept: Obj = {key: copy_json(value) for key, value in spec.items() if key not in _MUTABLE}
     for container in [*entries(kept, "containers"), *entries(kept, "initContainers")]:
         container.pop("image", None)
@@ -186,7 +186,7 @@ def _validate_pod(pod: Obj, review: Review) -> list[FieldProblem]:
 
 
 def _keep_assigned(pod: Obj, old: Obj, subresource: str) -> None:
-    """An update that leaves out what admission filled in at creation does not change it."""
+    """Keep fields that admission set at creation if an update leaves them out."""
     if subresource:
         return
     for field in ("nodeName", "serviceAccountName", "serviceAccount", "preemptionPolicy", "priority", "tolerations"):

@@ -1,8 +1,8 @@
-"""What a container may ask of resources, and what a pod's status may say of extended ones.
+"""Validation of a container's resources, and of the extended resources in a pod's status.
 
 Follows ValidateContainerResourceRequirements and validatePodExtendedResourceClaimStatus in kubernetes/kubernetes
-pkg/apis/core/validation/validation.go (1.36.2). Standard resources are only held to requests that do not exceed limits;
-extended ones (``nvidia.com/gpu``) come in whole numbers and need a limit that equals the request.
+pkg/apis/core/validation/validation.go (1.36.2). For standard resources, requests must not exceed limits. Extended
+resources (``nvidia.com/gpu``) have whole numbers and a limit that equals the request.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def is_extended(resource: str) -> bool:
 
 
 def resource_problems(container: Obj, path: str) -> list[FieldProblem]:
-    """Everything wrong with a container's requests and limits; ``path`` is the container's."""
+    """The problems of a container's requests and limits; ``path`` is the container's."""
     return list(_problems(mapping(container, "resources"), f"{path}.resources"))
 
 
@@ -55,7 +55,7 @@ def _problems(resources: Obj, path: str) -> Iterator[FieldProblem]:
 def _amount_problems(name: str, text: str, path: str) -> Iterator[FieldProblem]:
     amount = _quantity(text)
     if amount is None:
-        return  # the decoder has refused it already
+        return  # the decoder rejects it
     if amount.nano < 0:
         yield invalid(path, text, "must be greater than or equal to 0")
     if is_extended(name) and not amount.is_integer():
@@ -80,7 +80,7 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def extended_claim_problems(pod: Obj) -> list[FieldProblem]:
-    """What is wrong with ``status.extendedResourceClaimStatus``."""
+    """The problems of ``status.extendedResourceClaimStatus``."""
     status = mapping(pod, "status", "extendedResourceClaimStatus")
     return list(_status_problems(pod, status)) if status else []
 

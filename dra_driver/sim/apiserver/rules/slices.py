@@ -1,8 +1,8 @@
-"""What a ResourceSlice may look like: pools, node selection, counters and the number of devices.
+"""Validation of ResourceSlices: pools, node selection, counters and the number of devices.
 
 Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go and
 pkg/registry/resource/resourceslice/strategy.go of 1.36.2 with default feature gates: list attributes and
-node-allocatable mappings are dropped, everything else is served.
+node-allocatable mappings are dropped.
 """
 
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ def _default(obj: Obj) -> None:
 
 
 def _drop_gated(obj: Obj) -> None:
-    """Fields whose feature gates are off in 1.36 by default vanish without a word, as in the real server."""
+    """Drop fields whose feature gates are off by default in 1.36, silently, as the real server does."""
     for device in entries(obj, "spec", "devices"):
         device.pop("nodeAllocatableResourceMappings", None)
         for attribute in mapping(device, "attributes").values():
@@ -105,7 +105,7 @@ def _counter_set(item: Obj, path: str) -> list[FieldProblem]:
 
 
 def _is_limited(device: Obj) -> bool:
-    """Whether the device uses what halves the number of devices per slice."""
+    """Whether the device has taints or counters, which halve the number of devices per slice."""
     return bool(device.get("taints") or device.get("consumesCounters"))
 
 

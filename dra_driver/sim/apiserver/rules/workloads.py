@@ -52,7 +52,7 @@ def _default_daemon_set(obj: Obj) -> None:
 
 
 def _no_daemons_yet(obj: Obj) -> None:
-    """These four have no omitempty: they are there from the start."""
+    """Set the four status fields without omitempty."""
     names = ("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady")
     obj["status"] = dict.fromkeys(names, 0)
 
@@ -71,14 +71,14 @@ def _default_job(obj: Obj) -> None:
 
 
 def _default_labels(obj: Obj) -> None:
-    """A job without labels carries those of its pods."""
+    """Copy the labels of the pod template to a job without labels."""
     labels = mapping(obj, "spec", "template", "metadata", "labels")
     if labels and not mapping(obj, "metadata", "labels"):
         child(obj, "metadata")["labels"] = copy_json(labels)
 
 
 def _select_own_pods(obj: Obj) -> None:
-    """The selector and labels that keep a job's pods its own."""
+    """Generate the selector and labels that identify a job's pods."""
     spec = child(obj, "spec")
     if spec.get("manualSelector"):
         return
@@ -94,7 +94,7 @@ def _select_own_pods(obj: Obj) -> None:
 
 
 def _keep_selector(obj: Obj, old: Obj, subresource: str) -> None:
-    """Applying the manifest again must not take away what creation generated."""
+    """Keep the generated selector and labels when the manifest is applied again."""
     if not subresource:
         spec, before = child(obj, "spec"), mapping(old, "spec")
         spec.setdefault("selector", copy_json(before.get("selector")))
