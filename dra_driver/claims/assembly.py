@@ -11,8 +11,8 @@ from pathlib import Path
 from dra_driver.cdi.names import CdiNames
 from dra_driver.claims.boot import read_boot_id
 from dra_driver.claims.dependencies import (
-    CdiProvider,
-    CdiWriter,
+    CdiSources,
+    ClaimCdiFiles,
     ClaimLister,
     ClaimReader,
     Event,
@@ -53,8 +53,8 @@ class ClaimDependencies:
     names: CdiNames
     reader: ClaimReader
     journal: ServiceJournal
-    writer: CdiWriter
-    provider: CdiProvider
+    writer: ClaimCdiFiles
+    provider: CdiSources
     owners: RunLiveness
     snapshot: Callable[[], Snapshot]
     gpu_locks: GpuLocks
@@ -94,8 +94,8 @@ def open_claims(
     pool: PoolName,
     names: CdiNames,
     reader: ClaimReader,
-    writer: CdiWriter,
-    provider: CdiProvider,
+    writer: ClaimCdiFiles,
+    provider: CdiSources,
     snapshot: Callable[[], Snapshot],
     lister: ClaimLister | None = None,
     hardware: Callable[[Journal], HardwareDependencies] | None = None,

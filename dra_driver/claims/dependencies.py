@@ -64,7 +64,7 @@ class CdiFileLister(Protocol):
     def claim_uids(self) -> Collection[ClaimUid]: ...
 
 
-class CdiWriter(CdiFileRemover, CdiFileLister, Protocol):
+class ClaimCdiFiles(CdiFileRemover, CdiFileLister, Protocol):
     """Claims' CDI files. All methods may be repeated, and raise `StorageError`."""
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool: ...
@@ -78,7 +78,7 @@ class CdiEdits(Protocol):
     def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits: ...
 
 
-class CdiProvider(CdiEdits, Protocol):
+class CdiSources(CdiEdits, Protocol):
     """Container edits, and the base document. Errors: as `CdiEdits`, and `StorageError`."""
 
     def ensure_base(self) -> bool: ...

@@ -25,7 +25,7 @@ def document_of(deps: DocumentDependencies, todo: PreparePlan) -> CdiSpec:
     """The document. The base document, partitions and daemons have to exist already.
 
     A device that the claim has both by itself and with admin access is listed once: both have the same name. Raises
-    what `CdiProvider` and `MpsControl.directories` raise.
+    what `CdiSources` and `MpsControl.directories` raise.
     """
     own = {device.cdi_device for device in todo.devices if not device.admin_access}
     named = [device for device in todo.devices if not device.admin_access or device.cdi_device not in own]

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from dra_driver.backoff import Backoff
-from dra_driver.claims.dependencies import CdiProvider, CdiWriter, ClaimReader, require_hardware
+from dra_driver.claims.dependencies import CdiSources, ClaimCdiFiles, ClaimReader, require_hardware
 from dra_driver.claims.entry import AssignedDevice, AttemptToken, Blocked, Entry, State, gpus_of
 from dra_driver.claims.hardware.apply import ApplyDependencies, ApplyJournal, apply_plan, taken_over
 from dra_driver.claims.hardware.partitions import inspect_partitions
@@ -76,9 +76,9 @@ class PrepareDependencies(ConflictDependencies, VerifyDependencies, AdoptDepende
     @property
     def reader(self) -> ClaimReader: ...
     @property
-    def writer(self) -> CdiWriter: ...
+    def writer(self) -> ClaimCdiFiles: ...
     @property
-    def provider(self) -> CdiProvider: ...
+    def provider(self) -> CdiSources: ...
     @property
     def retry_policy(self) -> RetryPolicy: ...
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.claims.dependencies import (
-    CdiProvider,
-    CdiWriter,
+    CdiSources,
+    ClaimCdiFiles,
     ClaimLister,
     HasClaimLocks,
     HasCount,
@@ -69,9 +69,9 @@ class RewriteDependencies(VerifyDependencies, HasSnapshot, HasClaimLocks, HasCou
     @property
     def journal(self) -> RewriteJournal: ...
     @property
-    def writer(self) -> CdiWriter: ...
+    def writer(self) -> ClaimCdiFiles: ...
     @property
-    def provider(self) -> CdiProvider: ...
+    def provider(self) -> CdiSources: ...
 
 
 class AbandonedClaimsJournal(TeardownJournal, BootJournal, Protocol):
@@ -99,7 +99,7 @@ class RecoverDependencies(
     @property
     def journal(self) -> RecoverJournal: ...
     @property
-    def writer(self) -> CdiWriter: ...
+    def writer(self) -> ClaimCdiFiles: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
