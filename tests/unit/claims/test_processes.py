@@ -34,6 +34,14 @@ def test_two_askers_do_not_take_each_other_for_the_owner(tmp_path: Path) -> None
     other.close()
 
 
+def test_a_run_whose_file_cannot_be_opened_counts_as_alive(tmp_path: Path) -> None:
+    """In doubt its claims stay: tearing them down would end a living run's containers during an update."""
+    asker = ProcessRegistry.register(tmp_path, "one")
+    (tmp_path / "owner-linked.lock").symlink_to(tmp_path / "elsewhere")  # opening it fails with ELOOP
+    assert asker.is_alive(OwnerId("linked"))
+    asker.close()
+
+
 def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
     """Crashes leave a file each, and a start removes them; living runs keep theirs."""
     (tmp_path / "owner-dead.lock").write_text("")
