@@ -1,7 +1,7 @@
-"""Golden questions about allocation: how our allocator answers one, and whether that agrees.
+"""Golden cases about allocation: the answer of our allocator, and how it differs from the expected one.
 
-A case is one scheduling attempt of one pod on one node. Allocations are compared as JSON; of an error only whether
-there is one. IDs of shares are random in a cluster and numbered in tables.
+A case is one scheduling attempt of one pod on one node. Allocations are compared as JSON; of an error only whether it
+occurs. Share IDs are random in a cluster and numbered in tables.
 """
 
 import gzip

@@ -1,15 +1,16 @@
 """Compares our engines with golden tables: ``python tests/golden/run.py FILE...``.
 
-A table is a file of JSON lines (``.jsonl`` or ``.jsonl.gz``): id, family, input, expected. What a case asks is told
-from its input, so that one run may take tables of several kinds. Prints agreement by family and, for the first few,
-what was expected and what was found; exits with status 1 on any difference and 2 on a table that it cannot read.
+README.md in this folder describes the tables. One run may take tables of several kinds: the input of a case says which
+engine answers it. Prints agreement by family and the first differences, expected and found. Exits with status 1 on any
+difference and 2 on a table that it cannot read.
 
-An engine is a function from a case's input to an answer, and a function that says how an answer differs from what is
-expected; a new kind of table is one more entry in ``ENGINES``.
+A new kind of table is one more entry in ``ENGINES``: a function that recognises an input, and one that compares the
+answer to it with what is expected.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -27,9 +28,9 @@ _SHOWN_DIFFERENCES = 20
 
 
 class Engine(NamedTuple):
-    """How one kind of case is recognised, answered and judged."""
+    """One kind of case: ``answers`` recognises its inputs; ``difference`` is empty where the answer is as expected."""
 
-    asks: Callable[[dict[str, Any]], bool]
+    answers: Callable[[dict[str, Any]], bool]
     difference: Callable[[dict[str, Any], dict[str, Any]], str]
 
 
@@ -46,13 +47,13 @@ def cel_answer(question: dict[str, Any]) -> tuple[str, Any]:
 
 
 def wire_view(device: dict[str, Any]) -> DeviceView:
-    """The view of a device as tables write it: capacities are plain texts there."""
+    """The view of a device in the form of the tables, where a capacity is a string."""
     capacity = {name: {"value": value} for name, value in (device.get("capacity") or {}).items()}
     return DeviceView.from_wire({**device, "capacity": capacity}, device.get("driver", ""))
 
 
 def cel_difference(question: dict[str, Any], expected: dict[str, Any]) -> str:
-    """Empty if kind and result agree; texts of errors may differ."""
+    """Empty if the kind of answer and the result agree; error texts may differ."""
     wanted = next(kind for kind in ("compile_error", "runtime_error", "result") if expected[kind] is not None)
     kind, value = cel_answer(question)
     if kind == wanted and (kind != "result" or value == expected["result"]):
@@ -73,13 +74,20 @@ def cases(path: Path) -> Iterator[dict[str, Any]]:
     yield from (json.loads(line) for line in text.split("\n") if line.strip())
 
 
+def case_id(case: dict[str, Any]) -> str:
+    """The ``id`` of a case: its family and the start of the SHA-256 of family and input as canonical JSON."""
+    content = {"family": case["family"], "input": case["input"]}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"{case['family']}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
 def compare(path: Path) -> tuple[Counter[str], Counter[str], list[str]]:
     """Cases and differences by family, and the text of each difference."""
     total: Counter[str] = Counter()
     different: Counter[str] = Counter()
     texts = []
     for case in cases(path):
-        engine = next((e for e in ENGINES.values() if e.asks(case["input"])), None)
+        engine = next((e for e in ENGINES.values() if e.answers(case["input"])), None)
         if engine is None:
             raise ValueError(f"{path}: no engine answers case {case['id']} (known kinds: {', '.join(ENGINES)})")
         total[case["family"]] += 1

@@ -1,4 +1,4 @@
-"""Our allocator against what the scheduler of Kubernetes 1.36 answered, recorded in tests/golden."""
+"""Our allocator gives the answers of the scheduler of Kubernetes 1.36 that are recorded in tests/golden."""
 
 import copy
 import random
@@ -18,14 +18,14 @@ Question = dict[str, Any]
 
 
 def test_every_golden_case_agrees() -> None:
-    """Allocations are the scheduler's, word for word, and errors occur where its errors do."""
+    """Allocations equal the scheduler's, and errors occur where the scheduler has errors."""
     total, different, texts = run.compare(TABLE)
     assert total.total() == 1332
     assert different == Counter(), "\n".join(texts[:10])
 
 
-def test_nodes_that_are_alike_get_the_same_answer() -> None:
-    """An answer found for one node and reused for its double is what a search on the double would have found."""
+def test_an_answer_reused_for_an_equal_node_is_what_a_search_finds() -> None:
+    """The allocator may reuse the answer for one node on its copy; a search on the copy gives the same answer."""
     reused = 0
     for question in questions(TABLE):
         doubled = _with_double(question)
@@ -35,13 +35,13 @@ def test_nodes_that_are_alike_get_the_same_answer() -> None:
     assert reused > 500
 
 
-def test_some_damage_does_no_harm() -> None:
-    """A few hundred damaged questions end in an answer or an error of ours, and the same ones each time."""
+def test_damaged_inputs_end_in_an_answer_or_a_dra_error() -> None:
+    """Each of 300 damaged inputs ends in an answer or a DraError, and in the same one when asked again."""
     assert allocate_fuzz.run(300, seed=7, slow_s=20, keep=None) == 0
 
 
 def _with_double(question: Question) -> Question:
-    """The question with a second node that has copies of everything that the first one has alone."""
+    """The question with a second node that gets copies of the first node's own slices."""
     doubled = copy.deepcopy(question)
     name = question["node"]["metadata"]["name"]
     own = [item for item in doubled["slices"] if item["spec"].get("nodeName") == name]
@@ -54,7 +54,7 @@ def _with_double(question: Question) -> Question:
 
 
 def _ask(question: Question, reuse_after: int) -> AllocationOutcome | str:
-    """The answer on the double, after the original has been asked about."""
+    """The answer for the copy, after the answer for the original."""
     numbers = count(1)
     try:
         allocator = Allocator(
@@ -76,8 +76,8 @@ def _ask(question: Question, reuse_after: int) -> AllocationOutcome | str:
     return outcome
 
 
-def test_mutations_repeat() -> None:
-    """One seed gives one sequence of questions, so that a find can be looked at again."""
+def test_one_seed_gives_the_same_mutations() -> None:
+    """A finding of the fuzzer can be repeated with its seed."""
     table = list(questions(TABLE))
     first, second = (allocate_mutations.plausible(table[0], random.Random(3)) for _ in range(2))  # noqa: S311
     assert first == second

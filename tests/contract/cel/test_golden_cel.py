@@ -1,4 +1,4 @@
-"""Our CEL engine against what the scheduler of Kubernetes 1.36 answered, recorded in tests/golden."""
+"""Our CEL engine gives the answers of the scheduler of Kubernetes 1.36 that are recorded in tests/golden."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,14 +13,21 @@ TABLE = Path(run.__file__).with_name("cel.jsonl.gz")
 
 
 def test_every_golden_case_agrees() -> None:
-    """Kind of answer and result are the scheduler's for all cases of the table."""
+    """The kind of answer and the result are the scheduler's for all cases of the table."""
     total, different, texts = run.compare(TABLE)
     assert total.total() == 1894
     assert different == Counter(), "\n".join(texts[:10])
 
 
-def test_counting_changes_no_answer() -> None:
-    """Expressions that are too cheap to be metered answer the same when they are."""
+@pytest.mark.parametrize("table", ["cel", "allocate"])
+def test_ids_of_cases_are_the_hash_of_their_inputs(table: str) -> None:
+    """README.md tells how to compute the ID of a new case; every recorded case follows that rule."""
+    wrong = [case["id"] for case in run.cases(TABLE.with_name(f"{table}.jsonl.gz")) if case["id"] != run.case_id(case)]
+    assert wrong == []
+
+
+def test_metered_evaluation_gives_the_same_results() -> None:
+    """An expression whose cost is usually not counted has the same result when it is counted."""
     for case in run.cases(TABLE):
         if case["expected"]["result"] is not None:
             program = compile_selector(case["input"]["expression"])
@@ -28,7 +35,7 @@ def test_counting_changes_no_answer() -> None:
 
 
 def test_the_runner_reports_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table that disagrees ends with status 1 and names the case; one of an unknown kind with status 2."""
+    """The runner exits with 1 and names the case where a table disagrees, and with 2 for a table of an unknown kind."""
     device = '{"driver": "x"}'
     wrong = (
         f'{{"id": "a-1", "family": "a", "input": {{"expression": "true", "device": {device}}},'
@@ -42,8 +49,8 @@ def test_the_runner_reports_differences(tmp_path: Path, capsys: pytest.CaptureFi
     assert run.main([str(TABLE)]) == 0
 
 
-def test_errors_are_of_the_promised_kinds() -> None:
-    """A case fails with one of the two errors of the tree, never with anything else."""
+def test_failing_cases_raise_only_the_two_documented_errors() -> None:
+    """A case that fails raises CelSyntaxError when compiled or CelEvaluationError when evaluated."""
     for case in run.cases(TABLE):
         if case["expected"]["runtime_error"] is not None:
             with pytest.raises(CelEvaluationError):
