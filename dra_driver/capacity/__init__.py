@@ -1,4 +1,4 @@
-"""What is free and would fit: ``survey(state)``. Who holds what: ``devices_of(state)``, ``claims_of(state, now)``."""
+"""Free capacity: ``survey(state)``. Devices and claims with their users: ``devices_of``, ``claims_of``."""
 
 from dra_driver.capacity.fit_count import Options
 from dra_driver.capacity.holdings import claims_of, devices_of

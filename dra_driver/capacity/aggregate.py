@@ -1,7 +1,6 @@
-"""Adding units up, per node and in all.
+"""Adds the counts of units up, per node and in total.
 
-Owns the states of GPUs and the sums behind ``fits``, ``bySum`` and ``stranded`` (``report.py`` defines them). Refuses
-to know where units come from.
+Computes the states of GPUs and the sums behind ``fits``, ``bySum`` and ``stranded`` (defined in ``report.py``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +19,12 @@ from dra_driver.quantity import NANO, Quantity
 
 ModelKey = tuple[str, str]
 _DEVICES: Final = ""
-"""Stem of the sums of kinds that consume no counters: the devices themselves."""
+"""Key of the sums of kinds that consume no counters: the number of devices."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One request in one place. ``most`` is how many the units behind ``left`` would serve empty."""
+    """One request in one place. ``most`` is how many claims the units behind ``left`` would serve when unused."""
 
     in_use: int = 0
     fits: int = 0
@@ -35,7 +34,7 @@ class _Line:
     demand: Sums = field(default_factory=dict)
 
     def by_sum(self) -> int:
-        """What the sums would serve; never less than what fits, nor more than the hardware ever could."""
+        """Claims that the sums would serve; at least ``fits`` and at most what the hardware can serve."""
         counts = [max(0, self.left.get(stem, 0)) // need for stem, need in self.demand.items() if need > 0]
         return max(self.fits, min([*counts, self.most]))
 
@@ -58,13 +57,13 @@ class _Model:
 
 
 class Aggregate:
-    """Counts of one place: a node, or everything."""
+    """Counts of one place: a node, or the whole cluster."""
 
     def __init__(self) -> None:
         self._models: dict[ModelKey, _Model] = {}
 
     def add(self, unit: Unit, counted: FitCounts, problem: str) -> None:
-        """One unit; with ``problem`` nobody can have it, for that reason."""
+        """Adds one unit; with ``problem`` it is unavailable for that reason."""
         main_kind = unit.main_kind
         model = self._models.setdefault((main_kind.driver, main_kind.model), _Model())
         states = _states(unit, counted, problem)
@@ -81,7 +80,7 @@ class Aggregate:
             line.add(_line(unit, counted, request, usable=not problem))
 
     def join(self, other: "Aggregate") -> None:
-        """Everything that another tally has counted."""
+        """Adds the counts of another aggregate."""
         for key, theirs in other._models.items():
             mine = self._models.setdefault(key, _Model())
             for state, count in theirs.states.items():
@@ -92,7 +91,7 @@ class Aggregate:
                 mine.lines.setdefault(request, _Line()).add(line)
 
     def models(self, places: Iterable["Aggregate"] | None = None) -> list[ModelCapacity]:
-        """The counts. With ``places`` also for claims of several GPUs, which one place has to serve."""
+        """Returns the counts. With ``places`` also for claims of several GPUs, which one place has to serve."""
         shown = [] if places is None else list(places)
         return [
             ModelCapacity(
@@ -106,7 +105,7 @@ class Aggregate:
         ]
 
     def stranded(self, places: Iterable["Aggregate"]) -> list[StrandedShape]:
-        """Requests that fit in none of the places although the sum would suffice."""
+        """Returns the requests that fit in none of the places although the total would suffice."""
         shown = list(places)
         found = []
         for key in sorted(self._models):
@@ -120,13 +119,13 @@ class Aggregate:
         return found
 
     def fits(self, key: ModelKey, request: SyntheticRequest) -> int:
-        """How often the request fits here."""
+        """Returns how often the request fits here."""
         model = self._models.get(key)
         line = model.lines.get(request) if model else None
         return line.fits if line else 0
 
     def size(self, key: ModelKey) -> int:
-        """How many GPUs of a model are here, whatever their state."""
+        """Returns the number of GPUs of a model here, in any state."""
         model = self._models.get(key)
         return sum(model.states.values()) if model else 0
 
@@ -138,15 +137,15 @@ class Aggregate:
 
 
 def _order(request: SyntheticRequest) -> tuple[bool, str, str, int, str]:
-    """Whole devices by count, then profiles by name, then shares."""
+    """Sort key: whole devices by count, then profiles by name, then shares."""
     return bool(request.share), request.kind.profile, request.kind.type, request.count, request.share
 
 
 def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
-    """How many of the unit's GPUs are in which state."""
+    """Returns the number of the unit's GPUs in each state."""
     supply, whole = counted.supply, SyntheticRequest(kind=unit.main_kind)
     anything = any(counted.fits.values())
-    used = min(supply.held, unit.gpu_count)
+    used = min(supply.allocated, unit.gpu_count)
     rest = unit.gpu_count - used
     free = 0
     if unit.main_kind.profile:
@@ -189,7 +188,7 @@ def _line(unit: Unit, counted: FitCounts, request: SyntheticRequest, *, usable: 
 def _lines_of_several(
     key: ModelKey, lines: Mapping[SyntheticRequest, _Line], places: list[Aggregate]
 ) -> list[tuple[SyntheticRequest, _Line]]:
-    """Claims for 2, 4, 8, ... whole devices, up to as many as the largest place has."""
+    """Returns lines for claims of 2, 4, 8, ... whole devices, up to the number in the largest place."""
     most = min(MAX_DEVICES, max((place.size(key) for place in places), default=0))
     counts = sorted({2**power for power in range(1, 6) if 2**power <= most} | ({most} if most > 1 else set()))
     found = []
@@ -223,7 +222,7 @@ def _why_one(request: SyntheticRequest, line: _Line) -> str:
     stem = "memory-slice" if "memory-slice" in line.demand else next(s for s, need in line.demand.items() if need > 0)
     noun = "memory slices" if stem == "memory-slice" else stem
     left, need = (Quantity.from_bytes(amount.get(stem, 0) // NANO) for amount in (line.left, line.demand))
-    return f"{left} {noun} are free in all, {need} are needed, but they do not lie together on any GPU"
+    return f"{left} {noun} are free in total, {need} are needed, but not together on any GPU"
 
 
 def _gpus(states: Mapping[str, int]) -> Gpus:

@@ -1,7 +1,7 @@
-"""How often each request fits in one unit: the scheduler's allocator asked again and again until it says no.
+"""Counts how often each request fits in one unit, by allocating synthetic claims until the allocator refuses one.
 
-Owns the synthetic claims and the memory of answers: equal units are tried once. Greedy as the scheduler itself: each
-claim gets the first device that it can have, and none is ever moved. The rules are `dra_driver.allocation`'s.
+Allocation is greedy like the scheduler's: each claim gets the first suitable device, and none is moved later. Equal
+units are counted once.
 """
 
 import time
@@ -22,7 +22,7 @@ from dra_driver.quantity import Format, Quantity
 Wire = Mapping[str, Any]
 
 MAX_FITS: Final = 256
-"""Claims that are tried on one unit; a count that reaches it is a lower bound."""
+"""Limit of claims tried on one unit; a count that reaches it is a lower bound."""
 
 _NODE: Final = "node"
 _POOL: Final = "pool"
@@ -40,7 +40,7 @@ _KEPT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Which scheduler is asked, which shares are tried, and how long all trials together may take."""
+    """The scheduler's features and quirks, the shares to try, and the time limit of all trials together."""
 
     features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
     quirks: SchedulerQuirks = V1_36
@@ -51,8 +51,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitCounts:
-    """What a unit still serves, and what it would serve with nothing held (``empty``). ``capped`` requests fit at least
-    as often as said; ``problem`` is why nothing was counted."""
+    """How often requests fit in a unit now, and without any allocations (``empty``).
+
+    For ``capped`` requests the count is a lower bound. ``problem`` says why nothing was counted.
+    """
 
     fits: Mapping[SyntheticRequest, int]
     empty: Mapping[SyntheticRequest, int]
@@ -62,7 +64,7 @@ class FitCounts:
 
 
 class FitCounter:
-    """Weighs units. Used by one thread."""
+    """Counts how often requests fit in units. Not thread-safe."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -70,7 +72,7 @@ class FitCounter:
         self._end = options.clock() + options.timeout_s
 
     def count_fits(self, unit: Unit) -> FitCounts:
-        """What the unit serves now, as if the node and the pod's other wishes were no obstacle."""
+        """Counts what fits in the unit now, regardless of the node and of other requirements of pods."""
         key = unit.signature()
         if key not in self._counts_by_signature:
             self._counts_by_signature[key] = self._count_fits(unit)
@@ -79,7 +81,7 @@ class FitCounter:
     def _count_fits(self, unit: Unit) -> FitCounts:
         supply = supply_of(unit)
         if self._options.clock() > self._end:
-            problem = f"not weighed within {self._options.timeout_s:g} s"
+            problem = f"not counted within {self._options.timeout_s:g} s"
             return FitCounts(fits={}, empty={}, supply=supply, problem=problem)
         fits: dict[SyntheticRequest, int] = {}
         problem = ""
@@ -126,9 +128,9 @@ class FitCounter:
 
 
 def _synthetic_cluster(unit: Unit, kind: DeviceKind) -> tuple[list[Wire], list[Wire]]:
-    """Slices with the unit's devices of one kind, and the allocation of what is held in it.
+    """Returns slices with the unit's devices of one kind, and the allocation results of its allocated devices.
 
-    Devices of other kinds only matter when they are held, for their counters, and are held whole then.
+    Allocated devices of other kinds are included because they consume counters; they are allocated as a whole.
     """
     devices: list[Wire] = []
     results: list[Wire] = []
@@ -137,12 +139,12 @@ def _synthetic_cluster(unit: Unit, kind: DeviceKind) -> tuple[list[Wire], list[W
         if mine or device.allocated or device.shared:
             devices.append(_device(device, f"d{number}"))
         if device.allocated or (device.shared and not mine):
-            results.append(_held(f"d{number}"))
+            results.append(_allocation_result(f"d{number}"))
         elif device.shared:
             results.append(_share(device, f"d{number}"))
     for number, device in enumerate(unit.elsewhere):
         devices.append(_device(device, f"e{number}"))
-        results.append(_held(f"e{number}"))
+        results.append(_allocation_result(f"e{number}"))
     pool = {"name": _POOL, "generation": 1, "resourceSliceCount": 2 if unit.sets else 1}
     spec = {"driver": unit.driver, "nodeName": _NODE, "pool": pool}
     slices: list[Wire] = [{"metadata": {"name": "devices"}, "spec": {**spec, "devices": devices}}]
@@ -155,13 +157,13 @@ def _device(device: PoolDevice, name: str) -> Wire:
     return {**{field: device.wire[field] for field in _KEPT if device.wire.get(field) is not None}, "name": name}
 
 
-def _held(name: str) -> Wire:
+def _allocation_result(name: str) -> Wire:
     return {"request": "held", "pool": _POOL, "device": name}
 
 
 def _share(device: PoolDevice, name: str) -> Wire:
     consumed = {name: str(Quantity(value, Format.BINARY_SI)) for name, value in (device.consumed or {}).items()}
-    result = {**_held(name), "shareID": "held"}
+    result = {**_allocation_result(name), "shareID": "held"}
     return {**result, "consumedCapacity": consumed} if consumed else result
 
 
@@ -176,7 +178,7 @@ def _claim(request: SyntheticRequest) -> Wire:
 
 
 def offers(unit: Unit, kind: DeviceKind) -> bool:
-    """Whether the unit has a device of the kind that neither a claim holds nor a taint keeps away."""
+    """Whether the unit has a device of the kind that is neither allocated nor tainted."""
     return any(
         of == kind and not device.allocated and not is_tainted(device.wire)
         for device, of in zip(unit.offered, unit.kinds, strict=True)

@@ -1,7 +1,7 @@
-"""Who holds what: every published device with its holders, every claim with its devices.
+"""Lists every published device with the claims that use it, and every claim with its devices.
 
-Owns the two lists behind `kubectl dra devices` and `kubectl dra claims`. Pure: a state in, rows out. Of a pool only its
-newest generation counts (resource/v1 ``ResourcePool.generation``). Admin access is listed and marked, it holds nothing.
+The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest generation of a pool counts (resource/v1
+``ResourcePool.generation``). Admin access is listed and marked, but it reserves nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,11 @@ DELETING: Final = "deleting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A claim that has a device or a share of it. ``pods`` are those that it is reserved for, other users as
-    ``resource/name``; ``consumed`` is what a share takes."""
+    """A claim that has a device or a share of it.
+
+    ``pods`` are the pods for which it is reserved (other users as ``resource/name``); ``consumed`` is what a share
+    consumes.
+    """
 
     namespace: str
     claim: str
@@ -37,12 +40,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRow:
-    """One device. ``node`` is empty when it is not bound to one; ``published`` is False for a device that a claim holds
-    and that no slice has any more. ``holders`` is None when claims could not be read.
+    """One device. ``node`` is "" when the device is not bound to a node.
 
-    ``state`` is one of ``states.py``, "" when it is not known. Several claims may have a ``shared`` device; ``left`` is
-    what they leave of its capacities. ``sharing`` is how, ``parent`` the UUID of the GPU that it is a part of, where
-    the driver says it."""
+    ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
+    could not be read. ``state`` is one of ``states.py``, "" when unknown. Several claims can use a ``shared`` device;
+    ``left`` is the rest of its capacities. ``sharing`` is the sharing strategy and ``parent`` the UUID of the GPU that
+    contains it, if the driver publishes them.
+    """
 
     node: str
     driver: str
@@ -64,7 +68,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDevice:
-    """A device of a claim, and for which of its requests. ``consumed`` is what a share takes."""
+    """A device of a claim, and the request that it serves. ``consumed`` is what a share consumes."""
 
     request: str
     driver: str
@@ -77,8 +81,10 @@ class ClaimDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRow:
-    """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` say what it asks for;
-    ``age_s`` is None when its creation time is not known."""
+    """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` describe its requests.
+
+    ``age_s`` is None when the creation time is unknown.
+    """
 
     namespace: str
     name: str
@@ -92,9 +98,9 @@ class ClaimRow:
 
 
 def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespace: str = "") -> list[DeviceRow]:
-    """Devices by node, driver and in the order of the slices. ``namespace`` keeps those that its claims hold.
+    """Returns devices by node, driver and slice order. ``namespace`` selects those used by its claims.
 
-    Raises AllocationError on objects that no API server returns.
+    Raises AllocationError for objects that no API server returns.
     """
     wires = {"slices": state.slices, "allocated": state.claims}
     rows = guarded(lambda: list(_devices(state)), wires)
@@ -108,7 +114,7 @@ def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespa
 
 
 def claims_of(state: ClusterState, now: datetime, *, node: str = "", namespace: str = "") -> list[ClaimRow]:
-    """Claims by namespace and name. ``node`` keeps those with devices there. Raises AllocationError as above."""
+    """Returns claims by namespace and name. ``node`` selects those with devices there. Raises like `devices_of`."""
     wires = {"slices": state.slices, "allocated": state.claims}
     rows = guarded(lambda: [_claim(item, places, now) for places in [_places(state)] for item in state.claims], wires)
     found = [row for row in rows if (not namespace or row.namespace == namespace) and (not node or node in row.nodes)]
@@ -117,16 +123,18 @@ def claims_of(state: ClusterState, now: datetime, *, node: str = "", namespace: 
 
 def _devices(state: ClusterState) -> list[DeviceRow]:
     unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
-    held = _holders(state.claims)
+    by_device = _holders(state.claims)
     slices = _newest(state.slices)
     slices.sort(key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"]))
-    taken = {key for key, holders in held.items() if any(not holder.admin_access for holder in holders)}
+    taken = {key for key, holders in by_device.items() if any(not holder.admin_access for holder in holders)}
     left = counters_left(slices, taken)
-    rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else held, left)]
+    rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else by_device, left)]
     known = {(row.driver, row.pool, row.device) for row in rows}
     nodes = {key: where for item in state.claims for key, where in _selected(item).items()}
     rows += [
-        _unpublished_row(key, holders, nodes.get(key, "")) for key, holders in sorted(held.items()) if key not in known
+        _unpublished_row(key, holders, nodes.get(key, ""))
+        for key, holders in sorted(by_device.items())
+        if key not in known
     ]
     return rows
 
@@ -144,11 +152,13 @@ def _pool(item: Wire) -> tuple[str, str]:
     return item["spec"]["driver"], item["spec"]["pool"]["name"]
 
 
-def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, left: Counters) -> Iterator[DeviceRow]:
+def _of_slice(
+    spec: Wire, by_device: Mapping[DeviceKey, Sequence[Holder]] | None, left: Counters
+) -> Iterator[DeviceRow]:
     driver, pool = spec["driver"], spec["pool"]["name"]
     for device in spec.get("devices") or ():
         memory = ((device.get("capacity") or {}).get(names.MEMORY) or {}).get("value", "")
-        holders = None if held is None else held.get((driver, pool, device["name"]), ())
+        holders = None if by_device is None else by_device.get((driver, pool, device["name"]), ())
         mine = [holder for holder in holders or () if not holder.admin_access]
         in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
         yield DeviceRow(
@@ -165,7 +175,7 @@ def _of_slice(spec: Wire, held: Mapping[DeviceKey, Sequence[Holder]] | None, lef
             holders=holders,
             state=UNKNOWN
             if holders is None
-            else state_of(device, (driver, pool), left, held=bool(mine), in_shares=in_shares),
+            else state_of(device, (driver, pool), left, allocated=bool(mine), in_shares=in_shares),
             shared=shared,
             sharing=attribute(device, driver, names.SHARING_STRATEGY),
             parent=attribute(device, driver, names.PARENT_UUID),
@@ -183,7 +193,7 @@ def _unpublished_row(key: DeviceKey, holders: Sequence[Holder], node: str) -> De
 
 
 def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
-    held: dict[DeviceKey, list[Holder]] = {}
+    by_device: dict[DeviceKey, list[Holder]] = {}
     for claim in claims:
         namespace, name = _names(claim)
         for result in _results(claim):
@@ -195,14 +205,14 @@ def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
                 admin_access=bool(result.get("adminAccess")),
                 consumed=_consumed(result),
             )
-            holders = held.setdefault(_key(result), [])
+            holders = by_device.setdefault(_key(result), [])
             if holder not in holders or holder.share:
                 holders.append(holder)
-    return held
+    return by_device
 
 
 def _places(state: ClusterState) -> dict[DeviceKey, str]:
-    """The node of every published device that is bound to one."""
+    """Returns the node of every published device that is bound to a node."""
     found = {}
     for item in _newest(state.slices):
         spec = item["spec"]
@@ -250,7 +260,7 @@ def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> Claim
 
 
 def _selected(claim: Wire) -> dict[DeviceKey, str]:
-    """The node of the claim's allocation for each of its devices; empty when it may be used from several."""
+    """Returns the node of the claim's allocation for each of its devices; empty if several nodes can use them."""
     node = _node_of(claim)
     return {_key(result): node for result in _results(claim)} if node else {}
 
@@ -265,7 +275,7 @@ def _node_of(claim: Wire) -> str:
 
 
 def _asked(request: Wire) -> str:
-    """``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives joined with "or"."""
+    """Returns ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
     ways = request.get("firstAvailable") or ([request["exactly"]] if request.get("exactly") else ())
     texts = []
     for way in ways:

@@ -1,8 +1,7 @@
-"""What can be asked for: whole devices of a model, MIG profiles, shares.
+"""Kinds of devices that claims can request: whole devices of a model, MIG profiles, shares.
 
-Owns how published devices are sorted into kinds, by the attributes that NVIDIA's driver and this one publish (``type``,
-``productName``, ``profile``, ``uuid``, ``parentUUID``). Devices of other drivers without them are kinds by what they
-have. Refuses to know what is free.
+Devices are classified by the attributes that NVIDIA's driver and this one publish (``type``, ``productName``,
+``profile``, ``uuid``, ``parentUUID``). Devices of other drivers are classified by those of them that they have.
 """
 
 from collections.abc import Mapping
@@ -15,8 +14,10 @@ Wire = Mapping[str, Any]
 
 
 class DeviceKind(NamedTuple):
-    """Devices that serve the same claims. ``profile`` is empty for whole devices; ``shared`` ones allow several
-    allocations. A tuple, because kinds are compared once for every device of a cluster."""
+    """Devices that serve the same claims. ``profile`` is "" for whole devices; ``shared`` allows several allocations.
+
+    It is a tuple, because kinds are compared once for every device of a cluster.
+    """
 
     driver: str
     model: str
@@ -26,17 +27,19 @@ class DeviceKind(NamedTuple):
 
 
 class SyntheticRequest(NamedTuple):
-    """The synthetic claim that is tried: ``count`` devices of a kind, or a share of ``share`` of its memory with
-    ``extra`` of its other capacities (pairs of name and amount)."""
+    """A request that is tried: ``count`` devices of a kind, or a share.
+
+    A share requests ``share`` of the memory and ``extra`` of other capacities (pairs of name and amount).
+    """
 
     kind: DeviceKind
-    count: int = 1  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    count: int = 1  # type: ignore[assignment]  # hides tuple.count, which is not used
     share: str = ""
     extra: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
-        """``2 GPUs``, ``3g.40gb``, ``share of 10Gi, 12 computePercent``."""
+        """Returns ``2 GPUs``, ``3g.40gb`` or ``share of 10Gi, 12 computePercent``."""
         if self.share:
             return ", ".join([f"share of {self.share}", *(f"{amount} {name}" for name, amount in self.extra)])
         noun = "GPU" if self.kind.type == "gpu" else self.kind.type or "device"
@@ -45,14 +48,14 @@ class SyntheticRequest(NamedTuple):
 
 
 def attribute(device: Wire, driver: str, name: str) -> str:
-    """An attribute as text, whatever its type and however its name is spelled; "" without it."""
+    """Returns an attribute as text, with or without domain in its name; "" if it is missing."""
     attributes = device.get("attributes") or {}
     value = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
     return str(next(iter(value.values()), ""))
 
 
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
-    """The kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) nothing is shared."""
+    """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
     found = attribute(device, driver, names.TYPE)
     return _kind(
         driver,
@@ -65,10 +68,10 @@ def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
 
 @lru_cache(maxsize=1024)
 def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> DeviceKind:
-    """The same object for the same kind: equality is then a comparison of addresses."""
+    """Returns the same object for equal kinds, which makes comparisons fast."""
     return DeviceKind(driver=driver, model=model, type=found, profile=profile, shared=shared)
 
 
 def gpu_uuid_of(device: Wire, driver: str) -> str:
-    """What tells that two devices are forms of one piece of hardware: the GPU's UUID. "" when nothing does."""
+    """Returns the UUID of the GPU that a device is or belongs to, "" when unknown."""
     return attribute(device, driver, names.PARENT_UUID) or attribute(device, driver, names.UUID)

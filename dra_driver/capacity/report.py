@@ -1,20 +1,20 @@
-"""The answer of `survey`, as values and as JSON.
+"""The result of `survey`, as values and as JSON.
 
-Owns the words and the schema: fields are added, never renamed or given another meaning.
+The fields are the schema of the output: new ones may be added, but none is renamed or gets another meaning.
 
-**Units.** GPUs are counted as GPUs, memory in bytes, requests in claims: "one claim for this".
+**Units.** GPUs are counted in GPUs, memory in bytes, and requests in claims.
 
-- ``free``: GPUs of which nothing is held and that a claim can have now, whole where the whole GPU is published.
-- ``used``: GPUs that claims hold whole, or in parts that leave nothing that any request could have.
-- ``fragmented``: GPUs of which claims hold parts (MIG devices, shares) and of which something can still be had.
+- ``free``: GPUs without allocated devices that a claim can get now, as a whole if the whole GPU is published.
+- ``used``: GPUs allocated as a whole, or in parts (MIG devices, shares) that leave nothing for any request.
+- ``fragmented``: GPUs allocated in parts, with something left for a request.
 - ``unavailable``: the others, by reason: ``tainted``, ``incomplete-pool``, ``invalid-pool``, ``cordoned``,
   ``not-ready``, ``deleting`` and ``no-such-node`` (the node), ``other``.
-- ``fits``: how many claims for the request could be allocated now, one after another, each with the first device that
-  the scheduler's allocator finds, if there were no other requests.
-- ``bySum``: how many the free amounts would serve if they lay together: of MIG profiles, the counters left on all GPUs
-  with such a device that is not held, divided by what one needs; of shares, the memory left; of several GPUs in one
-  claim, the free GPUs of all nodes. Never more than the same GPUs would serve with nothing on them.
-- ``stranded``: ``bySum`` less ``fits``: claims that only fail because what is free does not lie together.
+- ``fits``: claims for the request that could be allocated now, one after another, each with the first device that the
+  scheduler's allocator finds, without any other requests.
+- ``bySum``: claims that the free amounts would serve if they were together: for MIG profiles, the counters left on all
+  GPUs with such a device that is not allocated, divided by what one device needs; for shares, the memory left; for
+  several GPUs in one claim, the free GPUs of all nodes. At most what the same GPUs would serve when unused.
+- ``stranded``: ``bySum`` minus ``fits``: claims that fail only because the free amounts are not together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes: of all GPUs, of free ones, and what is left of fragmented ones. 0 where devices do not say."""
+    """Bytes: of all GPUs, of free ones, and the rest of fragmented ones. 0 if devices do not publish their memory."""
 
     total: int = 0
     free: int = 0
@@ -47,7 +47,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCapacity:
-    """One request. ``in_use`` are devices of its kind that claims hold, ``at_least`` that ``fits`` is a lower bound."""
+    """One request. ``in_use`` counts allocated devices of its kind; with ``at_least``, ``fits`` is a lower bound."""
 
     request: str
     profile: str = ""
@@ -62,7 +62,7 @@ class RequestCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCapacity:
-    """One model of one driver, on one node or in all."""
+    """One model of one driver, on one node or in total."""
 
     driver: str
     model: str
@@ -73,7 +73,7 @@ class ModelCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCapacity:
-    """One node; ``node`` is empty for devices that several nodes reach. ``problem`` keeps ordinary pods away."""
+    """One node; ``node`` is "" for devices that several nodes reach. ``problem`` is why it takes no ordinary pods."""
 
     node: str
     problem: str
@@ -82,7 +82,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrandedShape:
-    """A request that fits nowhere although the sum would suffice."""
+    """A request that fits nowhere although the total would suffice."""
 
     driver: str
     model: str
@@ -93,7 +93,7 @@ class StrandedShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReport:
-    """``notes`` are sentences about what could not be counted, ``gaps`` about what could not be read."""
+    """The whole report. ``notes`` say what could not be counted, ``gaps`` what could not be read."""
 
     source: str = ""
     server_version: str = ""
@@ -105,7 +105,7 @@ class CapacityReport:
 
 
 def to_wire(value: Any, kind: str = "") -> Any:
-    """JSON values with names in camelCase; with ``kind`` a document that carries its schema."""
+    """Converts to JSON values with names in camelCase; with ``kind`` to a document with a schema version."""
     if kind:
         return {"schemaVersion": SCHEMA_VERSION, "kind": kind, **to_wire(value)}
     if is_dataclass(value):

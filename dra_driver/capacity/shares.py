@@ -1,7 +1,6 @@
-"""What a share of a device asks for beside memory, what it takes, and what is left for others.
+"""What a share of a device requests besides memory, what it consumes, and what is left for others.
 
-Owns the rule that a share of a tenth of the memory is a tenth of whatever else a plain claim would take all of. Sums
-and request policies are `dra_driver.allocation`'s.
+A share of a tenth of the memory also requests a tenth of each capacity that a claim would otherwise take all of.
 """
 
 from collections.abc import Mapping
@@ -15,14 +14,14 @@ from dra_driver.quantity import NANO
 
 Wire = Mapping[str, Any]
 Extra = tuple[tuple[str, str], ...]
-"""Capacities beside memory, and how much of each."""
+"""Capacities besides memory, with their amounts."""
 
 
 def extra_for(device: Wire, share: str) -> Extra:
-    """The part of each other capacity that goes with so much memory: whole units, rounded down, at least the least.
+    """Returns the part of each other capacity that corresponds to the memory: whole units, rounded down, at least min.
 
-    Only of those that a claim takes all of when it does not name them: of others it is the owner of the devices who
-    has decided what goes with a share. Empty when the device does not tell its memory.
+    Only capacities whose default is all of them are included; for others the policy has set the default of a share.
+    Empty when the device does not publish its memory.
     """
     capacities: Mapping[str, Wire] = device.get("capacity") or {}
     total = nano((capacities.get(MEMORY) or {}).get("value", "0"))
@@ -41,14 +40,14 @@ def extra_for(device: Wire, share: str) -> Extra:
 
 
 def consumed_by_share(device: Wire, share: str, extra: Extra) -> dict[str, int]:
-    """Billionths of each capacity that such a share consumes. Raises ValueError on quantities nobody stores."""
+    """Returns the billionths of each capacity that such a share consumes. Raises ValueError on invalid quantities."""
     requests = {MEMORY: share, **dict(extra)}
     found = consumption(requests, device.get("capacity") or {})
     return {name: amount.nano for name, amount in found.items()}
 
 
 def left_by_shares(device: PoolDevice) -> dict[str, int]:
-    """Billionths of each capacity that no share consumes."""
+    """Returns the billionths of each capacity that no share consumes."""
     capacities: Mapping[str, Wire] = device.wire.get("capacity") or {}
     consumed = device.consumed or {}
     return {name: max(0, nano(item["value"]) - consumed.get(name, 0)) for name, item in capacities.items()}

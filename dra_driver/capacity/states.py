@@ -1,8 +1,8 @@
-"""Whether a published device can be had, from what is held of it and of the counters that it consumes.
+"""Computes the state of published devices from allocations and from the counters that they consume.
 
-Owns the states behind `kubectl dra devices`. A GPU that is published whole, in partitions and shared is one piece of
-hardware: that nobody holds one form of it does not make that form free (KEP-4815 counters). Refuses to know selectors,
-taints and nodes; whether a claim would get the device is what `kubectl dra explain` and `capacity` say.
+A GPU that is published whole, in partitions and shared is one piece of hardware: a device without an allocation may
+still be blocked, because others have used its counters (KEP-4815). Selectors, taints and nodes are ignored here;
+`kubectl dra explain` and `kubectl dra capacity` take them into account.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,8 +23,8 @@ BLOCKED: Final = "blocked"
 UNKNOWN: Final = ""
 
 
-def counters_left(slices: Iterable[Wire], held: Collection[DeviceKey]) -> Counters:
-    """What held devices leave of every counter of the slices, which are those of the newest generations."""
+def counters_left(slices: Iterable[Wire], allocated: Collection[DeviceKey]) -> Counters:
+    """Returns what allocated devices leave of every counter. ``slices`` must be those of the newest generations."""
     every = [item["spec"] for item in slices]
     left: Counters = {}
     for spec in every:
@@ -34,21 +34,21 @@ def counters_left(slices: Iterable[Wire], held: Collection[DeviceKey]) -> Counte
     for spec in every:
         pool = spec["driver"], spec["pool"]["name"]
         for device in spec.get("devices") or ():
-            if (*pool, device["name"]) in held:
+            if (*pool, device["name"]) in allocated:
                 for key, value in _consumed(device, *pool):
                     left[key] = left.get(key, 0) - value
     return left
 
 
-def state_of(device: Wire, pool: tuple[str, str], left: Counters, *, held: bool, in_shares: bool) -> str:
-    """``free``, ``in use``, ``in shares`` (the rest can be had), or ``blocked``: others use what it consists of."""
-    if held:
+def state_of(device: Wire, pool: tuple[str, str], left: Counters, *, allocated: bool, in_shares: bool) -> str:
+    """Returns ``free``, ``in use``, ``in shares`` (the rest is available) or ``blocked`` (its counters are used up)."""
+    if allocated:
         return SHARED if in_shares else IN_USE
     return BLOCKED if any(left.get(key, 0) < value for key, value in _consumed(device, *pool)) else FREE
 
 
 def remaining_capacity(device: Wire, consumed: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """What shares leave of each capacity of a device that allows several allocations."""
+    """Returns what shares leave of each capacity of a device that allows several allocations."""
     shares = list(consumed)
     found = {}
     for name, capacity in (device.get("capacity") or {}).items():

@@ -1,7 +1,6 @@
-"""What is left of a unit by the sums alone: counters, memory, devices, wherever in the unit they lie.
+"""Sums up what is left of a unit: counters, memory and devices, regardless of their position.
 
-Owns the arithmetic behind "the sum would suffice". Numbered counters such as ``memory-slice-0`` to ``memory-slice-7``
-are alike and are added up under their stem; where they lie is what a sum forgets.
+Numbered counters such as ``memory-slice-0`` to ``memory-slice-7`` are added up under their stem ``memory-slice``.
 """
 
 import re
@@ -25,9 +24,11 @@ _NUMBER: Final = re.compile(r"-?\d+\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSupply:
-    """One unit. ``demands`` is the least that a device of each kind consumes of the counters; kinds without counters
-    have none. ``share_left`` is what shares have not consumed, by capacity; ``shared`` a device of each kind that is
-    shared. Memory in billionths of a byte; counters likewise."""
+    """Sums of one unit, in billionths (memory in billionths of a byte).
+
+    ``demands`` is the minimum that a device of each kind consumes of the counters; kinds without counters have none.
+    ``share_left`` is what shares have not consumed, by capacity; ``shared`` has one device of each shared kind.
+    """
 
     left: Mapping[str, int]
     demands: Mapping[DeviceKind, Sums]
@@ -35,14 +36,14 @@ class UnitSupply:
     shared: Mapping[DeviceKind, Wire]
     memory: int
     memory_left: int
-    held: int
+    allocated: int
     in_parts: bool
     tainted: bool
     in_use: Mapping[DeviceKind, int]
 
 
 def supply_of(unit: Unit) -> UnitSupply:
-    """The sums of a unit. Raises ValueError on quantities that no API server stores."""
+    """Returns the sums of a unit. Raises ValueError on invalid quantities."""
     pairs = list(zip(unit.offered, unit.kinds, strict=True))
     left, total = _counters(unit)
     demands: dict[DeviceKind, Sums] = {}
@@ -62,7 +63,7 @@ def supply_of(unit: Unit) -> UnitSupply:
         shared={kind: device.wire for device, kind in pairs if kind.shared},
         memory=memory,
         memory_left=max(0, memory_left),
-        held=sum(device.allocated and not kind.profile for device, kind in pairs),
+        allocated=sum(device.allocated and not kind.profile for device, kind in pairs),
         in_parts=any(device.shared or (device.allocated and kind.profile) for device, kind in pairs)
         or bool(unit.elsewhere),
         tainted=any(is_tainted(device.wire) for device, _ in pairs),
@@ -71,7 +72,7 @@ def supply_of(unit: Unit) -> UnitSupply:
 
 
 def stem_of(counter: str) -> str:
-    """``memory-slice`` of ``memory-slice-3``."""
+    """Returns ``memory-slice`` for ``memory-slice-3``."""
     return _NUMBER.sub("", counter) or counter
 
 
@@ -101,12 +102,12 @@ def _add(sums: Sums, counters: Mapping[str, Wire], sign: int) -> None:
 
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
-    """All of the unit's memory and what is left of it."""
-    # A device in shares has taken all that it consumes of the counters; what its shares leave is theirs to give.
+    """Returns the unit's memory and what is left of it."""
+    # A device in shares has consumed its counters completely; what its shares leave is available to other shares.
     for_shares = sum(left_by_shares(device).get(MEMORY, 0) for device in unit.offered if device.shared)
     if MEMORY in total:
         return total[MEMORY], left[MEMORY] + for_shares
-    if unit.sets:  # placements overlap and nothing says how much memory they leave
+    if unit.sets:  # placements overlap, and no counter says how much memory they leave
         largest = max(memory_nano(device.wire) for device in unit.offered)
         return largest, for_shares if any(device.allocated or device.shared for device in unit.offered) else largest
     of_whole = not unit.main_kind.profile
@@ -122,7 +123,7 @@ def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
             continue
         mine = left_by_shares(device)
         if device.wire.get("consumesCounters") and not device.shared and MEMORY in mine:
-            # The first share takes the counters as a whole device does, so what MIG devices hold is not there.
+            # The first share consumes the counters like a whole device, so the memory of MIG devices is not available.
             mine[MEMORY] = max(0, min(mine[MEMORY], left.get(MEMORY, mine[MEMORY])))
         sums = found.setdefault(kind, {})
         for name, value in mine.items():

@@ -1,10 +1,10 @@
-"""How much is free, used, fragmented and stranded in a cluster, and what would still fit.
+"""Counts what is free, used, fragmented and stranded in a cluster, and what would still fit (terms: ``report.py``).
 
-Owns the walk over nodes and pools; what a node reaches is said by the allocator (`dra_driver.allocation`), so pools
-count exactly when the scheduler would look at them. Refuses to know an API server. ``report.py`` defines the words.
+Visits all nodes and their pools. The allocator (`dra_driver.allocation`) decides which pools a node reaches, so a pool
+counts exactly when the scheduler would use it.
 
-Not seen: pods' other wishes (CPU, affinity, node taints), and requests that mix kinds. Devices that several nodes reach
-are a place of their own: a claim for several GPUs is not counted as fitting partly there and partly on a node.
+Other requirements of pods (CPU, affinity, node taints) and requests that mix kinds are ignored. Devices that several
+nodes reach are a separate place: a claim for several GPUs never fits partly there and partly on a node.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ _DEFAULTS: Final = Options()
 
 
 def survey(state: ClusterState, options: Options = _DEFAULTS, *, driver: str = "", node: str = "") -> CapacityReport:
-    """The capacity of a cluster whose slices carry the taints of taint rules. ``driver`` and ``node`` leave others out.
+    """Counts the capacity of a cluster; ``driver`` and ``node`` select a part. Slices must include taints of rules.
 
-    Raises AllocationError on objects that no API server returns. Never runs much longer than ``options.timeout_s``.
+    Raises AllocationError for objects that no API server returns. Runs about ``options.timeout_s`` at most.
     """
     wires = {"slices": state.slices, "allocated": state.claims}
     return guarded(lambda: _Survey(state, options, driver, node).report(), wires)
@@ -79,9 +79,9 @@ class _Survey:
         )
 
     def _nodes(self) -> Iterator[tuple[Wire, str]]:
-        """Nodes with what keeps ordinary pods away, then those that slices name and that do not exist.
+        """Yields nodes with the reason why they take no ordinary pods, then nodes that only slices name.
 
-        Without any node in the state nodes are unknown, and those that slices name are taken to be fine.
+        Without any node in the state the nodes are unknown, and those that slices name are assumed to be usable.
         """
         known = set()
         for node in self._state.nodes:
@@ -101,7 +101,7 @@ class _Survey:
         try:
             reach = self._allocator.reachable(node)
         except DraError as error:
-            self._note(f"what node {name} reaches cannot be told: {error}")
+            self._note(f"node {name}: its devices cannot be determined: {error}")
             return name, problem
         for pool in reach.broken:
             if pool.key not in self._broken and self._wanted(pool.key):
@@ -116,7 +116,7 @@ class _Survey:
         for unit in units_of(pool, shares=self._shares):
             local = unit.is_local()
             if not local:
-                # Reached by other nodes as well: counted once, and with the first usable node.
+                # Other nodes reach it, too: it is counted once, with the first usable node.
                 if problem or unit.key in self._counted_units:
                     continue
                 self._counted_units.add(unit.key)
@@ -129,7 +129,7 @@ class _Survey:
         self._places.setdefault(place, Aggregate()).add(unit, counted, problem)
 
     def _count_broken(self) -> None:
-        """Devices of pools that the scheduler does not look at, as they are published."""
+        """Counts the devices of pools that the scheduler ignores."""
         if not self._broken:
             return
         uses = pool_uses(self._state.claims, shares=self._shares)
@@ -157,7 +157,7 @@ class _Survey:
         return not self._driver or key[0] == self._driver
 
     def _note(self, text: str, *, by: str = "") -> None:
-        """Once per text, or per ``by`` where many devices have the same trouble."""
+        """Adds a note once per text, or once per ``by`` if many devices have the same problem."""
         if by and any(known.endswith(by) for known in self._notes):
             return
         self._notes[text] = self._notes.get(text, 0) + 1
@@ -169,7 +169,7 @@ class _Survey:
 
 
 def _node_problem(node: Wire) -> str:
-    """Why ordinary pods are not placed on the node, "" when nothing of this kind is known."""
+    """Returns why ordinary pods are not placed on the node, "" when no reason is known."""
     if (node.get("metadata") or {}).get("deletionTimestamp"):
         return "deleting"
     if (node.get("spec") or {}).get("unschedulable"):

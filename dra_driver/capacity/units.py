@@ -1,8 +1,7 @@
-"""Units: devices that exclude or influence one another, which is one GPU in all its forms.
+"""Splits pools into units: devices that affect each other, usually one GPU in all its forms.
 
-Owns the split of a pool into units: devices belong together when they consume the same counter set or carry the UUID of
-the same GPU. A claim for one device of one unit leaves every other unit as it was, so units are weighed one by one, and
-equal units once. Refuses to know nodes.
+Devices belong to one unit when they consume the same counter set or have the UUID of the same GPU. Allocating a device
+of one unit does not affect other units, so units are counted separately, and equal units only once.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,9 +20,9 @@ Wire = Mapping[str, Any]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Unit:
-    """``offered`` devices can be tried, ``elsewhere`` are held ones behind other nodes that consume the same counters.
+    """``offered`` devices can be tried; ``elsewhere`` are allocated ones of other nodes that consume the same counters.
 
-    ``overdrawn``: allocated devices consume more than the pool has, which blocks whatever consumes counters.
+    ``overdrawn``: allocated devices consume more than the pool has, which blocks all devices with counters.
     """
 
     driver: str
@@ -35,34 +34,34 @@ class Unit:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for one unit however many nodes reach it."""
+        """Identifies the unit, independent of the node that reaches it."""
         return (*self.offered[0].slice.key, self.offered[0].name)
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs (or other whole devices) this is; at least one."""
+        """Number of GPUs (or other whole devices); at least one."""
         return max(1, sum(not kind.profile for kind in self.kinds))
 
     @property
     def main_kind(self) -> DeviceKind:
-        """The kind of the first whole device, or of the first of all."""
+        """Kind of the first whole device, or of the first device."""
         return next((kind for kind in self.kinds if not kind.profile), self.kinds[0])
 
     def is_local(self) -> bool:
-        """Whether all of it belongs to one node."""
+        """Whether all devices belong to one node."""
         return all(device.placement.get("nodeName") for device in self.offered)
 
     def without_allocations(self) -> "Unit":
-        """The same with nothing held."""
+        """Returns the unit without any allocations."""
         offered = [replace(device, allocated=False, shared=False, consumed=None) for device in self.offered]
         return Unit(driver=self.driver, offered=offered, sets=self.sets, kinds=self.kinds)
 
     def has_allocations(self) -> bool:
-        """Whether claims hold some of it, or of what it depends on."""
+        """Whether devices of the unit, or counters that it needs, are allocated."""
         return bool(self.elsewhere) or self.overdrawn or any(one.allocated or one.shared for one in self.offered)
 
     def signature(self) -> Hashable:
-        """Equal for units in which every request fits equally often."""
+        """Returns a key that is equal for units in which every request fits equally often."""
         numbers = {entry["name"]: index for index, entry in enumerate(self.sets)}
         return (
             self.overdrawn,
@@ -75,7 +74,7 @@ class Unit:
 
 
 def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
-    """The units of a usable pool, in the order of their first devices."""
+    """Returns the units of a usable pool, in the order of their first devices."""
     units = _grouped(pool.key[0], pool.devices, shares=shares)
     if not pool.counter_slices:
         return units
@@ -92,7 +91,7 @@ def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
 
 
 def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool) -> list[Unit]:
-    """The same for devices whose pool cannot be used: nothing in it can be weighed."""
+    """Returns the units of devices whose pool cannot be used."""
     return _grouped(driver, devices, shares=shares)
 
 
@@ -159,11 +158,11 @@ def _counter_signature(wire: Wire, numbers: Mapping[str, int]) -> Hashable:
 
 
 def is_tainted(device: Wire) -> bool:
-    """Whether a claim without tolerations cannot have it."""
+    """Whether the device has a taint that a claim without tolerations does not tolerate."""
     return bool(device.get("taints")) and untolerated(device["taints"], ()) is not None
 
 
 def memory_nano(device: Wire) -> int:
-    """Its memory in billionths of a byte; 0 when it does not say."""
+    """Returns the device's memory in billionths of a byte; 0 when it is not published."""
     found = (device.get("capacity") or {}).get(names.MEMORY)
     return nano(found["value"]) if found else 0

@@ -137,7 +137,7 @@ def _nodes(nodes: Sequence[Any]) -> list[Sequence[str]]:
 
 
 def _named(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} equal nodes"
+    return names[0] if len(names) == 1 else f"{names[0]} (+{len(names) - 1} equal)"
 
 
 def _more(count: int) -> Sequence[str]:

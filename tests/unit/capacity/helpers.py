@@ -1,4 +1,4 @@
-"""Clusters for tests of capacity: nodes with whole GPUs, with MIG placements behind counters, and with shared GPUs."""
+"""Clusters for tests of capacity: nodes with whole GPUs, with MIG placements and counters, and with shared GPUs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def whole(node_name: str, count: int = 8, **fields: Any) -> Obj:
-    """The slice of a node with whole GPUs."""
+    """Returns the slice of a node with whole GPUs."""
     devices = [
         {**gpu(f"gpu-{number}", productName=H100, uuid=f"GPU-{node_name}-{number}"), **fields}
         for number in range(count)
@@ -23,7 +23,7 @@ def whole(node_name: str, count: int = 8, **fields: Any) -> Obj:
 
 
 def mig(node_name: str, gpus: int = 1, key: str = "h100-sxm5-80gb", *, whole_too: bool = True) -> list[Obj]:
-    """The slices of a node whose GPUs are published in all forms: counters, then one slice a GPU."""
+    """Returns the slices of a node whose GPUs are published in all forms: counters, then one slice per GPU."""
     model = catalog.model(key)
     assert model.mig is not None
     sets, slices = [], []
@@ -57,7 +57,7 @@ def mig(node_name: str, gpus: int = 1, key: str = "h100-sxm5-80gb", *, whole_too
 
 
 def shared(node_name: str, count: int = 1, memory: str = "80Gi", default: str | None = "80Gi") -> Obj:
-    """The slice of a node whose GPUs are shared by memory; a claim that asks for no share gets ``default``."""
+    """Returns the slice of a node whose GPUs are shared by memory; a claim that requests no share gets ``default``."""
     policy = {"requestPolicy": {"default": default}} if default else {}
     devices = [
         {
@@ -71,7 +71,7 @@ def shared(node_name: str, count: int = 1, memory: str = "80Gi", default: str | 
 
 
 def holding(name: str, node_name: str, *devices: str, shares: str = "", **result: Any) -> Obj:
-    """An allocated claim; with ``shares`` it has a share of that much memory of each device."""
+    """Returns an allocated claim; with ``shares`` it has a share with that memory of each device."""
     pool = f"{node_name}/{DRIVER}"
     share = {"shareID": f"{name}-id", "consumedCapacity": {"memory": shares}} if shares else {}
     results = [
@@ -81,7 +81,7 @@ def holding(name: str, node_name: str, *devices: str, shares: str = "", **result
 
 
 def cluster(slices: Sequence[Obj], claims: Sequence[Obj] = (), nodes: Sequence[Obj] | None = None) -> ClusterState:
-    """The state of a cluster with the nodes that slices name."""
+    """Returns the state of a cluster with the nodes that slices name."""
     names = dict.fromkeys(item["spec"]["nodeName"] for item in slices if item["spec"].get("nodeName"))
     return ClusterState(
         nodes=tuple(node(name) for name in names) if nodes is None else tuple(nodes),
@@ -91,13 +91,13 @@ def cluster(slices: Sequence[Obj], claims: Sequence[Obj] = (), nodes: Sequence[O
 
 
 def only(report: CapacityReport) -> ModelCapacity:
-    """The one model of a report."""
+    """Returns the only model of a report."""
     (model,) = report.models
     return model
 
 
 def request(report: CapacityReport, label: str) -> RequestCapacity:
-    """A request of the one model."""
+    """Returns a request of the only model."""
     return next(item for item in only(report).requests if item.request == label)
 
 
@@ -114,7 +114,7 @@ def _counters(profile: catalog.CatalogProfile, slots: range) -> Obj:
 
 
 def _all_counters(model: catalog.GpuModel) -> Obj:
-    """The most that any profile has of each, as NVIDIA's driver publishes it."""
+    """Returns the maximum of each capacity over all profiles, as NVIDIA's driver publishes it."""
     assert model.mig is not None
     profiles = model.mig.profiles
     numbers = {

@@ -29,7 +29,7 @@ def test_allocated_claim_shows_devices_nodes_and_pods() -> None:
     assert row.age_s == 86_400
 
 
-def test_pending_claim_shows_what_it_asks_for() -> None:
+def test_pending_claim_shows_its_requests() -> None:
     both = {
         "name": "any",
         "firstAvailable": [
@@ -42,14 +42,14 @@ def test_pending_claim_shows_what_it_asks_for() -> None:
     assert row.requests == ("gpu: 3 x gpu.nvidia.com", "any: all big or 2 x small")
 
 
-def test_node_of_a_device_that_is_gone_comes_from_the_allocation() -> None:
+def test_node_of_an_unpublished_device_comes_from_the_allocation() -> None:
     held = holding("train", "a", "gpu-9")
     field = {"key": "metadata.name", "operator": "In", "values": ["a"]}
     held["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
     assert claims_of(ClusterState(claims=[held]), NOW)[0].nodes == ("a",)
 
 
-def test_claim_that_is_going_away_says_so() -> None:
+def test_claim_that_is_being_deleted_has_that_state() -> None:
     going = holding("old", "a", "gpu-0")
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert claims_of(ClusterState(claims=[going]), NOW)[0].state == "deleting"
@@ -65,7 +65,7 @@ def test_filters_by_node_and_namespace_and_sorts_by_name() -> None:
     assert [row.name for row in claims_of(state, NOW, namespace="team")] == ["y"]
 
 
-def test_age_is_unknown_without_a_date_that_can_be_read_and_never_negative() -> None:
+def test_age_is_unknown_without_a_valid_date_and_never_negative() -> None:
     ages = [
         claims_of(ClusterState(claims=[dated(claim("x"), text)]), NOW)[0].age_s
         for text in ("", "yesterday", "2026-01-01T23:59:00", "2027-01-01T00:00:00Z")
@@ -73,7 +73,7 @@ def test_age_is_unknown_without_a_date_that_can_be_read_and_never_negative() -> 
     assert ages == [None, None, 60, 0]
 
 
-def test_shares_show_what_was_asked_for_and_what_they_got() -> None:
+def test_shares_show_requested_and_consumed_amounts() -> None:
     wanted = exactly("gpu", capacity={"requests": {"memory": "10Gi"}})
     held = share("x", memory="10Gi", percent="0") | {"spec": {"devices": {"requests": [wanted]}}}
     (found,) = claims_of(h100(claims=[held]), NOW)

@@ -1,4 +1,4 @@
-"""Objects that no API server returns end in one clear error, never in another one."""
+"""Objects that no API server returns raise DraError, never another exception."""
 
 import copy
 import random
@@ -18,7 +18,7 @@ JUNK: tuple[Any, ...] = (None, "", "x", -1, 2**70, 1.5, True, [], {}, [None], {"
 
 
 def sample() -> list[list[Obj]]:
-    """Slices, claims and nodes that are all right."""
+    """Returns valid slices, claims and nodes."""
     state = cluster(
         [*mig("a"), shared("b"), whole("c", 2)],
         [holding("x", "a", "gpu-0-mig-1g10gb-19-0"), holding("y", "b", "gpu-0", shares="10Gi"), claim("z")],
@@ -27,7 +27,7 @@ def sample() -> list[list[Obj]]:
 
 
 def damage(value: Any, chance: random.Random) -> None:
-    """Walk down to some place and put junk there, or take something away."""
+    """Replaces or removes a random value."""
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:
@@ -45,12 +45,12 @@ def damage(value: Any, chance: random.Random) -> None:
 
 
 def look(slices: Any, claims: Any, nodes: Any) -> int:
-    """How many of the three commands could answer."""
+    """Returns how many of the three functions return without an error."""
     state = ClusterState(slices=slices, claims=claims, nodes=nodes)
     answered = 0
-    for ask in (survey, devices_of, lambda of: claims_of(of, NOW)):
+    for function in (survey, devices_of, lambda of: claims_of(of, NOW)):
         try:
-            ask(state)
+            function(state)
         except DraError:
             continue
         answered += 1
@@ -58,7 +58,7 @@ def look(slices: Any, claims: Any, nodes: Any) -> int:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_damaged_objects_give_an_answer_or_a_sentence(seed: int) -> None:
+def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311  not a secret
     parts = sample()
     for _ in range(chance.choice((1, 1, 2, 5))):
@@ -66,6 +66,6 @@ def test_damaged_objects_give_an_answer_or_a_sentence(seed: int) -> None:
     look(*parts)
 
 
-def test_undamaged_objects_give_three_answers() -> None:
-    """Otherwise the test above would prove nothing."""
+def test_undamaged_objects_give_three_results() -> None:
+    """Without damage all three functions succeed."""
     assert look(*sample()) == 3

@@ -1,4 +1,4 @@
-"""What docs/capacity.md shows is what the command prints."""
+"""docs/capacity.md shows exactly what the command prints."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,13 @@ TEXT = (Path(__file__).parents[3] / "docs/capacity.md").read_text()
 
 
 def blocks(command: str) -> list[str]:
-    """The output under a command line of the page, without its indentation."""
+    """Returns the output below a command line of the page, without indentation."""
     found = re.findall(rf"^    \$ {re.escape(command)}\n((?:    .*\n|\n)*)", TEXT, re.MULTILINE)
     return ["\n".join(line.removeprefix("    ") for line in block.splitlines()).strip() for block in found]
 
 
 def clusters() -> dict[str, ClusterState]:
-    """Two H100 in all their forms, with one small device in each half of the first; and one that two claims share."""
+    """Two H100 in all forms, with one small device in each half of the first; and one that two claims share."""
     held = {"a": "gpu-0-mig-1g10gb-19-1", "b": "gpu-0-mig-1g10gb-19-5", "c": "gpu-1-mig-4g40gb-5-0"}
     claims = [having(name, device, users=(name,)) for name, device in (held | {"d": "gpu-1-mig-1g20gb-15-4"}).items()]
     shares = [
@@ -41,6 +41,6 @@ def test_examples_are_real_output(name: str, command: str, tmp_path: Path, capsy
     assert blocks(f"kubectl dra {command} --cluster-state {name}.json") == [capsys.readouterr().out.strip()]
 
 
-def test_every_word_of_the_tables_is_explained() -> None:
+def test_every_term_of_the_tables_is_explained() -> None:
     for word in ("free", "used", "fragmented", "unavailable", "fits", "by sum", "stranded", "in use"):
         assert f"| {word} |" in TEXT

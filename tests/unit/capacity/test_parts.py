@@ -1,4 +1,4 @@
-"""Counting MIG profiles and shares: what fits beside what is held, and what only placement forbids."""
+"""Counting MIG profiles and shares: what fits next to allocated devices, and what is stranded."""
 
 import random
 
@@ -21,7 +21,7 @@ def counts(state: ClusterState) -> dict[str, tuple[int, int]]:
     return {item.request: (item.fits, item.stranded) for item in only(survey(state)).requests}
 
 
-def test_empty_gpu_serves_as_many_of_each_profile_as_the_hardware_has() -> None:
+def test_unused_gpu_fits_as_many_of_each_profile_as_the_hardware() -> None:
     found = counts(cluster(mig("a")))
     assert found == {
         "1 GPU": (1, 0),
@@ -35,14 +35,14 @@ def test_empty_gpu_serves_as_many_of_each_profile_as_the_hardware_has() -> None:
     }
 
 
-def test_profile_that_only_placement_forbids_is_stranded() -> None:
-    """One small device in each half leaves six slices, and no four that lie together."""
+def test_profile_without_contiguous_slices_is_stranded() -> None:
+    """One small device in each half leaves six memory slices, but no four contiguous ones."""
     claims = [holding("x", "a", SMALL.format(0, 1)), holding("y", "a", SMALL.format(0, 5))]
     report = survey(cluster(mig("a"), claims))
     assert only(report).gpus == Gpus(total=1, fragmented=1)
     assert (request(report, "3g.40gb").fits, request(report, "3g.40gb").by_sum) == (0, 1)
     shape = next(item for item in report.stranded_shapes if item.request == "3g.40gb")
-    assert shape.why == "6 memory slices are free in all, 4 are needed, but they do not lie together on any GPU"
+    assert shape.why == "6 memory slices are free in total, 4 are needed, but not together on any GPU"
 
 
 def test_memory_left_beside_mig_devices_is_fragmented_not_free() -> None:
@@ -50,7 +50,7 @@ def test_memory_left_beside_mig_devices_is_fragmented_not_free() -> None:
     assert (memory.total, memory.free, memory.fragmented) == (81152 << 20, 0, (81152 - 9984) << 20)
 
 
-def test_gpus_in_pieces_could_together_be_a_whole_one() -> None:
+def test_free_parts_of_several_gpus_are_stranded() -> None:
     claims = [holding(f"x{number}", "a", SMALL.format(number, 0)) for number in range(2)]
     found = request(survey(cluster(mig("a", 2), claims)), "1 GPU")
     assert (found.fits, found.by_sum, found.stranded) == (0, 1, 1)
@@ -62,14 +62,14 @@ def test_whole_gpu_in_use_leaves_nothing_for_profiles() -> None:
     assert request(report, "1g.10gb").fits == 7
 
 
-def test_gpu_that_is_only_offered_in_parts_is_free_while_nobody_has_one() -> None:
+def test_gpu_that_is_only_published_in_parts_is_free_while_none_is_allocated() -> None:
     report = survey(cluster(mig("a", key="a100-sxm4-80gb", whole_too=False)))
     assert (only(report).model, only(report).gpus) == (A100, Gpus(total=1, free=1))
     assert request(report, "3g.40gb").fits == 2
 
 
 def test_mig_devices_that_exist_already_make_one_gpu() -> None:
-    """Static MIG: no counters, the parent's UUID holds them together."""
+    """Static MIG has no counters; the UUID of the parent connects the devices."""
     devices = [
         {
             "name": f"mig-{number}",
@@ -88,7 +88,7 @@ def test_mig_devices_that_exist_already_make_one_gpu() -> None:
     assert (request(report, "1g.10gb").fits, only(report).memory_bytes.fragmented) == (6, 60 << 30)
 
 
-def test_fragments_on_a_node_without_pods_are_just_used() -> None:
+def test_fragmented_gpus_of_an_unusable_node_are_used() -> None:
     state = cluster(mig("a"), [holding("x", "a", SMALL.format(0, 0))], [{"metadata": {"name": "b"}}])
     report = survey(state)
     assert only(report).gpus == Gpus(total=1, used=1)
@@ -96,8 +96,8 @@ def test_fragments_on_a_node_without_pods_are_just_used() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_counts_are_those_of_the_allocator_on_the_whole_node(seed: int) -> None:
-    """GPUs are weighed one by one; asking about the whole node again and again gives the same."""
+def test_counts_agree_with_the_allocator_on_the_whole_node(seed: int) -> None:
+    """Counting each GPU separately gives the same as allocating on the whole node."""
     chance = random.Random(seed)  # noqa: S311  not a secret
     slices = mig("a", 2)
     claims = [
@@ -109,10 +109,10 @@ def test_counts_are_those_of_the_allocator_on_the_whole_node(seed: int) -> None:
     state = cluster(slices, claims)
     report = survey(state)
     for profile in ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"):
-        assert request(report, profile).fits == _asked(state, profile), profile
+        assert request(report, profile).fits == _allocated_count(state, profile), profile
 
 
-def _asked(state: ClusterState, profile: str) -> int:
+def _allocated_count(state: ClusterState, profile: str) -> int:
     expression = f'device.attributes["{DRIVER}"].?profile.orValue("") == "{profile}"'
     every = device_class(expression="true")
     held: list[Obj] = [dict(item) for item in state.claims]
@@ -128,14 +128,14 @@ def _asked(state: ClusterState, profile: str) -> int:
 
 
 def test_overdrawn_counters_block_their_pool() -> None:
-    """A claim from before the layout changed may hold more than there is; the scheduler then gives nothing out."""
+    """A claim from before a change of the layout may overcommit counters; the scheduler then allocates nothing."""
     claims = [holding("x", "a", SMALL.format(0, 0)), holding("y", "a", "gpu-0")]
     report = survey(cluster(mig("a", 2), claims))
     assert request(report, "1g.10gb").fits == 0
     assert only(report).gpus.reasons == {"other": 1}
 
 
-def test_without_the_gate_partitions_cannot_be_had() -> None:
+def test_without_the_feature_gate_partitions_do_not_fit() -> None:
     report = survey(cluster(mig("a")), Options(features=SchedulerFeatures(partitionable_devices=False)))
     assert {item.fits for item in only(report).requests} == {0}
 
@@ -153,60 +153,60 @@ def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
     assert request(report, "1 GPU").fits == 1
 
 
-def test_gpu_with_room_for_a_share_is_fragmented() -> None:
+def test_gpu_with_memory_left_for_a_share_is_fragmented() -> None:
     report = survey(cluster([shared("a")], [holding("x", "a", "gpu-0", shares="60Gi")]))
     assert only(report).gpus == Gpus(total=1, fragmented=1)
     assert only(report).memory_bytes.fragmented == 20 << 30
 
 
-def test_share_that_fits_nowhere_although_memory_would_suffice_is_named() -> None:
+def test_share_that_fits_nowhere_although_the_total_suffices_is_named() -> None:
     claims = [holding(f"x{number}", "a", f"gpu-{number}", shares="73Gi") for number in range(2)]
     (shape,) = survey(cluster([shared("a", 2)], claims)).stranded_shapes
     assert (shape.request, shape.by_sum) == ("share of 10Gi", 1)
     assert shape.why == "14Gi of memory are free, but less than 10Gi on every GPU"
 
 
-def test_shares_that_take_nothing_never_run_out() -> None:
+def test_shares_that_consume_nothing_are_unlimited() -> None:
     device = {"name": "x", "allowMultipleAllocations": True}
     found = request(survey(cluster([resource_slice("a", device)])), "1 device")
     assert (found.fits, found.at_least) == (MAX_FITS, True)
 
 
-def test_tiny_shares_are_counted_to_a_bound() -> None:
+def test_tiny_shares_are_counted_up_to_the_limit() -> None:
     found = request(survey(cluster([shared("a")]), Options(shares=("1Mi",))), "share of 1Mi")
     assert (found.fits, found.at_least) == (MAX_FITS, True)
 
 
-def test_without_the_gate_a_shared_gpu_is_a_whole_one() -> None:
+def test_without_the_feature_gate_a_shared_gpu_is_a_whole_one() -> None:
     report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
     assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
 
 
-def test_when_time_is_up_the_rest_is_said_to_be_uncounted() -> None:
-    """The clock has run out before the first unit."""
+def test_after_the_time_limit_a_note_names_uncounted_units() -> None:
+    """The time limit is reached before the first unit."""
     times = iter(range(0, 10_000, 100))
     report = survey(cluster(mig("a")), Options(clock=lambda: float(next(times))))
     assert only(report).gpus.reasons == {"other": 1}
-    assert "not weighed within 60 s" in report.notes[0]
+    assert "not counted within 60 s" in report.notes[0]
 
 
-def test_empty_gpus_strand_nothing() -> None:
-    """Two H100 have counters for three 4g.40gb that the hardware has no place for: that is not fragmentation."""
+def test_unused_gpus_have_nothing_stranded() -> None:
+    """Two H100 have counters for three 4g.40gb, but only two placements; the third is not stranded."""
     report = survey(cluster(mig("a", 2)))
     assert {item.stranded for item in only(report).requests} == {0}
     assert report.stranded_shapes == ()
 
 
-def test_published_partitions_fit_as_often_as_the_table_of_the_board_has_it() -> None:
-    """The driver's own slices: what they say fits is what NVIDIA's table of an H100 says."""
+def test_published_partitions_fit_as_often_as_in_nvidias_table() -> None:
+    """The counts from the driver's own slices equal NVIDIA's table for an H100."""
     assert counts(h100()) == {
         "1 GPU": (1, 0), "1g.10gb": (7, 0), "1g.10gb+me": (1, 0), "1g.20gb": (4, 0), "2g.20gb": (3, 0),
         "3g.40gb": (2, 0), "4g.40gb": (1, 0), "7g.80gb": (1, 0),
     }  # fmt: skip
 
 
-def test_a_share_of_memory_brings_its_part_of_the_compute() -> None:
-    """Else it would take all of the compute, and one share would be all that ever fits."""
+def test_a_share_of_memory_includes_its_part_of_the_compute() -> None:
+    """Otherwise it would take all of the compute, and only one share would fit."""
     sharing = SharingTerms(strategy=Strategy.MPS)
     assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (7, 0)
     state = h100(sharing=sharing, claims=[share("x", memory="50Gi", percent="70")])
@@ -216,13 +216,13 @@ def test_a_share_of_memory_brings_its_part_of_the_compute() -> None:
     assert found.memory_bytes.fragmented == 30359 << 20
 
 
-def test_where_memory_alone_is_a_share_nothing_else_is_asked_for() -> None:
-    """The policy has decided what goes with it."""
+def test_where_memory_alone_is_a_share_nothing_else_is_requested() -> None:
+    """The policy sets the default of the compute."""
     sharing = SharingTerms(strategy=Strategy.MPS, default_percent=0)
     assert counts(h100(sharing=sharing))["share of 10Gi"] == (7, 0)
 
 
-def test_shares_end_with_their_number() -> None:
+def test_the_number_of_shares_is_limited() -> None:
     sharing = SharingTerms(strategy=Strategy.MPS, max_shares=3)
     assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (3, 0)
     claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
@@ -230,8 +230,8 @@ def test_shares_end_with_their_number() -> None:
     assert (found.gpus, found.requests[-1].fits, found.requests[-1].by_sum) == (Gpus(total=1, used=1), 0, 0)
 
 
-def test_what_is_missing_for_a_share_names_both() -> None:
-    """Memory here, compute there."""
+def test_both_missing_capacities_of_a_share_are_named() -> None:
+    """One GPU has too little memory, the other too little compute."""
     claims = [share("x", memory="75Gi", percent="5"), having_of_second("y", memory="1Gi", percent="95")]
     state = h100(2, sharing=SharingTerms(strategy=Strategy.MPS), claims=claims)
     shape = next(item for item in survey(state).stranded_shapes if item.request.startswith("share"))

@@ -1,4 +1,4 @@
-"""Counting whole GPUs: what fits, what is held, what cannot be had and why."""
+"""Counting whole GPUs: what fits, what is allocated, and what is unavailable and why."""
 
 from dra_driver.capacity import survey
 from dra_driver.capacity.report import Gpus
@@ -8,7 +8,7 @@ from tests.unit.capacity.helpers import H100, cluster, holding, only, request, w
 TAINT = {"key": "gpu.nvidia.com/lost", "effect": "NoExecute"}
 
 
-def test_free_and_used_add_up_per_node_and_in_all() -> None:
+def test_free_and_used_add_up_per_node_and_in_total() -> None:
     report = survey(cluster([whole("a", 4), whole("b", 4)], [holding("x", "a", "gpu-0", "gpu-1", "gpu-2")]))
     assert only(report).gpus == Gpus(total=8, free=5, used=3)
     assert [(item.node, item.models[0].gpus.free) for item in report.nodes] == [("a", 1), ("b", 4)]
@@ -21,7 +21,7 @@ def test_claims_for_several_gpus_count_per_node() -> None:
 
 
 def test_request_that_fits_nowhere_although_enough_are_free_is_named() -> None:
-    """Two free GPUs on each of four nodes serve no claim for four."""
+    """Two free GPUs on each of four nodes cannot serve a claim for four."""
     nodes = "abcd"
     claims = [holding(f"x{name}", name, "gpu-0", "gpu-3") for name in nodes]
     report = survey(cluster([whole(name, 4) for name in nodes], claims))
@@ -31,7 +31,7 @@ def test_request_that_fits_nowhere_although_enough_are_free_is_named() -> None:
     assert request(report, "4 GPUs").stranded == 2
 
 
-def test_what_no_empty_node_could_hold_is_not_called_stranded() -> None:
+def test_a_claim_larger_than_every_node_is_not_stranded() -> None:
     report = survey(cluster([whole("a", 2), whole("b", 2)]))
     assert [item.count for item in only(report).requests] == [1, 2]
     assert report.stranded_shapes == ()
@@ -43,24 +43,24 @@ def test_tainted_gpus_are_not_free_unless_the_taint_does_not_block() -> None:
     assert request(report, "1 GPU").fits == 1
 
 
-def test_held_gpu_counts_as_used_whatever_else_is_wrong_with_it() -> None:
+def test_allocated_gpu_counts_as_used_in_spite_of_taints() -> None:
     report = survey(cluster([whole("a", 1, taints=[TAINT])], [holding("x", "a", "gpu-0")]))
     assert only(report).gpus == Gpus(total=1, used=1)
 
 
-def test_admin_access_holds_nothing() -> None:
+def test_admin_access_does_not_count_as_allocation() -> None:
     report = survey(cluster([whole("a", 1)], [holding("x", "a", "gpu-0", adminAccess=True)]))
     assert only(report).gpus.free == 1
 
 
-def test_incomplete_pool_offers_nothing_and_says_so() -> None:
+def test_incomplete_pool_is_unavailable_with_a_note() -> None:
     short = resource_slice("a", gpu("gpu-0", productName=H100), count=2)
     report = survey(cluster([short, whole("b", 1)]))
     assert only(report).gpus == Gpus(total=2, free=1, unavailable=1, reasons={"incomplete-pool": 1})
     assert "1 of 2 slices" in report.notes[0]
 
 
-def test_invalid_pool_offers_nothing_and_says_so() -> None:
+def test_invalid_pool_is_unavailable_with_a_note() -> None:
     twice = resource_slice("a", gpu("gpu-0", productName=H100), gpu("gpu-0", productName=H100))
     report = survey(cluster([twice]))
     assert only(report).gpus.reasons == {"invalid-pool": 2}
@@ -73,7 +73,7 @@ def test_only_the_newest_generation_of_a_broken_pool_is_counted() -> None:
     assert only(survey(cluster([old, new]))).gpus == Gpus(total=1, unavailable=1, reasons={"incomplete-pool": 1})
 
 
-def test_nodes_that_take_no_pods_keep_their_gpus_to_themselves() -> None:
+def test_gpus_of_unusable_nodes_are_unavailable() -> None:
     nodes = [
         {**node("a"), "spec": {"unschedulable": True}},
         {**node("b"), "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}},
@@ -86,8 +86,8 @@ def test_nodes_that_take_no_pods_keep_their_gpus_to_themselves() -> None:
     assert {item.node: item.problem for item in report.nodes}["e"] == "no-such-node"
 
 
-def test_state_without_nodes_takes_those_that_slices_name() -> None:
-    """A file with nothing but `kubectl get resourceslices -o yaml` is enough to look at devices."""
+def test_state_without_nodes_uses_those_that_slices_name() -> None:
+    """A file with only `kubectl get resourceslices -o yaml` suffices."""
     assert only(survey(cluster([whole("a", 2)], nodes=[]))).gpus.free == 2
 
 
@@ -100,7 +100,7 @@ def test_devices_that_every_node_reaches_are_counted_once() -> None:
     assert [item.node for item in report.nodes] == ["", "b"]
 
 
-def test_one_node_and_one_driver_can_be_looked_at_alone() -> None:
+def test_one_node_or_one_driver_can_be_selected() -> None:
     other = resource_slice("a", {"name": "nic-0"}, name="nics")
     other["spec"] = {**other["spec"], "driver": "nic.example", "pool": {**other["spec"]["pool"], "name": "nics"}}
     state = cluster([whole("a", 2), whole("b", 3), other])
@@ -108,12 +108,12 @@ def test_one_node_and_one_driver_can_be_looked_at_alone() -> None:
     assert only(survey(state, driver=DRIVER, node="b")).gpus.total == 3
 
 
-def test_device_without_any_attribute_is_a_model_of_its_own() -> None:
+def test_device_without_attributes_is_a_separate_model() -> None:
     report = survey(cluster([resource_slice("a", {"name": "x"}, {"name": "y"})]))
     assert (only(report).model, request(report, "2 device").fits) == ("device", 1)
 
 
-def test_pending_claims_hold_nothing() -> None:
+def test_pending_claims_use_nothing() -> None:
     assert only(survey(cluster([whole("a", 1)], [claim("waits")]))).gpus.free == 1
 
 

@@ -30,7 +30,7 @@ def test_capacity_prints_one_screen(state: str, capsys: pytest.CaptureFixture[st
     assert main(["capacity", "--cluster-state", state, "--by-node"]) == 0
     shown = capsys.readouterr().out
     assert "4 GPUs of NVIDIA H100 80GB HBM3: 8 are free, but at most 2 on one node" in shown
-    assert "a and 3 equal nodes" in shown
+    assert "a (+3 equal)" in shown
     assert "\x1b" not in shown
 
 
