@@ -1,0 +1,54 @@
+"""Runs a node process or an MPS host and prints the names of its threads, one JSON list for each line on stdin.
+
+A child process of tests/contract/kubelet/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``. The
+product has no such hook, and ``threading.enumerate`` sees only its own process.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from dra_driver.config.settings import load_node_settings, node_flags
+from dra_driver.kubelet.plugin import NodeProcess
+from dra_driver.sharing.control import ControlProgram
+from dra_driver.sharing.host import MpsHost
+
+
+def main() -> None:
+    command, *flags = sys.argv[1:]
+    given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+    if command == "kubelet-plugin":
+        serve_kubelet(given)
+    else:
+        host_daemons(given)
+
+
+def serve_kubelet(given: dict[str, str]) -> None:
+    fields: dict[str, Any] = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in node_flags()}
+    process = NodeProcess(load_node_settings(fields, {}))
+    process.start()
+    while print_names():
+        pass
+    process.stop()
+
+
+def host_daemons(given: dict[str, str]) -> None:
+    """One step of the MPS host for each line."""
+    root = Path(given["kubelet-plugins-dir"]) / given["driver-name"] / "mps"
+    program = ControlProgram(root=given["driver-root"], private=False, users="one")
+    MpsHost(root, program, root.parent / "shm").run(lambda: not print_names())
+
+
+def print_names() -> bool:
+    """Whether there was a line to answer."""
+    if not sys.stdin.readline():
+        return False
+    sys.stdout.write(json.dumps(sorted(thread.name for thread in threading.enumerate())) + "\n")
+    sys.stdout.flush()
+    return True
+
+
+if __name__ == "__main__":
+    main()
