@@ -42,7 +42,7 @@ def test_up_serves_until_it_is_told_to_stop(
     running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals
 ) -> None:
     """The kubeconfig works at once, GPUs and classes are there; afterwards status 0 and no file is left."""
-    output = _until(running, "Ctrl-C ends the cluster")
+    output = _until(running, "Ctrl-C stops the cluster")
     assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
     rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
     slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
@@ -85,7 +85,7 @@ def test_policies_are_in_force_from_the_start(tmp_path: Path) -> None:
         [*COMMAND, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as child:
         try:
-            output = _until(child, "Ctrl-C ends the cluster")
+            output = _until(child, "Ctrl-C stops the cluster")
             rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
             slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
             child.send_signal(signal.SIGTERM)
