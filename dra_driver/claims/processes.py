@@ -71,7 +71,7 @@ class ProcessRegistry:
 
 
 def _take(path: Path) -> int:
-    """The locked file at ``path``, made; made again when another run's sweep removed it before it was locked."""
+    """Create and lock the file at ``path``; repeat when the sweep of another run removed it before it was locked."""
     for _ in range(_TRIES):
         try:
             fd = lock_file(path)

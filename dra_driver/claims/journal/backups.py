@@ -1,12 +1,11 @@
-"""What this driver changed on GPUs, a second time: one small file per GPU that outlives a lost or damaged journal.
+"""A backup of what this driver changed on GPUs: one small file per GPU, for a journal that is lost or damaged.
 
-Owns ``<plugin directory>/made/<gpu uuid>.json`` (0600): the partitions that were made, with their claims, and the notes
-about the GPU. Hardware tells nobody who made an instance or switched a mode, so without this a journal that is lost
-takes with it the right to undo anything. Refuses to know when it is written (`journal_notes`) and what is done with
-what is read (`rebuild`).
+``<plugin directory>/made/<gpu uuid>.json`` (0600) has the partitions that the driver created, with their claims, and
+the GPU's notes. The hardware does not record who created an instance or switched a mode, so without the backup a lost
+journal would also lose the right to undo these changes. `gpu_notes` writes backups, and `rebuild` uses them.
 
-Written in one step and not synced: after a power cut there are no instances any more that it could tell of, and the
-boot's id says so (the MIG User Guide: instances are not kept over a reboot). See docs/decisions/0014.
+Files are replaced in one step and not synced: after a power cut the instances in them no longer exist, and the boot id
+shows it (MIG User Guide: instances do not survive a reboot). See docs/decisions/0014.
 """
 
 import json
@@ -38,7 +37,7 @@ _MISTAKES = (ValueError, KeyError, TypeError, AttributeError, RecursionError, sq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteBackup:
-    """One note about a GPU as it is in the journal."""
+    """One GPU note as it is in the journal."""
 
     key: str
     value: str
@@ -47,7 +46,7 @@ class NoteBackup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBackup:
-    """A partition that was made, or is about to be, for the claim's result at ``position``."""
+    """A partition that was created, or is about to be, for the claim's result at ``orphan.position``."""
 
     orphan: OrphanedPartition
     device: DeviceName
@@ -55,7 +54,7 @@ class PartitionBackup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStateBackup:
-    """All that is proven about one GPU. ``boot_id`` is that of the boot in which it was written."""
+    """The backup of one GPU. ``boot_id`` is that of the boot in which it was written."""
 
     gpu: GpuUuid
     boot_id: str
@@ -64,13 +63,13 @@ class GpuStateBackup:
 
 
 class GpuStateBackups:
-    """The files below one folder, which is made when first needed (0700). Callers write one GPU's at a time."""
+    """The files in one folder, which is created when it is needed (0700). Write one GPU's file at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, proof: GpuStateBackup) -> None:
-        """Have the GPU's file say ``proof``; one that says nothing is removed. Raises `StorageError`."""
+        """Replace the GPU's file; remove it when the backup is empty. Raises `StorageError`."""
         path = self._path(proof.gpu)
         try:
             if not proof.notes and not proof.partitions:
@@ -86,7 +85,7 @@ class GpuStateBackups:
             ) from error
 
     def read(self) -> Iterator[GpuStateBackup]:
-        """What every file says. One that cannot be read proves nothing, and is told in the log."""
+        """The backups of all files. A file that cannot be read is logged and skipped."""
         for path in self._files(_SUFFIX):
             try:
                 data = _read(path)
@@ -94,12 +93,12 @@ class GpuStateBackups:
                     yield _from_wire(json.loads(data))
             except (*_MISTAKES, OSError) as error:
                 facts = {"path": str(path), "reason": f"{type(error).__name__}: {error}"}
-                log.warning("what was made of a GPU is not proven: the file cannot be read", extra=facts)
+                log.warning("GPU state backup cannot be read", extra=facts)
 
     def keep_only(self, gpus: Iterable[GpuUuid]) -> None:
-        """Remove the files of other GPUs, and what a process left that died while writing."""
+        """Remove the files of other GPUs, and temporary files of a process that died while it wrote."""
         kept = {self._path(gpu) for gpu in gpus}
-        with suppress(OSError):  # a file too many proves what is not there; it is tried again
+        with suppress(OSError):  # best effort: the next start tries again
             for path in [*self._files(_SUFFIX), *self._files(UNFINISHED)]:
                 if path not in kept:
                     path.unlink(missing_ok=True)
@@ -116,7 +115,10 @@ class GpuStateBackups:
 
 
 def _read(path: Path) -> bytes | None:
-    """A small plain file; None when there is none. Neither follows a link nor waits for a writer of a FIFO."""
+    """The content of a small regular file; None when it does not exist.
+
+    Follows no link and does not wait for a FIFO.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -184,11 +186,11 @@ def _live_from_wire(wire: Any) -> InstanceIds:
 
 def _parse_text(value: object) -> str:
     if not isinstance(value, str) or len(value) > 512:
-        raise ValueError(f"expected a text, found {repr(value)[:80]}")
+        raise ValueError(f"expected a string, found {repr(value)[:80]}")
     return value
 
 
 def _parse_int(value: object, *, least: int = 0) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise ValueError(f"expected a whole number, found {repr(value)[:80]}")
+        raise ValueError(f"expected an integer, found {repr(value)[:80]}")
     return value

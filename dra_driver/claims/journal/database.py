@@ -1,10 +1,7 @@
-"""One open journal file: how it is read and written, whatever is in it.
+"""One open journal file: connection, locking between threads, durability of commits, and SQLite's errors.
 
-Owns the connection, the locking between threads, when a commit is synced, and what SQLite's errors are called. Refuses
-to know the tables' meaning.
-
-One connection with a lock instead of one per thread: SQLite has one writer anyway, a read takes 20 us, and every
-connection would keep a cache and file handles of its own.
+One connection with a lock, not one per thread: SQLite has one writer anyway, a read takes 20 us, and each connection
+would need its own cache and file handles.
 """
 
 import contextlib
@@ -28,10 +25,10 @@ from dra_driver.errors import StorageError
 
 
 class Database:
-    """The file below `journal.Journal`. Thread-safe; several processes may have the same file open.
+    """The base of `journal.Journal`. Thread-safe; several processes may have the same file open.
 
-    Every method raises `StorageError` when the file cannot be read or written, having changed nothing, and may then be
-    called again. Waits are bounded: at most 10 s for another thread and 10 s for another process.
+    Every method raises `StorageError` when the file cannot be read or written. Nothing is changed then, and the call
+    may be repeated. A call waits at most 10 s for another thread and 10 s for another process.
     """
 
     def __init__(
@@ -41,7 +38,7 @@ class Database:
         self._connection = opened.connection
         self._files = opened.files
         self.set_aside = opened.set_aside
-        """Where a damaged predecessor was moved, None when there was none."""
+        """Where a damaged file was moved when the journal was opened, or None."""
         self.boot_id = boot_id
         self.owner = owner
         self._now = now
@@ -52,9 +49,9 @@ class Database:
 
     @classmethod
     def open(cls, path: Path | str, *, boot_id: str, owner: OwnerId, now: Callable[[], float] = time.time) -> Self:
-        """Open or make the journal; see `journal_file.open_database` for errors and what happens to a damaged one.
+        """Open or create the journal; `file.open_database` describes errors and damaged files.
 
-        ``boot_id`` is the kernel's id of this boot, '' when unknown.
+        ``boot_id`` is the kernel's id of this boot, "" when unknown.
         """
         path = Path(path)
         return cls(path, open_database(path, now), boot_id=boot_id, owner=owner, now=now)
@@ -66,28 +63,29 @@ class Database:
 
     @property
     def problem(self) -> str | None:
-        """Why only a restart of the process helps, None while nothing of that kind is known. Cheap; never raises."""
+        """A problem that only a restart of the process solves, or None. Cheap; never raises."""
         if self._damaged:
             return f"the journal {self._path} is damaged: restart the node process, which rebuilds it"
         displaced = self._files.displaced()
         if displaced is None:
             return None
         return (
-            f"the journal's file {displaced} was removed or replaced while it was in use, so what is noted now is lost "
-            "with this process: restart the node process, which rebuilds the journal"
+            f"the journal's file {displaced} was removed or replaced while it was in use, so changes since then are "
+            "lost when this process ends: restart the node process, which rebuilds the journal"
         )
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Inside, no thread and no process begins, finishes or forgets a claim; reads of this thread go on working.
+        """Inside, no thread and no process begins, finishes or forgets a claim; this thread can still read.
 
-        For decisions of the kind "this claim has no entry, so its file goes", which another process must not overtake.
+        For decisions such as "this claim has no entry, so its file is removed", which another process must not
+        overtake.
         """
         with self._writing("lock", durable=False):
             yield
 
     def tidy(self) -> None:
-        """Move what the log holds into the file, so that no call has to. Does nothing while another process reads."""
+        """Checkpoint the write-ahead log, so that no call has to. Does nothing while another process reads."""
         with self._reading("tidy up") as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
@@ -130,7 +128,7 @@ class Database:
         try:
             yield
         except FAILURES as error:
-            # SQLITE_ERROR at this point is "no such table": somebody else's file is in place of ours.
+            # SQLITE_ERROR at this point is "no such table": the file was replaced by another database.
             found = storage_error(self._path, doing, error)
             if is_corruption(error):
                 self._damaged = True

@@ -1,12 +1,9 @@
-"""What the journal keeps of a device beside its name: its partition, how it is shared.
+"""The partition and the sharing of a device: rows of the tables ``mig`` and ``sharing`` to values and back.
 
-Owns the columns of the tables ``mig`` and ``sharing``, to and from values. Refuses to know claims and when rows are
-read. Values are looked at as in `journal_rows`: what cannot be one of ours is damage.
-
-They are tables of their own, because a process of an older version may write into the same file during an update, and
-puts values into the columns of ``claim`` and ``device`` by position. A row of ``mig`` is not removed with its claim by
-the database itself: that version frees claims without knowing of partitions, and what it leaves is the only proof
-that a partition on the hardware is ours. A row of ``sharing`` goes with its device.
+These are tables of their own because a process of an older version may write to the same file during an update, and it
+inserts into ``claim`` and ``device`` by position. A row of ``mig`` is not deleted with its claim: the older version
+frees claims without knowing partitions, and the row is then the only record that this driver created the partition. A
+row of ``sharing`` is deleted with its device.
 """
 
 import json

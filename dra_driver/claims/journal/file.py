@@ -1,14 +1,12 @@
-"""The journal's file: made, opened, checked, and moved aside when it is damaged.
+"""The journal's file: created, opened, checked, and set aside when it is damaged.
 
-Owns the file's mode (0600) and SQLite's settings. Refuses to know what the rows mean.
+A damaged journal does not stop a node: the file is renamed (the newest few are kept for diagnosis), and a new journal
+starts with the note that it must be rebuilt. A new file always has that note, also when the old file was deleted: until
+`recover` has asked the API server, the devices of other claims are unknown.
 
-A damaged journal never keeps a node from working: it is renamed (the newest few are kept for whoever wants to look)
-and a new one starts with the note that it has to be rebuilt. A new file always carries that note, also when somebody
-deleted the old one: what other claims hold is then unknown until `recover` has asked.
-
-Only the opening is guarded by a lock file, so that of two processes which find the same damage one moves it aside.
-After that SQLite's own locks do; write-ahead logging works for processes in different containers that share the
-directory, because they share the host's kernel and page cache.
+A lock file guards the opening only, so that one of two processes that find the same damage sets the file aside. Later,
+SQLite's own locks are enough. Write-ahead logging works for processes in different containers that share the directory,
+because they share the host's kernel and page cache.
 """
 
 import contextlib
@@ -31,19 +29,19 @@ BUSY_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 15.0
 REBUILD = "rebuild-pending"
 _KEPT_DAMAGED = 3
-# Versions count up from 1. One beyond this is no newer driver's, which would have to be installed again, but damage.
+# Versions count up from 1. A version beyond this is damage and not that of a newer driver.
 _HIGHEST_PLAUSIBLE_VERSION = 100
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
-"""What reading or writing may raise. Python's module decodes SQLite's texts and its error messages, which quote what is
-in the file; when that is damaged, decoding is what fails."""
+"""What reading or writing may raise. Python decodes SQLite's texts and its error messages, which quote the file's
+content; when the content is damaged, decoding fails."""
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "the file system is full: free space there",
     sqlite3.SQLITE_READONLY: "it is read-only: mount the plugin directory writable into the node process",
     sqlite3.SQLITE_BUSY: f"another process has kept it locked for more than {BUSY_TIMEOUT_S:g} s",
-    sqlite3.SQLITE_IOERR: "the disk refuses (full or failing): look at df and the kernel's log",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, below a directory that may be written",
+    sqlite3.SQLITE_IOERR: "the disk reports an I/O error (full or failing): check df and the kernel log",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: it must be a file or missing, in a writable directory",
     sqlite3.SQLITE_PERM: "permission is denied: the node process must run as root, or own the plugin directory",
     sqlite3.SQLITE_ERROR: "its tables are not this driver's: restart the node process, which rebuilds it",
     **dict.fromkeys(
@@ -51,8 +49,8 @@ _ADVICE = {
         "it is damaged: restart the node process, which rebuilds it",
     ),
 }
-# A constraint can only be violated when an index says otherwise than its table: whoever inserts has looked before, in
-# the same transaction.
+# A constraint can only be violated when an index and its table differ: every insert checks before, in the same
+# transaction.
 _CORRUPTION = frozenset(
     (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 )
@@ -60,7 +58,7 @@ _CORRUPTION = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenJournal:
-    """A connection ready for use, and where a damaged predecessor was moved (None when there was none)."""
+    """An open connection, and where a damaged file was moved (None when there was none)."""
 
     connection: sqlite3.Connection
     set_aside: Path | None
@@ -68,10 +66,10 @@ class OpenJournal:
 
 
 class OpenFiles:
-    """Which files the connection has open: the journal's own and SQLite's beside it. Immutable and thread-safe.
+    """The files that the connection has open: the journal and SQLite's files beside it. Immutable and thread-safe.
 
-    SQLite goes on working in files that were removed or moved away, and nobody else ever sees what it writes there. Its
-    files stay the same ones for as long as any process has the database open.
+    SQLite keeps using files that were removed or moved, and no other process ever sees what it writes there. SQLite
+    does not replace its files while a process has the database open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +77,7 @@ class OpenFiles:
         self._known = {each: found for each in beside if (found := _identity(each))}
 
     def displaced(self) -> Path | None:
-        """The first that is not in its place any more; None when all are, or when that cannot be told."""
+        """The first file that was removed or replaced; None when there is none, or when it cannot be checked."""
         try:
             return next((path for path, known in self._known.items() if _identity(path) != known), None)
         except OSError:
@@ -95,10 +93,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
-    """Open the journal at ``path``, making it and its directory (0700) when missing.
+    """Open the journal at ``path``; create it and its directory (0700) when missing.
 
-    Raises `StorageError` when the file system refuses and `ConfigurationError` when a newer version of the driver wrote
-    the file. When the process dies inside, the next start finds a complete file or none.
+    Raises `StorageError` when the file system refuses, and `ConfigurationError` when a newer version of the driver
+    wrote the file. A crash leaves a complete file or none.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,7 +110,7 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
 
 
 def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
-    """One of `FAILURES` as a sentence, for a pod's events or for the end of a start."""
+    """One of `FAILURES` as a `StorageError`, for a pod's event or for a failed start."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
@@ -127,7 +125,7 @@ def primary_code(error: Exception) -> int:
 
 
 def is_corruption(error: Exception) -> bool:
-    """Whether the file's content is at fault and not the moment."""
+    """Whether the file's content caused the error, so that another try does not help."""
     return primary_code(error) in _CORRUPTION
 
 
@@ -151,11 +149,11 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
         return _opened(path, set_aside=None)
     except FAILURES as error:
         if not is_corruption(error) and not _claims_to_be_read_only(path, error):
-            raise storage_error(path, "read what is noted", error) from error
+            raise storage_error(path, "read entries", error) from error
         reason = str(error)
     aside = _set_aside(path, now())
     log.error(
-        "the journal is damaged and is rebuilt",
+        "journal is damaged; starting a new one that will be rebuilt",
         extra={"path": str(path), "kept_as": str(aside), "reason": reason},
     )
     try:
@@ -188,7 +186,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _create_private(path: Path) -> None:
-    # Never opens a file that is there: closing any descriptor of a file drops all POSIX locks which this process has on
+    # Never opens an existing file: closing any descriptor of a file drops all POSIX locks which this process has on
     # it, SQLite's included. The files beside it (-wal, -shm) get its mode from SQLite.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -196,17 +194,17 @@ def _create_private(path: Path) -> None:
 
 
 def _configure(connection: sqlite3.Connection, path: Path) -> None:
-    # As the module would, but with an error that says what it is: its own is an OperationalError without any code.
+    # As the module does, but its own error is an OperationalError without a code.
     connection.text_factory = bytes.decode
     connection.row_factory = sqlite3.Row  # columns by name, see `schema`
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
-        # A file system without shared memory maps. Slower, and just as safe.
-        log.warning("the journal works without write-ahead logging here", extra={"path": str(path), "mode": mode})
+        # The file system has no shared memory maps. Slower, and as safe.
+        log.warning("journal runs without write-ahead logging", extra={"path": str(path), "mode": mode})
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    # A claim touches some five pages twice, so 1000 pages are a hundred claims between checkpoints in a call; most
-    # checkpoints happen in `Journal.tidy` and cost no call anything. The log stays below some 4 MiB.
+    # A claim writes about five pages twice, so 1000 pages are a hundred claims between two checkpoints in a call; most
+    # checkpoints happen in `Journal.tidy`, outside of calls. The log stays below about 4 MiB.
     connection.execute("PRAGMA wal_autocheckpoint = 1000")
     connection.execute("PRAGMA journal_size_limit = 4194304")
     connection.execute("PRAGMA cache_size = -512")  # KiB; the whole journal of a node fits
@@ -234,13 +232,13 @@ def _is_complete(connection: sqlite3.Connection) -> bool:
 
 
 def _check_content(connection: sqlite3.Connection) -> None:
-    """Read everything once as it will be read later, so that damage is met here, where it can be put right."""
+    """Read everything once as it will be read later, so that damage is found here, where it can be repaired."""
     (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if problem != "ok":
         raise values.corruption(str(problem))
-    # A device without its claim would be held for ever by nobody.
+    # A device without its claim would be blocked for ever.
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise values.corruption("a device belongs to no claim")
+        raise values.corruption("a device has no claim")
     for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
         pass
     for _ in rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)):
@@ -249,16 +247,16 @@ def _check_content(connection: sqlite3.Connection) -> None:
         for column in note:
             values.parse_text("of a GPU's note", column)
     if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
-        raise values.corruption("there is a note that this driver never wrote")
+        raise values.corruption("table note has a key that this driver never wrote")
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a file that can only be read is no journal
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # fails on a file that can only be read
     connection.execute("ROLLBACK")
 
 
 def _set_aside(path: Path, now_s: float) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     target = path.with_name(f"{path.name}.damaged-{stamp}")
-    for suffix in ("-wal", "-shm", ""):  # the file itself last: until then the next start finds the damage again
+    for suffix in ("-wal", "-shm", ""):  # the main file last: until then the next start finds the damage again
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
     kept = sorted(path.parent.glob(f"{path.name}.damaged-*Z"))

@@ -1,10 +1,7 @@
-"""What the journal knows about GPUs, beside the claims that have them.
+"""The journal's state of GPUs: notes about changed settings, orphaned partitions, and the backup of both.
 
-Owns notes about what this driver changed on a GPU (``mig.manager.GpuNotes``), partitions that no claim has any more,
-and the copy of both that outlives the journal (`proofs`). Refuses to know what a note means.
-
-The copy is written inside the transaction, before it is committed: never is hardware changed on a promise that only the
-journal knows, and SQLite's lock keeps two processes from writing at once.
+The backup is written inside the transaction, before COMMIT, so no hardware change is recorded in SQLite alone. SQLite's
+lock keeps two processes from writing at once.
 """
 
 import logging
@@ -33,7 +30,7 @@ _CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
 
 
 class GpuNotesStore(Database):
-    """The part of the journal that is about GPUs. Thread-safe; errors and waits as `Database`."""
+    """The part of the journal about GPUs. Thread-safe; errors and waits as in `Database`."""
 
     def __init__(
         self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
@@ -42,41 +39,43 @@ class GpuNotesStore(Database):
         self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
-        """The note's value, None without one."""
-        with self._reading("read a GPU's note") as connection:
+        """The note's value; None when it does not exist."""
+        with self._reading("read a GPU note") as connection:
             query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
             row = connection.execute(query, (gpu, key)).fetchone()
             return None if row is None else values.parse_text("value", row[0])
 
     def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
-        """Write it; durable on return."""
-        with self._writing("note a change of a GPU", durable=True) as connection:
+        """Set the note; durable on return."""
+        with self._writing("set a GPU note", durable=True) as connection:
             connection.execute(_SET_NOTE, {"gpu_uuid": gpu, "key": key, "value": value, "boot_id": self.boot_id})
             self._write_backups(connection, (gpu,))
 
     def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
-        """Remove it, if it is there; durable on return."""
-        with self._writing("clear a GPU's note", durable=True) as connection:
+        """Remove the note; durable on return. Idempotent."""
+        with self._writing("clear a GPU note", durable=True) as connection:
             connection.execute("DELETE FROM gpu_note WHERE gpu_uuid = ? AND key = ?", (gpu, key))
             self._write_backups_best_effort(connection, (gpu,))
 
     def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
-        """GPUs that have such a note, sorted."""
+        """The GPUs that have such a note, sorted."""
         return tuple(sorted(gpu for gpu, keys in self.noted_gpus().items() if key in keys))
 
     def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]:
-        """Keys of the notes of every GPU that has one. Mostly there are none, and never more than a few per GPU."""
+        """The keys of the notes of every GPU that has one. At most a few per GPU, usually none."""
         found: dict[GpuUuid, frozenset[str]] = {}
-        with self._reading("read the notes of GPUs") as connection:
+        with self._reading("list GPU notes") as connection:
             for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
                 uuid = GpuUuid(values.parse_text("gpu_uuid", gpu))
                 found[uuid] = found.get(uuid, frozenset()) | {values.parse_text("key", key)}
         return found
 
     def drop_older_notes(self, keys: Sequence[str]) -> None:
-        """Remove notes of earlier boots about what no GPU keeps over one; nothing when this boot's id is unknown."""
+        """Remove notes of earlier boots about settings that do not survive a reboot; nothing when this boot's id is
+        unknown.
+        """
         if self.boot_id:
-            with self._writing("drop notes of an earlier boot", durable=True) as connection:
+            with self._writing("drop GPU notes of an earlier boot", durable=True) as connection:
                 for key in keys:
                     query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
                     gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
@@ -85,11 +84,11 @@ class GpuNotesStore(Database):
                     )
 
     def created_partitions(self) -> frozenset[PartitionId]:
-        """Partitions that this driver made, or is about to make or destroy, whether a claim has them or nobody.
+        """Partitions that this driver created, or is about to create or destroy, with or without a claim.
 
-        For every look at the hardware: one read of an index, whatever number of claims there are.
+        Called at each read of the hardware: one index read, whatever the number of claims.
         """
-        with self._reading("list partitions that were made") as connection:
+        with self._reading("list created partitions") as connection:
             return frozenset(
                 PartitionId(
                     GpuUuid(values.parse_text("gpu_uuid", gpu)),
@@ -100,49 +99,49 @@ class GpuNotesStore(Database):
             )
 
     def orphaned_partitions(self) -> tuple[OrphanedPartition, ...]:
-        """Partitions that this driver made, and whose claim is not in the journal any more."""
-        with self._reading("list partitions of nobody") as connection:
+        """Partitions that this driver created and whose claim is no longer in the journal."""
+        with self._reading("list orphaned partitions") as connection:
             return tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)))
 
     def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None:
-        """The partition is gone; durable. Does nothing when a claim has it (again)."""
-        with self._writing("forget a partition", durable=True) as connection:
+        """Record that the partition was destroyed; durable. Does nothing when a claim has it (again)."""
+        with self._writing("forget an orphaned partition", durable=True) as connection:
             if orphan in tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED))):
                 connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (orphan.uid, orphan.position))
                 self._write_backups_best_effort(connection, (orphan.partition.id.gpu_uuid,))
 
     @property
     def rebuild_pending(self) -> bool:
-        """Whether the file is new and nobody has found out yet what was prepared before."""
+        """Whether the file is new, and the claims that were prepared before are not yet known."""
         with self._reading("read a note") as connection:
             return _is_pending(connection)
 
     def note_rebuilt(self) -> None:
-        """The journal is complete."""
+        """Record that the journal is complete."""
         with self._writing("write a note", durable=True) as connection:
             connection.execute("DELETE FROM note WHERE key = ?", (REBUILD,))
 
     def restore_from_backups(self) -> None:
-        """Take into a journal that is to be rebuilt what the one before it left on file; else do nothing.
+        """Read the backups into a journal that must be rebuilt; otherwise do nothing. Idempotent: existing rows stay.
 
-        Partitions are `orphaned_partitions` until their claims are adopted. Those of an earlier boot are gone, and
-        what is in their place would be somebody else's. May be repeated: what the journal has already stays.
+        Partitions become orphaned partitions until their claims are adopted. Partitions of an earlier boot are skipped:
+        they no longer exist, and another instance may be in their place.
         """
         if not self.rebuild_pending:
             return
-        with self._writing("take over what is proven", durable=True) as connection:
-            if _is_pending(connection):  # still; another process may have been first
-                for proof in self._backups.read():
-                    connection.executemany(_KEEP_NOTE, [_note_row(proof.gpu, note) for note in proof.notes])
-                    if not self.boot_id or proof.boot_id in ("", self.boot_id):
-                        connection.executemany(_KEEP_PARTITION, map(_mig_row, proof.partitions))
+        with self._writing("restore from backups", durable=True) as connection:
+            if _is_pending(connection):  # still pending: another process may have been faster
+                for backup in self._backups.read():
+                    connection.executemany(_KEEP_NOTE, [_note_row(backup.gpu, note) for note in backup.notes])
+                    if not self.boot_id or backup.boot_id in ("", self.boot_id):
+                        connection.executemany(_KEEP_PARTITION, map(_mig_row, backup.partitions))
 
     def write_all_backups(self) -> None:
-        """Have the files say what the journal says, whatever a crash or another version left there.
+        """Make the backups equal to the journal, whatever a crash or another version left there.
 
-        Raises `StorageError`. Does nothing while a rebuild is pending: then the files may know more.
+        Raises `StorageError`. Does nothing while a rebuild is pending: the backups may then hold more than the journal.
         """
-        with self._writing("prove what was made", durable=False) as connection:
+        with self._writing("write backups", durable=False) as connection:
             if _is_pending(connection):
                 return
             query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
@@ -151,16 +150,16 @@ class GpuNotesStore(Database):
             self._backups.keep_only(gpus)
 
     def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """Copy what is known about the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed."""
+        """Write the backups of the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed then."""
         for gpu in sorted(set(gpus)):
             self._backups.write(self._backup(connection, gpu))
 
     def _write_backups_best_effort(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """The same after a release: that succeeds without the copy, which `write_all_backups` puts right."""
+        """The same after a release, which succeeds without a backup; `write_all_backups` corrects it later."""
         try:
             self._write_backups(connection, gpus)
         except StorageError as error:
-            log.warning("what is left of a GPU's changes is not on file yet", extra={"reason": str(error)})
+            log.warning("GPU state backup not written; the next start writes it", extra={"reason": str(error)})
 
     def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> GpuStateBackup:
         notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))

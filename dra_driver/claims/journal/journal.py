@@ -1,12 +1,11 @@
-"""The journal: which claims this node has prepared or is at, durable and shared by overlapping node processes.
+"""The journal of the claims on this node, durable and shared by overlapping node processes.
 
-Owns every read and write of the entries and the rule that no device is held twice. Refuses to know CDI, hardware, the
-API server and when to do what: `prepare`, `unprepare` and `recover` do.
+All reads and writes of entries, and the rule that a device is assigned once.
 
 Durability: what was answered to the kubelet (``finish``, ``forget``) is synced to disk before the call returns, one
-sync per claim. ``begin`` and ``start_unprepare`` are not synced unless asked: they survive the death of the process,
-which is what they are for, and the sync of the step after them covers them. Where a step in between changes hardware
-in a way that outlives a power cut, ``durable=True`` pays for a second sync.
+sync per claim. ``begin`` and ``start_unprepare`` are not synced unless asked: they must survive the death of the
+process, which they do, and the sync of the next step covers them. Where a step in between changes hardware in a way
+that outlives a power cut, ``durable=True`` pays for a second sync.
 """
 
 import itertools
@@ -35,9 +34,9 @@ from dra_driver.model.claim import ClaimRef
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Form, Use
 
-# Looked up through two partial indexes, which hold no device given with admin access: a node full of monitoring claims
-# makes no prepare slower. By its name, too: a GPU that was replaced has another UUID, and its claims may not be over.
-# (SQLite uses one index for each half, and none for an OR of them.)
+# Two partial indexes, without devices of admin access: many monitoring claims make no prepare slower. Also by name: a
+# GPU that was replaced has another UUID, and its claims may not have ended. (SQLite uses one index for each half, and
+# none for an OR of them.)
 _RIVALS = f"""{rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.gpu_uuid = ?2 UNION
 {rows.SELECT_ASSIGNMENTS} AND d.uid <> ?1 AND d.pool = ?3 AND d.device = ?4"""
 _ORPHANED_RIVALS = f"{rows.SELECT_ORPHANED} AND m.gpu_uuid = ?1 UNION {rows.SELECT_ORPHANED} AND m.uid = ?2"
@@ -45,14 +44,14 @@ _ORPHANED_RIVALS = f"{rows.SELECT_ORPHANED} AND m.gpu_uuid = ?1 UNION {rows.SELE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How much is in the journal."""
+    """The number of claims and devices in the journal."""
 
     claims: int
     devices: int
 
 
 class Journal(GpuNotesStore):
-    """One open journal; how it is opened and closed, errors and waits, see `journal_database.Database`."""
+    """One open journal; see `database.Database` for opening, closing, errors and waits."""
 
     def __init__(
         self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
@@ -62,79 +61,82 @@ class Journal(GpuNotesStore):
         self.restore_from_backups()
 
     def entry(self, uid: ClaimUid) -> Entry | None:
-        """The claim's entry, None when there is none."""
+        """The claim's entry, or None."""
         with self._reading("look up a claim") as connection:
             return next(
                 rows.entries(connection.execute(f"{rows.SELECT} WHERE c.uid = ? {rows.BY_POSITION}", (uid,))), None
             )
 
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, by UID. For start, collection and people, not for calls: it grows with the number of claims."""
+        """All entries, by UID.
+
+        For the start, collection and people, not for calls: it grows with the number of claims.
+        """
         with self._reading("list claims") as connection:
             return tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)))
 
     def uids(self) -> frozenset[ClaimUid]:
-        """UIDs of all entries."""
+        """The UIDs of all entries."""
         with self._reading("list claims") as connection:
             return frozenset(parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
 
     def counts(self) -> Counts:
-        """How many claims and devices are in the journal, for metrics."""
+        """The number of claims and devices, for metrics."""
         with self._reading("count claims") as connection:
             query = "SELECT (SELECT count(*) FROM claim), (SELECT count(*) FROM device)"
             claims, devices = connection.execute(query).fetchone()
             return Counts(claims=claims, devices=devices)
 
     def assignments(self, gpu: GpuUuid | None = None) -> tuple[Assignment, ...]:
-        """What claims in any state have, admin access apart: of one GPU, or of all."""
+        """The devices of claims in any state, without admin access: of one GPU, or of all."""
         with self._reading("list devices") as connection:
             if gpu is None:
                 return tuple(rows.assignments(connection.execute(rows.SELECT_ASSIGNMENTS)))
             return tuple(rows.assignments(connection.execute(f"{rows.SELECT_ASSIGNMENTS} AND d.gpu_uuid = ?", (gpu,))))
 
     def uses(self) -> tuple[Use, ...]:
-        """What every GPU in use is used as, partitions of nobody included: those are ours to remove, too."""
-        with self._reading("list uses"):
-            # In this order: a partition that loses its claim in between is seen twice rather than not at all.
+        """The use of every GPU in use. Orphaned partitions count: this driver has to destroy them."""
+        with self._reading("list uses of GPUs"):
+            # In this order: a partition that loses its claim in between is then listed twice, and not missed.
             assigned = tuple(holding.device.use for holding in self.assignments())
-            of_nobody = (orphan.partition.id for orphan in self.orphaned_partitions())
+            orphaned = (orphan.partition.id for orphan in self.orphaned_partitions())
             return assigned + tuple(
-                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in of_nobody
+                Use(gpu_uuid=p.gpu_uuid, form=Form.PARTITION, partition=p, created_by_driver=True) for p in orphaned
             )
 
     def begin(
         self, ref: ClaimRef, devices: Sequence[AssignedDevice], *, durable: bool = False
     ) -> AttemptToken | Blocked:
-        """Note the intent to prepare ``ref`` and take its devices, or tell who is in the way.
+        """Record the intent to prepare ``ref`` and assign its devices, or return what blocks it.
 
-        The check and the note are one transaction: of two processes that begin at once one is blocked. That only holds
-        where both have the same file, so nothing begins in one that is not in its place any more; what was begun before
-        can be finished and undone.
+        Check and record are one transaction: of two processes that begin at once, one is blocked. That only holds when
+        both use the same file, so nothing begins in a file that was removed or replaced; entries in it can still be
+        finished and undone.
         """
         if problem := self.problem:
-            raise StorageError(f"claim {ref} cannot be noted: {problem}")
+            raise StorageError(f"claim {ref} cannot be recorded: {problem}")
         with self._writing("begin a claim", durable=durable) as connection:
             blocked = self._blocked(connection, ref, devices)
             return blocked or self._insert(connection, ref, devices, State.PREPARING)
 
     def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice]) -> bool:
-        """Replace what is noted about the devices of a claim that is being prepared; not synced.
+        """Replace the details of the devices of a claim that is being prepared; not synced.
 
-        ``devices`` are those of ``begin`` with other details. False when the entry is not this attempt's any more.
+        ``devices`` are those of ``begin`` with other details. False when the entry is no longer this attempt's.
         """
-        with self._writing("note what was done for a claim", durable=False) as connection:
-            ours = connection.execute(
+        with self._writing("amend a claim", durable=False) as connection:
+            own = connection.execute(
                 "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'preparing'",
                 (uid, attempt.owner, attempt.number),
             ).fetchone()
-            if ours is not None:
+            if own is not None:
                 self._replace_details(connection, uid, devices)
-            return ours is not None
+            return own is not None
 
     def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool:
-        """Note that the claim is prepared; durable on return. False when the entry is not this attempt's any more.
+        """Record that the claim is prepared; durable on return. False when the entry is no longer this attempt's.
 
-        ``devices``, when given, are those of ``begin`` with what became known since.
+        ``devices``, when given, are those of ``begin`` with the details that became known.
         """
         with self._writing("finish a claim", durable=True) as connection:
             changed = self._change(
@@ -150,11 +152,11 @@ class Journal(GpuNotesStore):
     def start_unprepare(
         self, uid: ClaimUid, *, only: AttemptToken | None = None, durable: bool = False
     ) -> AttemptToken | None:
-        """Note that the claim is being undone, taking the entry over from whoever had it.
+        """Record that the claim is being undone, and take over its entry from any other attempt.
 
-        None without an entry, and with ``only`` when the entry is another attempt's by now.
+        None without an entry; with ``only``, also when the entry is another attempt's.
         """
-        with self._writing("begin to unprepare a claim", durable=durable) as connection:
+        with self._writing("start to unprepare a claim", durable=durable) as connection:
             attempt = self._next_attempt()
             changed = self._change(
                 connection,
@@ -166,10 +168,10 @@ class Journal(GpuNotesStore):
             return attempt if changed else None
 
     def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool:
-        """Remove the entry and free its devices; durable. False when the entry is not this attempt's any more.
+        """Remove the entry and free its devices; durable. False when the entry is no longer this attempt's.
 
-        Partitions that were made for it have to be gone: nothing tells afterwards that they were ours. With
-        ``partitions_left`` they may still be there, and are among the `orphaned_partitions` from now on.
+        Partitions that were created for it must be destroyed before: no record of them remains. With
+        ``partitions_left`` they may still exist, and become `orphaned_partitions`.
         """
         with self._writing("forget a claim", durable=True) as connection:
             changed = self._change(
@@ -184,9 +186,9 @@ class Journal(GpuNotesStore):
             return changed
 
     def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None:
-        """Note a claim as prepared that another journal had noted; Blocked when this one says otherwise.
+        """Record as prepared a claim that a lost journal had; return what blocks it when this journal differs.
 
-        Partitions of nobody that were made for this very claim are its own again, and in nobody's way.
+        Orphaned partitions that were created for this very claim become its own again and do not block it.
         """
         with self._writing("adopt a claim", durable=True) as connection:
             blocked = self._blocked(connection, ref, devices, adopting=True)
@@ -195,14 +197,14 @@ class Journal(GpuNotesStore):
             return blocked
 
     def drop_older_boots(self) -> tuple[ClaimUid, ...]:
-        """Remove entries of earlier boots that hold files alone, and return their UIDs.
+        """Remove entries of earlier boots that have files alone, and return their UIDs.
 
-        Those that changed hardware stay, for whoever looks at the hardware. None when this boot's id is unknown.
+        Entries that changed hardware stay until the hardware was checked. Removes none when this boot's id is unknown.
         """
         if not self.boot_id:
             return ()
         with self._writing("drop claims of an earlier boot", durable=True) as connection:
-            # What a claim only used, and an older version of the driver freed without knowing of it.
+            # Partitions that a claim only used; an older version of the driver freed the claim without them.
             connection.execute("DELETE FROM mig WHERE made = 0 AND uid NOT IN (SELECT uid FROM claim)")
             older = connection.execute(
                 "DELETE FROM claim WHERE boot_id NOT IN ('', ?) "
@@ -224,13 +226,13 @@ class Journal(GpuNotesStore):
             return Blocked(by=(own,))
         orphaned_partitions = self._overlapping_orphans(connection, ref, devices)
         if adopting:
-            made = {
+            created = {
                 device.partition.id
                 for device in devices
                 if device.partition is not None and device.partition.created_by_driver
             }
             orphaned_partitions = tuple(
-                each for each in orphaned_partitions if each.uid != ref.uid or each.partition.id not in made
+                each for each in orphaned_partitions if each.uid != ref.uid or each.partition.id not in created
             )
         found = tuple(conflicts(devices, self._rivals(connection, ref, devices)))
         if not found and not orphaned_partitions:
@@ -245,13 +247,13 @@ class Journal(GpuNotesStore):
     def _holder(self, uid: ClaimUid) -> Entry:
         found = self.entry(uid)
         if found is None:
-            raise corruption("a device belongs to no claim")
+            raise corruption("a device has no claim")
         return found
 
     def _rivals(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice]
     ) -> list[Assignment]:
-        """What other claims have of the GPUs, or under the names, that are wanted."""
+        """What other claims have of the wanted GPUs, or under the wanted names."""
         wanted = dict.fromkeys((d.gpu_uuid, d.pool, d.device) for d in devices if not d.admin_access)
         found = (
             assigned for each in wanted for assigned in rows.assignments(connection.execute(_RIVALS, (ref.uid, *each)))
@@ -312,7 +314,10 @@ class Journal(GpuNotesStore):
     def _replace_details(
         self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[AssignedDevice]
     ) -> None:
-        """Rows of ``mig`` and ``sharing``. What a claim of this UID only used before is nobody's business any more."""
+        """Replace rows of ``mig`` and ``sharing``.
+
+        Rows of an earlier claim with this UID that only used a partition go too.
+        """
         if any(device.partition or device.sharing for device in devices):
             connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))
             connection.execute("DELETE FROM sharing WHERE uid = ?", (uid,))

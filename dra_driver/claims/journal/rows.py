@@ -1,7 +1,4 @@
-"""The journal's rows as entries, and which rows no version of this driver can have written.
-
-Owns the query for whole entries and its reverse. Refuses to know when rows are read, and what is done about damage.
-"""
+"""Reads the journal's rows as entries, and finds rows that no version of this driver can have written."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -20,7 +17,7 @@ FROM claim AS c LEFT JOIN device AS d ON d.uid = c.uid {details.JOINS}
 """  # noqa: S608 - columns are constants
 BY_POSITION = "ORDER BY c.uid, d.position"
 SELECT_ASSIGNMENTS = f"SELECT d.uid AS uid, {_DEVICE} FROM device AS d {details.JOINS} WHERE d.admin = 0"  # noqa: S608
-"""Devices that are held, from all claims; one without its claim is damage that is met when the claim is looked up."""
+"""Assigned devices of all claims. A device without its claim is damage that is found when the claim is looked up."""
 SELECT_ORPHANED = f"""
 SELECT m.uid AS uid, m.position AS position, {details.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND NOT EXISTS (
@@ -34,14 +31,14 @@ _STATES = frozenset(State)
 
 
 def entries(rows: Iterable[Row]) -> Iterator[Entry]:
-    """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `corruption` for a row that is none of ours."""
+    """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `corruption` for an invalid row."""
     for _, group in itertools.groupby(rows, key=lambda row: row["uid"]):
         of_claim = list(group)
         first = of_claim[0]
         if first["state"] not in _STATES:
             values.corrupt_value("state", first["state"])
         if first["request"] is None:
-            raise corruption("a claim has no device, and none was ever noted without one")
+            raise corruption("a claim has no device, which this driver never wrote")
         yield Entry(
             ref=ClaimRef(
                 namespace=values.parse_text("namespace", first["namespace"]),
@@ -80,7 +77,7 @@ def _assigned(row: Row) -> AssignedDevice:
     name = DeviceName(values.parse_text("device", row["device"]))
     partition = details.partition(row)
     if partition is None and parse_partition_name(name) is not None:
-        raise corruption(f"it is not noted what partition {name} is")
+        raise corruption(f"table mig has no row for partition {name}")
     return AssignedDevice(
         request=values.parse_text("request", row["request"]),
         pool=PoolName(values.parse_text("pool", row["pool"])),

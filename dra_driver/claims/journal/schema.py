@@ -1,8 +1,4 @@
-"""The journal's tables, in SQL.
-
-Owns the schema and its version. Refuses to know when it is applied (`journal_file`) and what rows mean (`journal_rows`,
-`journal_details`).
-"""
+"""The journal's tables, in SQL, and the version of the schema."""
 
 SCHEMA_VERSION = 1
 
@@ -28,13 +24,12 @@ def insert(table: str, columns: tuple[str, ...], *, verb: str = "INSERT") -> str
 
 
 def select(alias: str, columns: tuple[str, ...], *, prefix: str = "") -> str:
-    """A list of result columns; ``prefix`` tells those of joined tables apart."""
+    """A list of result columns; ``prefix`` separates those of joined tables."""
     return ", ".join(f"{alias}.{name} AS {prefix}{name}" for name in columns)
 
 
-# A device may be held once: the partial unique index makes that true whatever any process does. A device given with
-# admin access is nobody's, and one share of a device that is shared is a holding of its own. The note is REBUILD, the
-# version SCHEMA_VERSION.
+# A device is assigned once: the partial unique index enforces it in every process. Admin access does not count, and
+# each share of a shared device counts by itself. The note is REBUILD, the version SCHEMA_VERSION.
 SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE claim (
@@ -65,9 +60,9 @@ PRAGMA user_version = 1;
 COMMIT;
 """
 
-# What came later is in tables of its own and leaves those above, and their version, as they are: while a node is
-# updated a process of before and one of after work in one file, and going back to the version of before stays possible.
-# The version is for a change with which an older process must not work.
+# Later additions are tables of their own. The tables above and their version stay: during an update processes of both
+# versions use one file, and a downgrade stays possible. The version changes when an older process must not use the
+# file.
 ADDED = """
 BEGIN IMMEDIATE;
 CREATE INDEX IF NOT EXISTS on_gpu ON device (gpu_uuid) WHERE admin = 0;

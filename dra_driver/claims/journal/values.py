@@ -1,8 +1,8 @@
-"""Single values out of the journal's rows, each looked at.
+"""Checks single values of the journal's rows.
 
-Owns what a value of ours can be. SQLite finds what breaks its own structure, but not a flipped bit inside a value, and
-it keeps any type in any column (its "type affinity" only converts what it can). So what cannot be a value of ours is
-damage of the file, the same as a broken page. Refuses to know which rows there are.
+SQLite detects damage to its own structure, but not a flipped bit inside a value, and it stores any type in any column
+(type affinity only converts what it can). So a value that this driver cannot have written is damage, like a broken
+page.
 """
 
 import re
@@ -14,12 +14,12 @@ from dra_driver.model.ids import ClaimUid
 Row = sqlite3.Row
 Parameters = dict[str, object]
 
-_UID = re.compile(r"[0-9A-Za-z-]{1,64}")  # no other one passes the names of CDI files, so none was ever noted
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}")  # the check of CDI file names accepts no other
 _LARGEST = 2**63 - 1
 
 
 def parse_uid(value: object) -> ClaimUid:
-    """A claim's UID. Raises `corruption`, as all below."""
+    """A claim's UID. Raises `corruption`, as all functions below."""
     if not isinstance(value, str) or not _UID.fullmatch(value):
         corrupt_value("uid", value)
     return ClaimUid(value)
@@ -31,7 +31,7 @@ def parse_text(column: str, value: object) -> str:
 
 
 def parse_int(column: str, value: object, *, least: int = 0, most: int = _LARGEST) -> int:
-    """A whole number, not negative."""
+    """An integer from ``least`` to ``most``."""
     good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return value if good and isinstance(value, int) else corrupt_value(column, value)
 
@@ -44,7 +44,7 @@ def parse_flag(column: str, value: object) -> bool:
 
 
 def parse_timestamp(column: str, value: object) -> float:
-    """A moment."""
+    """Seconds since the epoch."""
     return value if isinstance(value, float) else corrupt_value(column, value)
 
 
@@ -54,7 +54,7 @@ def corrupt_value(column: str, value: object) -> NoReturn:
 
 
 def corruption(reason: str) -> sqlite3.DatabaseError:
-    """What SQLite raises for a damaged file, for damage that it does not see itself."""
+    """The error that SQLite raises for a damaged file, for damage that SQLite does not detect."""
     error = sqlite3.DatabaseError(reason)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     error.sqlite_errorname = "SQLITE_CORRUPT"

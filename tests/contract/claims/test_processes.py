@@ -103,7 +103,7 @@ def test_a_disk_that_takes_no_more_fails_claims_with_a_sentence_and_recovers(tmp
         first, second = lines(process)
     claims.close()
     assert first["errors"]
-    assert all("in the journal" in error and "the disk refuses" in error for error in first["errors"])
+    assert all("in the journal" in error and "an I/O error" in error for error in first["errors"])
     assert second == {"errors": [], "prepared": GPUS}
     assert len(list(cdi.glob("*claim_*"))) == GPUS
 

@@ -276,8 +276,8 @@ def test_instances_of_an_earlier_boot_are_not_there_any_more(node: ClaimsNode) -
     assert len(node.gpus[0].mig_instances) == 1
 
 
-def test_a_proof_that_cannot_be_read_proves_nothing(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
-    """As without one: the partition is used, not ours, and the log says why."""
+def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
+    """The partition counts as foreign, as without a backup, and the log says why."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
     lose_journal(node)
     (file,) = (node.folder / "made").iterdir()
@@ -286,7 +286,7 @@ def test_a_proof_that_cannot_be_read_proves_nothing(node: ClaimsNode, caplog: py
         file.write_bytes(damage)
         run = node.run("run-2")
         assert run.prepare(ref(1))
-        assert "is not proven" in caplog.text
+        assert "backup cannot be read" in caplog.text
         lose_journal(node)
 
 
