@@ -1,11 +1,9 @@
-"""How ``nvidia-cuda-mps-control`` is called: as the daemon, and as the program that speaks to a daemon.
+"""Run ``nvidia-cuda-mps-control`` as a daemon, and send commands to a running daemon.
 
-Owns command lines, environment and the reading of answers. Refuses to know when what is called (``supervise.py``).
-
-The program is one and the same: ``-f`` makes it the daemon, in the foreground; without an argument it reads commands
-from stdin and passes them to the daemon whose pipes CUDA_MPS_PIPE_DIRECTORY names. Commands are those of
-nvidia-cuda-mps-control(1). Defaults of a daemon count for servers that it starts later, so they are set before anybody
-can connect.
+One program does both: with ``-f`` it is the daemon, in the foreground; without an argument it reads commands from stdin
+and passes them to the daemon whose pipes CUDA_MPS_PIPE_DIRECTORY names. The commands are those of
+nvidia-cuda-mps-control(1). Defaults of a daemon apply to servers that it starts later, so they are set before clients
+can connect. ``supervise.py`` decides when to do what.
 """
 
 import os
@@ -24,12 +22,12 @@ from dra_driver.sharing.process import Clock, Ended, Running
 
 NAME: Final = "nvidia-cuda-mps-control"
 MARK: Final = "DRA_DRIVER_MPS_DAEMON"
-"""In the environment of everything that is started here: its value is the daemon's folder."""
+"""Environment variable of every process that is started here; its value is the daemon's folder."""
 PROBE: Final = "get_default_active_thread_percentage"
 HEALTH: Final = "get_server_list"
 QUIT: Final = "quit"
 
-# The program ends with status 0 after many a refusal, too.
+# The program also exits with status 0 after many refused commands.
 _REFUSED: Final = re.compile(
     r"\b(?:error|invalid|fail(?:ed|ure)?|cannot|can't|unable|unknown|unrecognized|not (?:supported|permitted|found))\b",
     re.IGNORECASE,
@@ -42,9 +40,9 @@ Users = Literal["one", "all"]
 class ControlProgram:
     """The program below ``root``, the driver's root as this process sees it.
 
-    ``private`` gives each daemon its own mount namespace (see ``namespace.py``); without it daemon and program run as
-    they are, with the folders' own paths, which does for simulated drivers. ``users`` "all" lets clients of different
-    users connect at a time (``-multiuser-server``).
+    ``private`` gives each daemon its own mount namespace (see ``namespace.py``); without it, daemon and program use the
+    folders' own paths, which is enough for simulated drivers. ``users`` "all" lets clients of several users connect at
+    the same time (``-multiuser-server``).
     """
 
     root: str = "/"
@@ -52,7 +50,7 @@ class ControlProgram:
     users: Users = "one"
 
     def start(self, daemon: MpsDaemon, folder: DaemonFolder, shm: Path, output: int) -> "subprocess.Popen[bytes]":
-        """The daemon as a child, stdout and stderr to the descriptor ``output``. Raises CommandError."""
+        """Start the daemon as a child that prints to the descriptor ``output``. Raises CommandError."""
         arguments = [*self._command(), "-f", *(["-multiuser-server"] if self.users == "all" else [])]
         environment = self._environment(folder) | {"CUDA_VISIBLE_DEVICES": ",".join(daemon.devices)}
         try:
@@ -68,8 +66,8 @@ class ControlProgram:
         except (OSError, subprocess.SubprocessError) as error:
             raise CommandError(f"{NAME} cannot be started: {error}") from error
 
-    def tell(self, command: str, folder: DaemonFolder, shm: Path, *, within_s: float, clock: Clock) -> Running:
-        """One command to the folder's daemon, under way. Raises CommandError."""
+    def send(self, command: str, folder: DaemonFolder, shm: Path, *, within_s: float, clock: Clock) -> Running:
+        """Send one command to the folder's daemon; returns the running program. Raises CommandError."""
         try:
             return Running(
                 self._command(),
@@ -89,11 +87,11 @@ class ControlProgram:
                 f"{NAME} is not below {self.root} (looked in {', '.join(programs.PROGRAM_FOLDERS)}): install the"
                 " driver's compute utilities on the node, or set --driver-root (DRIVER_ROOT)"
             )
-        return [programs.inside(self.root, found) if self._moves_in else found]
+        return [programs.inside(self.root, found) if self._changes_root else found]
 
     @property
-    def _moves_in(self) -> bool:
-        """Whether the driver's root becomes ``/`` to the child, with all libraries of one system."""
+    def _changes_root(self) -> bool:
+        """Whether the child runs with the driver's root as ``/``, with all libraries of one system."""
         return self.private and not programs.is_own(self.root) and programs.has_shell(self.root)
 
     def _environment(self, folder: DaemonFolder) -> dict[str, str]:
@@ -104,10 +102,10 @@ class ControlProgram:
             "LC_ALL": "C",
             MARK: str(folder.path),
         }
-        if self._moves_in or programs.is_own(self.root):
+        if self._changes_root or programs.is_own(self.root):
             return environment | {"PATH": programs.OWN_PATH}
-        # A folder with nothing but the driver's files: its programs run with this process' C library. A whole system's
-        # libraries must not be searched like that: its C library does not fit the loader of this one.
+        # A root with only the driver's files: its programs run with this process' C library. The libraries of a whole
+        # system must not be searched like this, because its C library does not match the loader of this process.
         libraries = None if programs.has_shell(self.root) else programs.library_folder(self.root)
         return (
             environment
@@ -118,7 +116,7 @@ class ControlProgram:
     def _entry(self, folder: DaemonFolder, shm: Path) -> process.Prepare:
         if not self.private:
             return partial(namespace.die_with_parent, os.getpid())
-        root = self.root if self._moves_in else ""
+        root = self.root if self._changes_root else ""
         return namespace.View(pipe=folder.pipe, log=folder.log, shm=shm, root=root).enter
 
 
@@ -133,7 +131,7 @@ def defaults(daemon: MpsDaemon) -> tuple[str, ...]:
 
 
 def refusal(command: str, ended: Ended) -> str | None:
-    """Why the command did not do what it should, in a sentence; None when it did."""
+    """Why the command failed, in a sentence; None when it succeeded."""
     printed = process.shown(ended.output)
     if ended.status is None:
         return f"`{command}` was not answered in time; {NAME} printed: {printed}"

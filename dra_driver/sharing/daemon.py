@@ -1,8 +1,7 @@
-"""What one MPS daemon is, as a value that is written to a file by one process and read by another.
+"""The description of one MPS daemon: fields, bounds and JSON form.
 
-Owns its fields, their bounds and their JSON. Refuses to know where the file is (``folders.py``), who asks for a daemon
-(``mps.py``) and how one is run (``supervise.py``). Ids become folder names and device UUIDs become words of commands,
-so nothing but the characters that real ones have is let in.
+The node process writes it to a file and the MPS host reads it (``mps_files.py``). Ids become folder names and device
+UUIDs become arguments of commands, so only the characters of real ones are accepted.
 """
 
 import json
@@ -17,7 +16,7 @@ from dra_driver.model.ids import GpuUuid
 
 MAX_DEVICES: Final = 64
 MAX_LIMIT_MIB: Final = 2**24
-"""16 TiB: far above any GPU and far below what would be misread as a negative number anywhere."""
+"""16 TiB: above any GPU, and small enough not to overflow in any program that reads it."""
 _ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 # MIG-GPU-<uuid>/<gi>/<ci> is how drivers before R470 name MIG devices.
 _DEVICE: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}")
@@ -25,12 +24,12 @@ _DEVICE: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsDaemon:
-    """One daemon and the limits of its clients. Raises ValueError, with a sentence, for anything out of bounds.
+    """One daemon and the limits of its clients. Raises ValueError, with a sentence, for values out of bounds.
 
-    ``devices`` are the UUIDs of GPUs or MIG devices that its clients see, ascending. ``gpus`` are those of them that
-    are whole GPUs and whose compute mode becomes EXCLUSIVE_PROCESS; none for MIG devices, which have no mode that
-    matters. ``default_percentage`` is 0 to 100 percent of the multiprocessors, None for no limit. ``memory_limits`` is
-    device UUID -> MiB that one client may allocate; a device that is not in it has no limit.
+    ``devices`` are the UUIDs of the GPUs or MIG devices that clients see, ascending. ``gpus`` are the whole GPUs among
+    them, whose compute mode becomes EXCLUSIVE_PROCESS; MIG devices have no compute mode. ``default_percentage`` is 0 to
+    100 percent of the multiprocessors, None for no limit. ``memory_limits`` maps device UUIDs to the MiB that one
+    client may allocate; a device without an entry has no limit.
     """
 
     id: str
@@ -47,24 +46,25 @@ class MpsDaemon:
             if not isinstance(device, str) or not _DEVICE.fullmatch(device):
                 raise ValueError(f"{_shown(device)} is not the UUID of a GPU or MIG device")
         if not set(self.gpus) <= set(self.devices) or not all(gpu.startswith("GPU-") for gpu in self.gpus):
-            raise ValueError("the whole GPUs of an MPS daemon are among its devices")
+            raise ValueError("the whole GPUs of an MPS daemon must be among its devices")
         if self.default_percentage is not None and not _is_whole(self.default_percentage, 0, 100):
-            raise ValueError(f"a percentage is 0 to 100, not {_shown(self.default_percentage)}")
+            raise ValueError(f"a thread percentage must be 0 to 100, not {_shown(self.default_percentage)}")
         for device, limit in self.memory_limits.items():
             if device not in self.devices:
-                raise ValueError(f"a memory limit is for {_shown(device)}, which is none of the daemon's devices")
+                raise ValueError(f"a memory limit names {_shown(device)}, which is not a device of the daemon")
             if not _is_whole(limit, 1, MAX_LIMIT_MIB):
-                raise ValueError(f"a memory limit is 1 to {MAX_LIMIT_MIB} MiB, not {_shown(limit)}")
+                raise ValueError(f"a memory limit must be 1 to {MAX_LIMIT_MIB} MiB, not {_shown(limit)}")
 
     @property
     def generation(self) -> str:
-        """A short name of exactly these fields: by it a status says what it is about."""
-        # Told apart are the few forms that one id ever has. hashlib would cost the MPS host a fifth of its memory.
+        """A checksum of all fields, by which a status names the description that it belongs to."""
+        # It distinguishes the few descriptions that one id ever has. hashlib would cost the MPS host 20 % of its
+        # memory.
         text = json.dumps(self.to_wire(), sort_keys=True).encode()
         return f"{crc32(text):08x}{len(text):x}"
 
     def to_wire(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The JSON form."""
         return {
             "id": self.id,
             "devices": list(self.devices),
@@ -75,14 +75,14 @@ class MpsDaemon:
 
     @classmethod
     def from_wire(cls, wire: object) -> "MpsDaemon":
-        """The reverse of `to_wire`. Raises ValueError for anything that it never writes; unknown fields are ignored."""
+        """The reverse of `to_wire`; ignores unknown fields. Raises ValueError for any other form."""
         if not isinstance(wire, dict):
-            raise ValueError("an MPS daemon is an object")  # noqa: TRY004 - one error for all that a file may hold
+            raise ValueError("an MPS daemon must be an object")  # noqa: TRY004 - one error for all that a file may hold
         devices, gpus, limits = wire.get("devices"), wire.get("gpus"), wire.get("memoryLimitsMiB")
         if not isinstance(devices, list) or not isinstance(gpus, list) or not isinstance(limits, dict):
-            raise ValueError("devices and gpus are lists, memory limits an object")  # noqa: TRY004 - same
+            raise ValueError("devices and gpus must be lists, and memory limits an object")  # noqa: TRY004 - same
         if not all(isinstance(text, str) for text in (wire.get("id"), *devices, *gpus)):
-            raise ValueError("the id and the devices of an MPS daemon are texts")
+            raise ValueError("the id and the devices of an MPS daemon must be strings")
         return cls(
             id=wire["id"],
             devices=tuple(devices),
@@ -93,7 +93,7 @@ class MpsDaemon:
 
 
 def check_id(daemon_id: str) -> str:
-    """The id, if it can be the name of a folder. Raises ValueError."""
+    """Return the id when it can be a folder name, else raise ValueError."""
     if not isinstance(daemon_id, str) or not _ID.fullmatch(daemon_id):
         raise ValueError(
             f"{_shown(daemon_id)} cannot name an MPS daemon: expected at most 128 letters, digits, dots and dashes"

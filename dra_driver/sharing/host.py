@@ -1,15 +1,14 @@
 """The MPS host: one process per node whose children are the MPS daemons that the node's claims need.
 
-Owns the loop, the lock that makes it one per node, and the folders of shared memory. Refuses to know claims and GPUs:
-it does what the files below its root say (``folders.py``) and says there what became of it.
+It starts and stops daemons as the files below its root say (``mps_files.py``), and writes their status there. A lock
+file makes it the only host of the node.
 
-A process of its own, in a DaemonSet of its own, because a daemon's death ends the CUDA contexts of its clients: the
-node process can be updated and restarted while pods compute. The daemons are this process' children and end with it.
-Taking over daemons of a former host is not tried: the container that it ran in takes them down with it, so there would
-never be one, except where the host is run by hand.
+It is a process of its own, in a DaemonSet of its own, because the death of a daemon ends the CUDA contexts of its
+clients: the node process can be updated and restarted while pods compute. The daemons are children of this process and
+end with it. It does not adopt daemons of a former host: they end with the container of that host.
 
-Start: the lock; what a former host left (processes, statuses, shared memory) is removed; then the loop finds what
-should run. Stop: every daemon is asked to quit and killed if it does not, within `STOP_S`.
+Start: acquire the lock; remove processes, statuses and shared memory of a former host; run the loop. Stop: tell every
+daemon to quit and kill those that do not, within `STOP_S`.
 """
 
 import logging
@@ -33,11 +32,11 @@ from dra_driver.sharing.supervise import Supervised
 log = logging.getLogger(__name__)
 
 IDLE_S, BUSY_S = 0.25, 0.02
-"""Between two looks at the files. A look costs a quarter of a millisecond, most of it for waking up: idle, 0.1 to 0.2 %
-of a core."""
+"""Pauses between two steps. A step costs a quarter of a millisecond, most of it for waking up: 0.1 to 0.2 % of a core
+when idle."""
 LOGS_EVERY_S: Final = 10.0
 STOP_S: Final = 9.0
-"""Everything has ended by then. A pod's grace period has to be longer."""
+"""Time limit of `MpsHost.stop`. The pod's grace period must be longer."""
 LOCK_WAIT_S: Final = 30.0
 """How long to wait for the lock of a host that is stopping."""
 LOCK_QUIET_S: Final = 1.0
@@ -48,11 +47,11 @@ _Stamp = tuple[int, int, int]
 
 
 class MpsHost:
-    """The daemons of one node. For one thread: `start`, `step` until it is time to go, `stop`.
+    """The daemons of one node. For one thread: `start`, then `step` in a loop, then `stop`.
 
-    ``shm_root`` is the folder whose subfolders are shared memory, on a tmpfs, under the same path to this process and
-    to the container runtime; it belongs to this host alone. Without ``program.private`` it is itself what all daemons
-    share.
+    ``shm_root`` is a folder on a tmpfs whose subfolders are the daemons' shared memory. It has the same path in this
+    process and for the container runtime, and only this host uses it. Without ``program.private`` all daemons share
+    ``shm_root`` itself.
     """
 
     def __init__(
@@ -73,31 +72,33 @@ class MpsHost:
         self._running: dict[str, Supervised] = {}
         self._seen: dict[str, tuple[_Stamp, MpsDaemon | None]] = {}
         self._shorten_at = clock()
-        self._complaint = ""
+        self._reported = ""
 
     def start(self) -> None:
-        """Take the lock and clear up. Raises ConfigurationError when another host runs, StorageError when the folders
-        cannot be used."""
+        """Acquire the lock and remove what a former host left.
+
+        Raises ConfigurationError when another host runs, and StorageError when the folders cannot be used.
+        """
         self._folders.make()
         self._take_lock()
         left = orphan_processes.kill(
             control.MARK, self._folders.daemons, within_s=ORPHANS_KILL_S, sleep=self._sleep, clock=self._clock
         )
         if left:
-            log.error("processes of a former MPS host cannot be killed", extra={"pids": left})
+            log.error("cannot kill processes of a former MPS host", extra={"pids": left})
         for daemon_id in self._folders.ids():
             self._folders.of(daemon_id).clear_status()
         with storage(f"make the folder for shared memory, {self._shm_root}"):
             make_own(self._shm_root, 0o711 if self._program.private else 0o1777)
-        self._remove_memory_of_the_gone()
+        self._remove_unused_memory()
         log.info("MPS host started", extra={"root": self._folders.root, "daemons": self._folders.ids()})
 
     def step(self) -> float:
-        """Do what can be done now; returns after how many seconds there may be more. Raises nothing."""
+        """Advance all daemons without waiting; returns the seconds until the next step. Raises nothing."""
         try:
-            self._follow()
+            self._apply_wanted()
         except StorageError as error:
-            self._complain(str(error))
+            self._report(str(error))
         for daemon_id, supervised in list(self._running.items()):
             supervised.step()
             if supervised.is_gone:
@@ -110,7 +111,7 @@ class MpsHost:
         return BUSY_S if any(one.is_moving for one in self._running.values()) else IDLE_S
 
     def stop(self) -> None:
-        """End all daemons, within `STOP_S`, and let go of the lock. Idempotent."""
+        """Stop all daemons, within `STOP_S`, and release the lock. Idempotent."""
         deadline = self._clock() + STOP_S
         for supervised in self._running.values():
             supervised.end()
@@ -123,14 +124,14 @@ class MpsHost:
             self._sleep(BUSY_S)
         if self._lock is not None:
             if self._program.private:
-                with suppress(OSError):  # not empty while daemons are still wanted
+                with suppress(OSError):  # not empty while folders of wanted daemons remain
                     self._shm_root.rmdir()
             os.close(self._lock)
             self._lock = None
             log.info("MPS host stopped", extra={"left": tuple(self._running)})
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """`start`, the loop, `stop`. ``is_over`` is asked after every pause."""
+        """Call `start`, `step` until ``is_over``, then `stop`."""
         self.start()
         try:
             while not is_over():
@@ -138,8 +139,8 @@ class MpsHost:
         finally:
             self.stop()
 
-    def _follow(self) -> None:
-        """Begin what is wanted and does not run, end what runs and is not wanted."""
+    def _apply_wanted(self) -> None:
+        """Start daemons that are wanted and do not run; stop those that are not wanted or have changed."""
         wanted = self._wanted()
         for daemon_id, supervised in self._running.items():
             if wanted.get(daemon_id) != supervised.daemon:
@@ -148,14 +149,14 @@ class MpsHost:
             if daemon_id in self._running:
                 continue
             if len(self._running) >= MAX_DAEMONS:
-                self._complain(f"{len(wanted)} MPS daemons are wanted, at most {MAX_DAEMONS} are run")
+                self._report(f"{len(wanted)} MPS daemons are wanted, but at most {MAX_DAEMONS} can run")
                 return
             self._running[daemon_id] = Supervised(
                 daemon, self._folders.of(daemon_id), self._program, self._memory(daemon_id), clock=self._clock
             )
 
     def _wanted(self) -> dict[str, MpsDaemon]:
-        """What should run, by id. A file is read again only when it is another one."""
+        """Wanted daemons by id. A file is read again only when it was replaced."""
         seen: dict[str, tuple[_Stamp, MpsDaemon | None]] = {}
         for daemon_id, stamp in self._folders.stamps().items():
             before = self._seen.get(daemon_id)
@@ -165,16 +166,16 @@ class MpsHost:
             folder = self._folders.of(daemon_id)
             daemon = folder.read_desired()
             if daemon is None:
-                log.error("a file does not hold an MPS daemon", extra={"file": folder.desired})
+                log.error("file does not describe an MPS daemon", extra={"file": folder.desired})
             seen[daemon_id] = (stamp, daemon)
         self._seen = seen
         return {daemon_id: daemon for daemon_id, (_, daemon) in seen.items() if daemon is not None}
 
-    def _complain(self, problem: str) -> None:
-        """Once, not ten times a second."""
-        if problem != self._complaint:
-            self._complaint = problem
-            log.error("the MPS host cannot do all that is wanted", extra={"reason": problem})
+    def _report(self, problem: str) -> None:
+        """Log a new problem once, not at every step."""
+        if problem != self._reported:
+            self._reported = problem
+            log.error("cannot run all wanted MPS daemons", extra={"reason": problem})
 
     def _take_lock(self) -> None:
         path = self._folders.lock
@@ -202,16 +203,20 @@ class MpsHost:
         return self._shm_root / check_id(daemon_id) if self._program.private else self._shm_root
 
     def _remove_memory(self, daemon_id: str) -> None:
-        """Unless the daemon is still wanted: containers have the folder mounted, keep things of their own in it, and
-        would never see another one of the same name."""
+        """Remove the daemon's shared memory, unless the daemon is wanted again.
+
+        Containers have the folder mounted and keep files in it; they would not see a new folder of the same name.
+        """
         if not self._program.private or self._folders.of(daemon_id).read_desired() is not None:
             return
         try:
             remove_tree(self._memory(daemon_id))
         except OSError as error:
-            log.warning("shared memory is left over", extra={"daemon": daemon_id, "reason": str(error)})
+            log.warning(
+                "cannot remove shared memory of an MPS daemon", extra={"daemon": daemon_id, "reason": str(error)}
+            )
 
-    def _remove_memory_of_the_gone(self) -> None:
+    def _remove_unused_memory(self) -> None:
         if self._program.private:
             with suppress(OSError, ValueError):
                 for name in os.listdir(self._shm_root):  # noqa: PTH208 - names, not paths

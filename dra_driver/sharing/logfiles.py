@@ -1,7 +1,7 @@
-"""Logs of daemons, which nobody else keeps short.
+"""Bound the log files of MPS daemons, which write them without a limit, and read their last lines.
 
-Owns the bound and the reading of the end. Refuses to know what is written. A file that has grown too long is cut to
-nothing after its end was copied to ``<name>.1``: the daemon has it open and would go on writing into a renamed one.
+A file that is too long is truncated after its end was copied to ``<name>.1``. It is not renamed, because the daemon has
+it open and would go on writing into the renamed file.
 """
 
 import os
@@ -12,18 +12,18 @@ from typing import Final
 MAX_FILE: Final = 1024 * 1024
 KEPT: Final = 256 * 1024
 OUTPUT: Final = "output.log"
-"""What a daemon prints; its own files beside it are control.log and server.log."""
+"""File with a daemon's output. The daemon's own log files beside it are control.log and server.log."""
 _TAIL: Final = 2048
 
 
 def open_output(folder: Path) -> int:
-    """A descriptor to which a daemon can print. Raises OSError."""
+    """Open the output file of a daemon for appending; returns the descriptor. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(folder / OUTPUT, flags, 0o600)
 
 
 def shorten(folder: Path) -> None:
-    """Cut every plain file of ``folder`` that is longer than `MAX_FILE`. A file that cannot be cut is left alone."""
+    """Truncate every plain file of ``folder`` that is longer than `MAX_FILE`. Files that fail are skipped."""
     with suppress(OSError):
         for entry in os.scandir(folder):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(".1"):
@@ -31,8 +31,8 @@ def shorten(folder: Path) -> None:
                     _shorten(Path(entry.path))
 
 
-def last_words(folder: Path) -> str:
-    """The last lines that the daemon printed, or that its control log has; '' when there is nothing."""
+def last_lines(folder: Path) -> str:
+    """The last lines of the daemon's output, else of its control log; '' when both are empty."""
     for name in (OUTPUT, "control.log"):
         with suppress(OSError):
             lines = _end(folder / name, _TAIL).decode(errors="replace").split("\n")
@@ -43,7 +43,7 @@ def last_words(folder: Path) -> str:
 
 
 def _shorten(path: Path) -> None:
-    # Blocks, not length: a writer that does not append leaves a hole at the front after the cut.
+    # Blocks, not length: a writer that does not append leaves a hole at the front after the truncation.
     if path.stat().st_blocks * 512 <= MAX_FILE:
         return
     path.with_name(f"{path.name}.1").write_bytes(_end(path, KEPT))

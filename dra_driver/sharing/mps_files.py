@@ -1,16 +1,14 @@
-"""The files through which the node process and the MPS host speak.
+"""The files through which the node process and the MPS host communicate.
 
-Owns names, modes, atomic writing and bounded reading. Refuses to know what follows from what they say.
-
-    <root>/host.lock                      locked by the MPS host while it lives
-    <root>/daemons/<id>/desired.json      what should run, written by the node process
-    <root>/daemons/<id>/released.json     the same, after nobody needs it any more and until all is undone
-    <root>/daemons/<id>/status.json       what runs, written by the host; gone when the daemon is
+    <root>/host.lock                      locked by the MPS host while it runs
+    <root>/daemons/<id>/desired.json      the wanted daemon, written by the node process
+    <root>/daemons/<id>/released.json     the same file after the release, until the release is complete
+    <root>/daemons/<id>/status.json       the running daemon, written by the host; removed with the daemon
     <root>/daemons/<id>/pipe, log         the daemon's own folders
 
-Files instead of a socket between the two, because either may be restarted at any time: what should run and what runs
-are there for whoever comes back. Nothing is synced to disk: a power cut ends daemons and claims alike, and the files of
-an earlier boot say nothing but what may be tidied up.
+Files instead of a socket, because either process may be restarted at any time and then reads what is wanted and what
+runs. Nothing is synced to disk: a power cut ends both daemons and claims, and files of an earlier boot only say what to
+clean up.
 """
 
 import json
@@ -42,10 +40,10 @@ LOG_MODE: Final = 0o755
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the host says about a daemon.
+    """A daemon's status, written by the MPS host.
 
-    ``generation`` is that of the desired daemon it speaks about, ``reason`` a sentence for a state that is not ready,
-    ``restarts`` how often it came up again, ``shm`` the folder that is ``/dev/shm`` to daemon and clients.
+    ``generation`` is that of the description it belongs to, ``reason`` a sentence for a state other than ready,
+    ``restarts`` the number of restarts, ``shm`` the folder that daemon and clients see as ``/dev/shm``.
     """
 
     generation: str
@@ -57,7 +55,7 @@ class Status:
 
 
 class DaemonFolder:
-    """One daemon's folder. Raises StorageError where something cannot be written or removed."""
+    """One daemon's folder. Methods raise StorageError when a file cannot be written or removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,34 +66,34 @@ class DaemonFolder:
         self.log = path / "log"
 
     def make(self) -> None:
-        """Make what is missing, with the right modes. Idempotent."""
-        with storage(f"make the folder of an MPS daemon, {self.path}"):
+        """Create missing folders and set the modes of all. Idempotent."""
+        with storage(f"create the folder of an MPS daemon, {self.path}"):
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             for folder, mode in ((self.pipe, PIPE_MODE), (self.log, LOG_MODE)):
                 folder.mkdir(exist_ok=True)
                 folder.chmod(mode)
 
     def read_desired(self) -> MpsDaemon | None:
-        """What should run; None when nothing should, or when the file does not hold a daemon of this folder's name."""
+        """The wanted daemon; None without one, or when the file does not describe a daemon of this folder's name."""
         return _daemon(self.desired)
 
     def read_any(self) -> MpsDaemon | None:
-        """What should run or has been released and is not undone yet."""
+        """The wanted daemon, or the released one until its release is complete."""
         return _daemon(self.desired) or _daemon(self.released)
 
     def write_desired(self, daemon: MpsDaemon) -> None:
-        """In one step."""
+        """Want the daemon. Atomic."""
         _write(self.desired, daemon.to_wire())
         with storage(f"remove {self.released}"):
             self.released.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Say that nothing should run. Idempotent."""
+        """Want no daemon any more. Idempotent."""
         with storage(f"release {self.desired}"), suppress(FileNotFoundError):
             self.desired.replace(self.released)
 
     def read_status(self) -> Status | None:
-        """What the host said last; None when it said nothing, or nothing that can be read."""
+        """The last status of the host; None when it is missing or unreadable."""
         wire = _read(self.status)
         if not isinstance(wire, dict) or wire.get("state") not in DAEMON_STATES:
             return None
@@ -113,16 +111,16 @@ class DaemonFolder:
         )
 
     def write_status(self, status: Status) -> None:
-        """In one step."""
+        """Replace the status. Atomic."""
         _write(self.status, asdict(status))
 
     def clear_status(self) -> None:
-        """Say that nothing runs. Idempotent."""
+        """Remove the status, because the daemon has ended. Idempotent."""
         with storage(f"remove {self.status}"):
             self.status.unlink(missing_ok=True)
 
     def remove(self, *, within_s: float = REMOVE_S) -> None:
-        """Remove the folder with all that is in it. Idempotent."""
+        """Remove the folder and its content. Idempotent."""
         with storage(f"remove {self.path}"):
             remove_tree(self.path, within_s=within_s)
 
@@ -136,17 +134,17 @@ class MpsFolders:
         self.lock = root / "host.lock"
 
     def make(self) -> None:
-        """Make the root, for root alone."""
-        with storage(f"make the folder for MPS, {self.root}"):
+        """Create the root, accessible only to root."""
+        with storage(f"create the folder for MPS, {self.root}"):
             self.daemons.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             self.root.chmod(_FOLDER_MODE)
 
     def of(self, daemon_id: str) -> DaemonFolder:
-        """The daemon's folder, there or not. Raises ValueError for an id that cannot be one."""
+        """The daemon's folder, which need not exist. Raises ValueError for an invalid id."""
         return DaemonFolder(self.daemons / check_id(daemon_id))
 
     def ids(self) -> tuple[str, ...]:
-        """Ids that have a folder, in whatever state, ascending; none when nothing was ever made here."""
+        """Ids with a folder, in any state, ascending."""
         with storage(f"list {self.daemons}"):
             try:
                 found = [entry.name for entry in os.scandir(self.daemons) if entry.is_dir(follow_symlinks=False)]
@@ -155,7 +153,7 @@ class MpsFolders:
         return tuple(sorted(name for name in found if _is_id(name)))
 
     def stamps(self) -> dict[str, tuple[int, int, int]]:
-        """Id -> something that changes when `DaemonFolder.desired` is written, for those that have one; quickly."""
+        """For each wanted daemon, by id, a value that changes when `DaemonFolder.desired` is written."""
         found = {}
         with storage(f"list {self.daemons}"):
             for name in os.listdir(self.daemons):  # noqa: PTH208 - names, not paths: ten times a second
@@ -165,7 +163,7 @@ class MpsFolders:
         return {name: stamp for name, stamp in found.items() if _is_id(name)}
 
     def host_lives(self) -> bool:
-        """Whether an MPS host holds the lock."""
+        """Whether an MPS host runs, that is, holds the lock."""
         try:
             os.close(lock_file(self.lock, shared=True, create_mode=None))
         except BlockingIOError:
@@ -177,7 +175,7 @@ class MpsFolders:
 
 @contextmanager
 def storage(doing: str) -> Iterator[None]:
-    """Translate what the file system says into a StorageError about ``doing``."""
+    """Translate an OSError of the block into a StorageError about ``doing``."""
     try:
         yield
     except OSError as error:
@@ -185,17 +183,17 @@ def storage(doing: str) -> Iterator[None]:
 
 
 def make_own(folder: Path, mode: int) -> None:
-    """Make the folder, or see that the one which is there is this user's. Raises OSError.
+    """Create the folder, or check that the existing one belongs to this user. Raises OSError.
 
-    Anybody may make files in /dev/shm. A link, or a folder of somebody else's, would have containers mount, and the MPS
-    host remove, whatever its owner lays there.
+    Any user may create files in /dev/shm. Through a link or a folder of another user, that user would choose what
+    containers mount and what the MPS host removes.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         owner = os.fstat(descriptor).st_uid
         if owner != os.geteuid():
-            raise PermissionError(f"user {owner} made it, and it has to be user {os.geteuid()}'s alone: remove it")
+            raise PermissionError(f"it belongs to user {owner}, expected user {os.geteuid()}: remove it")
         os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)
@@ -218,7 +216,7 @@ def _daemon(path: Path) -> MpsDaemon | None:
 
 
 def _read(path: Path) -> Any:
-    """The JSON of a small plain file; None when there is none."""
+    """The JSON of a small plain file; None when it is missing or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,9 +1,8 @@
-"""What limits a claim's words mean for an MPS daemon.
+"""Translate the MPS limits of a claim to those of a daemon. Pure functions.
 
-Owns the arithmetic and the meaning of per-device keys. Refuses to change anything: all functions are pure. Rules are
-those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1`` ``sharing.go``): memory is told in whole MiB, rounded
-down, and a key of the per-device limits is a position in the group's sorted list of UUIDs, or a UUID. Where that driver
-lets the order of a Go map decide between two limits of one device, they are refused here.
+The rules are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1`` ``sharing.go``): memory is in whole MiB,
+rounded down, and a key of the per-device limits is a position in the group's sorted list of UUIDs, or a UUID. Two
+different limits of one device are refused; in that driver the order of a Go map decides between them.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ _MAX_NAMED: Final = 8
 
 
 def shared_gpu_daemon(gpu: GpuUuid) -> MpsDaemon:
-    """The daemon of a GPU that several claims share. It has no limits of its own: each share brings its own."""
+    """The daemon of a GPU that several claims share. It has no limits: each share has its own."""
     return MpsDaemon(id=gpu, devices=(gpu,), gpus=(gpu,))
 
 
@@ -35,10 +34,10 @@ def group_daemon_id(claim: ClaimUid, devices: Iterable[str]) -> str:
 def group_daemon(
     claim: ClaimUid, *, gpus: Sequence[GpuUuid], partitions: Sequence[str], limits: MpsLimits
 ) -> MpsDaemon:
-    """The daemon for the whole GPUs and MIG devices (UUIDs) of a claim that resolved to one config.
+    """The daemon for the whole GPUs and MIG devices (UUIDs) of a claim that have one config.
 
-    Raises InvalidParametersError, with the field's path, for a per-device key that names none of them, and for two that
-    name one with different limits.
+    Raises InvalidParametersError, with the field's path, for a per-device key that names none of them, and for two keys
+    that name one device with different limits.
     """
     devices = tuple(sorted((*gpus, *partitions)))
     return MpsDaemon(
@@ -51,7 +50,7 @@ def group_daemon(
 
 
 def memory_limits(limits: MpsLimits, devices: Sequence[str]) -> dict[str, int]:
-    """Device UUID -> MiB: the default for all, then what is said for one. ``devices`` are sorted."""
+    """MiB by device UUID: the default for all, replaced by limits for one device. ``devices`` are sorted."""
     found: dict[str, int] = {}
     if limits.default_memory is not None:
         default = whole_mib(limits.default_memory, "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit")
@@ -63,8 +62,8 @@ def memory_limits(limits: MpsLimits, devices: Sequence[str]) -> dict[str, int]:
         before = named.setdefault(device, (key, limit))
         if before[1] != limit:
             raise InvalidParametersError(
-                f"{_FIELD}: {before[0]!r} and {key!r} both name {device} and say {before[1]}Mi and {limit}Mi: leave one"
-                " of them away"
+                f"{_FIELD}: {before[0]!r} and {key!r} both name {device}, with {before[1]}Mi and {limit}Mi: remove one"
+                " of them"
             )
         found[device] = limit
     return found

@@ -1,16 +1,16 @@
-"""What happens in a child of the MPS host between fork and exec: its own view of the file system, and its end.
+"""Set up the mount namespace of a child of the MPS host, between fork and exec.
 
-Owns the mounts. Refuses to know what is run in them. A daemon, the servers that it starts and the control program see
+A daemon, the servers that it starts and the control program see
 
-    /tmp/nvidia-mps      the daemon's pipes    containers see them under the same path
+    /tmp/nvidia-mps      the daemon's pipes; containers see them under the same path
     /tmp/nvidia-log      the daemon's logs
-    /dev/shm             the daemon's own folder of shared memory, which its clients' containers get as theirs
+    /dev/shm             the daemon's own folder of shared memory, mounted in its clients' containers too
 
-in a mount namespace of their own (``unshare(2)``, ``mount_namespaces(7)``), where links in these folders lead nowhere,
-and with them the driver's root as ``/`` where that is a whole system. So a daemon needs no path that is long (a unix
-socket's has at most 107 characters, and the kubelet's plugin directory takes half of them) or that other users cannot
-reach (servers run as their client's user), and claims do not see each other's shared memory. Nothing is mounted outside
-of the namespace, so nothing has to be unmounted.
+in their own mount namespace (``unshare(2)``, ``mount_namespaces(7)``), where links in these folders are not followed.
+Where the driver's root is a whole system, it becomes ``/``. So paths stay short (that of a unix socket has at most 107
+characters, and the kubelet's plugin directory takes half of them), all users can reach them (servers run as their
+client's user), and claims do not see each other's shared memory. Nothing is mounted outside of the namespace, so
+nothing has to be unmounted.
 
 These are raw system calls through the C library: Python has none of them before 3.12.
 """
@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Final
 
 _TMP: Final = "/tmp"  # noqa: S108 - of the namespace, with a file system of its own
-PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks when no variable says otherwise
+PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - CUDA's default
 LOG: Final = "/tmp/nvidia-log"  # noqa: S108 - beside it, on the same private tmpfs
-SHM: Final = "/dev/shm"  # noqa: S108 - where the C library's shm_open looks
+SHM: Final = "/dev/shm"  # noqa: S108 - the folder of shm_open
 
 # linux/sched.h, linux/mount.h, linux/prctl.h
 _CLONE_NEWNS: Final = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_NOSYMFOLLOW, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 32, 256, 4096, 16384, 1 << 19
-# Containers write into these folders as well, and daemons, which are root, would follow their links to any file that is
-# mounted here. Kernels before 5.10 do not know the flag for links and ignore it.
+# Containers also write into these folders, and daemons run as root and would follow links to any file that is mounted
+# here. Kernels before 5.10 ignore the flag for links.
 _OF_CONTAINERS: Final = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | _MS_NOSYMFOLLOW
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -40,8 +40,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the child will see where. ``root`` is the driver's root, or '' to stay in this process' own; ``parent`` is
-    the process that makes this value."""
+    """The child's view of the file system.
+
+    ``root`` is the driver's root, or '' for this process' own. ``parent`` is the process that creates this value.
+    """
 
     pipe: Path
     log: Path
@@ -50,20 +52,24 @@ class View:
     parent: int = field(default_factory=os.getpid)
 
     def enter(self) -> None:
-        """To be called in the child. A failure ends the child with status 126 and a sentence on its stderr, because the
-        parent would learn no more than that there was one."""
+        """Mount everything; called in the child.
+
+        A failure ends the child with status 126 and a sentence on its stderr: an exception would not reach the parent
+        with its text.
+        """
         try:
             die_with_parent(self.parent)
             self._mount()
         except OSError as error:
-            hint = "; the MPS host has to be privileged" if isinstance(error, PermissionError) else ""
-            os.write(2, f"cannot make a view of the file system for MPS: {error}{hint}\n".encode())
+            hint = "; the MPS host must be privileged" if isinstance(error, PermissionError) else ""
+            os.write(2, f"cannot set up the mount namespace for MPS: {error}{hint}\n".encode())
             os._exit(126)
 
     def _mount(self) -> None:
         _call(_libc.unshare(_CLONE_NEWNS), "unshare")
-        _mount(None, "/", None, _MS_REC | _MS_SLAVE)  # what is mounted on the host later is still seen
-        # Opened before the tmpfs, below which they may lie, and after unshare, whose mounts alone can be bound.
+        _mount(None, "/", None, _MS_REC | _MS_SLAVE)  # later mounts of the host still propagate
+        # Opened before the tmpfs, which may cover them, and after unshare: only mounts of the new namespace can be
+        # bound.
         sources = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (self.pipe, self.log, self.shm)]
         _mount("tmpfs", self.root + _TMP, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777,size=1m")
         for path in (PIPE, LOG):
@@ -78,10 +84,10 @@ class View:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, its parent, is gone, however that went."""
+    """Let the kernel kill this process when ``parent``, its parent process, ends in any way."""
     _call(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() != parent:
-        os._exit(126)  # it was gone before the call
+        os._exit(126)  # the parent ended before the call
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

@@ -1,8 +1,7 @@
-"""Processes that an MPS host left behind.
+"""Find and kill processes that an MPS host left behind.
 
-Owns how they are recognised: everything that a host starts carries the daemon's folder in its environment
-(`control.MARK`), and servers inherit it from their daemon. Refuses to touch any other process. A host's children are
-killed by the kernel when it dies, but what they had started is not.
+Every process that a host starts has the daemon's folder in its environment (`control.MARK`), and servers inherit it
+from their daemon. The kernel kills the children of a host that dies, but not the processes that they had started.
 """
 
 import os
@@ -23,8 +22,8 @@ def kill(
 ) -> tuple[int, ...]:
     """Kill every process whose environment has ``mark`` with ``under`` or a path below it, and wait until they end.
 
-    Returns those that did not within ``within_s``: they wait in the kernel. Needs the right to read the environment of
-    processes of other users.
+    Returns those that did not end within ``within_s``: they are stuck in the kernel. Needs permission to read the
+    environment of processes of other users.
     """
     deadline = clock() + within_s
     while left := find(mark, under):
@@ -38,7 +37,7 @@ def kill(
 
 
 def find(mark: str, under: Path) -> tuple[int, ...]:
-    """Process ids, this process' own apart; zombies have no environment any more and are not found."""
+    """Their process ids, without this process. Zombies have no environment and are not found."""
     exact, below = f"{mark}={under}".encode(), f"{mark}={under}/".encode()
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names, not paths

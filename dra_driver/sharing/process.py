@@ -1,8 +1,7 @@
-"""Running a program of the driver without ever waiting for it longer than agreed.
+"""Run a program of the driver with a deadline and bounded output.
 
-Owns the deadline, the bounded output, and at the deadline the end of everything that the program started. Refuses to
-know what is run and what its answer means. NVIDIA's tools talk to a kernel driver that may be stuck, and a process that
-waits there cannot even be killed, so the end of the wait never depends on the end of the process.
+At the deadline the program and everything that it started are killed. NVIDIA's tools call a kernel driver that may be
+stuck, and a process that waits there cannot even be killed, so the wait ends whether or not the process ends.
 """
 
 import os
@@ -18,9 +17,9 @@ from typing import Final
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300
 REAP_S: Final = 1.0
-"""How long after SIGKILL the end of a process is waited for."""
-_MAX_STDIN: Final = 4096  # what fits any pipe at once, so that writing it cannot block
-_STEP_S: Final = 0.01  # between two looks where the kernel has no pidfd (before Linux 5.3)
+"""How long to wait for the end of a process after SIGKILL."""
+_MAX_STDIN: Final = 4096  # fits into any pipe at once, so that writing cannot block
+_STEP_S: Final = 0.01  # between two polls where the kernel has no pidfd (before Linux 5.3)
 _MAX_WAIT_S: Final = 0.25
 
 Clock = Callable[[], float]
@@ -32,8 +31,8 @@ Prepare = Callable[[], None]
 class Ended:
     """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal.
 
-    ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck`` tells that not even SIGKILL ended
-    it: it waits in the kernel.
+    ``output`` is stdout and stderr together, the first `MAX_OUTPUT` bytes. ``stuck``: not even SIGKILL ended it,
+    because it waits in the kernel.
     """
 
     status: int | None
@@ -42,11 +41,11 @@ class Ended:
 
 
 class Running:
-    """One run of a program, in a process group of its own, that is looked at with `poll` or waited for with `wait`.
+    """One run of a program in its own process group; `poll` checks it and `wait` waits for it.
 
     ``prepare`` runs in the child between fork and exec: only for processes of one thread. Raises OSError when the
-    program cannot be started. For one thread. Left behind are what a program that ends by itself has put into the
-    background, and a process that the kernel does not let go.
+    program cannot be started. For one thread. Background processes of a program that ends by itself stay, and so does a
+    process that is stuck in the kernel.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Running:
             os.close(writing)
 
     def poll(self) -> Ended | None:
-        """How it ended, None while it runs. Kills the whole group at the deadline. Never waits."""
+        """How it ended; None while it runs. Kills the process group at the deadline. Never waits."""
         self._read()
         status = self._process.poll()
         if status is not None:
@@ -105,7 +104,7 @@ class Running:
         poller = select.poll()
         poller.register(self._reading, select.POLLIN)
         step, pidfd = _STEP_S, -1
-        with suppress(OSError):  # no pidfd: an old kernel, or a seccomp profile that does not know the call
+        with suppress(OSError):  # no pidfd: an old kernel, or a seccomp profile without the call
             pidfd = os.pidfd_open(self._process.pid)
             poller.register(pidfd, select.POLLIN)
             step = _MAX_WAIT_S
@@ -113,7 +112,7 @@ class Running:
             watching = True
             while (ended := self.poll()) is None:
                 if self._all_read and watching:
-                    poller.unregister(self._reading)  # it closed its output and works on: that is no news any more
+                    poller.unregister(self._reading)  # it closed its output and still runs: the pipe stays readable
                     watching = False
                 left = max(self._deadline - self._clock(), _STEP_S)
                 poller.poll(1000 * min(left, step))
@@ -123,7 +122,7 @@ class Running:
                 os.close(pidfd)
 
     def abandon(self) -> None:
-        """Kill it now; nobody wants to know how it ended. Waits a moment for that, and not longer."""
+        """Kill it now and wait a moment for its end, without a result."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -132,7 +131,7 @@ class Running:
         self._end(None)
 
     def _read(self) -> None:
-        """Take what was printed, so that a full pipe never stops the program, and keep the beginning of it."""
+        """Read the output, so that a full pipe never blocks the program; keep its beginning."""
         while self._reading >= 0:
             try:
                 piece = os.read(self._reading, MAX_OUTPUT)
@@ -156,7 +155,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], within_s: f
 
 
 def shown(output: str) -> str:
-    """What a program printed, on one line, printable and short enough for an event."""
+    """A program's output as one printable line, short enough for an event."""
     line = " ".join(output.split())
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
     if not text:
@@ -167,7 +166,7 @@ def shown(output: str) -> str:
 def _filled_pipe(text: str) -> int:
     data = text.encode()
     if len(data) > _MAX_STDIN:
-        raise ValueError(f"a program is given at most {_MAX_STDIN} bytes, not {len(data)}")
+        raise ValueError(f"stdin of a program is limited to {_MAX_STDIN} bytes, got {len(data)}")
     reading, writing = os.pipe2(os.O_CLOEXEC)
     with open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor, not a path
         pipe.write(data)

@@ -1,7 +1,4 @@
-"""Where the programs of the NVIDIA driver are below its root.
-
-Owns the search order and what a program needs around it when the root is not ``/``. Refuses to run anything.
-"""
+"""Find the programs of the NVIDIA driver below its root, and the search paths that they need when it is not ``/``."""
 
 import os
 import stat
@@ -12,13 +9,13 @@ from dra_driver.gpu.library import FOLDERS as LIBRARY_FOLDERS
 from dra_driver.gpu.library import resolve_below
 
 PROGRAM_FOLDERS: Final = ("opt/bin", "usr/bin", "usr/sbin", "bin", "sbin")
-"""The order in which NVIDIA's container toolkit looks."""
+"""The search order of NVIDIA's container toolkit."""
 OWN_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _LIBCUDA: Final = "libcuda.so.1"
 
 
 def find_program(root: str, name: str) -> str | None:
-    """Full path, links followed inside ``root``, of the program; None when there is none that can be executed."""
+    """Full path, links followed inside ``root``, of the program; None without an executable file."""
     for folder in PROGRAM_FOLDERS:
         found = resolve_below(Path(root), f"{folder}/{name}")
         if found is not None and _is_program(found):
@@ -27,12 +24,12 @@ def find_program(root: str, name: str) -> str | None:
 
 
 def inside(root: str, path: str) -> str:
-    """The path as a process sees it whose root is ``root``."""
+    """The path as a process with the root ``root`` sees it."""
     return "/" + os.path.relpath(path, root)
 
 
 def has_shell(root: str) -> bool:
-    """Whether ``root`` is a whole system that a process can live in, and not just a folder with the driver's files."""
+    """Whether ``root`` is a whole system in which programs can run, not just a folder with the driver's files."""
     found = resolve_below(Path(root), "bin/sh")
     return found is not None and _is_program(found)
 
@@ -45,7 +42,7 @@ def search_path(root: str) -> str:
 
 
 def library_folder(root: str) -> str | None:
-    """The folder with ``libcuda.so.1`` below ``root``; None where there is none."""
+    """The folder with ``libcuda.so.1`` below ``root``, or None."""
     for folder in LIBRARY_FOLDERS:
         if (Path(root) / folder / _LIBCUDA).is_symlink() or (Path(root) / folder / _LIBCUDA).is_file():
             return str(Path(root) / folder)

@@ -1,9 +1,8 @@
-"""Removing a folder in which containers could write, whatever they put there.
+"""Remove a folder in which containers could write, with bounds on memory, open files and time.
 
-Owns the bound on memory, open files and time. Refuses to know what the folder was for. Whoever could write in it may
-have nested folders deeper than any recursion goes or any path can say, and made more files than a list should hold;
-such a folder must neither end a process that serves everybody nor keep it. So no name is remembered, three descriptors
-are open at most, and what is nested is moved up before it is emptied instead of being walked down to.
+A container may have nested folders deeper than recursion or the longest path allow, and created more files than fit
+into memory. So no names are collected, at most three descriptors are open, and nested folders are moved up to the top
+and emptied there.
 """
 
 import errno
@@ -15,20 +14,20 @@ from pathlib import Path
 from typing import Final
 
 REMOVE_S: Final = 10.0
-"""A million files take about this long; what is left then is removed by the next call."""
+"""A million files take about this long; the next call removes the rest."""
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path, *, within_s: float = REMOVE_S, clock: Callable[[], float] = time.monotonic) -> None:
-    """Remove a folder that others may write in: no link in it is followed. Missing is success.
+    """Remove a folder in which others may write, following no link. A missing folder is success.
 
-    Raises OSError, above all TimeoutError after ``within_s``, when part of it is left; then it can be repeated.
+    Raises OSError when a part remains, usually TimeoutError after ``within_s``; the call can then be repeated.
     """
     deadline = clock() + within_s
 
     def check_time() -> None:
         if clock() >= deadline:
-            raise TimeoutError(f"more is in it than can be removed in {within_s:.0f} s; the rest is removed later")
+            raise TimeoutError(f"its content cannot be removed within {within_s:.0f} s; the rest is removed later")
 
     try:
         top = os.open(path, _FOLDER)
@@ -44,9 +43,9 @@ def remove_tree(path: Path, *, within_s: float = REMOVE_S, clock: Callable[[], f
 
 
 def _swept(top: int, check_time: Callable[[], None]) -> bool:
-    """Remove what is in ``top``; folders with something in them lose their first level to it. True when none had."""
+    """Empty ``top`` by one level: the content of folders moves up into it. True when ``top`` is empty."""
     empty = True
-    with os.scandir(top) as entries:  # read while it changes: what is missed now is seen by the next sweep
+    with os.scandir(top) as entries:  # it changes meanwhile: the next sweep finds what this one misses
         for entry in entries:
             check_time()
             if not _is_removed(entry, top):
@@ -56,7 +55,7 @@ def _swept(top: int, check_time: Callable[[], None]) -> bool:
 
 
 def _move_up(name: str, top: int, check_time: Callable[[], None]) -> None:
-    with suppress(FileNotFoundError, NotADirectoryError):  # somebody else's work, or it is a link by now
+    with suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile, or replaced by a link
         inner = os.open(name, _FOLDER, dir_fd=top)
         try:
             with os.scandir(inner) as entries:
@@ -69,7 +68,7 @@ def _move_up(name: str, top: int, check_time: Callable[[], None]) -> None:
 
 
 def _is_removed(entry: "os.DirEntry[str]", parent: int) -> bool:
-    """False for a folder that has something in it."""
+    """False for a folder that is not empty."""
     try:
         if entry.is_dir(follow_symlinks=False):
             os.rmdir(entry.name, dir_fd=parent)
@@ -85,4 +84,4 @@ def _is_removed(entry: "os.DirEntry[str]", parent: int) -> bool:
 
 
 _NOT_EMPTY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""ENOTDIR and EISDIR: it became the other kind since it was listed; the next sweep sees which."""
+"""ENOTDIR and EISDIR: it became the other kind after it was listed; the next sweep handles it."""

@@ -1,9 +1,7 @@
-"""``nvidia-smi`` for the one thing that NVML has no call for: the time slice of a GPU.
+"""Find and run ``nvidia-smi``, which sets the time slice of a GPU: NVML has no call for it.
 
-Owns finding and running it and the sentences about its failures. Refuses to know what it is asked.
-
-Below a driver root that is not ``/`` the program is run with this process' own C library and with the root's
-``libnvidia-ml.so.1`` preloaded, as NVIDIA's own drivers do: it is linked against nothing else of the root.
+Below a driver root other than ``/``, the program runs with this process' C library and the root's
+``libnvidia-ml.so.1`` preloaded, as in NVIDIA's own drivers: it needs no other library of the root.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ NAME: Final = "nvidia-smi"
 class Smi:
     """The ``nvidia-smi`` below ``driver_root``, as this process sees it. Stateless and thread-safe.
 
-    ``environment`` is added to the little that the program gets: where to look for programs, and a language.
+    ``environment`` is added to the program's environment, which is otherwise PATH, LC_ALL and LD_PRELOAD.
     """
 
     def __init__(self, driver_root: str = "/", *, environment: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -28,7 +26,7 @@ class Smi:
         self._environment = dict(environment)
 
     def find(self) -> str:
-        """Its path, looked up at every call, because drivers come and go. Raises CommandError when there is none."""
+        """Its path, searched at every call, because the driver may be replaced. Raises CommandError without one."""
         found = programs.find_program(self._root, NAME)
         if found is None:
             raise CommandError(
@@ -39,10 +37,10 @@ class Smi:
         return found
 
     def run(self, arguments: Sequence[str], *, within_s: float) -> str:
-        """What it printed. Takes at most ``within_s`` and a second; then it has been killed, with what it started.
+        """Run it and return its output. Takes at most ``within_s`` and a second; then it is killed with its children.
 
-        Raises CommandError when it is missing, cannot be started, does not end in time or ends with another status
-        than 0. What a killed run has changed by then is not known.
+        Raises CommandError when it is missing, cannot be started, does not end in time, or ends with a status other
+        than 0. A killed run may or may not have applied its change.
         """
         command = f"{NAME} {' '.join(arguments)}"
         try:
@@ -64,6 +62,6 @@ class Smi:
     def _surroundings(self) -> dict[str, str]:
         surroundings = {"PATH": programs.search_path(self._root), "LC_ALL": "C"}
         library = None if programs.is_own(self._root) else find_library(self._root)
-        if library is not None and not set(" :").intersection(library):  # those separate the names in the variable
+        if library is not None and not set(" :").intersection(library):  # separators of LD_PRELOAD
             surroundings["LD_PRELOAD"] = library
         return surroundings | self._environment

@@ -1,9 +1,8 @@
-"""One MPS daemon from its start to its end, in steps that never wait.
+"""Supervise one MPS daemon from its start to its end, in steps that do not wait.
 
-Owns the order: start, ask until it answers, set the defaults, ready, watch, start again when it ended, quit when nobody
-wants it. Refuses to know who wants it (``host.py``) and how it is called (``control.py``). Each step looks at the clock
-and at what is under way, so that a daemon that hangs holds up no other; only the end of processes that were just killed
-is waited for.
+The order is: start, probe until it answers, set the defaults, ready, watch, restart when it ended, quit when it is
+released. A daemon that hangs does not delay others: each step only checks the clock and the running command. The one
+exception is the wait for processes that were just killed.
 
     waiting ──▶ starting ──▶ ready ──▶ ending ──▶ gone
        ▲            │           │
@@ -31,14 +30,14 @@ from dra_driver.sharing.process import Clock, Running, shown
 log = logging.getLogger(__name__)
 
 COMMAND_S: Final = 5.0
-"""How long one command may take; a daemon answers within milliseconds."""
+"""Time limit of one command; a daemon answers within milliseconds."""
 START_S: Final = 15.0
-"""How long a daemon may take from its start to being ready."""
+"""Time limit from the start of a daemon until it is ready."""
 ASK_AGAIN_S: Final = 0.05
-FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_S = 0.5, 30.0, 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STABLE_S = 0.5, 30.0, 60.0
 CHECK_EVERY_S: Final = 60.0
 QUIT_S, TERM_S, KILL_S = 3.0, 2.0, 2.0
-"""What an end may take: to let clients finish what they do, to react to SIGTERM, to be gone after SIGKILL."""
+"""Time limits of an end: for clients to finish, to react to SIGTERM, and to be gone after SIGKILL."""
 
 
 class _Phase(Enum):
@@ -50,7 +49,7 @@ class _Phase(Enum):
 
 
 class Supervised:
-    """One daemon under supervision. Used by one thread: `step` often, `end` once, then `step` until `is_gone`."""
+    """One supervised daemon. For one thread: `step` often, `end` once, then `step` until `is_gone`."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Supervised:
         self._backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._restarts = 0
         self._signals: list[int] = []
-        self._told: Status | None = None
+        self._written: Status | None = None
         self._answered = False
 
     @property
@@ -85,44 +84,44 @@ class Supervised:
 
     @property
     def is_moving(self) -> bool:
-        """Whether it takes looks in quick succession to get on."""
+        """Whether it starts or ends, so that steps should follow quickly."""
         return self._phase in (_Phase.STARTING, _Phase.ENDING)
 
     def end(self) -> None:
-        """Begin to end it, for good. Idempotent."""
+        """Begin to stop it for good. Idempotent."""
         if self._phase in (_Phase.ENDING, _Phase.GONE):
             return
-        self._drop_question()
+        self._abandon_command()
         self._signals = [signal.SIGTERM, signal.SIGKILL]
         was_ready = self._phase is _Phase.READY
         self._enter(_Phase.ENDING)
         self._next_at = self._clock()
         if self._process is not None:
-            self._tell("stopping", "nobody needs it any more")
-        if was_ready:  # a daemon that never was has no clients to be polite to, and may not answer
+            self._set_status("stopping", "it was released")
+        if was_ready:  # only a daemon that was ready has clients, and answers
             self._ask(control.QUIT, QUIT_S)
             self._next_at = self._clock() + QUIT_S
 
     def step(self) -> None:
-        """Do what can be done now. Raises nothing: what goes wrong is in the status and in the log."""
+        """Advance without waiting. Raises nothing: failures are in the status and in the log."""
         match self._phase:
             case _Phase.WAITING if self._clock() >= self._next_at:
                 self._start()
             case _Phase.STARTING:
-                self._get_ready()
+                self._continue_start()
             case _Phase.READY:
                 self._watch()
             case _Phase.ENDING:
-                self._get_gone()
+                self._continue_end()
 
     def _start(self) -> None:
-        self._tell("starting", "its program is being started")
+        self._set_status("starting", "its program is being started")
         if self.folder.read_desired() != self.daemon:
-            # Whoever released it looked for a status, and found none, before this one was written.
+            # It was released before this status was written: the node process found none and reported success.
             self._finish()
             return
         try:
-            make_own(self._shm, 0o1777)  # as /dev/shm everywhere: any user makes files, and removes only their own
+            make_own(self._shm, 0o1777)  # as /dev/shm: any user creates files, and removes only their own
             self.folder.make()
             self._spawn()
         except (OSError, CommandError, StorageError) as error:
@@ -131,7 +130,7 @@ class Supervised:
         self._to_set = list(control.defaults(self.daemon))
         self._next_at = self._clock()
         self._enter(_Phase.STARTING)
-        self._tell("starting", "its program runs and has not answered yet")
+        self._set_status("starting", "its program runs and has not answered yet")
 
     def _spawn(self) -> None:
         output = logfiles.open_output(self.folder.log)
@@ -140,22 +139,22 @@ class Supervised:
         finally:
             os.close(output)
 
-    def _get_ready(self) -> None:
+    def _continue_start(self) -> None:
         if self._has_ended():
             return
         if self._clock() >= self._phase_since + START_S:
-            reason = self._told.reason if self._told else ""
+            reason = self._written.reason if self._written else ""
             self._abort(f"it was not ready {START_S:.0f} s after its start: {reason}")
             return
         answer = self._answer()
         if answer is not None:
-            self._take_answer(*answer)
+            self._handle_answer(*answer)
         elif self._asked is None and self._clock() >= self._next_at:
             self._ask(self._to_set[0] if self._answered else control.PROBE, COMMAND_S)
 
-    def _take_answer(self, command: str, problem: str | None) -> None:
+    def _handle_answer(self, command: str, problem: str | None) -> None:
         if problem is not None and command == control.PROBE:
-            self._tell("starting", f"it does not answer yet: {problem}")
+            self._set_status("starting", f"it does not answer yet: {problem}")
             self._next_at = self._clock() + ASK_AGAIN_S
             return
         if problem is not None:
@@ -168,31 +167,33 @@ class Supervised:
             return
         self._enter(_Phase.READY)
         self._next_at = self._clock() + CHECK_EVERY_S
-        self._tell("ready", "")
+        self._set_status("ready", "")
         log.info("MPS daemon ready", extra={"daemon": self.daemon.id, "restarts": self._restarts})
 
     def _watch(self) -> None:
         if self._has_ended():
             return
         now = self._clock()
-        if now >= self._phase_since + SETTLED_S:
+        if now >= self._phase_since + STABLE_S:
             self._backoff.reset()
         answer = self._answer()
         if answer is not None:
-            # A daemon that does not answer takes no new clients, but those that it has go on: it is not ended for that.
+            # A daemon that does not answer accepts no new clients, but present ones go on, so it is not stopped.
             problem = answer[1]
-            self._tell("failed" if problem else "ready", f"it does not answer any more: {problem}" if problem else "")
+            self._set_status(
+                "failed" if problem else "ready", f"it does not answer any more: {problem}" if problem else ""
+            )
             self._next_at = now + CHECK_EVERY_S
         elif self._asked is None and now >= self._next_at:
             self._ask(control.HEALTH, COMMAND_S)
 
-    def _get_gone(self) -> None:
+    def _continue_end(self) -> None:
         if self._process is None or self._process.poll() is not None:
             self._kill_rest()
             self._finish()
         elif self._clock() >= self._next_at:
             if not self._signals:
-                log.error("an MPS daemon does not end even when killed", extra={"daemon": self.daemon.id})
+                log.error("MPS daemon does not end after SIGKILL", extra={"daemon": self.daemon.id})
                 self._finish()
                 return
             number = self._signals.pop(0)
@@ -207,9 +208,9 @@ class Supervised:
             return False
         status = self._process.returncode
         self._kill_rest()
-        words = logfiles.last_words(self.folder.log)
+        printed = logfiles.last_lines(self.folder.log)
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        self._fail(f"its program ended with {how}; it printed last: {shown(words)}")
+        self._fail(f"its program ended with {how}; it printed last: {shown(printed)}")
         return True
 
     def _abort(self, reason: str) -> None:
@@ -218,17 +219,17 @@ class Supervised:
         self._fail(reason)
 
     def _fail(self, reason: str) -> None:
-        self._drop_question()
+        self._abandon_command()
         self._process = None
         pause_s = self._backoff.next_s()
         log.warning("MPS daemon failed", extra={"daemon": self.daemon.id, "reason": reason, "again_s": pause_s})
-        self._tell("failed", reason)
+        self._set_status("failed", reason)
         self._next_at = self._clock() + pause_s
         self._restarts += 1
         self._enter(_Phase.WAITING)
 
     def _finish(self) -> None:
-        self._drop_question()
+        self._abandon_command()
         self._process = None
         with suppress(StorageError):
             self.folder.clear_status()
@@ -241,25 +242,25 @@ class Supervised:
                 os.killpg(self._process.pid, number)
 
     def _kill_rest(self) -> None:
-        """Servers that outlived their daemon: no new daemon could open the GPU beside them."""
+        """Kill servers that outlived their daemon: a new daemon cannot open the GPU while they have it open."""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 self._process.wait(timeout=KILL_S)
         left = orphan_processes.kill(control.MARK, self.folder.path, within_s=KILL_S)
         if left:
-            log.error("processes of an MPS daemon cannot be killed", extra={"daemon": self.daemon.id, "pids": left})
+            log.error("cannot kill processes of an MPS daemon", extra={"daemon": self.daemon.id, "pids": left})
 
     def _ask(self, command: str, within_s: float) -> None:
         try:
-            running = self._program.tell(command, self.folder, self._shm, within_s=within_s, clock=self._clock)
+            running = self._program.send(command, self.folder, self._shm, within_s=within_s, clock=self._clock)
         except CommandError as error:
-            self._tell("failed", str(error))
+            self._set_status("failed", str(error))
             self._next_at = self._clock() + COMMAND_S
             return
         self._asked = (command, running)
 
     def _answer(self) -> tuple[str, str | None] | None:
-        """The command that was answered, and why it did not do what it should; None while there is no answer."""
+        """The answered command and why it failed, if it did; None while there is no answer."""
         ended = self._asked[1].poll() if self._asked else None
         if self._asked is None or ended is None:
             return None
@@ -269,7 +270,7 @@ class Supervised:
             self._answered = True
         return command, problem
 
-    def _drop_question(self) -> None:
+    def _abandon_command(self) -> None:
         if self._asked is not None:
             self._asked[1].abandon()
             self._asked = None
@@ -279,7 +280,7 @@ class Supervised:
         self._phase_since = self._clock()
         self._answered = False
 
-    def _tell(self, state: DaemonState, reason: str) -> None:
+    def _set_status(self, state: DaemonState, reason: str) -> None:
         status = Status(
             generation=self.daemon.generation,
             state=state,
@@ -288,11 +289,13 @@ class Supervised:
             restarts=self._restarts,
             shm=str(self._shm),
         )
-        if status == self._told:
+        if status == self._written:
             return
         try:
             self.folder.write_status(status)
         except StorageError as error:
-            log.warning("a status cannot be written", extra={"daemon": self.daemon.id, "reason": str(error)})
+            log.warning(
+                "cannot write the status of an MPS daemon", extra={"daemon": self.daemon.id, "reason": str(error)}
+            )
             return
-        self._told = status
+        self._written = status

@@ -130,5 +130,5 @@ def test_a_root_without_the_folders_to_mount_on_is_a_sentence(private_node: Node
     until(lambda: (status := folder.read_status()) and status.state == "failed")
     status = folder.read_status()
     assert status is not None
-    assert "cannot make a view of the file system for MPS" in status.reason
+    assert "cannot set up the mount namespace for MPS" in status.reason
     assert "No such file or directory" in status.reason

@@ -38,9 +38,9 @@ def test_short_files_links_and_folders_are_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["control.log", "folder", "link.log"]
 
 
-def test_last_words_are_the_end_of_what_was_printed_or_else_of_the_control_log(tmp_path: Path) -> None:
-    assert logfiles.last_words(tmp_path) == ""
+def test_last_lines_are_the_end_of_what_was_printed_or_else_of_the_control_log(tmp_path: Path) -> None:
+    assert logfiles.last_lines(tmp_path) == ""
     (tmp_path / "control.log").write_text("started\nstopped\n")
-    assert logfiles.last_words(tmp_path) == "started stopped"
+    assert logfiles.last_lines(tmp_path) == "started stopped"
     (tmp_path / "output.log").write_text("".join(f"line {number}\n" for number in range(1000)))
-    assert logfiles.last_words(tmp_path) == "line 997 line 998 line 999"
+    assert logfiles.last_lines(tmp_path) == "line 997 line 998 line 999"

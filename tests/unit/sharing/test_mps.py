@@ -116,7 +116,7 @@ def test_a_host_that_dies_while_it_is_waited_for_is_named_as_the_cause(world: Wo
     [
         ("starting", "its program runs and has not answered yet", "starting, its program runs and has not answered"),
         ("failed", "its program ended with status 1", "failed, its program ended with status 1"),
-        ("stopping", "nobody needs it any more", "stopping, nobody needs it"),
+        ("stopping", "it was released", "stopping, it was released"),
     ],
 )
 def test_a_daemon_that_is_not_ready_in_time_is_taken_back(

@@ -169,7 +169,7 @@ def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> N
     folder = MpsFolders(tmp_path).of("one")
     status = Status(generation="", state="ready")
     for call in (folder.make, lambda: folder.write_desired(DAEMON), lambda: folder.write_status(status)):
-        with pytest.raises(StorageError, match=f"cannot (make|write) .*{folder.path}.*: Not a directory"):
+        with pytest.raises(StorageError, match=f"cannot (create|write) .*{folder.path}.*: Not a directory"):
             call()
 
 
@@ -179,7 +179,7 @@ def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "shm"
     folder.mkdir()
     os.chown(folder, 12345, 12345)
-    with pytest.raises(OSError, match=r"user 12345 made it, .* remove it"):
+    with pytest.raises(OSError, match=r"belongs to user 12345, .* remove it"):
         make_own(folder, 0o711)
     os.chown(folder, 0, 0)
     make_own(folder, 0o711)
