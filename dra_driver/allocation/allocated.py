@@ -26,7 +26,7 @@ class PoolUse:
     holders: dict[str, list[str]] = field(default_factory=dict)
 
 
-NOTHING = PoolUse()
+NO_USE = PoolUse()
 """For pools of which nothing is taken; never changed."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_driver.allocation.allocated import NOTHING, PoolKey, PoolUse
+from dra_driver.allocation.allocated import NO_USE, PoolKey, PoolUse
 from dra_driver.allocation.capacity import Consumed
 from dra_driver.allocation.events import DeviceId
 
@@ -57,7 +57,7 @@ class PoolSlice:
     count: int
     has_counters: bool
     per_device: bool
-    use: PoolUse = field(default_factory=lambda: NOTHING)
+    use: PoolUse = field(default_factory=lambda: NO_USE)
     contents: "Contents | None" = None
 
     @classmethod

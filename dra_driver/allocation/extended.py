@@ -16,7 +16,7 @@ Wire = Mapping[str, Any]
 
 IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """Followed by the name of a class: the resource that every class has without saying so."""
-ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
+EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 UNNAMED: Final = "<extended-resources>"
 """The claim's name until the API server has generated one."""
 
@@ -68,7 +68,7 @@ def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> Ext
             "name": UNNAMED,
             "generateName": f"{metadata['name']}-extended-resources-",
             "namespace": metadata.get("namespace", ""),
-            "annotations": {ANNOTATION: "true"},
+            "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"},
             "ownerReferences": [{**owner, "controller": True}],
         },
         "spec": {"devices": {"requests": sorted(requests, key=lambda request: str(request["name"]))}},

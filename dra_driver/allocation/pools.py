@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from dra_driver.allocation.allocated import NOTHING, PoolKey, PoolUse
+from dra_driver.allocation.allocated import NO_USE, PoolKey, PoolUse
 from dra_driver.allocation.counters import CounterSupply, read_supply
 from dra_driver.allocation.devices import PoolDevice, PoolSlice
 from dra_driver.allocation.nodes import reaches
@@ -156,7 +156,7 @@ class PoolIndex:
         return self._build(key, current, every)
 
     def _build(self, key: PoolKey, current: Sequence[PoolSlice], every: Sequence[PoolSlice]) -> Pool:
-        use = self._uses.get(key, NOTHING)
+        use = self._uses.get(key, NO_USE)
         counted = self._features.partitionable_devices
         pool = Pool(key)
         offering = [item for item in current if not (counted and item.has_counters)]

@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.allocation.devices import PoolDevice
-from dra_driver.cel import DeviceView, Program, compile_selector
-from dra_driver.cel.attribute_refs import attribute_refs
+from dra_driver.cel import DeviceView, Program, compile_selector, find_attribute_refs
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.semver import Semver
 
@@ -116,7 +115,7 @@ class _Lens:
         self.sees_all = False
         for expression in expressions:
             try:
-                seen = attribute_refs(expression)
+                seen = find_attribute_refs(expression)
             except CelSyntaxError:
                 self.sees_all = True
                 break

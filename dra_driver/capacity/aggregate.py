@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.allocation.requests import MAX_DEVICES
+from dra_driver.allocation import MAX_DEVICES
 from dra_driver.capacity.fit_count import MAX_FITS, FitCounts, offers
 from dra_driver.capacity.kinds import SyntheticRequest
 from dra_driver.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape

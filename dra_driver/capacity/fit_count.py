@@ -9,8 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dra_driver.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
-from dra_driver.allocation.devices import PoolDevice
+from dra_driver.allocation import V1_36, Allocator, Limits, PoolDevice, SchedulerFeatures, SchedulerQuirks
 from dra_driver.capacity.kinds import DeviceKind, SyntheticRequest
 from dra_driver.capacity.shares import extra_for
 from dra_driver.capacity.supply import UnitSupply, supply_of

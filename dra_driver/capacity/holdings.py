@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dra_driver.allocation.malformed import guarded
+from dra_driver.allocation import guarded
 from dra_driver.capacity.kinds import attribute
 from dra_driver.capacity.states import IN_USE, UNKNOWN, Counters, counters_left, remaining_capacity, state_of
 from dra_driver.kube.state import ClusterState

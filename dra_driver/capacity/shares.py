@@ -6,9 +6,7 @@ A share of a tenth of the memory also requests a tenth of each capacity that a c
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.allocation.amounts import nano
-from dra_driver.allocation.capacity import consumption
-from dra_driver.allocation.devices import PoolDevice
+from dra_driver.allocation import PoolDevice, consumption, nano
 from dra_driver.published.names import MEMORY
 from dra_driver.quantity import NANO
 

@@ -8,7 +8,7 @@ still be blocked, because others have used its counters (KEP-4815). Selectors, t
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from dra_driver.allocation.amounts import amount, nano
+from dra_driver.allocation import amount, nano
 from dra_driver.quantity import Quantity
 
 Wire = Mapping[str, Any]

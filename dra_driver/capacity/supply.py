@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.amounts import nano
-from dra_driver.allocation.devices import PoolDevice
+from dra_driver.allocation import PoolDevice, nano
 from dra_driver.capacity.kinds import DeviceKind
 from dra_driver.capacity.shares import left_by_shares
 from dra_driver.capacity.units import Unit, is_tainted, memory_nano

@@ -10,12 +10,7 @@ nodes reach are a separate place: a claim for several GPUs never fits partly the
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from dra_driver.allocation import Allocator
-from dra_driver.allocation.allocated import NOTHING, PoolKey, pool_uses
-from dra_driver.allocation.devices import PoolSlice
-from dra_driver.allocation.limits import Limits
-from dra_driver.allocation.malformed import guarded
-from dra_driver.allocation.pools import Pool
+from dra_driver.allocation import NO_USE, Allocator, Limits, Pool, PoolKey, PoolSlice, guarded, pool_uses
 from dra_driver.capacity.aggregate import Aggregate
 from dra_driver.capacity.fit_count import FitCounter, Options
 from dra_driver.capacity.report import CapacityReport, NodeCapacity
@@ -145,7 +140,7 @@ class _Survey:
         for key, slices in newest.items():
             by_node: dict[str, list[Any]] = {}
             for item in slices:
-                for device in item.read_contents(uses.get(key, NOTHING)).devices:
+                for device in item.read_contents(uses.get(key, NO_USE)).devices:
                     by_node.setdefault(device.placement.get("nodeName") or ANYWHERE, []).append(device)
             for node, devices in by_node.items():
                 if self._only_node and node not in (ANYWHERE, self._only_node):

@@ -8,10 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dra_driver.allocation.amounts import nano
-from dra_driver.allocation.devices import PoolDevice
-from dra_driver.allocation.pools import Pool
-from dra_driver.allocation.taints import untolerated
+from dra_driver.allocation import Pool, PoolDevice, nano, untolerated
 from dra_driver.capacity.kinds import DeviceKind, gpu_uuid_of, kind_of
 from dra_driver.published import names
 

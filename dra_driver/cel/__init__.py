@@ -1,6 +1,22 @@
-"""Device selectors in CEL: ``compile_selector(expression).evaluate(DeviceView(driver, device))``."""
+"""Device selectors in CEL: ``compile_selector(expression).evaluate(DeviceView(driver, device))``.
 
+Other packages import from here. Code that walks the syntax tree of an expression, as `lint` does, imports `parser`,
+`lexer`, `source` and `syntax`.
+"""
+
+from dra_driver.cel.attribute_refs import AttributeRefs, find_attribute_refs
+from dra_driver.cel.conjuncts import split_conjuncts
+from dra_driver.cel.cost import COST_LIMIT
 from dra_driver.cel.device import DeviceView
 from dra_driver.cel.program import MAX_LENGTH, Program, compile_selector
 
-__all__ = ["MAX_LENGTH", "DeviceView", "Program", "compile_selector"]
+__all__ = [
+    "COST_LIMIT",
+    "MAX_LENGTH",
+    "AttributeRefs",
+    "DeviceView",
+    "Program",
+    "compile_selector",
+    "find_attribute_refs",
+    "split_conjuncts",
+]

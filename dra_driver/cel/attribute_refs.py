@@ -26,7 +26,7 @@ class AttributeRefs:
 
 
 @lru_cache(maxsize=1024)
-def attribute_refs(expression: str) -> AttributeRefs:
+def find_attribute_refs(expression: str) -> AttributeRefs:
     """What the expression reads; callers do not change the answer. Raises CelSyntaxError when it does not parse."""
     found = AttributeRefs()
     pending: list[Expr] = [parse(SourceText(expression))]

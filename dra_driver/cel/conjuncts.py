@@ -16,7 +16,7 @@ _DEEPEST: Final = 20
 """Parentheses within parentheses that are looked into; nobody writes more by hand."""
 
 
-def conjuncts(expression: str) -> tuple[str, ...]:
+def split_conjuncts(expression: str) -> tuple[str, ...]:
     """The parts in their order, as written; at least one. Raises CelSyntaxError on what does not parse."""
     source = SourceText(expression)
     parse(source)

@@ -22,7 +22,7 @@ from dra_driver.cel.values import (
 )
 from dra_driver.semver import Semver
 
-LIMIT: Final = 1_000_000
+COST_LIMIT: Final = 1_000_000
 """CELSelectorExpressionMaxCost of k8s.io/api resource/v1."""
 SELECT: Final = 1
 LIST: Final = 10

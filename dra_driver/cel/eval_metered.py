@@ -21,7 +21,7 @@ class Meter:
 
     __slots__ = ("limit", "spent")
 
-    def __init__(self, limit: int = c.LIMIT) -> None:
+    def __init__(self, limit: int = c.COST_LIMIT) -> None:
         self.spent = 0
         self.limit = limit
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from dra_driver.cel import types as t
 from dra_driver.cel.check import Checker
 from dra_driver.cel.closures import UNSET, Closure
-from dra_driver.cel.cost import LIMIT
+from dra_driver.cel.cost import COST_LIMIT
 from dra_driver.cel.cost_bound import cost_bound
 from dra_driver.cel.device import DeviceView
 from dra_driver.cel.eval_fast import FastBuilder
@@ -52,7 +52,7 @@ class Program:
         self._slots = slots
         self._tracks = "isInteger" in expression or "asInteger" in expression
         most = cost_bound(ir)
-        cheap = most is not None and most <= LIMIT * _HEADROOM
+        cheap = most is not None and most <= COST_LIMIT * _HEADROOM
         self._fast: Closure | None = FastBuilder(self._tracks).build(ir) if cheap else None
         self._metered: Closure | None = None
 

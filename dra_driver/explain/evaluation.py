@@ -9,12 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dra_driver.allocation import Allocator, Question
-from dra_driver.allocation.devices import PoolDevice
-from dra_driver.allocation.events import Cause as DeviceCause
-from dra_driver.allocation.events import ConstraintBroken, CounterShort, DeviceId, Event, InUse, PoolLeftOut
-from dra_driver.allocation.nodes import node_matches
-from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason
+from dra_driver.allocation import (
+    Allocator,
+    ConstraintBroken,
+    CounterShort,
+    DeviceId,
+    Event,
+    InUse,
+    NodeUsage,
+    PoolDevice,
+    PoolLeftOut,
+    Question,
+    node_matches,
+    unfit_reason,
+)
+from dra_driver.allocation import Cause as DeviceCause
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.explain.extended import claim_for, is_offered
 from dra_driver.explain.objects import Wire, allocation_of, name_of

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from dra_driver.allocation import Allocator, SchedulerQuirks
-from dra_driver.allocation.pod_fit import NodeUsage, unmodelled_constraints, usage_by_node
+from dra_driver.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
 from dra_driver.explain import non_allocation_causes
 from dra_driver.explain.causes import Cause, CauseCode

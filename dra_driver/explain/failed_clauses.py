@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from dra_driver.cel import DeviceView, compile_selector
-from dra_driver.cel.attribute_refs import AttributeRefs, attribute_refs
-from dra_driver.cel.conjuncts import conjuncts
+from dra_driver.cel import AttributeRefs, DeviceView, compile_selector, find_attribute_refs, split_conjuncts
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 Wire = Mapping[str, Any]
@@ -73,14 +71,14 @@ def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable
 @lru_cache(maxsize=1024)
 def _parts(expression: str) -> tuple[str, ...]:
     try:
-        return conjuncts(expression)
+        return split_conjuncts(expression)
     except CelSyntaxError:
         return (expression,)
 
 
 def _reads(expression: str) -> AttributeRefs | None:
     try:
-        return attribute_refs(expression)
+        return find_attribute_refs(expression)
     except CelSyntaxError:
         return None
 

@@ -5,7 +5,7 @@ Shares and whole devices are treated alike. Admin access does not reserve a devi
 
 from collections.abc import Iterable
 
-from dra_driver.allocation.events import DeviceId
+from dra_driver.allocation import DeviceId
 from dra_driver.explain.objects import Wire, label_of, listed, results_of, users_of
 
 

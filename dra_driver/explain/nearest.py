@@ -7,10 +7,16 @@ device adds to its distance; a class selector that does not match adds most.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from dra_driver.allocation.capacity import shortage
-from dra_driver.allocation.devices import PoolDevice
-from dra_driver.allocation.events import Cause, ConstraintBroken, CounterShort, GateOff, NotOnNode
-from dra_driver.allocation.taints import untolerated
+from dra_driver.allocation import (
+    Cause,
+    ConstraintBroken,
+    CounterShort,
+    GateOff,
+    NotOnNode,
+    PoolDevice,
+    shortage,
+    untolerated,
+)
 from dra_driver.errors import AllocationError
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.objects import listed

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.devices import PoolDevice
-from dra_driver.allocation.events import (
+from dra_driver.allocation import (
     CapacityShort,
     Cause,
     ConstraintBroken,
@@ -15,6 +14,7 @@ from dra_driver.allocation.events import (
     InUse,
     NotOnNode,
     NotSelected,
+    PoolDevice,
     Tainted,
 )
 from dra_driver.explain.holders import Holders

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dra_driver.allocation.devices import PoolDevice
-from dra_driver.allocation.events import Cause, InUse, NotSelected
+from dra_driver.allocation import Cause, InUse, NotSelected, PoolDevice
 from dra_driver.explain.failed_clauses import failed_clauses, holds, signature
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.phrases import RejectionReason, rejection_for_cause

@@ -8,8 +8,7 @@ and parameters are refused is this driver's rule (``claims.planning.sharing_plan
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dra_driver.allocation.capacity import consumption, shortage
-from dra_driver.allocation.events import CapacityShort
+from dra_driver.allocation import CapacityShort, consumption, shortage
 from dra_driver.config.device_config import MpsLimits
 from dra_driver.config.parameters import GpuConfig, decode
 from dra_driver.errors import AllocationError, InvalidParametersError

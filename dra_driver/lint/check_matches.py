@@ -7,8 +7,7 @@ unknown driver.
 from collections.abc import Sequence
 from typing import Final
 
-from dra_driver.cel import DeviceView
-from dra_driver.cel.cost import LIMIT
+from dra_driver.cel import COST_LIMIT, DeviceView
 from dra_driver.lint.catalog_devices import KnownDevice
 from dra_driver.lint.expressions import ParsedClause, ParsedSelector
 from dra_driver.lint.manifest import Manifest
@@ -85,8 +84,8 @@ class MatchChecker:
             cost = item.program.cost(sample.view)
             self._spent += cost
             costly = costly or cost >= COSTLY
-            if cost >= LIMIT:
-                message = f"evaluating it on {sample.label} costs more than the limit of {LIMIT:,} units"
+            if cost >= COST_LIMIT:
+                message = f"evaluating it on {sample.label} costs more than the limit of {COST_LIMIT:,} units"
                 self._reporter.add("DRA012", manifest, item.spot, message, hint="process fewer elements")
             elif cost >= COSTLY:
                 message = f"evaluating it on one device costs {cost:,} units (a usual selector costs 10)"

@@ -7,9 +7,9 @@ names bound by ``cel.bind`` are all references.
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from dra_driver.cel import Program, compile_selector
 from dra_driver.cel.lexer import tokens
 from dra_driver.cel.parser import parse, terminals
-from dra_driver.cel.program import Program, compile_selector
 from dra_driver.cel.source import SourceText
 from dra_driver.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
 from dra_driver.cel.syntax import Literal as Constant

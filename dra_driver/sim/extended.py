@@ -10,7 +10,7 @@ An attempt that fails after the claim was created deletes it. If that fails too,
 
 from contextlib import suppress
 
-from dra_driver.allocation.extended import ANNOTATION, ExtendedClaim
+from dra_driver.allocation import EXTENDED_CLAIM_ANNOTATION, ExtendedClaim
 from dra_driver.errors import DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
@@ -54,7 +54,7 @@ class ExtendedClaims:
         """Delete the claims that earlier attempts left for this pod. It is on no node, so no container uses them."""
         for record in self._store.read_all(RESOURCE_CLAIMS)[0]:
             annotations = mapping(record.obj, "metadata", "annotations")
-            if ANNOTATION in annotations and owned_by(record.obj, pod):
+            if EXTENDED_CLAIM_ANNOTATION in annotations and owned_by(record.obj, pod):
                 self._discard(copy_json(record.obj))
 
     def _discard(self, claim: Obj) -> None:

@@ -8,10 +8,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.allocation import Allocator, Question
-from dra_driver.allocation.extended import ExtendedClaim, extended_claim, resource_classes
-from dra_driver.allocation.nodes import node_matches
-from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason, usage_by_node
+from dra_driver.allocation import (
+    Allocator,
+    ExtendedClaim,
+    NodeUsage,
+    Question,
+    extended_claim,
+    node_matches,
+    resource_classes,
+    unfit_reason,
+    usage_by_node,
+)
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store

@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.cel.device import DeviceView
-from dra_driver.cel.program import compile_selector
+from dra_driver.cel import DeviceView, compile_selector
 from dra_driver.cel.values import DomainMap, StringMap
 
 _INPUT = re.compile(r"(?<![\w.\"])(request|object|oldObject)\b")

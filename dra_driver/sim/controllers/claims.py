@@ -5,7 +5,7 @@ deallocates claims without users, and deletes generated claims of finished pods.
 pkg/controller/resourceclaim/controller.go.
 """
 
-from dra_driver.allocation.extended import ANNOTATION
+from dra_driver.allocation import EXTENDED_CLAIM_ANNOTATION
 from dra_driver.errors import ConflictError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
@@ -24,7 +24,7 @@ from dra_driver.sim.objects import (
 from dra_driver.sim.recorder import StoreEventRecorder
 
 # Claims generated for one pod: from a template by this controller, or for extended resources by the scheduler.
-_GENERATED = frozenset({CLAIM_ANNOTATION, ANNOTATION})
+_GENERATED = frozenset({CLAIM_ANNOTATION, EXTENDED_CLAIM_ANNOTATION})
 
 
 class ClaimController:

@@ -10,7 +10,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from dra_driver.allocation.pod_fit import MAX_PODS
+from dra_driver.allocation import MAX_PODS
 from dra_driver.errors import AlreadyExistsError, DraError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import Obj, rfc3339, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.cel.attribute_refs import AttributeRefs, attribute_refs
+from dra_driver.cel.attribute_refs import AttributeRefs, find_attribute_refs
 from dra_driver.errors import CelSyntaxError
 
 
@@ -21,7 +21,7 @@ from dra_driver.errors import CelSyntaxError
 )
 def test_names_are_told(expression: str, expected: AttributeRefs) -> None:
     """Devices that are equal in these names are equal to the expression."""
-    assert attribute_refs(expression) == expected
+    assert find_attribute_refs(expression) == expected
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_names_are_told(expression: str, expected: AttributeRefs) -> None:
 )
 def test_what_is_not_plain_counts_as_everything(expression: str) -> None:
     """A wrong guess would make the scheduler's double answer for the wrong device."""
-    assert attribute_refs(expression).everything
+    assert find_attribute_refs(expression).everything
 
 
 def test_no_expression_no_answer() -> None:
     """What does not parse reads nothing that anybody could know."""
     with pytest.raises(CelSyntaxError):
-        attribute_refs("device.(")
+        find_attribute_refs("device.(")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.cel.conjuncts import conjuncts
+from dra_driver.cel.conjuncts import split_conjuncts
 from dra_driver.errors import CelSyntaxError
 
 
@@ -23,15 +23,15 @@ from dra_driver.errors import CelSyntaxError
 )
 def test_only_what_top_level_and_joins_is_cut(expression: str, parts: list[str]) -> None:
     """Every part is a selector whose failure alone makes the whole false."""
-    assert list(conjuncts(expression)) == parts
+    assert list(split_conjuncts(expression)) == parts
 
 
 def test_deep_parentheses_end_in_a_part_or_an_error_never_in_a_crash() -> None:
-    assert len(conjuncts("(" * 200 + "a && b" + ")" * 200)) == 1
+    assert len(split_conjuncts("(" * 200 + "a && b" + ")" * 200)) == 1
     with pytest.raises(CelSyntaxError):
-        conjuncts("(" * 5000 + "a" + ")" * 5000)
+        split_conjuncts("(" * 5000 + "a" + ")" * 5000)
 
 
 def test_what_does_not_parse_is_an_error() -> None:
     with pytest.raises(CelSyntaxError):
-        conjuncts("a && ")
+        split_conjuncts("a && ")

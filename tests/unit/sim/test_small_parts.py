@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.allocation.pod_fit import MAX_PODS, NodeUsage, unfit_reason
+from dra_driver.allocation import MAX_PODS, NodeUsage, unfit_reason
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim import manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
