@@ -43,7 +43,7 @@ _CONDITION: Final[Json] = {
 }
 _STATUS: Final[Json] = {
     "type": "object",
-    "description": "What became of the policy, as far as somebody has looked.",
+    "description": "The result of applying the policy, as last observed.",
     "properties": {
         "observedGeneration": {
             "type": "integer",

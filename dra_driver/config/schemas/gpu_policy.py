@@ -1,9 +1,9 @@
-"""The model of ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1: what an administrator lets GPUs become.
+"""The model of ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1, from which its schemas are generated.
 
-Owns fields, bounds and the descriptions that the CustomResourceDefinition shows. Conditions over several fields are in
-``config/rules.py``. Bounds of taints and attributes are those of ResourceSlices (resource.k8s.io/v1 types.go): at most
-16 taints (4 in Kubernetes 1.34, of which the driver may need two), and 32 attributes and capacities in all, most of
-which the driver uses itself.
+It has the fields, their bounds and the descriptions that the CustomResourceDefinition shows. Conditions over several
+fields are in ``config/rules.py``. Bounds of taints and attributes are those of ResourceSlices (resource.k8s.io/v1
+types.go): at most 16 taints (4 in Kubernetes 1.34, of which the driver may need two), and 32 attributes and capacities
+in all, most of which the driver uses itself.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,7 +41,7 @@ AttributeName = Annotated[
 
 
 class Metadata(Strict):
-    """The object's metadata. Everything beside the name is Kubernetes' business."""
+    """The object's metadata. Only the name is checked; Kubernetes checks the rest."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,9 +49,9 @@ class Metadata(Strict):
 
 
 class GpuSelection(Strict):
-    """Which GPUs a policy is for. Every field that is given has to match; without any field, every GPU does.
+    """Which GPUs the policy is for. Every field that is given has to match; without any field, every GPU matches.
 
-    Patterns are those of a shell: * is any text, ? one character, [ab] one of several. Upper and lower case differ.
+    Patterns are shell patterns: * is any text, ? one character, [ab] one of several. They are case-sensitive.
     """
 
     rules: ClassVar[tuple[str, ...]] = ("memory-range",)
@@ -72,23 +72,23 @@ class GpuSelection(Strict):
         Field(alias="pciBusIDs", description="PCI addresses, such as 0000:65:00.0."),
     ] = None
     product_names: Annotated[
-        Patterns | None, Field(description="Product names as the attribute productName has them, as shell patterns.")
+        Patterns | None, Field(description="Values of the attribute productName, as shell patterns.")
     ] = None
     architectures: Annotated[
         Patterns | None, Field(description="Architectures such as Hopper or Ada Lovelace, as shell patterns.")
     ] = None
     min_memory: Annotated[
         MemoryQuantity | None,
-        Field(description="The least memory. A GPU sold as 80 GB tells 79.6 Gi, so leave some room."),
+        Field(description="The least memory. A GPU sold as 80 GB reports 79.6 Gi, so leave a margin."),
     ] = None
     max_memory: Annotated[MemoryQuantity | None, Field(description="The most memory.")] = None
-    mig_capable: Annotated[
-        bool | None, Field(description="Only GPUs that can be cut into MIG partitions, or only those that cannot.")
-    ] = None
+    mig_capable: Annotated[bool | None, Field(description="true: only GPUs that support MIG; false: only others.")] = (
+        None
+    )
 
 
 class AllowedForms(Strict):
-    """What a GPU may become. What is in use stays until it is free."""
+    """In which forms a GPU may be used. A form in use stays until the GPU is free."""
 
     rules: ClassVar[tuple[str, ...]] = ("something-left",)
 
@@ -98,15 +98,15 @@ class AllowedForms(Strict):
     mig_profiles: Annotated[
         Annotated[list[ProfilePattern], AtMost(32)] | None,
         Field(
-            description="MIG profiles that it may be cut into, as shell patterns such as 1g.*; an empty list forbids"
+            description="MIG profiles that claims may have, as shell patterns such as 1g.*; an empty list forbids"
             " all of them, no list allows all of them."
         ),
     ] = None
 
 
 class Sharing(Strict):
-    """How several claims have the whole GPU at once. Each gets the memory it asks for; a claim that asks for no
-    share has the GPU alone."""
+    """How several claims share the whole GPU. Each gets the memory it asks for; a claim that asks for no share has
+    the GPU alone."""
 
     rules: ClassVar[tuple[str, ...]] = (
         "interval-needs-time-slicing",
@@ -132,8 +132,8 @@ class Sharing(Strict):
     default_compute_percent: Annotated[
         Annotated[int, Field(ge=0, le=100)] | None,
         Field(
-            description="Percent of compute that a claim takes which asks for memory alone: 100, the default, leaves"
-            " none for others; 0 takes none and sets no limit."
+            description="Percent of compute that a claim consumes if it asks for memory alone: 100, the default,"
+            " leaves none for others; 0 consumes none and sets no limit."
         ),
     ] = None
 
@@ -148,20 +148,22 @@ class PolicyTaint(Strict):
     effect: Annotated[
         Literal["NoSchedule"] | None,
         Field(
-            description="NoSchedule, the only effect that disturbs nobody. To evict pods use a DeviceTaintRule.",
+            description="NoSchedule, which leaves scheduled pods alone. To evict pods use a DeviceTaintRule.",
             json_schema_extra={"default": "NoSchedule"},
         ),
     ] = None
 
 
 class PolicyAttribute(Strict):
-    """An attribute of the GPU's devices, which selectors of claims and classes can ask for."""
+    """An attribute of the GPU's devices, for selectors of claims and classes."""
 
     rules: ClassVar[tuple[str, ...]] = ("one-value", "attribute-not-reserved")
 
     name: Annotated[
         AttributeName,
-        Field(description="The attribute's name, best with a domain; without one the driver's name is its domain."),
+        Field(
+            description="The attribute's name, preferably with a domain; without one the driver's name is its domain."
+        ),
     ]
     string_value: Annotated[
         Annotated[str, text(longest=64, shortest=0, pattern="[ -~]*", says="printable ASCII text")] | None,
@@ -175,17 +177,19 @@ class PolicyAttribute(Strict):
 
 
 class PolicySpec(Strict):
-    """What an administrator lets GPUs become. For each GPU the matching policy of highest priority counts, whole and
-    alone; without any, a GPU may be taken whole or cut into any MIG profile, and is not shared."""
+    """What GPUs may be used as. For each GPU the matching policy of highest priority applies, alone. Without any, a GPU
+    may be used whole or as partitions of any MIG profile, and is not shared."""
 
     rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole", "attribute-once")
 
-    select: Annotated[GpuSelection | None, Field(description="Which GPUs it is for; without it, every GPU.")] = None
+    select: Annotated[
+        GpuSelection | None, Field(description="Which GPUs the policy is for; without it, every GPU.")
+    ] = None
     priority: Annotated[
         Annotated[int, Field(ge=-1000, le=1000)] | None,
         Field(
-            description="Of several policies that match a GPU the highest priority wins. Two of the same priority must"
-            " not match one GPU unless they say the same.",
+            description="Of several policies that match a GPU the one of highest priority applies. Two of the same"
+            " priority must not match one GPU unless they give the same terms.",
             json_schema_extra={"default": 0},
         ),
     ] = None
@@ -193,26 +197,27 @@ class PolicySpec(Strict):
         Literal["Open", "Reserved", "Hidden"] | None,
         Field(
             description="Open: for every claim. Reserved: only for claims that tolerate the taint"
-            " gpu.dra-driver.io/reserved=<name of the policy>. Hidden: for nobody.",
+            " gpu.dra-driver.io/reserved=<name of the policy>. Hidden: for no claim.",
             json_schema_extra={"default": "Open"},
         ),
     ] = None
     forms: Annotated[
-        AllowedForms | None, Field(description="What the GPU may become; without it, whole or any MIG profile.")
+        AllowedForms | None,
+        Field(description="The forms in which the GPU may be used; without it, whole or any MIG profile."),
     ] = None
-    sharing: Annotated[Sharing | None, Field(description="How claims share it; without it, they do not.")] = None
+    sharing: Annotated[Sharing | None, Field(description="How claims share the GPU; without it, they do not.")] = None
     taints: Annotated[
         Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None,
         Field(description="Taints of the GPU's devices."),
     ] = None
     attributes: Annotated[
         Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None,
-        Field(description="Attributes of the GPU's devices besides the driver's own."),
+        Field(description="Attributes of the GPU's devices in addition to the driver's own."),
     ] = None
 
 
 class GpuPolicy(Strict):
-    """What an administrator lets GPUs become: whole or cut, exclusive or shared, open, reserved or hidden."""
+    """What GPUs may be used as: whole or partitioned, exclusive or shared, open, reserved or hidden."""
 
     api_version: Literal["gpu.dra-driver.io/v1alpha1"]
     kind: Literal["GpuPolicy"]
