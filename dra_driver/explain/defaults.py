@@ -53,19 +53,19 @@ def _exact_request(exact: Wire) -> Wire:
         changed["allocationMode"] = mode
     if mode == "ExactCount" and exact.get("count") is None:
         changed["count"] = 1
-    asked = (exact.get("capacity") or {}).get("requests") or {}
-    if any(not isinstance(value, str) for value in asked.values()):
-        changed["capacity"] = {**exact["capacity"], "requests": {name: str(value) for name, value in asked.items()}}
+    wanted = (exact.get("capacity") or {}).get("requests") or {}
+    if any(not isinstance(value, str) for value in wanted.values()):
+        changed["capacity"] = {**exact["capacity"], "requests": {name: str(value) for name, value in wanted.items()}}
     return {**exact, **changed} if changed else exact
 
 
 def _tainted(item: Wire, rules: Sequence[Wire]) -> Wire:
     """Adds the taints of the rules that select devices of this slice, after the devices' own taints."""
     spec = spec_of(item)
-    mine = [rule for rule in rules if _selects(rule, spec)]
-    if not mine:
+    matching = [rule for rule in rules if _selects(rule, spec)]
+    if not matching:
         return item
-    devices = [_with_taints(device, mine) for device in spec.get("devices") or ()]
+    devices = [_with_taints(device, matching) for device in spec.get("devices") or ()]
     return {**item, "spec": {**spec, "devices": devices}}
 
 

@@ -67,7 +67,7 @@ def inspect_nodes(
 ) -> Details:
     """Finds out why each node that does not fit cannot take the subject."""
     counts = _NodeCounts()
-    nearly: NodeResult | None = None
+    almost_fitting: NodeResult | None = None
     for result in results:
         if result.fits:
             continue
@@ -76,15 +76,15 @@ def inspect_nodes(
             counts.count_node(result.message, result.name, by_devices=result.by_devices)
         elif not result.by_devices:
             counts.inspected += 1
-            would = evaluation.devices_fit(result)
-            nearly = nearly or (result if would else None)
-            message = f"{result.message}, although its devices fit" if would else result.message
+            devices_fit_here = evaluation.devices_fit(result)
+            almost_fitting = almost_fitting or (result if devices_fit_here else None)
+            message = f"{result.message}, although its devices fit" if devices_fit_here else result.message
             counts.count_node(message, result.name, by_devices=False)
         elif result.message == "cannot allocate all claims":
             _inspect_devices(evaluation, result, requests_on(result), holders, counts)
         else:
             counts.count_node(result.message, result.name, by_devices=True)
-    return _details(counts, nearly, holders)
+    return _details(counts, almost_fitting, holders)
 
 
 def node_detail(
@@ -92,10 +92,10 @@ def node_detail(
 ) -> NodeDetail:
     """Lists every device of a node for every request, at most _MAX_LINES lines."""
     lines: list[DeviceLine] = []
-    given = [
+    assigned = [
         item for allocation in result.allocations for item in (allocation.get("devices") or {}).get("results") or ()
     ]
-    taken = {(item["request"], item["pool"], item["device"]) for item in given}
+    taken = {(item["request"], item["pool"], item["device"]) for item in assigned}
     if result.claims:
         observed = evaluation.observed(result)
         for spec in specs:
@@ -117,7 +117,7 @@ def node_detail(
         fits=result.fits,
         message=result.message or "fits",
         devices=tuple(lines),
-        allocation=tuple(f"{item['request']}={item['device']}" for item in given),
+        allocation=tuple(f"{item['request']}={item['device']}" for item in assigned),
     )
 
 
@@ -160,7 +160,7 @@ def _note_pools(observed: Observed, counts: _NodeCounts) -> None:
         counts.pools[event.driver, event.pool] = f"{event.why}: {event.detail}"
 
 
-def _details(counts: _NodeCounts, nearly: NodeResult | None, holders: Holders) -> Details:
+def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Holders) -> Details:
     funnels = list(counts.funnels.values())
     short = [funnel for funnel in funnels if funnel.nodes_short] or funnels
     found = Details(
@@ -173,7 +173,7 @@ def _details(counts: _NodeCounts, nearly: NodeResult | None, holders: Holders) -
     )
     wanted = {(funnel.spec.claim, funnel.spec.request) for funnel in short}
     places = [place for place in counts.places if (place.spec.claim, place.spec.request) in wanted]
-    found.miss = _node_miss(nearly) if nearly is not None else nearest_miss(places, holders)
+    found.miss = _node_miss(almost_fitting) if almost_fitting is not None else nearest_miss(places, holders)
     if counts.not_inspected:
         found.note = (
             f"devices are counted on {counts.counted_nodes} nodes; {counts.not_inspected} more nodes do not fit either"
@@ -238,17 +238,20 @@ def _headline_of(request: RequestSummary) -> str:
     matching = request.devices - lost
     if not matching:
         return f"none of {_count(request.devices, 'device')} matches request {request.request}"
-    away = ", ".join(
-        f"{sum(reason.devices for reason in request.reasons if reason.code == code)} {words}{_which(request, code)}"
-        for code, words in _SHORT.items()
+    rejected = {
+        code: sum(reason.devices for reason in request.reasons if reason.code == code)
+        for code in _SHORT
         if any(reason.code == code for reason in request.reasons)
+    }
+    shortages = ", ".join(
+        f"{count} {_SHORT[code]}{_short_capacities(request, code)}" for code, count in rejected.items()
     )
-    left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not away else ""
+    left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not shortages else ""
     matches = f"{_count(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
-    return f"{matches}: {away}{left}".replace(": ,", ":")
+    return f"{matches}: {shortages}{left}".replace(": ,", ":")
 
 
-def _which(request: RequestSummary, code: str) -> str:
+def _short_capacities(request: RequestSummary, code: str) -> str:
     """Returns `` (memory)``: the capacities that are short, if capacity is the reason."""
     start = "not enough "
     short = [

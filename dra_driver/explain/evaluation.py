@@ -80,14 +80,14 @@ class Evaluation:
         subject: Subject,
         allocator: Allocator,
         *,
-        rooms: Mapping[str, NodeUsage],
+        usage: Mapping[str, NodeUsage],
         allocated: Sequence[SubjectClaim],
         unallocated: Sequence[SubjectClaim],
     ) -> None:
         self._state = state
         self._subject = subject
         self._allocator = allocator
-        self._rooms = rooms
+        self._usage = usage
         self._allocated_claims = allocated
         self._unallocated = unallocated
         self._questions: dict[tuple[str, ...], Question] = {}
@@ -154,7 +154,7 @@ class Evaluation:
 
     def _pod_problem(self, node: Wire, served: frozenset[str]) -> str:
         pod = self._subject.pod
-        return "" if pod is None else unfit_reason(pod, node, self._rooms.get(name_of(node), _EMPTY), served)
+        return "" if pod is None else unfit_reason(pod, node, self._usage.get(name_of(node), _EMPTY), served)
 
     def _question(self, claims: Sequence[Wire]) -> Question:
         """Returns one question per set of requests: the claim for extended resources differs between nodes."""

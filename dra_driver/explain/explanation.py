@@ -81,13 +81,13 @@ def _explained(state: ClusterState, subject: Subject, node: str, scheduler: Sche
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
     """Returns the state after the scheduler has bound the pod, with all its claims as objects."""
-    made = []
+    claims = []
     user = {"resource": "pods", "name": name_of(pod), "uid": ""}
     for claim, allocation in zip(place.claims, place.allocations, strict=False):
         status = {**(claim.get("status") or {}), "allocation": allocation, "reservedFor": [*users_of(claim), user]}
-        made.append({**claim, "kind": "ResourceClaim", "status": status})
+        claims.append({**claim, "kind": "ResourceClaim", "status": status})
     placed = {**pod, "kind": "Pod", "spec": {**spec_of(pod), "nodeName": place.name}}
-    return with_objects(state, [*made, placed])
+    return with_objects(state, [*claims, placed])
 
 
 class _Explainer:
@@ -98,7 +98,7 @@ class _Explainer:
         self._subject = subject
         self._node = node
         self._scheduler = scheduler
-        self._rooms: dict[str, NodeUsage] = usage_by_node(state.pods)
+        self._usage: dict[str, NodeUsage] = usage_by_node(state.pods)
         self._holders = Holders(state.claims)
         self._causes: list[Cause] = []
         self._notes: list[str] = non_allocation_causes.gaps_that_matter(state, subject.pod)
@@ -143,7 +143,7 @@ class _Explainer:
             notes=tuple(self._notes),
         )
         placeable = verdict.answer is Answer.FITS and fitting
-        place = min(fitting, key=lambda item: self._rooms.get(item.name, NodeUsage()).pods) if placeable else None
+        place = min(fitting, key=lambda item: self._usage.get(item.name, NodeUsage()).pods) if placeable else None
         return _Outcome(report, place)
 
     # --- the steps ---
@@ -217,7 +217,7 @@ class _Explainer:
             self._state,
             self._subject,
             allocator,
-            rooms=self._rooms,
+            usage=self._usage,
             allocated=allocated,
             unallocated=unallocated,
         )
@@ -296,9 +296,9 @@ class _Explainer:
     def _find_node(self) -> None:
         names = [name_of(item) for item in self._state.nodes]
         if self._node not in names:
-            there = ", ".join(sorted(names)[:8]) or "none"
+            known = ", ".join(sorted(names)[:8]) or "none"
             raise ConfigurationError(
-                f"no node {self._node}; known nodes: {there}{' and more' if len(names) > 8 else ''}"
+                f"no node {self._node}; known nodes: {known}{' and more' if len(names) > 8 else ''}"
             )
 
     # --- requests ---

@@ -49,11 +49,11 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
     for index, container in enumerate(containers[:_MAX_CONTAINERS]):
         resources: Mapping[str, Any] = container.get("resources") or {}
         # The API server copies limits to requests of extended resources; manifests may have only one of them.
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for place, resource in enumerate(sorted(asked)):
-            count = _count(asked[resource]) if is_extended(resource) else 0
+        wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for number, resource in enumerate(sorted(wanted)):
+            count = _count(wanted[resource]) if is_extended(resource) else 0
             if count > 0:
-                name = f"container-{index}-request-{place}"
+                name = f"container-{index}-request-{number}"
                 found.append(
                     ExtendedRequest(request=name, resource=resource, count=count, class_name=known.get(resource))
                 )

@@ -33,15 +33,15 @@ def failed_clauses(expression: str, driver: str, device: Wire) -> list[FailedCla
         FailedClause(
             clause=short(part),
             place=f"clause {number} of {len(parts)}" if len(parts) > 1 else "",
-            seen=_seen(part, driver, device),
+            seen=_values_read(part, driver, device),
         )
         for number, part in enumerate(parts, 1)
-        if holds(part, driver, device) is False
+        if is_selected_by(part, driver, device) is False
     ]
-    return found or [FailedClause(clause=short(expression), place="", seen=_seen(expression, driver, device))]
+    return found or [FailedClause(clause=short(expression), place="", seen=_values_read(expression, driver, device))]
 
 
-def holds(expression: str, driver: str, device: Wire) -> bool | None:
+def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
     """Whether the expression selects the device; None when it cannot be evaluated."""
     try:
         return compile_selector(expression).evaluate(DeviceView(driver, device))
@@ -60,11 +60,11 @@ def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable
     found: list[Hashable] = [driver, device.get("allowMultipleAllocations")]
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     for expression in expressions:
-        inspected = _reads(expression)
-        if inspected is None or inspected.everything:
+        refs = _refs(expression)
+        if refs is None or refs.everything:
             return None
-        found += [_value(attributes, driver, name) for name in sorted(inspected.attributes)]
-        found += [_value(capacity, driver, name) for name in sorted(inspected.capacity)]
+        found += [_value(attributes, driver, name) for name in sorted(refs.attributes)]
+        found += [_value(capacity, driver, name) for name in sorted(refs.capacity)]
     return tuple(found)
 
 
@@ -76,17 +76,17 @@ def _parts(expression: str) -> tuple[str, ...]:
         return (expression,)
 
 
-def _reads(expression: str) -> AttributeRefs | None:
+def _refs(expression: str) -> AttributeRefs | None:
     try:
         return find_attribute_refs(expression)
     except CelSyntaxError:
         return None
 
 
-def _seen(part: str, driver: str, device: Wire) -> str:
-    inspected = _reads(part) or AttributeRefs()
-    values = [_value(device.get("attributes"), driver, name) for name in sorted(inspected.attributes)]
-    values += [_value(device.get("capacity"), driver, name) for name in sorted(inspected.capacity)]
+def _values_read(part: str, driver: str, device: Wire) -> str:
+    refs = _refs(part) or AttributeRefs()
+    values = [_value(device.get("attributes"), driver, name) for name in sorted(refs.attributes)]
+    values += [_value(device.get("capacity"), driver, name) for name in sorted(refs.capacity)]
     if "device.driver" in part:
         values.append(f"driver = {driver}")
     return ", ".join(values[:_MAX_VALUES])

@@ -42,20 +42,22 @@ def scheduler_fault(
     if quirks == V1_37:
         return None
     for result in [one for one in results if one.by_devices and one.claims][:MAX_NODES]:
-        better = _retried(again, V1_37, result)
-        if better is None:
+        improved = _retried(again, V1_37, result)
+        if improved is None:
             continue
         names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
         why = _QUIRKS[names[0]] if names else "several defects of its allocator together exclude the devices"
-        given = [
-            item for allocation in better.allocations for item in (allocation.get("devices") or {}).get("results") or ()
+        assigned = [
+            item
+            for allocation in improved.allocations
+            for item in (allocation.get("devices") or {}).get("results") or ()
         ]
-        shown = ", ".join(f"{item['request']}={item['device']}" for item in given[:8])
+        shown = ", ".join(f"{item['request']}={item['device']}" for item in assigned[:8])
         return Cause(
             code=CauseCode.SCHEDULER_FAULT,
             message=f"{result.name} has the devices ({shown}), but a defect of this Kubernetes version, fixed in 1.37, "
             f"excludes them: {why}",
-            fix=_fix(_parents(slices, given)),
+            fix=_fix(_parents(slices, assigned)),
             blocks=False,
         )
     return None
@@ -70,9 +72,9 @@ def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeR
     return found if found.fits else None
 
 
-def _parents(slices: Sequence[Wire], given: Sequence[Wire]) -> set[tuple[str, str]]:
+def _parents(slices: Sequence[Wire], assigned: Sequence[Wire]) -> set[tuple[str, str]]:
     """Returns driver and parentUUID of the devices ("" for devices without)."""
-    wanted = {(item["driver"], item["pool"], item["device"]) for item in given}
+    wanted = {(item["driver"], item["pool"], item["device"]) for item in assigned}
     found = set()
     for item in slices:
         spec = item["spec"]

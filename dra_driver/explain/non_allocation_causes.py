@@ -101,11 +101,11 @@ def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterat
     unreadable = next((gap for gap in state.gaps if gap.startswith("deviceclasses:")), "")
     missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
     for name in missing:
-        there = listed(sorted(name_of(item) for item in state.classes), 5)
+        known_names = listed(sorted(name_of(item) for item in state.classes), 5)
         yield Cause(
             code=CauseCode.CLASS_MISSING,
             message=f"DeviceClass {name} does not exist" + (f" ({unreadable})" if unreadable else ""),
-            fix=f"create it or name another one; existing classes: {there or 'none'}",
+            fix=f"create it or name another one; existing classes: {known_names or 'none'}",
             object=f"class/{name}",
         )
 
@@ -136,12 +136,12 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
             fix="check that the driver's pods run on the nodes with devices, and read their logs",
         )
         return
-    there = {str(spec_of(item).get("driver")) for item in state.slices}
+    publishing = {str(spec_of(item).get("driver")) for item in state.slices}
     for driver in sorted({name for spec in specs for name in spec.drivers if len(spec.drivers) == 1}):
-        if driver not in there:
+        if driver not in publishing:
             yield Cause(
                 code=CauseCode.DRIVER_SILENT,
-                message=f"driver {driver} has published no devices; drivers with devices: {listed(sorted(there))}",
+                message=f"driver {driver} has published no devices; drivers with devices: {listed(sorted(publishing))}",
                 fix=f"check that the pods of {driver} run, or correct the driver in the selector",
                 object=f"driver/{driver}",
             )
@@ -185,8 +185,8 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
             fix="remove spec.nodeName from the pod, so that the scheduler reserves the claim for it",
             object=where,
         )
-    there = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
-    for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - there):
+    known_names = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
+    for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - known_names):
         yield Cause(
             code=CauseCode.DRIVER_NOT_ON_NODE,
             message=f"driver {driver} publishes no devices on node {node}; it is probably not running there",

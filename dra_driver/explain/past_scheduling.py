@@ -45,8 +45,8 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
 def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Explanation:
     devices = [f"{result['device']} of {result['pool']}" for result in results_of(claim)]
     users = [str(user.get("name")) for user in users_of(claim)]
-    held = f"has {listed(devices, 8)}" if devices else "is allocated without devices"
-    sentence = f"{held}; " + (f"reserved for {listed(users, 8)}" if users else "reserved for no pod")
+    devices_text = f"has {listed(devices, 8)}" if devices else "is allocated without devices"
+    sentence = f"{devices_text}; " + (f"reserved for {listed(users, 8)}" if users else "reserved for no pod")
     notes = () if users else ("the scheduler can deallocate this claim, because no pod uses it",)
     return _report(state, subject, Answer.ALLOCATED, sentence, notes=notes)
 
@@ -61,7 +61,7 @@ def _report(
     notes: tuple[str, ...] = (),
 ) -> Explanation:
     node = str(spec_of(subject.pod or {}).get("nodeName") or "")
-    there = any(name_of(item) == node for item in state.nodes)
+    node_exists = any(name_of(item) == node for item in state.nodes)
     return Explanation(
         subject=str(subject),
         kind=subject.kind,
@@ -69,6 +69,6 @@ def _report(
         name=subject.name,
         verdict=Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes)),
         causes=causes,
-        fitting_nodes=(node,) if there else (),
+        fitting_nodes=(node,) if node_exists else (),
         notes=(*non_allocation_causes.gaps_that_matter(state, subject.pod), *notes),
     )

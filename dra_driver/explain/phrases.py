@@ -93,14 +93,14 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
 
 
 def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
-    name, asked = cause.capacity, cause.capacity in spec.capacity
+    name, is_requested = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     shared = bool(device.wire.get("allowMultipleAllocations"))
     if cause.why == "undefined":
         return _undefined(cause, shared=shared)
     if cause.why == "policy":
         return _policy_refusal(cause, own)
-    by_default = "" if asked else " (the default of a request that does not name it)"
+    by_default = "" if is_requested else " (the default of a request that does not name it)"
     message = f"not enough {name}: {cause.wanted} requested{by_default}"
     if not (device.shared or device.consumed):
         return RejectionReason(
@@ -122,7 +122,7 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
         return RejectionReason("capacityShort", message, seen, end)
     less = (
         f"request at most {cause.free} of {name}"
-        if asked
+        if is_requested
         else f"request capacity.requests.{name}: {cause.free} or less"
     )
     return RejectionReason("capacityShort", message, seen, less, end)
@@ -144,8 +144,8 @@ def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> RejectionRe
     span = policy.get("validRange") or {}
     allowed = ", ".join(
         [
-            f"{word} {span[key]}"
-            for key, word in (("min", "at least"), ("max", "at most"), ("step", "in steps of"))
+            f"{bound_name} {span[key]}"
+            for key, bound_name in (("min", "at least"), ("max", "at most"), ("step", "in steps of"))
             if key in span
         ]
     ) or (f"one of {listed([str(item) for item in policy.get('validValues') or ()])}")
@@ -168,11 +168,11 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
         return RejectionReason("counterShort", "blocked: the shared counters of its pool are overcommitted", seen)
     message = "shared counters of its GPU are used up"
-    held = consumers(device, cause, holders)
+    allocated = consumers(device, cause, holders)
     claims = [
-        holders.label_with_pods(claim) for claim in dict.fromkeys(claim for _, claims in held for claim in claims)
+        holders.label_with_pods(claim) for claim in dict.fromkeys(claim for _, claims in allocated for claim in claims)
     ]
-    by = f", used by {_parts(held, holders)}" if held else ""
+    by = f", used by {_label_users(allocated, holders)}" if allocated else ""
     short = short_by(cause.wanted, cause.free)
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
     users = "the workload that uses"
@@ -185,10 +185,10 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     return RejectionReason("counterShort", message, seen, fix)
 
 
-def _parts(held: list[tuple[str, list[str]]], holders: Holders) -> str:
+def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> str:
     """Lists the first claims, each with its devices."""
     by_claim: dict[str, list[str]] = {}
-    for device, claims in held:
+    for device, claims in allocated:
         by_claim.setdefault(holders.label_with_pods(claims[0]) if claims else "", []).append(device)
     names = [
         f"{devices[0] if len(devices) == 1 else f'{len(devices)} devices'}{f' of {claim}' if claim else ''}"
@@ -212,11 +212,11 @@ def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list
     Only the device's own slice is searched: a GPU's devices are published in one slice.
     """
     driver, pool = device.slice.key
-    held = set(holders.allocated_in(driver, pool))
+    allocated = set(holders.allocated_in(driver, pool))
     return [
         (str(wire["name"]), holders.claims(DeviceId(driver, pool, wire["name"])))
-        for wire in (device.slice.spec.get("devices") or () if held else ())
-        if wire["name"] in held and _consumed(wire, cause) > 0
+        for wire in (device.slice.spec.get("devices") or () if allocated else ())
+        if wire["name"] in allocated and _consumed(wire, cause) > 0
     ]
 
 

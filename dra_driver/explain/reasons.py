@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dra_driver.allocation import Cause, InUse, NotSelected, PoolDevice
-from dra_driver.explain.failed_clauses import failed_clauses, holds, signature
+from dra_driver.explain.failed_clauses import failed_clauses, is_selected_by, signature
 from dra_driver.explain.holders import Holders
 from dra_driver.explain.phrases import RejectionReason, rejection_for_cause
 from dra_driver.explain.report import Reason
@@ -31,7 +31,7 @@ ORDER: Final = (
     "constraint",
 )
 _MAX_SEEN: Final = 3
-_MAX_REMEMBERED: Final = 2000
+_MAX_DISTINCT: Final = 2000
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class Group:
 def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
     """Returns the reason why the request did not get the device."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
-        blamed = selector_rejections(spec, device)
-        if blamed:
-            return blamed[0]
+        false_clauses = selector_rejections(spec, device)
+        if false_clauses:
+            return false_clauses[0]
     return rejection_for_cause(cause, spec, device, holders)
 
 
@@ -74,11 +74,11 @@ def _selector_rejections(spec: RequestSpec, device: PoolDevice) -> Iterator[Reje
         ("requestSelector", "selector", spec.selectors),
     ):
         for number, expression in enumerate(expressions, 1):
-            if holds(expression, driver, device.wire) is False:
+            if is_selected_by(expression, driver, device.wire) is False:
                 which = f" {number}" if len(expressions) > 1 else ""
-                for blame in failed_clauses(expression, driver, device.wire):
-                    place = f", {blame.place}" if blame.place else ""
-                    yield RejectionReason(code, f"{where}{which}{place}: {blame.clause}", blame.seen)
+                for clause in failed_clauses(expression, driver, device.wire):
+                    place = f", {clause.place}" if clause.place else ""
+                    yield RejectionReason(code, f"{where}{which}{place}: {clause.clause}", clause.seen)
 
 
 class Funnel:
@@ -101,7 +101,7 @@ class Funnel:
             group = self._groups.setdefault((rejection.code, rejection.message), Group())
             group.devices += 1
             group.nodes.add(node)
-            if rejection.seen and (len(group.seen) < _MAX_REMEMBERED or rejection.seen in group.seen):
+            if rejection.seen and (len(group.seen) < _MAX_DISTINCT or rejection.seen in group.seen):
                 group.seen[rejection.seen] += 1
             if len(group.examples) < _MAX_SEEN:
                 group.examples.append(f"{device} on {node}")

@@ -90,8 +90,10 @@ def subject_of_claim(claim: Wire) -> Subject:
 def subject_of(state: ClusterState, pod: Wire) -> Subject:
     """Returns a pod, existing or not, as subject with its claims."""
     statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
-    made: dict[str, str | None] = {item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")}
-    claims = [_claim_of_entry(state, pod, entry, made) for entry in spec_of(pod).get("resourceClaims") or ()]
+    generated: dict[str, str | None] = {
+        item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")
+    }
+    claims = [_claim_of_entry(state, pod, entry, generated) for entry in spec_of(pod).get("resourceClaims") or ()]
     return Subject(
         kind="pod",
         namespace=namespace_of(pod),
@@ -102,15 +104,17 @@ def subject_of(state: ClusterState, pod: Wire) -> Subject:
     )
 
 
-def _claim_of_entry(state: ClusterState, pod: Wire, entry: Wire, made: dict[str, str | None]) -> SubjectClaim | None:
+def _claim_of_entry(
+    state: ClusterState, pod: Wire, entry: Wire, generated: dict[str, str | None]
+) -> SubjectClaim | None:
     name, namespace = str(entry["name"]), namespace_of(pod)
     if entry.get("resourceClaimName"):
         return _by_name(state, pod, name, str(entry["resourceClaimName"]))
     template = entry.get("resourceClaimTemplateName")
     if not template:
         return None  # a source of a later version
-    if name in made:
-        claim_name = made[name]
+    if name in generated:
+        claim_name = generated[name]
         # Without a name, no claim was needed (core/v1 PodResourceClaimStatus).
         return _generated(state, pod, name, claim_name, str(template)) if claim_name else None
     found = _find(state.templates, namespace, str(template))
@@ -175,8 +179,8 @@ def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, temp
 
 
 def _without_template(state: ClusterState, pod: Wire, entry: str, template: str) -> SubjectClaim:
-    near = [name_of(item) for item in state.templates if namespace_of(item) == namespace_of(pod)]
-    there = f"; existing templates: {', '.join(sorted(near)[:5])}" if near else ""
+    known = [name_of(item) for item in state.templates if namespace_of(item) == namespace_of(pod)]
+    existing = f"; existing templates: {', '.join(sorted(known)[:5])}" if known else ""
     return SubjectClaim(
         entry=entry,
         source="template",
@@ -186,7 +190,7 @@ def _without_template(state: ClusterState, pod: Wire, entry: str, template: str)
         problem=Cause(
             code=CauseCode.TEMPLATE_MISSING,
             message=f"the pod names ResourceClaimTemplate {template}, which does not exist in namespace "
-            f"{namespace_of(pod)}{there}{_gap(state, 'templates')}",
+            f"{namespace_of(pod)}{existing}{_gap(state, 'templates')}",
             fix=f"create ResourceClaimTemplate {template} in namespace {namespace_of(pod)}; the pod then proceeds",
             object=f"template/{template}",
         ),

@@ -54,9 +54,9 @@ def render(report: Explanation, style: Style = plain) -> str:
 
 
 def _causes(report: Explanation, style: Style) -> Iterator[str]:
-    said = report.verdict.sentence
+    sentence = report.verdict.sentence
     for cause in report.causes:
-        if cause.message not in said:
+        if cause.message not in sentence:
             yield from _wrapped(f"  {'' if cause.blocks else 'also: '}{cause.message}", "    ")
         if cause.fix:
             yield from _wrapped(f"  {style('fix:', 'dim')} {cause.fix}", "    ")
