@@ -5,6 +5,9 @@ The codes are part of the output schema: new ones may be added, existing ones ar
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 
 class CauseCode(StrEnum):
@@ -54,3 +57,31 @@ class Cause:
     fix: str = ""
     object: str = ""
     blocks: bool = True
+
+
+FINAL_CODES: Final = frozenset(
+    {
+        CauseCode.CLAIM_MISSING,
+        CauseCode.CLAIM_DELETED,
+        CauseCode.CLAIM_NOT_OWNED,
+        CauseCode.CLAIM_FULL,
+        CauseCode.TEMPLATE_MISSING,
+        CauseCode.CLASS_MISSING,
+        CauseCode.NO_SLICES,
+        CauseCode.NO_NODES,
+        CauseCode.RESOURCE_UNKNOWN,
+    }
+)
+"""Causes after which no node needs to be evaluated."""
+
+
+def cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
+    """Returns the cause for a selector that does not compile or fails on a device."""
+    syntax = isinstance(error, CelSyntaxError)
+    return Cause(
+        code=CauseCode.CEL_ERROR,
+        message=f"the scheduler rejects the pod on every node: {error}",
+        fix="correct the expression"
+        if syntax
+        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
+    )

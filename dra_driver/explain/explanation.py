@@ -12,7 +12,7 @@ from typing import Final
 from dra_driver.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
 from dra_driver.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
 from dra_driver.explain import non_allocation_causes
-from dra_driver.explain.causes import Cause, CauseCode
+from dra_driver.explain.causes import FINAL_CODES, Cause, CauseCode, cel_cause
 from dra_driver.explain.defaults import claim_with_defaults, with_defaults
 from dra_driver.explain.details import Details, inspect_nodes, node_detail
 from dra_driver.explain.evaluation import Evaluation, NodeResult
@@ -110,7 +110,7 @@ class _Explainer:
         unallocated = [item for item in self._subject.claims if not _is_allocated(item)]
         self._find_other_causes(unallocated)
         results: list[NodeResult] = []
-        if not any(cause.code in _FINAL_CODES for cause in self._causes if cause.blocks):
+        if not any(cause.code in FINAL_CODES for cause in self._causes if cause.blocks):
             results = self._evaluate(allocated, unallocated, self._state.claims)
             if results and not any(result.fits for result in results):
                 results = self._evaluate_released(allocated, unallocated) or results
@@ -187,7 +187,7 @@ class _Explainer:
             self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.quirks)
             return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
-            self._causes.append(_cel_cause(error))
+            self._causes.append(cel_cause(error))
         except AllocationError as error:
             self._causes.append(
                 Cause(
@@ -339,32 +339,5 @@ class _Explainer:
         return Verdict(answer=Answer.CANNOT_FIT, sentence=sentence, nodes_fit=fitting, nodes_total=total)
 
 
-_FINAL_CODES: Final = frozenset(
-    {
-        CauseCode.CLAIM_MISSING,
-        CauseCode.CLAIM_DELETED,
-        CauseCode.CLAIM_NOT_OWNED,
-        CauseCode.CLAIM_FULL,
-        CauseCode.TEMPLATE_MISSING,
-        CauseCode.CLASS_MISSING,
-        CauseCode.NO_SLICES,
-        CauseCode.NO_NODES,
-        CauseCode.RESOURCE_UNKNOWN,
-    }
-)
-"""Causes after which no node needs to be evaluated."""
-
-
 def _is_allocated(claim: SubjectClaim) -> bool:
     return claim.claim is not None and allocation_of(claim.claim) is not None
-
-
-def _cel_cause(error: Exception) -> Cause:
-    syntax = isinstance(error, CelSyntaxError)
-    return Cause(
-        code=CauseCode.CEL_ERROR,
-        message=f"the scheduler rejects the pod on every node: {error}",
-        fix="correct the expression"
-        if syntax
-        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
-    )
