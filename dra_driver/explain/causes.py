@@ -19,7 +19,6 @@ class CauseCode(StrEnum):
     CLAIM_FULL = "claimFull"
     CLAIM_NOT_RESERVED = "claimNotReserved"
     CLAIM_NOT_ALLOCATED = "claimNotAllocated"
-    CLAIM_ELSEWHERE = "claimElsewhere"
     TEMPLATE_MISSING = "templateMissing"
     CLASS_MISSING = "classMissing"
     RESOURCE_UNKNOWN = "resourceUnknown"
@@ -34,15 +33,10 @@ class CauseCode(StrEnum):
     VOLUME_WAITING = "volumeWaiting"
     SCHEDULING_GATES = "schedulingGates"
     OTHER_SCHEDULER = "otherScheduler"
-    NODES_UNFIT = "nodesUnfit"
     NO_NODES = "noNodes"
     NOT_WEIGHED = "notWeighed"
     BEING_DELETED = "beingDeleted"
-    RUNNING = "running"
-    FINISHED = "finished"
-    STARTING = "starting"
     POOL_UNUSABLE = "poolUnusable"
-    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
