@@ -1,7 +1,7 @@
 """The devices of the catalog of GPU models, as the driver would publish them.
 
-Whole GPUs, whole GPUs that a policy lets claims share, and one MIG device for each profile. `KnownDevice` also tells
-which of its values differ from machine to machine, so that lint concludes nothing from an invented value.
+Whole GPUs, whole GPUs that a policy shares, and one MIG device for each profile. `KnownDevice` also says which of its
+values differ between machines, so that lint never relies on an invented value.
 """
 
 import re
@@ -24,7 +24,7 @@ VARYING: Final = frozenset(
     {names.UUID, names.PARENT_UUID, names.DRIVER_VERSION, names.CUDA_DRIVER_VERSION, names.ADDRESSING_MODE}
     | {names.PLACEMENT_START, names.PCI_BUS_ID, names.PCIE_ROOT, names.NUMA_NODE}
 )
-"""Attributes of a catalog device whose value says nothing about the machines that a claim will meet."""
+"""Attributes whose value on a catalog device differs from that on real machines."""
 
 OPTIONAL: Final = frozenset({names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE})
 """Attributes that some machines do not have at all."""
@@ -40,21 +40,20 @@ OTHER_CAPACITIES: Final = frozenset(
     | {f"memorySlice{index}" for index in range(16)}
 )
 LARGEST_MEMORY: Final = "320Gi"
-"""More than any board of the catalog has whose memory it does not tell."""
+"""More memory than any board has whose memory the catalog does not know."""
 _LABEL: Final = re.compile(r"(\d+)gb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDevice:
-    """A device to try expressions on.
+    """A device on which expressions are evaluated.
 
-    ``label`` names it for people. Of ``varying`` attributes the value means nothing; ``unsure`` are names that the
-    catalog has no value for although devices have them; of memory ``extremes`` are the device with far too little and
-    with far too much, for both of which an expression must be false to be false. ``label_gigabytes`` is what the
-    product's name says.
-    ``bare`` devices lack what is optional and only show which expressions fail then; several claims may have a
-    ``shared`` one. ``per_gpu`` is how many of them a GPU of the ``model`` can be cut into, 0 for another form of a
-    device that is counted already; ``nodes`` counts the devices of this shape per node of a cluster.
+    ``label`` is its name in messages. The values of ``varying`` attributes are invented. ``unsure`` are names that
+    devices have but the catalog has no value for. If memory is unknown, ``extremes`` are the device with very little
+    and with very much memory; an expression counts as false only if it is false for both. ``label_gigabytes`` are the
+    gigabytes in the product name. ``bare`` devices have no optional attributes and only show which expressions then
+    fail. Several claims can use a ``shared`` device. ``per_gpu`` is the number of such devices on a GPU of ``model``,
+    0 for another form of a device that is already counted. ``nodes`` counts the devices of this shape per node.
     """
 
     driver: str
@@ -74,7 +73,7 @@ class KnownDevice:
 
 @cache
 def catalog_devices() -> tuple[KnownDevice, ...]:
-    """Every whole GPU, alone and shared, and every MIG device of the catalog. Made once per process; immutable."""
+    """Returns every whole GPU, exclusive and shared, and every MIG profile of the catalog. Cached; immutable."""
     models = list(catalog.models().values())
     found = [device for model in models for device in _of_model(model)]
     first = next(model for model in models if model.mig is not None)
@@ -92,7 +91,7 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     unsure = frozenset({names.MEMORY}) - set(whole.get("capacity", {}))
     yield _known(model.product_name, whole, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
     for strategy in Strategy:
-        # Their number is the policy's business.
+        # The policy decides the number of shares.
         shared = devices.whole_gpu(gpu, board, SharingTerms(strategy=strategy), beside_partitions=False)
         label = f"{model.product_name} shared by {strategy}"
         yield _known(label, shared, model=model.key, gigabytes=None, per_gpu=0, unsure=unsure | {names.SHARES})

@@ -1,7 +1,7 @@
 """Catalog devices with the attributes that GpuPolicy objects of the input add to them.
 
-Owns what lint concludes from policies that are checked together with claims: an attribute that one of them adds is
-known, has a type and a value, and is there on some GPUs only. Which GPUs a policy selects is not looked at.
+An attribute that a policy adds is known with its type and value, but only some GPUs have it. Which GPUs the policy
+selects is not evaluated.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,14 +14,14 @@ from dra_driver.lint.catalog_devices import KnownDevice
 from dra_driver.lint.manifest import Manifest
 from dra_driver.lint.nodes import plain
 
-MOST_POLICIES: Final = 8
-"""Policies of which the attributes are looked at; each doubles the devices that selectors are tried on."""
+MAX_POLICIES: Final = 8
+"""Limit of policies whose attributes are used; each one doubles the devices on which selectors are evaluated."""
 
 
 def devices_under(policies: Iterable[Manifest], devices: Sequence[KnownDevice]) -> tuple[KnownDevice, ...]:
-    """Another form of each device for each policy that adds attributes. Policies that nodes refuse add nothing."""
+    """Returns each device with the attributes of each policy. Policies that nodes refuse are ignored."""
     found = [(policy.name, added) for policy in policies if (added := _attributes(policy))]
-    return tuple(form for name, added in found[:MOST_POLICIES] for form in _forms(name, added, devices))
+    return tuple(form for name, added in found[:MAX_POLICIES] for form in _forms(name, added, devices))
 
 
 def _attributes(policy: Manifest) -> dict[str, dict[str, Any]]:

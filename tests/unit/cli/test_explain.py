@@ -9,14 +9,17 @@ import yaml
 
 from dra_driver.cli.kubectl import main
 from dra_driver.kube.state_file import dump
-from tests.unit.explain.clusters import cluster, held, pod, template
+from tests.unit.explain.clusters import allocated_claim, cluster, pod, template
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> str:
     """Pod train waits because all devices are in use."""
     file = tmp_path / "state.json"
-    claims = [held("one", "gpu-0", "gpu-1", "gpu-2", "gpu-3", on="a"), held("two", "gpu-0", "gpu-1", on="b")]
+    claims = [
+        allocated_claim("one", "gpu-0", "gpu-1", "gpu-2", "gpu-3", on="a"),
+        allocated_claim("two", "gpu-0", "gpu-1", on="b"),
+    ]
     dump(cluster(claims=claims, templates=[template("t")], pods=[pod(template="t")]), file)
     return str(file)
 

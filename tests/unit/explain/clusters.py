@@ -52,7 +52,7 @@ def pod(name: str = "train", *, template: str = "", claim: str = "", status: Obj
     }
 
 
-def held(name: str, *devices: str, on: str, users: tuple[str, ...] = (), **fields: Any) -> Obj:
+def allocated_claim(name: str, *devices: str, on: str, users: tuple[str, ...] = (), **fields: Any) -> Obj:
     """An allocated claim."""
     results = [{"request": "gpu", "driver": DRIVER, "pool": f"{on}/{DRIVER}", "device": each} for each in devices]
     only = {"key": "metadata.name", "operator": "In", "values": [on]}
@@ -69,7 +69,7 @@ def held(name: str, *devices: str, on: str, users: tuple[str, ...] = (), **field
     }
 
 
-def said(state: ClusterState, wanted: Obj | None = None, **options: Any) -> Explanation:
+def explained(state: ClusterState, wanted: Obj | None = None, **options: Any) -> Explanation:
     """Explains a pod, by default one that uses the template ``t``."""
     return explain(state, subject_of(state, wanted or pod(template="t")), **options)
 

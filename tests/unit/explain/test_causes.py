@@ -10,7 +10,7 @@ from dra_driver.explain import claim_subject, explain, pod_subject
 from dra_driver.explain.report import Answer
 from dra_driver.kube.state import ClusterState
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, node, resource_slice
-from tests.unit.explain.clusters import A, a100, cluster, codes, held, pod, said, template
+from tests.unit.explain.clusters import A, a100, allocated_claim, cluster, codes, explained, pod, template
 
 
 def _bound(**status: Any) -> dict[str, Any]:
@@ -30,14 +30,14 @@ def _bound(**status: Any) -> dict[str, Any]:
             pod(template="t"),
             "driverSilent",
         ),
-        (cluster(claims=[held("c", on="a", deletionTimestamp="now")]), pod(claim="c"), "claimDeleted"),
+        (cluster(claims=[allocated_claim("c", on="a", deletionTimestamp="now")]), pod(claim="c"), "claimDeleted"),
         (
-            cluster(claims=[held("c", "gpu-0", on="a", users=tuple(f"p{i}" for i in range(256)))]),
+            cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=tuple(f"p{i}" for i in range(256)))]),
             pod(claim="c"),
             "claimFull",
         ),
         (
-            cluster(claims=[held("c", on="a")]),
+            cluster(claims=[allocated_claim("c", on="a")]),
             pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]}),
             "claimNotOwned",
         ),
@@ -68,7 +68,7 @@ def _bound(**status: Any) -> dict[str, Any]:
 )
 def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
     """The verdict repeats the message of the cause."""
-    report = said(state, wanted)
+    report = explained(state, wanted)
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert codes(report)[0] == code
     cause = next(cause for cause in report.causes if cause.code == code)
@@ -83,7 +83,7 @@ def test_a_volume_bound_after_scheduling_does_not_block(mode: str, answer: Answe
         storage_classes=[{"metadata": {"name": "s"}, "volumeBindingMode": mode}],
     )
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
-    assert said(state, pod(template="t", volumes=volumes)).verdict.answer is answer
+    assert explained(state, pod(template="t", volumes=volumes)).verdict.answer is answer
 
 
 def test_missing_cpu_is_not_caused_by_devices() -> None:
@@ -92,25 +92,25 @@ def test_missing_cpu_is_not_caused_by_devices() -> None:
     nodes = [{**node("a"), "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "110"}}}]
     others = [pod("other", nodeName="a", containers=big, status={"phase": "Running"})]
     state = cluster(nodes=nodes, templates=[template("t")], pods=others)
-    report = said(state, pod(template="t", containers=big))
+    report = explained(state, pod(template="t", containers=big))
     assert report.verdict.sentence.startswith("cannot fit: not caused by devices: 1 Insufficient cpu")
     others[0]["status"] = {"phase": "Succeeded"}
-    assert said(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
+    assert explained(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
 
 
 def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices() -> None:
     """A claim that another pod uses cannot be reallocated."""
-    state = cluster(claims=[held("c", "gpu-0", on="a", users=("other",))])
-    report = said(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
+    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))])
+    report = explained(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
     assert report.verdict.answer is Answer.CANNOT_FIT
-    assert said(state, pod(claim="c")).fitting_nodes == ("a",)
+    assert explained(state, pod(claim="c")).fitting_nodes == ("a",)
 
 
 def test_an_unused_claim_is_reallocated() -> None:
     """The scheduler deallocates a claim that keeps its pod from every node."""
-    state = cluster(claims=[held("c", "gpu-0", on="a")])
+    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a")])
     state.nodes[0]["spec"] = {"unschedulable": True}  # type: ignore[index]
-    report = said(state, pod(claim="c"))
+    report = explained(state, pod(claim="c"))
     assert report.fitting_nodes == ("b",)
     assert "the scheduler will reallocate it" in report.notes[0]
 
@@ -120,16 +120,16 @@ def test_extended_resources_are_evaluated_as_a_claim() -> None:
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
         few = pod(containers=[{"name": "main", "resources": {"limits": {resource: "2"}}}])
-        assert said(state, few).verdict.nodes_fit == 2
+        assert explained(state, few).verdict.nodes_fit == 2
         many = pod(containers=[{"name": "main", "resources": {"limits": {resource: "5"}}}])
-        assert said(state, many).requests[0].request == "container-0-request-0"
+        assert explained(state, many).requests[0].request == "container-0-request-0"
 
 
 def test_a_device_plugin_on_the_node_takes_precedence() -> None:
     state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     two = pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "2"}}}])
-    assert said(state, two).nodes[0].message == "Insufficient example.com/gpu"
+    assert explained(state, two).nodes[0].message == "Insufficient example.com/gpu"
 
 
 def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
@@ -137,7 +137,7 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
     applied = template("t", exactly(capacity={"requests": {"memory": "1Gi"}}))
     stored = template("t", exactly())
     stored["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
-    report = said(cluster(templates=[stored]))
+    report = explained(cluster(templates=[stored]))
     (cause,) = report.causes
     assert cause.code == "gateOff"
     assert "spec.spec.devices.requests[0].exactly.capacity" in cause.message
@@ -148,10 +148,10 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
     ("state", "wanted", "code"),
     [
         (cluster(claims=[claim("c")]), _bound(), "claimNotAllocated"),
-        (cluster(claims=[held("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
+        (cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
         (
             cluster(
-                claims=[held("c", "gpu-0", on="a", users=("train",))],
+                claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))],
                 events=[
                     {
                         "reason": "FailedPrepareDynamicResources",
@@ -166,26 +166,28 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
     ],
 )
 def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
-    report = said(state, wanted)
+    report = explained(state, wanted)
     assert report.verdict.answer is Answer.PLACED
     assert codes(report) == [code]
 
 
 def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
-    state = cluster(claims=[held("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))])
-    assert [str(cause.code) for cause in said(state, _bound()).causes] == ["driverNotOnNode"]
+    state = cluster(
+        claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))]
+    )
+    assert [str(cause.code) for cause in explained(state, _bound()).causes] == ["driverNotOnNode"]
 
 
 @pytest.mark.parametrize(
     ("phase", "answer"), [("Running", Answer.RUNNING), ("Succeeded", Answer.FINISHED), ("Pending", Answer.PLACED)]
 )
 def test_pods_past_scheduling_are_not_evaluated(phase: str, answer: Answer) -> None:
-    state = cluster(claims=[held("c", "gpu-0", on="a", users=("train",))])
-    assert said(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
+    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))])
+    assert explained(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
 
 
 def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
-    state = cluster(claims=[claim("waits"), held("has", "gpu-0", on="a", users=("p",))])
+    state = cluster(claims=[claim("waits"), allocated_claim("has", "gpu-0", on="a", users=("p",))])
     assert explain(state, claim_subject(state, "default", "waits")).verdict.answer is Answer.FITS
     report = explain(state, claim_subject(state, "default", "has"))
     assert report.verdict.sentence == f"has gpu-0 of a/{DRIVER}; reserved for p"
@@ -195,13 +197,13 @@ def test_a_missing_subject_is_an_error_that_names_the_namespace() -> None:
     with pytest.raises(ConfigurationError, match="no pod missing in namespace default"):
         pod_subject(cluster(), "default", "missing")
     with pytest.raises(ConfigurationError, match="no node nowhere"):
-        said(cluster(templates=[template("t")]), node="nowhere")
+        explained(cluster(templates=[template("t")]), node="nowhere")
 
 
 def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> None:
     message = "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."
     waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
-    report = said(cluster(templates=[template("t")]), pod(template="t", status=waits))
+    report = explained(cluster(templates=[template("t")]), pod(template="t", status=waits))
     assert codes(report) == ["notWeighed"]
     assert message in report.verdict.sentence
     assert report.scheduler == message
@@ -209,4 +211,4 @@ def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> No
 
 def test_a_list_that_could_not_be_read_is_not_reported_as_empty() -> None:
     state = cluster(gaps=["resourceslices: forbidden"], slices=[], templates=[template("t")])
-    assert "resourceslices: forbidden" in said(state).verdict.sentence
+    assert "resourceslices: forbidden" in explained(state).verdict.sentence

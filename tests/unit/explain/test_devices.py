@@ -3,11 +3,11 @@
 from dra_driver.explain.report import Answer
 from dra_driver.explain.text import render
 from tests.fakes.dra_objects import DRIVER, device_class, exactly, resource_slice
-from tests.unit.explain.clusters import MEMORY, A, a100, cluster, codes, h100, held, pod, said, template
+from tests.unit.explain.clusters import MEMORY, A, a100, allocated_claim, cluster, codes, explained, h100, pod, template
 
 
 def test_a_pod_that_fits_names_the_nodes() -> None:
-    report = said(cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))]))
+    report = explained(cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))]))
     assert report.verdict.answer is Answer.FITS
     assert report.verdict.sentence == "fits on 1 of 2 nodes"
     assert report.fitting_nodes == ("b",)
@@ -16,7 +16,7 @@ def test_a_pod_that_fits_names_the_nodes() -> None:
 def test_the_false_clause_is_named_with_the_value_found() -> None:
     """Of ``a && b`` only the false part is shown, with the device's value."""
     expression = f'{A}.productName == "H100" && {MEMORY}.compareTo(quantity("100Gi")) >= 0'
-    report = said(cluster(templates=[template("t", exactly("gpu", expression))]))
+    report = explained(cluster(templates=[template("t", exactly("gpu", expression))]))
     (request,) = report.requests
     assert [(reason.code, reason.devices) for reason in request.reasons] == [
         ("requestSelector", 4),
@@ -31,7 +31,7 @@ def test_the_false_clause_is_named_with_the_value_found() -> None:
 
 def test_class_selectors_are_distinguished_from_request_selectors() -> None:
     other = device_class("mig", expression=f'device.driver == "{DRIVER}" && {A}.type == "mig"')
-    report = said(cluster(classes=[other], templates=[template("t", exactly(deviceClassName="mig"))]))
+    report = explained(cluster(classes=[other], templates=[template("t", exactly(deviceClassName="mig"))]))
     (reason,) = report.requests[0].reasons
     assert reason.code == "classSelector"
     assert reason.seen == ("type = gpu (6 devices)",)
@@ -39,14 +39,14 @@ def test_class_selectors_are_distinguished_from_request_selectors() -> None:
 
 def test_a_missing_attribute_is_reported() -> None:
     expression = f'has({A}.fabric) && {A}.fabric == "x"'
-    report = said(cluster(templates=[template("t", exactly("gpu", expression))]))
+    report = explained(cluster(templates=[template("t", exactly("gpu", expression))]))
     assert report.requests[0].reasons[0].seen == ("fabric is missing (6 devices)",)
 
 
 def test_devices_in_use_name_the_claim_and_its_pods() -> None:
-    claims = [held("one", "gpu-0", on="b", users=("p",)), held("two", "gpu-1", on="b")]
+    claims = [allocated_claim("one", "gpu-0", on="b", users=("p",)), allocated_claim("two", "gpu-1", on="b")]
     wanted = exactly("gpu", f'{A}.productName == "H100"')
-    report = said(cluster(claims=claims, templates=[template("t", wanted)]))
+    report = explained(cluster(claims=claims, templates=[template("t", wanted)]))
     reason = report.requests[0].reasons[1]
     assert (reason.code, reason.devices) == ("inUse", 2)
     assert reason.seen == ("default/one (pod p)", "default/two (no pod)")
@@ -56,17 +56,17 @@ def test_devices_in_use_name_the_claim_and_its_pods() -> None:
 def test_a_device_in_use_that_does_not_match_counts_under_its_selector() -> None:
     """Freeing an A100 does not help a request for an H900."""
     wanted = exactly("gpu", f'{A}.productName == "H900"')
-    report = said(cluster(claims=[held("one", "gpu-0", on="a")], templates=[template("t", wanted)]))
+    report = explained(cluster(claims=[allocated_claim("one", "gpu-0", on="a")], templates=[template("t", wanted)]))
     assert codes(report) == ["requestSelector"]
 
 
 def test_taints_are_shown_and_tolerated() -> None:
     bad = {"key": "xid", "value": "79", "effect": "NoSchedule"}
     slices = [resource_slice("a", a100(0, taints=[bad]))]
-    refused = said(cluster(slices=slices, templates=[template("t")]))
+    refused = explained(cluster(slices=slices, templates=[template("t")]))
     assert refused.requests[0].reasons[0].message == "taint xid=79:NoSchedule, not tolerated by the request"
     wanted = exactly(tolerations=[{"key": "xid", "operator": "Exists"}])
-    assert said(cluster(slices=slices, templates=[template("t", wanted)])).verdict.answer is Answer.FITS
+    assert explained(cluster(slices=slices, templates=[template("t", wanted)])).verdict.answer is Answer.FITS
 
 
 def test_taints_of_rules_count_like_taints_of_devices() -> None:
@@ -77,7 +77,7 @@ def test_taints_of_rules_count_like_taints_of_devices() -> None:
             "taint": {"key": "k", "effect": "NoSchedule"},
         },
     }
-    report = said(
+    report = explained(
         cluster(
             slices=[resource_slice("a", a100(0), a100(1))],
             taint_rules=[rule],
@@ -100,8 +100,10 @@ def _partitioned(*sizes: str) -> list[dict[str, object]]:
 
 def test_a_short_counter_shows_the_missing_amount_and_its_users() -> None:
     slices = _partitioned("20Gi", "30Gi")
-    report = said(
-        cluster(slices=slices, claims=[held("one", "gpu-0", on="a", users=("p",))], templates=[template("t")])
+    report = explained(
+        cluster(
+            slices=slices, claims=[allocated_claim("one", "gpu-0", on="a", users=("p",))], templates=[template("t")]
+        )
     )
     reason = report.requests[0].reasons[-1]
     assert reason.code == "counterShort"
@@ -112,10 +114,10 @@ def test_a_short_counter_shows_the_missing_amount_and_its_users() -> None:
 
 def test_remaining_capacity_is_shown() -> None:
     shared = {**a100(0), "allowMultipleAllocations": True}
-    claim = held("one", "gpu-0", on="a")
+    claim = allocated_claim("one", "gpu-0", on="a")
     claim["status"]["allocation"]["devices"]["results"][0] |= {"shareID": "1", "consumedCapacity": {"memory": "30Gi"}}
     wanted = exactly(capacity={"requests": {"memory": "16Gi"}})
-    report = said(cluster(slices=[resource_slice("a", shared)], claims=[claim], templates=[template("t", wanted)]))
+    report = explained(cluster(slices=[resource_slice("a", shared)], claims=[claim], templates=[template("t", wanted)]))
     (reason,) = report.requests[0].reasons
     assert (reason.code, reason.seen) == (
         "capacityShort",
@@ -128,7 +130,7 @@ def test_constraints_name_attribute_and_values() -> None:
     for index, device in enumerate(apart):
         device["attributes"]["root"] = {"string": f"r{index}"}
     wanted = template("t", exactly(count=2), constraints=[{"matchAttribute": f"{DRIVER}/root"}])
-    report = said(cluster(slices=[resource_slice("a", *apart)], templates=[wanted]))
+    report = explained(cluster(slices=[resource_slice("a", *apart)], templates=[wanted]))
     (reason,) = report.requests[0].reasons
     assert reason.code == "constraint"
     assert f"matchAttribute {DRIVER}/root" in reason.message
@@ -136,7 +138,7 @@ def test_constraints_name_attribute_and_values() -> None:
 
 
 def test_ignored_pools_are_named() -> None:
-    report = said(cluster(slices=[resource_slice("a", a100(0), count=2)], templates=[template("t")]))
+    report = explained(cluster(slices=[resource_slice("a", a100(0), count=2)], templates=[template("t")]))
     assert report.verdict.answer is Answer.CANNOT_FIT
     (cause,) = report.causes
     assert cause.code == "poolUnusable"
@@ -144,7 +146,7 @@ def test_ignored_pools_are_named() -> None:
 
 
 def test_too_few_on_each_node_although_the_sum_suffices() -> None:
-    report = said(cluster(templates=[template("t", exactly(count=5))]))
+    report = explained(cluster(templates=[template("t", exactly(count=5))]))
     assert report.requests[0].nodes_short == 2
     assert "6 left, 5 needed on one node" in report.verdict.sentence
 
@@ -152,7 +154,7 @@ def test_too_few_on_each_node_although_the_sum_suffices() -> None:
 def test_requests_that_fit_alone_but_not_together() -> None:
     """Two requests of one claim never share a device."""
     wanted = template("t", exactly("one", count=3), exactly("two", count=3))
-    report = said(cluster(templates=[wanted]))
+    report = explained(cluster(templates=[wanted]))
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert {request.request for request in report.requests} <= {"one", "two"}
 
@@ -166,15 +168,15 @@ def test_every_alternative_of_first_available_is_reported() -> None:
         }
         for name in ("B200", "B300")
     ]
-    report = said(cluster(templates=[template("t", {"name": "gpu", "firstAvailable": alternatives})]))
+    report = explained(cluster(templates=[template("t", {"name": "gpu", "firstAvailable": alternatives})]))
     assert [request.request for request in report.requests] == ["gpu/B200", "gpu/B300"]
 
 
 def test_the_nearest_miss_has_as_many_devices_as_are_missing() -> None:
-    claims = [held("one", "gpu-0", "gpu-1", on="a"), held("two", "gpu-0", on="b")]
-    report = said(cluster(claims=claims, templates=[template("t", exactly(count=2, name="gpu"))] * 1))
+    claims = [allocated_claim("one", "gpu-0", "gpu-1", on="a"), allocated_claim("two", "gpu-0", on="b")]
+    report = explained(cluster(claims=claims, templates=[template("t", exactly(count=2, name="gpu"))] * 1))
     assert report.verdict.answer is Answer.FITS  # two are free on a
-    report = said(cluster(claims=claims, templates=[template("t", exactly(count=4))]))
+    report = explained(cluster(claims=claims, templates=[template("t", exactly(count=4))]))
     assert report.nearest_miss is not None
     assert (report.nearest_miss.node, report.nearest_miss.device) == ("a", "gpu-0, gpu-1")
 
@@ -182,14 +184,14 @@ def test_the_nearest_miss_has_as_many_devices_as_are_missing() -> None:
 def test_a_node_whose_devices_fit_is_the_nearest_miss() -> None:
     state = cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))])
     state.nodes[1]["spec"] = {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}  # type: ignore[index]
-    report = said(state)
+    report = explained(state)
     assert report.nearest_miss is not None
     assert report.nearest_miss.node == "b"
     assert [reason.by_devices for reason in report.nodes] == [False, True]
 
 
 def test_one_node_in_detail_lists_every_device() -> None:
-    report = said(cluster(claims=[held("one", "gpu-0", on="b")], templates=[template("t")]), node="b")
+    report = explained(cluster(claims=[allocated_claim("one", "gpu-0", on="b")], templates=[template("t")]), node="b")
     assert report.node is not None
     assert [(line.device, line.code) for line in report.node.devices] == [("gpu-0", "inUse"), ("gpu-1", "given")]
     assert report.node.allocation == ("gpu=gpu-1",)
@@ -201,12 +203,12 @@ def test_many_devices_fit_on_one_screen() -> None:
     slices = [resource_slice(f"n{number}", *devices) for number in range(count)]
     nodes = [{"metadata": {"name": f"n{number}"}} for number in range(count)]
     wanted = exactly("gpu", f'{A}.productName == "A100"')
-    text = render(said(cluster(nodes=nodes, slices=slices, templates=[template("t", wanted)])))
+    text = render(explained(cluster(nodes=nodes, slices=slices, templates=[template("t", wanted)])))
     assert len(text.splitlines()) < 30
     assert f"{count * 64} devices checked" in text
 
 
 def test_text_of_objects_cannot_move_the_cursor() -> None:
     state = cluster(templates=[template("t")], slices=[])
-    text = render(said(state, pod("evil\x1b[2J", template="t")))
+    text = render(explained(state, pod("evil\x1b[2J", template="t")))
     assert "\x1b" not in text

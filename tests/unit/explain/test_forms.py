@@ -7,7 +7,7 @@ from dra_driver.explain.scheduler import scheduler_of
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from tests.fakes.dra_objects import exactly
 from tests.fakes.published import h100, having, share, slice_name, slices
-from tests.unit.explain.clusters import A, said, template
+from tests.unit.explain.clusters import A, explained, template
 
 MPS = SharingTerms(strategy=Strategy.MPS, max_shares=3)
 
@@ -35,14 +35,14 @@ def seen(report: Explanation) -> str:
 
 def test_partitions_in_use_that_are_equally_near_are_counted() -> None:
     claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
-    report = said(h100(claims=claims, templates=[template("t", part())]))
+    report = explained(h100(claims=claims, templates=[template("t", part())]))
     assert "7 devices match request gpu: 7 in use" in report.verdict.sentence
     assert fix(report).endswith("; 6 other devices are equally near")
 
 
 def test_a_whole_gpu_waits_for_all_claims_with_parts_of_it() -> None:
     claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(2)]
-    report = said(h100(claims=claims, templates=[template("t", whole())]))
+    report = explained(h100(claims=claims, templates=[template("t", whole())]))
     assert "1 on GPUs whose shared counters are used up" in report.verdict.sentence
     assert seen(report).startswith("gpu-0-counter-set: multiprocessors short by 32 (132 needed, 100 left), used by ")
     assert fix(report) == "end all workloads that use the GPU: default/c1 (pod p1), default/c0 (pod p0)"
@@ -51,14 +51,14 @@ def test_a_whole_gpu_waits_for_all_claims_with_parts_of_it() -> None:
 def test_a_partition_waits_only_for_claims_that_use_its_counters() -> None:
     """A slice in the lower half blocks a 4g partition there; a slice in the upper half does not."""
     claims = [having("low", slice_name(0), users=("p",)), having("high", slice_name(6), users=("q",))]
-    report = said(h100(claims=claims, templates=[template("t", part("4g.40gb"))]))
+    report = explained(h100(claims=claims, templates=[template("t", part("4g.40gb"))]))
     assert "memory-slice-0 short by 1" in seen(report)
     assert fix(report) == "end the workload that uses the GPU: default/low (pod p)"
 
 
 def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> None:
     claims = [share("one", memory="50Gi", percent="70", users=("p",))]
-    report = said(
+    report = explained(
         h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="40Gi", computePercent="5"))])
     )
     assert "1 without enough capacity (memory)" in report.verdict.sentence
@@ -70,7 +70,7 @@ def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> N
 def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
     """A share that requests only memory also needs all of the compute."""
     claims = [share("one", memory="50Gi", percent="70")]
-    report = said(h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="10Gi"))]))
+    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="10Gi"))]))
     message = "not enough computePercent: 100 requested (the default of a request that does not name it)"
     assert report.requests[0].reasons[-1].message == message
     assert fix(report).startswith(
@@ -80,25 +80,25 @@ def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
 
 def test_every_capacity_that_a_share_lacks_is_named() -> None:
     claims = [share("one", memory="50Gi", percent="70")]
-    report = said(h100(sharing=MPS, claims=claims, templates=[template("t", whole())]))
+    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", whole())]))
     assert "computePercent: 30 or less; and request capacity.requests.memory: 30359Mi or less; or end" in fix(report)
 
 
 def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:
     claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
     wanted = asking(memory="1Gi", computePercent="1")
-    report = said(h100(sharing=MPS, claims=claims, templates=[template("t", wanted)]))
+    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", wanted)]))
     assert seen(report).startswith("gpu-0 has 0 of 3 free: default/c0 (no pod) has 1, ")
     assert fix(report).startswith("end the workload that uses it: default/c0 (no pod), default/c1")
 
 
 def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
-    report = said(h100(sharing=MPS, templates=[template("t", asking(memory="1Gi", computePercent="150"))]))
+    report = explained(h100(sharing=MPS, templates=[template("t", asking(memory="1Gi", computePercent="150"))]))
     assert fix(report) == "request at least 1, at most 100, in steps of 1"
 
 
 def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
-    report = said(h100(templates=[template("t", asking(memory="1Gi", computePercent="10"))]))
+    report = explained(h100(templates=[template("t", asking(memory="1Gi", computePercent="10"))]))
     message = report.requests[0].reasons[-1].message
     assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
     assert "GpuPolicy" in fix(report)
@@ -106,7 +106,7 @@ def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
 
 def test_admin_access_to_a_gpu_in_use_names_the_counters() -> None:
     claims = [having("one", "gpu-0", users=("p",))]
-    report = said(h100(claims=claims, templates=[template("t", whole(adminAccess=True))]))
+    report = explained(h100(claims=claims, templates=[template("t", whole(adminAccess=True))]))
     assert report.requests[0].reasons[-1].message.endswith("the scheduler charges them for admin access, too")
     assert "migProfiles: []" in fix(report)
 
@@ -118,20 +118,20 @@ def test_a_scheduler_defect_is_explained_with_its_workaround() -> None:
     state = h100(
         2, claims=claims, templates=[template("t", part("3g.40gb", "a"), part("3g.40gb", "b"), constraints=both)]
     )
-    report = said(state, scheduler=scheduler_of("v1.36.2", {}))
+    report = explained(state, scheduler=scheduler_of("v1.36.2", {}))
     (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
     assert "a has the devices (a=gpu-1-mig-3g40gb-9-4, b=gpu-1-mig-3g40gb-9-0)" in fault.message
     assert "stays charged" in fault.message
     clause = fault.fix.removeprefix("add ").partition(" to the selectors")[0]
     pinned = [exactly(name, f'{A}.profile == "3g.40gb" && {clause}', deviceClassName="mig.nvidia.com") for name in "ab"]
     helped = h100(2, claims=claims, templates=[template("t", *pinned, constraints=both)])
-    assert said(helped, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
-    assert said(state, scheduler=scheduler_of("v1.37.0", {})).verdict.answer is Answer.FITS
+    assert explained(helped, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
+    assert explained(state, scheduler=scheduler_of("v1.37.0", {})).verdict.answer is Answer.FITS
 
 
 def test_a_real_shortage_is_not_reported_as_a_defect() -> None:
     claims = [having("one", "gpu-0", users=("p",))]
-    report = said(h100(claims=claims, templates=[template("t", whole())]))
+    report = explained(h100(claims=claims, templates=[template("t", whole())]))
     assert report.causes == ()
 
 
@@ -142,5 +142,5 @@ def test_taints_of_policies_name_the_policy() -> None:
         ("gpu.dra-driver.io/draining", "wait: GpuPolicy team-a reconfigures the GPU"),
     ):
         terms = GpuTerms(policy="team-a", taints=(Taint(key=key, value="team-a", effect="NoSchedule"),))
-        report = said(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
+        report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
         assert expected in fix(report)

@@ -1,4 +1,4 @@
-"""Catalog devices must be what the driver would publish, or lint would talk about other devices."""
+"""Catalog devices are equal to the devices that the driver publishes."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from dra_driver.slices.gates import ApiServerFeatures
 
 @pytest.mark.parametrize("key", list(catalog.models()))
 def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
-    """Attribute by attribute: both are built by ``published/``."""
+    """All attributes and capacities are equal."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
     published = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[0]
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
@@ -30,7 +30,7 @@ def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
 @pytest.mark.parametrize("strategy", list(Strategy))
 @pytest.mark.parametrize("key", list(catalog.models()))
 def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) -> None:
-    """What a selector and a capacity request meet on a GPU that a policy lets claims share."""
+    """Attributes and capacities of a GPU that a policy shares are equal."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
     terms = {gpu.uuid: GpuTerms(policy="p", sharing=SharingTerms(strategy=strategy))}
     published = build_devices(_snapshot(gpu), terms, ApiServerFeatures(multi_allocation=True)).devices[0]
@@ -42,7 +42,7 @@ def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) ->
 
 @pytest.mark.parametrize("key", ["a100-sxm4-40gb", "h100-sxm5-80gb", "b200-180gb"])
 def test_partitions_have_the_names_and_types_that_slices_publish(key: str) -> None:
-    """Else a selector on a partition's attribute would be called wrong, or a wrong one right."""
+    """Otherwise lint would report valid selectors, or miss invalid ones."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False, mig_resetless=True)
     devices = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[1:]
     for known in (d for d in catalog_devices() if d.model == key and not d.bare and "profile" in d.wire["attributes"]):
@@ -59,7 +59,7 @@ def _snapshot(gpu: Gpu) -> Snapshot:
 
 
 def _described(known: KnownDevice, published: Device) -> dict[str, Any]:
-    """Attributes of a catalog device, less what the catalog invents and this board does not have."""
+    """Returns the attributes of a catalog device, without an invented addressing mode."""
     attributes = dict(known.wire["attributes"])
     if "addressingMode" not in published["attributes"]:
         del attributes["addressingMode"]
@@ -67,7 +67,7 @@ def _described(known: KnownDevice, published: Device) -> dict[str, Any]:
 
 
 def test_every_form_of_every_model_is_there() -> None:
-    """Whole, shared in two ways, and every MIG profile."""
+    """Every model is whole, shared by two strategies, and in every MIG profile."""
     profiles = sum(len(model.mig.profiles) if model.mig else 0 for model in catalog.models().values())
     real = [device for device in catalog_devices() if not device.bare]
     assert len(real) == 3 * len(catalog.models()) + profiles
