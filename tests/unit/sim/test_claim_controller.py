@@ -1,4 +1,4 @@
-"""Claims of templates: made once, given back when their pods are done, deleted with them."""
+"""The claim controller: claims of templates are created once, deallocated when their pods finish, deleted with them."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def claims(store: Store) -> list[Obj]:
 
 
 def allocate(store: Store, name: str, pod: Obj) -> None:
-    """What the scheduler would write."""
+    """Write an allocation and a reservation, as the scheduler does."""
     found = store.get(RESOURCE_CLAIMS, name, "default")
     found["metadata"]["finalizers"] = [FINALIZER]
     found = store.update(RESOURCE_CLAIMS, found)
@@ -47,8 +47,8 @@ def finish(store: Store) -> None:
     store.update_status(PODS, pod)
 
 
-def test_makes_a_claim_and_names_it_in_the_pod(store: Store) -> None:
-    """The claim carries the pod's and its own name, the template's labels, and belongs to the pod."""
+def test_creates_a_claim_and_names_it_in_the_pod(store: Store) -> None:
+    """The claim's name has the pod's and its own, its labels are the template's, and the pod owns it."""
     pod = make_pod(store)
     ClaimController(store).step()
     (made,) = claims(store)
@@ -60,8 +60,8 @@ def test_makes_a_claim_and_names_it_in_the_pod(store: Store) -> None:
     assert statuses == [{"name": "gpu", "resourceClaimName": made["metadata"]["name"]}]
 
 
-def test_makes_it_once(store: Store) -> None:
-    """When the pod's status was not written, the claim from before is found again."""
+def test_creates_a_claim_once(store: Store) -> None:
+    """If writing the pod's status failed, the next step finds the claim of the last one."""
     make_pod(store)
     controller = ClaimController(store)
     controller.step()
@@ -73,7 +73,7 @@ def test_makes_it_once(store: Store) -> None:
     assert store.get(PODS, "p", "default")["status"]["resourceClaimStatuses"]
 
 
-def test_a_missing_template_is_told_to_the_pod(store: Store) -> None:
+def test_a_missing_template_is_an_event_on_the_pod(store: Store) -> None:
     """The event names the template; the pod gets its claim once the template exists."""
     make_pod(store, template="later")
     controller = ClaimController(store)
@@ -90,8 +90,8 @@ def test_a_missing_template_is_told_to_the_pod(store: Store) -> None:
     assert len(claims(store)) == 1
 
 
-def test_a_finished_pod_gives_its_claim_back(store: Store) -> None:
-    """Finished pods hold no GPU even while they are still listed, and their generated claim goes."""
+def test_a_finished_pods_claim_is_deallocated_and_deleted(store: Store) -> None:
+    """Finished pods use no GPU while they still exist, and their generated claims are deleted."""
     pod = make_pod(store)
     controller = ClaimController(store)
     controller.step()
@@ -103,8 +103,8 @@ def test_a_finished_pod_gives_its_claim_back(store: Store) -> None:
     assert claims(store) == []
 
 
-def test_a_standing_claim_is_deallocated_and_stays(store: Store) -> None:
-    """A claim that people made outlives its pods, free for the next one."""
+def test_a_claim_without_owner_is_deallocated_and_stays(store: Store) -> None:
+    """A claim that a user created outlives its pods and is free for the next one."""
     store.create(RESOURCE_CLAIMS, claim("c"))
     pod = make_pod(store, resourceClaimName="c")
     allocate(store, "c", pod)
@@ -118,7 +118,7 @@ def test_a_standing_claim_is_deallocated_and_stays(store: Store) -> None:
 
 
 def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
-    """Deleting a claim that a pod uses takes nothing from the pod; it goes when the pod is done."""
+    """Deleting a claim in use changes nothing for the pod; the claim is removed when the pod has finished."""
     store.create(RESOURCE_CLAIMS, claim("c"))
     pod = make_pod(store, resourceClaimName="c")
     allocate(store, "c", pod)
@@ -132,7 +132,7 @@ def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
 
 
 class _Busy(Store):
-    """Somebody makes a pod and reserves a claim for it right after the controller's first list."""
+    """A store in which a pod is created and reserves a claim right after the controller's first list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ class _Busy(Store):
         return found
 
 
-def test_a_pod_that_comes_while_the_controller_looks_keeps_its_reservation() -> None:
-    """Otherwise the pod, which is on its node already, would wait for its claim for ever."""
+def test_a_pod_created_between_both_lists_keeps_its_reservation() -> None:
+    """Otherwise the pod, which is bound already, would wait for its claim for ever."""
     store = _Busy()
     store.create(RESOURCE_CLAIMS, claim("c"))
     controller = ClaimController(store)
@@ -158,8 +158,8 @@ def test_a_pod_that_comes_while_the_controller_looks_keeps_its_reservation() -> 
     assert [user["name"] for user in dig(kept, "status", "reservedFor", default=[])] == ["p"]
 
 
-def test_a_claim_that_is_about_to_be_allocated_keeps_its_protection(store: Store) -> None:
-    """The scheduler writes the finalizer before the allocation; taking it away in between costs the pod its turn."""
+def test_a_finalizer_without_an_allocation_stays(store: Store) -> None:
+    """The scheduler adds the finalizer before the allocation; removing it in between would make the attempt fail."""
     protected = claim("c")
     protected["metadata"]["finalizers"] = [FINALIZER]
     made = store.create(RESOURCE_CLAIMS, protected)

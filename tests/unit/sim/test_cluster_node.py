@@ -1,4 +1,4 @@
-"""What is looked for on a node after claims are gone, and how its processes are called."""
+"""The check for what claims leave on a node, and the commands of its processes."""
 
 import sys
 from pathlib import Path
@@ -37,12 +37,12 @@ def plugin_folder(node: ClusterNode) -> Path:
 
 
 def test_a_clean_node_has_nothing_left(node: ClusterNode) -> None:
-    """Folders that do not exist yet are empty ones."""
+    """Folders that do not exist count as empty."""
     assert node.leftovers() == []
 
 
 def test_everything_that_claims_leave_is_named(node: ClusterNode) -> None:
-    """Each by what a person would look for."""
+    """Each kind of leftover has a sentence of its own."""
     (node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
     (node.folders.views / "pod-uid").mkdir()
     (plugin_folder(node) / "mps/daemons/GPU-1").mkdir(parents=True)
@@ -58,8 +58,8 @@ def test_everything_that_claims_leave_is_named(node: ClusterNode) -> None:
     ]
 
 
-def test_a_gpu_that_is_as_it_was_is_not_left_over(node: ClusterNode) -> None:
-    """Whatever was done to it meanwhile."""
+def test_a_restored_gpu_is_no_leftover(node: ClusterNode) -> None:
+    """A GPU that was changed and restored is not listed."""
     hardware = SimulatedBackend.from_spec(node.spec, node.name, state_file=plugin_folder(node) / "simulated-gpus.json")
     gpu = hardware.snapshot().gpus[0].uuid
     hardware.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
@@ -69,7 +69,7 @@ def test_a_gpu_that_is_as_it_was_is_not_left_over(node: ClusterNode) -> None:
 
 
 def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Path) -> None:
-    """The MPS host finds what the node process asks for, and the simulated driver's programs."""
+    """The MPS host reads the requests of the node process, and runs the simulated driver's programs."""
     plugins = str(node.folders.plugins)
     for process in (node.process, node.mps_host):
         assert process.command[:3] == [sys.executable, "-m", "dra_driver.cli.main"]
@@ -81,8 +81,8 @@ def test_both_processes_share_the_nodes_folders(node: ClusterNode, tmp_path: Pat
     assert given[given.index("--namespaces") + 1] == "none"
 
 
-def test_a_process_that_was_never_started_ends_quietly(tmp_path: Path) -> None:
-    """A cluster that fails at its start is stopped like any other."""
+def test_stopping_a_process_that_was_never_started_does_nothing(tmp_path: Path) -> None:
+    """A cluster whose start failed is stopped like any other."""
     process = DriverSubprocess("thing", ["version"], tmp_path / "log")
     process.ask_to_stop()
     assert process.stop() is None
@@ -107,5 +107,5 @@ def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:
     ],
 )
 def test_a_node_has_published_when_its_pool_is_complete(slices: list[Obj], said: str | None) -> None:
-    """Counters come in a slice of their own: the first slice alone serves nobody."""
+    """Counters are in a separate slice: the first slice alone is not usable."""
     assert incomplete(slices) == said

@@ -1,4 +1,4 @@
-"""What a container gets to see, from the CDI documents on disk."""
+"""What a container sees, from the CDI documents on disk."""
 
 import json
 from pathlib import Path
@@ -35,8 +35,8 @@ def smi(folder: Path, body: str) -> dict[str, Any]:
     return {"hostPath": str(script), "containerPath": "/usr/bin/nvidia-smi", "options": ["ro"]}
 
 
-def test_edits_of_a_document_count_once_and_first(tmp_path: Path) -> None:
-    """Two devices of one document bring its common edits once, before their own."""
+def test_common_edits_of_a_document_apply_once_and_first(tmp_path: Path) -> None:
+    """Two devices of one document add its common edits once, before their own."""
     devices = {"a": {"env": ["WHO=a"], "deviceNodes": [node("/dev/n0")]}, "b": {"deviceNodes": [node("/dev/n1")]}}
     write(tmp_path, "x.json", devices, {"env": ["WHO=all", "ALL=1"], "hooks": [{"hookName": "h", "path": "/h"}]})
     edits = inject([tmp_path], [f"{KIND}=a", f"{KIND}=b", f"{KIND}=a"])
@@ -45,8 +45,8 @@ def test_edits_of_a_document_count_once_and_first(tmp_path: Path) -> None:
     assert len(edits.hooks) == 1
 
 
-def test_unresolvable_devices_are_named_in_containerds_words(tmp_path: Path) -> None:
-    """What people read in the pod's events is what they would read on a real node."""
+def test_unresolvable_devices_have_containerds_message(tmp_path: Path) -> None:
+    """The pod's events show the message that a real node shows."""
     write(tmp_path, "x.json", {"a": {}})
     said = f"CDI device injection failed: unresolvable CDI devices {KIND}=b, other/c=d$"
     with pytest.raises(RetryableError, match=said):
@@ -54,7 +54,7 @@ def test_unresolvable_devices_are_named_in_containerds_words(tmp_path: Path) -> 
 
 
 def test_a_conflict_makes_a_device_unresolvable_and_no_other(tmp_path: Path) -> None:
-    """Two documents that define one device hide it; the rest of both stays usable, and so does everything else."""
+    """A device that two documents define is hidden; all other devices stay usable."""
     write(tmp_path, "x.json", {"a": {}, "b": {"env": ["B=x"]}})
     write(tmp_path, "y.json", {"a": {}, "c": {}})
     (tmp_path / "broken.json").write_text("{")
@@ -71,7 +71,7 @@ def test_later_directories_win(tmp_path: Path) -> None:
 
 
 def test_mounts_are_sorted_by_depth(tmp_path: Path) -> None:
-    """A folder is mounted before what lies in it."""
+    """A folder is mounted before the mounts inside it."""
     mounts = [{"hostPath": "/h", "containerPath": path} for path in ("/a/b/c", "/a", "/a/b")]
     write(tmp_path, "x.json", {"a": {"mounts": mounts}})
     edits = inject([tmp_path], [f"{KIND}=a"])
@@ -79,7 +79,7 @@ def test_mounts_are_sorted_by_depth(tmp_path: Path) -> None:
 
 
 def test_the_view_holds_devices_mounts_and_environment(tmp_path: Path) -> None:
-    """The check runs inside the view, with CDI's environment winning over the pod's, and its output is the log."""
+    """The check runs in the view with CDI's environment winning over the pod's; its output is the log."""
     script = smi(tmp_path, 'ls "$DRA_SIM_SYSROOT/dev"; echo "$1 $MODE $OWN"')
     edits = {"deviceNodes": [node("/dev/nvidia0")], "mounts": [script], "env": ["MODE=cdi"]}
     write(tmp_path / "cdi", "x.json", {"a": edits})
@@ -95,8 +95,8 @@ def test_the_view_holds_devices_mounts_and_environment(tmp_path: Path) -> None:
     assert Path(script["hostPath"]).exists()
 
 
-def test_the_log_ends_with_what_steers_cuda(tmp_path: Path) -> None:
-    """Limits of MPS and the choice of devices, in order of name, wherever they come from; nothing else of the pod's."""
+def test_the_log_ends_with_cuda_variables(tmp_path: Path) -> None:
+    """MPS limits and visible devices by name, from CDI and from the pod; no other variables of the pod."""
     env = ["CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30", "OTHER=1"]
     write(tmp_path / "cdi", "x.json", {"a": {"mounts": [smi(tmp_path, "echo GPU 0")], "env": env}})
     view = ContainerView(tmp_path / "view")
@@ -111,7 +111,7 @@ def test_the_log_ends_with_what_steers_cuda(tmp_path: Path) -> None:
 
 
 def test_capability_nodes_and_folders_of_a_partition_under_mps(tmp_path: Path) -> None:
-    """Two partitions of one parent and the daemon's folders: exactly the granted nodes, and the host's pipes."""
+    """Two partitions of one parent and the daemon's folders: only the allocated nodes, and the host's pipes."""
     for folder in ("pipe", "shm"):
         (tmp_path / folder).mkdir()
     (tmp_path / "pipe" / "control").touch()
@@ -137,8 +137,8 @@ def test_capability_nodes_and_folders_of_a_partition_under_mps(tmp_path: Path) -
     assert (tmp_path / "pipe" / "control").exists()
 
 
-def test_a_folder_is_not_mounted_over_what_lies_in_it(tmp_path: Path) -> None:
-    """A real runtime would hide the device; here that is refused rather than half done."""
+def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
+    """A real runtime would hide the device; the simulated one refuses the mount."""
     (tmp_path / "shm").mkdir()
     mounts = [{"hostPath": str(tmp_path / "shm"), "containerPath": "/dev/shm"}]
     write(tmp_path / "cdi", "x.json", {"a": {"mounts": mounts, "deviceNodes": [node("/dev/shm/x")]}})
@@ -154,7 +154,7 @@ def test_a_failed_check_is_a_failed_container(tmp_path: Path) -> None:
     assert view.check().exit_code == 6
 
 
-def test_a_container_without_devices_has_nothing_to_check(tmp_path: Path) -> None:
+def test_a_container_without_devices_succeeds_without_output(tmp_path: Path) -> None:
     """Pods that use no GPU run as well."""
     view = ContainerView(tmp_path / "view")
     view.create({"name": "m"}, [], [])
@@ -172,14 +172,14 @@ def test_a_container_without_devices_has_nothing_to_check(tmp_path: Path) -> Non
     ids=["mount-source", "host-device", "leads-out", "relative"],
 )
 def test_what_a_runtime_would_refuse_is_refused(tmp_path: Path, edits: dict[str, Any], said: str) -> None:
-    """A broken document fails the container with the runtime's words, and never writes outside of the view."""
+    """A broken document fails the container with the runtime's message; no file outside of the view is written."""
     write(tmp_path / "cdi", "x.json", {"a": edits})
     with pytest.raises(RetryableError, match=said):
         ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
 
 
 def test_nothing_is_created_through_a_mounted_folder(tmp_path: Path) -> None:
-    """A mounted folder is the host's own: a device below it would be written there."""
+    """A mounted folder is the host's: a device below it would be written to the host."""
     (tmp_path / "host").mkdir()
     mount = {"hostPath": str(tmp_path / "host"), "containerPath": "/data"}
     inner = {"hostPath": str(tmp_path), "containerPath": "/data/inner"}
@@ -205,7 +205,7 @@ def _device(name: str, *requests: str) -> DeviceResponse:
     ],
 )
 def test_containers_get_the_devices_of_the_requests_they_name(references: list[Any], expected: list[str]) -> None:
-    """A reference to a request takes its devices only; one to the claim takes all, as the kubelet decides."""
+    """A reference with a request selects its devices, one without selects all, as in the kubelet."""
     devices = {"c": (_device("x", "one"), _device("y", "two"), _device("any"))}
     assert cdi_names({"name": "m", "resources": {"claims": references}}, devices) == expected
 
@@ -242,6 +242,6 @@ def test_extended_resources_follow_the_pods_mappings(name: str, asked: list[str]
 
 
 def test_a_pod_without_extended_resources_has_no_mappings() -> None:
-    """Nothing is injected by accident."""
+    """Without mappings no device is injected."""
     container = {"name": "m", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
     assert extended_cdi_names(container, {}, (_device("x", "container-0-request-0"),)) == []

@@ -1,4 +1,4 @@
-"""The statements of examples: their grammar, and that each can turn out false."""
+"""Expectations of examples: their grammar, and that each of them can fail."""
 
 from pathlib import Path
 
@@ -32,18 +32,18 @@ def store() -> Store:
 
 
 def partition(name: str, *, profile: str = "1g.10gb", parent: str = UUIDS[1], uuid: str = "") -> Obj:
-    """A published MIG device of the second GPU; with a UUID it exists already."""
+    """A published MIG device of the second GPU; one with a UUID exists."""
     return gpu(name, type="mig", profile=profile, parentUUID=parent, **({"uuid": uuid} if uuid else {}))
 
 
 def cut(*partitions: tuple[str, str], parent: str = UUIDS[1]) -> str:
-    """What a container with these partitions (profile, last digit of the UUID) lists."""
+    """The log of a container with these partitions (profile, last digit of the UUID)."""
     lines = [f"  MIG {profile}     Device  {at}: (UUID: {MIG}{end})" for at, (profile, end) in enumerate(partitions)]
     return "\n".join([line(0, parent), *lines])
 
 
 def run_pod(store: Store, name: str, *seen: str, granted: tuple[str, ...] = ("gpu-0",), phase: str = "Running") -> None:
-    """A pod whose container's log lists ``seen`` and whose claim holds ``granted``."""
+    """A pod whose container's log lists ``seen`` and whose claim was allocated ``granted``."""
     made = store.create(RESOURCE_CLAIMS, claim(name), namespace="default")
     store.update_status(RESOURCE_CLAIMS, {**made, **{"status": allocated(made, *granted, node_name="a")["status"]}})
     spec = {
@@ -82,7 +82,7 @@ def complaint(store: Store, text: str) -> str | None:
     ],
 )
 def test_grammar(text: str) -> None:
-    """Every form of the grammar is read as what it says."""
+    """Every form of the grammar is parsed."""
     assert parse_expectation(text).text == text
 
 
@@ -104,13 +104,13 @@ def test_grammar(text: str) -> None:
     ],
 )
 def test_typing_mistakes_are_errors(text: str) -> None:
-    """A statement that nobody can read must not pass as met."""
+    """An expectation that cannot be parsed must not count as met."""
     with pytest.raises(ConfigurationError, match="unknown form of expectation:"):
         parse_expectation(text)
 
 
-def test_a_file_must_state_something(tmp_path: Path) -> None:
-    """An example without a statement would always pass."""
+def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
+    """An example without an expectation would always pass."""
     (tmp_path / "x.yaml").write_text("# expected: nothing\nkind: Pod\n")
     with pytest.raises(ConfigurationError, match="no '# expect:' line"):
         read_expectations(tmp_path / "x.yaml")
@@ -119,8 +119,8 @@ def test_a_file_must_state_something(tmp_path: Path) -> None:
         read_expectations(tmp_path / "x.yaml")
 
 
-def test_sees_counts_and_compares_with_what_was_granted(store: Store) -> None:
-    """The right number is not enough: it has to be the GPU that the claim holds."""
+def test_sees_counts_and_compares_with_the_allocation(store: Store) -> None:
+    """The right number is not enough: the containers must see the allocated GPU."""
     run_pod(store, "good", UUIDS[0])
     run_pod(store, "wrong", UUIDS[1])
     run_pod(store, "many", *UUIDS)
@@ -132,8 +132,8 @@ def test_sees_counts_and_compares_with_what_was_granted(store: Store) -> None:
     assert "the pod does not exist" in (complaint(store, "pod/none Running sees 1 GPU") or "")
 
 
-def test_pending_means_that_the_scheduler_said_so(store: Store) -> None:
-    """A pod that nobody has looked at yet is not one that stays Pending."""
+def test_pending_needs_the_schedulers_condition(store: Store) -> None:
+    """A pod that the scheduler has not tried yet does not count as Pending."""
     run_pod(store, "p", phase="Pending")
     assert complaint(store, "pod/p Pending") is not None
     pod = store.get(PODS, "p", "default")
@@ -143,7 +143,7 @@ def test_pending_means_that_the_scheduler_said_so(store: Store) -> None:
 
 
 def test_same_and_different(store: Store) -> None:
-    """Neither holds for pods that see nothing."""
+    """Neither relation holds for pods that see no device."""
     run_pod(store, "a", UUIDS[0])
     run_pod(store, "b", UUIDS[0])
     run_pod(store, "c", UUIDS[1])
@@ -168,7 +168,7 @@ def test_same_and_different(store: Store) -> None:
     ],
 )
 def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
-    """A workload is done when its own condition says so."""
+    """A workload is complete when its own condition says so."""
     template: Obj = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
     spec: Obj = {"template": template}
     if kind is JOBS:
@@ -183,14 +183,14 @@ def test_workloads(store: Store, kind: object, text: str, done: Obj) -> None:
 
 
 def test_only_whole_lines_of_nvidia_smi_count() -> None:
-    """A UUID that a program mentions somewhere is not a GPU that it sees."""
+    """A UUID inside another line is not a GPU that the container sees."""
     log = f"hello {UUIDS[0]}\n{line(0, UUIDS[1])}\nGPU 1: broken (UUID: {UUIDS[0]}) trailing\n"
     assert observed_devices(log).listed == (UUIDS[1],)
 
 
 @pytest.fixture
 def parts(store: Store) -> Store:
-    """The second GPU is published in parts, too; one of them exists already."""
+    """The second GPU is also published as MIG devices; one of them exists."""
     parts = [partition("m0"), partition("m1"), partition("m2", profile="3g.40gb"), partition("m3", uuid=f"{MIG}9")]
     store.create(RESOURCE_SLICES, resource_slice("a", *parts, name="a-mig"))
     return store
@@ -209,17 +209,17 @@ def parts(store: Store) -> Store:
         (cut(), ("m0",), "see 1 GPUs, expected 0"),
     ],
 )
-def test_partitions_are_told_by_parent_profile_and_uuid(
+def test_partitions_are_compared_by_parent_profile_and_uuid(
     parts: Store, seen: str, granted: tuple[str, ...], said: str | None
 ) -> None:
-    """A dynamic one has no UUID before it is made, so its parent and profile have to do; nothing more may be seen."""
+    """A device that does not exist yet has no UUID in its slice, so parent and profile must match; extra devices fail."""
     run_pod(parts, "p", seen, granted=granted)
     found = complaint(parts, f"pod/p Running sees {len(granted)} MIG device{'s' if len(granted) > 1 else ''}")
     assert found is None if said is None else said in (found or "")
 
 
 def test_whole_gpus_and_partitions_in_one_pod(parts: Store) -> None:
-    """Both are counted; a parent is not one's own GPU."""
+    """Both are counted; the parent of a MIG device does not count as a GPU."""
     run_pod(parts, "p", UUIDS[0], cut(("1g.10gb", "1")), granted=("gpu-0", "m0"))
     assert complaint(parts, "pod/p Running sees 1 GPU and 1 MIG device") is None
     assert "see 1 MIG devices, expected 0" in (complaint(parts, "pod/p Running sees 1 GPU") or "")
@@ -227,7 +227,7 @@ def test_whole_gpus_and_partitions_in_one_pod(parts: Store) -> None:
 
 
 def test_partitions_compared_between_pods(parts: Store) -> None:
-    """Different partitions of one parent are the same GPU."""
+    """Different partitions of one parent count as the same GPU."""
     run_pod(parts, "a", cut(("1g.10gb", "1")), granted=("m0",))
     run_pod(parts, "b", cut(("1g.10gb", "2")), granted=("m1",))
     run_pod(parts, "whole", UUIDS[0])
@@ -238,7 +238,7 @@ def test_partitions_compared_between_pods(parts: Store) -> None:
 
 
 def test_a_claim_for_extended_resources_counts(store: Store) -> None:
-    """It is named in the pod's status, not in its spec."""
+    """It is named in the pod's status and not in its spec."""
     resources = {"limits": {"nvidia.com/gpu": "1"}}
     spec = {"containers": [{"name": "main", "image": "i", "resources": resources}]}
     pod = store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")
@@ -258,7 +258,7 @@ def test_a_claim_for_extended_resources_counts(store: Store) -> None:
 
 
 def test_log_lines_are_whole_lines(store: Store) -> None:
-    """A limit of 1024 is not met by 10240; of several containers every one has to say it, or the one that is named."""
+    """10240 does not match 1024; every container of a pod, or the one named, must have the line."""
     container = {"image": "i"}
     spec = {"containers": [{"name": "main", **container}, {"name": "side", **container}]}
     store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")

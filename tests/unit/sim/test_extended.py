@@ -1,4 +1,4 @@
-"""Pods that ask for plain extended resources: the claim that the scheduler makes for them, step by step."""
+"""Pods with extended resources: the claim that the scheduler creates for them, step by step."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MIG = "nvidia.com/mig-1g.10gb"
 
 
 class RefusingStore(Store):
-    """A store whose next bindings fail: somebody else wrote first."""
+    """A store whose next bindings fail, as after a conflict with another writer."""
 
     refusals = 0
 
@@ -37,7 +37,7 @@ def _class(name: str, resource: str, kind: str) -> Obj:
 
 @pytest.fixture
 def store() -> RefusingStore:
-    """A node with two GPUs and a partition, and classes that stand for resources."""
+    """A node with two GPUs and a partition, and classes with extended resource names."""
     store = RefusingStore()
     store.create(NODES, {**node("a"), "spec": {}, "status": {"allocatable": {"cpu": "8", "pods": "110"}}})
     store.create(RESOURCE_SLICES, resource_slice("a", gpu("gpu-0"), gpu("gpu-1"), gpu("gpu-1-mig-0", type="mig")))
@@ -47,7 +47,7 @@ def store() -> RefusingStore:
 
 
 def pod(store: Store, name: str, *containers: dict[str, Any], **spec: Any) -> Obj:
-    """A pod whose containers c0, c1, … ask for these amounts."""
+    """A pod whose containers c0, c1, … request these amounts."""
     listed = [{"name": f"c{at}", "image": "i", "resources": {"limits": asks}} for at, asks in enumerate(containers)]
     return store.create(PODS, {"metadata": {"name": name}, "spec": {"containers": listed, **spec}}, namespace="default")
 
@@ -62,7 +62,7 @@ def message_of(store: Store, name: str) -> str:
 
 
 def test_one_claim_serves_all_containers_of_a_pod(store: RefusingStore) -> None:
-    """Allocated, reserved and protected; the pod's status says which container gets which request."""
+    """It is allocated, reserved and has the finalizer; the pod's status maps containers to requests."""
     created = pod(store, "p", {"nvidia.com/gpu": 1}, {MIG: 1, "cpu": "1"})
     EmbeddedScheduler(store).step()
     (claim,) = claims(store)
@@ -89,8 +89,8 @@ def test_one_claim_serves_all_containers_of_a_pod(store: RefusingStore) -> None:
     }
 
 
-def test_every_class_is_a_resource_without_saying_so(store: RefusingStore) -> None:
-    """Its implicit name, which needs no entry in the class and no limit in the pod."""
+def test_every_class_has_an_implicit_resource_name(store: RefusingStore) -> None:
+    """It needs no extendedResourceName in the class and no limit in the pod."""
     resources = {"requests": {f"deviceclass.resource.kubernetes.io/{DRIVER}": 2}}
     container = {"name": "main", "image": "i", "resources": resources}
     store.create(PODS, {"metadata": {"name": "p"}, "spec": {"containers": [container]}}, namespace="default")
@@ -107,8 +107,10 @@ def test_every_class_is_a_resource_without_saying_so(store: RefusingStore) -> No
         ({"nvidia.com/gpu": 1, "cpu": "9"}, "1 Insufficient cpu"),
     ],
 )
-def test_a_pod_that_does_not_fit_makes_no_claim(store: RefusingStore, asked: dict[str, Any], said: str) -> None:
-    """It stays Pending with the scheduler's usual words, and nothing is written for it."""
+def test_no_claim_is_created_for_a_pod_that_does_not_fit(
+    store: RefusingStore, asked: dict[str, Any], said: str
+) -> None:
+    """It stays Pending with the scheduler's usual message, and nothing is written for it."""
     pod(store, "p", asked)
     EmbeddedScheduler(store).step()
     assert said in message_of(store, "p")
@@ -127,7 +129,7 @@ def test_a_node_that_offers_the_resource_itself_needs_no_claim(store: RefusingSt
 
 
 def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: RefusingStore) -> None:
-    """The claim of the failed attempt is removed before the next one allocates, so no device is held twice."""
+    """The next attempt deletes the claim of a failed one before it allocates, so no device is allocated twice."""
     store.refusals = 1
     pod(store, "p", {"nvidia.com/gpu": 2})
     scheduler = EmbeddedScheduler(store)
@@ -141,8 +143,8 @@ def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: Refus
     assert extended_claim_name(bound) == second["metadata"]["name"]
 
 
-def test_beside_claims_of_its_own(store: RefusingStore) -> None:
-    """A pod may use both; together they get what is there, once."""
+def test_extended_resources_and_claims_in_one_pod(store: RefusingStore) -> None:
+    """Together they get every device at most once."""
     body = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
     store.create(RESOURCE_CLAIMS, {"metadata": {"name": "own"}, "spec": body}, namespace="default")
     pod(store, "p", {"nvidia.com/gpu": 1}, resourceClaims=[{"name": "own", "resourceClaimName": "own"}])
@@ -155,8 +157,8 @@ def test_beside_claims_of_its_own(store: RefusingStore) -> None:
 
 
 @pytest.mark.parametrize("end", ["deleted", "finished"])
-def test_the_claim_goes_with_its_pod(store: RefusingStore, end: str) -> None:
-    """Also when the pod is done and stays: its devices serve the next pod."""
+def test_the_claim_is_deleted_when_its_pod_has_finished(store: RefusingStore, end: str) -> None:
+    """The devices of a finished pod are free for the next one while the pod still exists."""
     pod(store, "p", {"nvidia.com/gpu": 2})
     scheduler, controller = EmbeddedScheduler(store), ClaimController(store)
     scheduler.step()

@@ -1,4 +1,4 @@
-"""One GPU in several forms, as the embedded scheduler gives it out: whole, cut in partitions, shared."""
+"""The embedded scheduler allocates one GPU in several forms: whole, as partitions, as shares."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def _partition(start: int) -> Obj:
 
 @pytest.fixture
 def store() -> Store:
-    """A node with one H100: whole, or seven partitions, by counters."""
+    """A node with one H100: whole or as seven partitions, by counters."""
     store = Store()
     store.create(NODES, {**node("a"), "spec": {}})
     total = _uses(*range(SLICES), multiprocessors=132)
@@ -44,7 +44,7 @@ def store() -> Store:
 
 
 def pod(store: Store, name: str, expression: str, **request: object) -> None:
-    """A pod with one claim of its own, for one device that fits the expression."""
+    """A pod with a claim for one device that matches the expression."""
     store.create(RESOURCE_CLAIMS, claim(name, exactly("gpu", expression, **request)))
     names = [{"name": "gpu", "resourceClaimName": name}]
     container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
@@ -53,7 +53,7 @@ def pod(store: Store, name: str, expression: str, **request: object) -> None:
 
 
 def delete(store: Store, name: str, controller: ClaimController) -> None:
-    """The pod ends, and its claim is free again."""
+    """Delete the pod; the controller then deallocates its claim."""
     store.delete(PODS, name, "default")
     if store.find(PODS, name, "default") is not None:
         current = store.get(PODS, name, "default")
@@ -73,7 +73,7 @@ def result_of(store: Store, name: str) -> Obj:
 
 
 def test_seven_partitions_then_the_whole(store: Store) -> None:
-    """Counters make the forms exclude each other: an eighth partition and the whole GPU wait for the last to go."""
+    """Counters make the forms exclude each other: an eighth partition and the whole GPU wait for the last partition."""
     for at in range(8):
         pod(store, f"part-{at}", ONE_G)
     pod(store, "whole", WHOLE)
@@ -92,7 +92,7 @@ def test_seven_partitions_then_the_whole(store: Store) -> None:
 
 
 def _share(store: Store) -> None:
-    """The GPU of node a becomes one that claims may share."""
+    """Make the GPU of node a shareable."""
     for name in ("a-slice", "a-counters"):
         store.delete(RESOURCE_SLICES, name)
     device = gpu("gpu-0")
@@ -101,8 +101,8 @@ def _share(store: Store) -> None:
     store.create(RESOURCE_SLICES, resource_slice("a", device, generation=2))
 
 
-def test_shares_say_what_they_consume(store: Store) -> None:
-    """Each has an id and its capacity in the allocation; one over what is left waits, and so does one for all of it."""
+def test_shares_consume_capacity(store: Store) -> None:
+    """Each allocation has a share id and its capacity; a share beyond the remaining capacity waits."""
     _share(store)
     for gib in (10, 20, 30):
         pod(store, f"g{gib}", WHOLE, capacity={"requests": {"memory": f"{gib}Gi"}})
@@ -117,7 +117,7 @@ def test_shares_say_what_they_consume(store: Store) -> None:
 
 
 def test_a_plain_claim_has_a_shared_gpu_alone(store: Store) -> None:
-    """The policy's default is all of it."""
+    """A claim without capacity requests consumes all of it by default."""
     _share(store)
     pod(store, "plain", WHOLE)
     pod(store, "share", WHOLE, capacity={"requests": {"memory": "1Mi"}})

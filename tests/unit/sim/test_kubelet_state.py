@@ -1,4 +1,4 @@
-"""What the simulated kubelet remembers, and what it forgets on purpose."""
+"""The simulated kubelet's checkpoint."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def claim(uid: str = "u1", name: str = "c") -> NodeClaim:
 
 
 def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(tmp_path: Path) -> None:
-    """After a restart running containers keep their devices, and a pod that starts is prepared again."""
+    """Running containers keep their devices, and for a pod that starts the driver is called again."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim(), "pod-1")
     state.set_prepared("u1", "d", (DEVICE,))
@@ -26,8 +26,8 @@ def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(
     assert again.pods() == {"pod-1"}
 
 
-def test_only_the_last_user_gives_a_claim_back(tmp_path: Path) -> None:
-    """While another pod on the node uses the claim, nothing is unprepared."""
+def test_a_claim_is_unprepared_with_its_last_user(tmp_path: Path) -> None:
+    """While another pod on the node uses the claim, it stays prepared."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim(), "pod-1")
     state.add_user(claim(), "pod-2")
@@ -39,7 +39,7 @@ def test_only_the_last_user_gives_a_claim_back(tmp_path: Path) -> None:
 
 
 def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
-    """Two claims of one name would mix up their CDI documents' owners."""
+    """The old claim of that name has to be unprepared first."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim("old"), "pod-1")
     with pytest.raises(RetryableError, match="different UID old is not unprepared yet"):
@@ -47,7 +47,7 @@ def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A kubelet that forgot what it prepared would leak devices; it says so instead."""
+    """A kubelet that lost its state would leak devices."""
     (tmp_path / "s").write_text("{")
     with pytest.raises(StorageError, match="cannot read its state"):
         KubeletState(tmp_path / "s")

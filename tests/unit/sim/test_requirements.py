@@ -1,4 +1,4 @@
-"""What examples say they need, and that a mistake in it is not passed over."""
+"""Requirements of examples, and errors for wrong ones."""
 
 from pathlib import Path
 
@@ -15,15 +15,15 @@ def example(folder: Path, name: str, *lines: str) -> Path:
     return path
 
 
-def test_an_example_without_needs_runs_on_whatever_is_there(tmp_path: Path) -> None:
-    """The examples that need nothing special say nothing about it."""
+def test_an_example_without_requirements_runs_on_any_cluster(tmp_path: Path) -> None:
+    """Its header has no line for them."""
     needs = read_requirements(example(tmp_path, "x.yaml"))
     assert needs == Requirements()
     assert str(needs) == ""
 
 
 def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
-    """Files lie relative to the example, wherever the reader stands."""
+    """Paths are relative to the example, not to the current folder."""
     (tmp_path / "policies").mkdir()
     for name in ("policies/mps.yaml", "policies/b.yaml", "hardware.yaml"):
         (tmp_path / name).write_text("")
@@ -53,15 +53,15 @@ def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
         (["# policy:"], "names the file ''"),
     ],
 )
-def test_needs_that_cannot_be_met_are_errors(tmp_path: Path, lines: list[str], said: str) -> None:
-    """An example that ran on other hardware than it says would show nothing."""
+def test_invalid_requirements_are_errors(tmp_path: Path, lines: list[str], said: str) -> None:
+    """An example must not run on other hardware than it names."""
     with pytest.raises(ConfigurationError, match=said) as refused:
         read_requirements(example(tmp_path, "x.yaml", *lines))
     assert "x.yaml" in str(refused.value)
 
 
-def test_examples_are_grouped_by_what_they_need(tmp_path: Path) -> None:
-    """Those without needs come first; each cluster is needed once."""
+def test_examples_are_grouped_by_requirements(tmp_path: Path) -> None:
+    """Those without requirements come first; each cluster is started once."""
     mig = "# cluster: gpu-a=1xh100-sxm5-80gb"
     paths = [
         example(tmp_path, "a.yaml", mig),
@@ -75,7 +75,7 @@ def test_examples_are_grouped_by_what_they_need(tmp_path: Path) -> None:
 
 
 def test_node_flags() -> None:
-    """A node is NAME=SPEC; anything else is an error that shows how to write it."""
+    """A node is NAME=SPEC; the error for anything else shows the form."""
     assert parse_nodes(["a=4xa100-sxm4-40gb", "b=2xl4-24gb"]) == {"a": "4xa100-sxm4-40gb", "b": "2xl4-24gb"}
     for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
         with pytest.raises(ConfigurationError, match="node"):

@@ -1,4 +1,4 @@
-"""The embedded cluster's scheduler, one step at a time, over a store without a web server."""
+"""The embedded scheduler, one step at a time, on a store without a web server."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def message_of(store: Store, name: str) -> str:
 
 
 def test_allocates_reserves_and_binds(store: Store) -> None:
-    """A pod on a node always has its devices: allocation, user and finalizer are written before the binding."""
+    """Allocation, reservation and finalizer are written before the binding, so a bound pod always has its devices."""
     store.create(RESOURCE_CLAIMS, claim("c"))
     created = pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -53,7 +53,7 @@ def test_allocates_reserves_and_binds(store: Store) -> None:
 
 
 def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
-    """The second pod goes where the claim's device is, although the other node is emptier."""
+    """The second pod goes to the node of the claim's device, although the other node has fewer pods."""
     store.create(RESOURCE_CLAIMS, claim("c"))
     pod(store, "p", "c")
     pod(store, "q", "c")
@@ -63,7 +63,7 @@ def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
 
 
 def test_says_why_no_node_fits(store: Store) -> None:
-    """The words are those that people know from the real scheduler, in condition and event."""
+    """Condition and event have the message of kube-scheduler."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -76,7 +76,7 @@ def test_says_why_no_node_fits(store: Store) -> None:
 
 
 def test_counts_reasons_of_nodes(store: Store) -> None:
-    """Each node's reason is counted, so that a wrong node selector is not mistaken for a lack of GPUs."""
+    """Each node's reason is counted, so that a wrong node selector does not look like a lack of GPUs."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     cordoned = store.get(NODES, "b")
     cordoned["spec"]["unschedulable"] = True
@@ -87,7 +87,7 @@ def test_counts_reasons_of_nodes(store: Store) -> None:
 
 
 def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
-    """Nothing is tried again, and nothing written, while nothing has changed that could help."""
+    """While no relevant object changes, the pod is not tried and nothing is written."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)
@@ -97,8 +97,8 @@ def test_a_pod_waits_quietly_until_the_cluster_changes(store: Store) -> None:
     assert store.revision == before
 
 
-def test_a_change_is_looked_at_after_the_backoff(store: Store) -> None:
-    """A claim that was refused is tried again when slices change, not at once and not never."""
+def test_a_change_is_acted_on_after_the_backoff(store: Store) -> None:
+    """A rejected pod is tried again when slices change, after its back-off."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly(count=3)))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)
@@ -112,7 +112,7 @@ def test_a_change_is_looked_at_after_the_backoff(store: Store) -> None:
 
 
 def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> None:
-    """The person who wrote the expression reads the error where they look."""
+    """The condition and event have the error of the expression."""
     store.create(RESOURCE_CLAIMS, claim("c", exactly("gpu", 'device.attributes["gpu.nvidia.com"].nope == "x"')))
     pod(store, "p", "c")
     EmbeddedScheduler(store).step()
@@ -127,7 +127,7 @@ def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> N
     ids=["no-claims", "missing-claim"],
 )
 def test_pods_without_claims_and_without_their_claims(store: Store, claims: tuple[str, ...], said: str) -> None:
-    """A pod that needs no device is simply placed; one whose claim nobody made says which."""
+    """A pod without claims is bound; one whose claim does not exist gets the claim's name in its condition."""
     pod(store, "p", *claims)
     EmbeddedScheduler(store).step()
     assert message_of(store, "p") == said
@@ -135,7 +135,7 @@ def test_pods_without_claims_and_without_their_claims(store: Store, claims: tupl
 
 
 def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
-    """Gated pods and pods of other schedulers are nobody's business here."""
+    """Gated pods and pods of other schedulers are ignored."""
     pod(store, "gated", schedulingGates=[{"name": "later"}])
     pod(store, "other", schedulerName="other")
     EmbeddedScheduler(store).step()
@@ -143,7 +143,7 @@ def test_pods_that_are_not_for_it_are_left_alone(store: Store) -> None:
 
 
 def test_first_come_first_served(store: Store) -> None:
-    """Of pods made in the same second the one made first gets the device."""
+    """Of pods created in the same second, the first one gets the device."""
     where = {"nodeSelector": {"only": "a"}}
     labelled = store.get(NODES, "a")
     labelled["metadata"]["labels"] = {"only": "a"}
@@ -156,7 +156,7 @@ def test_first_come_first_served(store: Store) -> None:
 
 
 def test_generated_claims_are_waited_for_and_used(store: Store) -> None:
-    """A template's claim is made by its controller; until then the pod waits without a complaint."""
+    """Until the controller has created a template's claim, the pod waits without a condition."""
     from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIM_TEMPLATES
 
     store.create(

@@ -1,4 +1,4 @@
-"""Nodes' filters, pods' statuses, events, tables and flags of the embedded cluster."""
+"""Node filters, pod statuses, events, tables and settings of the embedded cluster."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +48,7 @@ WAITING = ContainerState()
     ],
 )
 def test_phase_follows_the_containers(states: tuple[ContainerState, ...], restart: str, expected: str) -> None:
-    """The phase is what kubectl shows first, and what jobs count."""
+    """The phase is derived from the states of all containers."""
     assert phase(pod("a", "b", restart=restart), dict(zip("ab", states, strict=True))) == expected
 
 
@@ -60,7 +60,7 @@ def test_a_failed_init_container_fails_a_pod_that_is_not_restarted() -> None:
 
 
 def test_status_says_what_is_not_ready() -> None:
-    """Conditions name the containers that hold the pod up; addresses exist once it runs."""
+    """Conditions name the containers that are not ready; a running pod has addresses."""
     one = pod("a", "b")
     fill(one, {"a": RUNNING, "b": WAITING}, NOW, host_ip="10.0.0.1", pod_ip="10.244.0.2")
     assert condition(one, "Ready") == "False"
@@ -74,7 +74,7 @@ def test_status_says_what_is_not_ready() -> None:
 
 
 def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
-    """lastTransitionTime tells since when, not when it was last written."""
+    """lastTransitionTime changes only with the status."""
     obj: Obj = {}
     assert set_condition(obj, "Ready", "False", NOW, message="a")
     assert not set_condition(obj, "Ready", "False", LATER, message="a")
@@ -104,14 +104,14 @@ TAINTED: Obj = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
     ],
 )
 def test_nodes_take_or_refuse_pods(node_spec: Obj, pod_spec: Obj, pods_on_node: int, said: str) -> None:
-    """Cordons, taints, selectors and the number of pods count, with the scheduler's words."""
+    """Cordons, taints, selectors and the number of pods count, with kube-scheduler's messages."""
     reason = unfit_reason({"spec": pod_spec}, {**node("a", zone="z1"), "spec": node_spec}, NodeUsage(pods=pods_on_node))
     assert said in reason
     assert bool(reason) == bool(said)
 
 
 def test_node_affinity_counts() -> None:
-    """Required affinity is followed."""
+    """Required node affinity is respected."""
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z2"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     wanting = {"spec": {"affinity": {"nodeAffinity": required}}}
@@ -120,7 +120,7 @@ def test_node_affinity_counts() -> None:
 
 
 def test_repeated_events_count_up() -> None:
-    """A pod that fails every few seconds has one event with a count, not a thousand."""
+    """A pod that fails every few seconds has one event with a count."""
     store = Store()
     recorder = StoreEventRecorder(store, "kubelet", "a")
     subject = store.create(PODS, pod(), namespace="default")
@@ -134,7 +134,7 @@ def test_repeated_events_count_up() -> None:
 
 
 def test_tables_look_like_kubectls() -> None:
-    """The columns are the server's, aligned, without those of -o wide."""
+    """The columns are the API server's, aligned, without those of -o wide."""
     text = table(NODES, [{**node("node-with-a-long-name"), "spec": {}, "status": {}}], NOW)
     head, row = text.splitlines()
     assert head.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]
@@ -142,7 +142,7 @@ def test_tables_look_like_kubectls() -> None:
 
 
 def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:
-    """What cannot be is refused before anything is started."""
+    """Wrong arguments are refused before anything is started."""
     policy = tmp_path / "a.yaml"
     policy.write_text("")
     with pytest.raises(ConfigurationError, match="at least one node"):
@@ -154,7 +154,7 @@ def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:
 
 
 def test_policies_are_replaced_as_a_whole(tmp_path: Path) -> None:
-    """After each change the nodes' folder has exactly the files given, and is gone with the cluster."""
+    """After each change the folder has exactly the given files; it is deleted with the cluster."""
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(name)
     cluster = Cluster({"a": "1xl4-24gb"}, policies=[tmp_path / "a.yaml"])
@@ -167,14 +167,14 @@ def test_policies_are_replaced_as_a_whole(tmp_path: Path) -> None:
     assert not cluster.folder.exists()
 
 
-def test_the_api_server_is_told_about_expressions() -> None:
-    """What does not compile is refused when an object is created, with the place."""
+def test_the_api_server_compiles_cel_expressions() -> None:
+    """An expression that does not compile is refused when the object is created, with its path."""
     assert check_cel('device.driver == "x"') is None
     assert "1:1" in (check_cel("nope") or "")
 
 
 def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> None:
-    """A typing mistake in an example points at the example."""
+    """A mistake in an example is reported with the file's path."""
     path = tmp_path / "x.yaml"
     path.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n---\napiVersion: v1\nkind: Secret\n")
     assert [obj["kind"] for obj in manifests.load(path)] == ["Pod", "Secret"]

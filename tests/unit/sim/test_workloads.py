@@ -1,4 +1,4 @@
-"""Deployments, replica sets and jobs make, replace and count pods; the pods' lives are played by the test."""
+"""Deployments, replica sets and jobs create, replace and count pods; the tests write the pods' statuses."""
 
 import pytest
 
@@ -40,7 +40,7 @@ class World:
         self.store.update_status(PODS, pod)
 
     def run_all(self) -> None:
-        """Every pod becomes ready."""
+        """Make every pod ready."""
         for pod in self.pods():
             self.set_phase(pod, "Running")
         self.settle()
@@ -74,7 +74,7 @@ def _job(world: World, **spec: object) -> None:
 
 
 def test_a_deployment_becomes_available_with_its_pods(world: World) -> None:
-    """Pods are made through a replica set; Available turns true when they are ready and not before."""
+    """Pods are created through a replica set; Available becomes True when they are ready."""
     _deploy(world)
     assert len(world.pods()) == 2
     assert condition(world.deployment(), "Available") == "False"
@@ -84,7 +84,7 @@ def test_a_deployment_becomes_available_with_its_pods(world: World) -> None:
 
 
 def test_a_lost_pod_is_replaced(world: World) -> None:
-    """Deleting a replica brings a new one of another name."""
+    """Deleting a replica creates a new one with another name."""
     _deploy(world)
     gone = world.pods()[0]["metadata"]["name"]
     world.store.delete(PODS, gone, "default", DeleteOptions(grace_period_s=0))
@@ -95,7 +95,7 @@ def test_a_lost_pod_is_replaced(world: World) -> None:
 
 
 def test_scaling_down_deletes_pods(world: World) -> None:
-    """Fewer replicas are fewer pods, and those that are not ready go first."""
+    """Pods that are not ready are deleted first."""
     _deploy(world, replicas=3)
     keep = world.pods()[1]
     world.set_phase(keep, "Running")
@@ -108,7 +108,7 @@ def test_scaling_down_deletes_pods(world: World) -> None:
 
 
 def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
-    """With two replicas one more is made at a time, and no ready pod goes before another is there."""
+    """With two replicas one extra pod is created at a time, and a ready pod is deleted only after another is ready."""
     _deploy(world)
     world.run_all()
     deployment = world.deployment()
@@ -127,7 +127,7 @@ def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
 
 
 def test_deleting_a_deployment_deletes_its_pods(world: World) -> None:
-    """Replica set and pods belong to it."""
+    """Its replica set and pods are dependents."""
     _deploy(world)
     world.store.delete(DEPLOYMENTS, "d", "default")
     world.settle()
@@ -135,7 +135,7 @@ def test_deleting_a_deployment_deletes_its_pods(world: World) -> None:
 
 
 def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
-    """Two completions with parallelism one are never two pods at once; then the job is complete."""
+    """Two completions with parallelism one never have two pods at once; then the job is complete."""
     _job(world, completions=2, parallelism=1)
     assert len(world.pods()) == 1
     world.set_phase(world.pods()[0], "Succeeded")
@@ -151,7 +151,7 @@ def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
 
 
 def test_parallel_runs(world: World) -> None:
-    """Parallelism is how many run at once, never more than are still missing."""
+    """Parallelism is the number of pods at once, limited by the missing completions."""
     _job(world, completions=3, parallelism=2)
     assert len(world.pods()) == 2
     for pod in world.pods():
@@ -161,7 +161,7 @@ def test_parallel_runs(world: World) -> None:
 
 
 def test_a_job_that_keeps_failing_ends(world: World) -> None:
-    """After backoffLimit failures the job has failed and makes no more pods."""
+    """After backoffLimit failures the job has failed and creates no more pods."""
     _job(world, backoffLimit=1)
     for _ in range(2):
         for pod in world.pods():

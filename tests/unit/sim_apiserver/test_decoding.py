@@ -1,4 +1,4 @@
-"""What the schema does to incoming objects, as JSON and as protobuf."""
+"""Decoding of objects by the schema, from JSON and protobuf."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ from tests.unit.sim_apiserver.builders import Obj, pod, resource_slice
 
 
 def test_every_kind_has_a_schema() -> None:
-    """A kind without one would have all its fields dropped."""
+    """A kind without one would lose all its fields."""
     for kind in ALL_KINDS:
         assert "metadata" in fields_of(type_of(kind).name), kind.plural
 
@@ -29,8 +29,8 @@ def test_unknown_fields_are_dropped_and_named() -> None:
     assert decode(CUSTOM_RESOURCE_DEFINITIONS, crd) == []
 
 
-def test_nulls_vanish() -> None:
-    """As Go forgets them."""
+def test_nulls_are_dropped() -> None:
+    """As in Go's decoder."""
     sent: Obj = {"metadata": {"name": "p", "creationTimestamp": None}, "spec": None}
     decode(PODS, sent)
     assert sent == {"metadata": {"name": "p"}}
@@ -47,7 +47,7 @@ def test_nulls_vanish() -> None:
     ],
 )
 def test_wrong_types_are_bad_requests_with_the_path(body: Obj, path: str) -> None:
-    """A manifest with a string for a list is refused before any rule looks at it."""
+    """A string in place of a list is refused before validation."""
     with pytest.raises(InvalidObjectError, match=path) as refused:
         decode(PODS, body)
     assert refused.value.status == 400
@@ -57,14 +57,14 @@ def test_wrong_types_are_bad_requests_with_the_path(body: Obj, path: str) -> Non
     ("sent", "kept"), [("81920Mi", "80Gi"), ("1000m", "1"), (0.5, "500m"), (80, "80"), ("1e3", "1e3")]
 )
 def test_quantities_come_back_canonical(sent: object, kept: str) -> None:
-    """A driver that compares what it sent with what it reads sees the server's spelling."""
+    """A driver that compares what it sent with what it reads sees the server's form."""
     body = resource_slice(devices=[{"name": "a", "capacity": {"memory": {"value": sent}}}])
     decode(RESOURCE_SLICES, body)
     assert body["spec"]["devices"][0]["capacity"]["memory"]["value"] == kept
 
 
 def test_times_come_back_in_utc() -> None:
-    """Whole seconds for Time; what is no time is refused."""
+    """Time has whole seconds; other texts are refused."""
     body = {"metadata": {"creationTimestamp": "2026-01-01T01:00:00.5+01:00"}}
     decode(PODS, body)
     assert body["metadata"]["creationTimestamp"] == "2026-01-01T00:00:00Z"
@@ -107,7 +107,7 @@ def test_a_protobuf_secret_is_read() -> None:
 
 
 def test_embedded_structs_and_special_types_have_their_json_form() -> None:
-    """A volume's source is part of the volume; int-or-string and negative numbers keep their value."""
+    """A volume's source is inlined into the volume; int-or-string and negative numbers keep their value."""
     source = _field(2, b"")  # emptyDir
     volume = _field(1, b"v") + _field(2, source)
     spec = _field(1, volume) + _field(4, -1)
@@ -120,8 +120,8 @@ def test_embedded_structs_and_special_types_have_their_json_form() -> None:
     assert service["spec"]["ports"] == [{"port": 80, "targetPort": "web"}]
 
 
-def test_what_is_no_such_message_is_a_bad_request() -> None:
-    """Other bytes, unknown kinds, messages that end early."""
+def test_invalid_protobuf_bodies_are_bad_requests() -> None:
+    """Other bytes, unknown kinds, truncated messages."""
     for body in (b"{}", _envelope("v1", "Gadget", b""), _envelope("v1", "Pod", b"\x0a\x05ab"), b"k8s\x00\xff"):
         with pytest.raises(InvalidObjectError):
             decode_body(body)
@@ -129,7 +129,7 @@ def test_what_is_no_such_message_is_a_bad_request() -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_protobuf_reader(data: bytes) -> None:
-    """Whatever arrives is an object or a bad request."""
+    """Every input is decoded or refused as a bad request."""
     for body in (b"k8s\x00" + data, _envelope("v1", "Pod", data)):
         with suppress(InvalidObjectError):
             assert isinstance(decode_body(body), dict)

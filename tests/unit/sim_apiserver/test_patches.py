@@ -41,8 +41,8 @@ def test_json_patch_operations() -> None:
         {"op": "remove", "path": ""},
     ],
 )
-def test_a_json_patch_that_does_not_fit_fails_whole(operation: Obj) -> None:
-    """422, as the real server says."""
+def test_a_json_patch_that_fails_changes_nothing(operation: Obj) -> None:
+    """422, as from the real server."""
     with pytest.raises(KubernetesApiError) as refused:
         apply_json_patch({"a": [1]}, [operation])
     assert refused.value.status == 422
@@ -50,13 +50,13 @@ def test_a_json_patch_that_does_not_fit_fails_whole(operation: Obj) -> None:
 
 @pytest.mark.parametrize("body", [{}, [{"op": "add"}], [{"op": "fly", "path": "/a"}], [{"op": "add", "path": "a"}]])
 def test_what_is_no_json_patch_is_a_bad_request(body: object) -> None:
-    """400 for bodies that are no list of operations."""
+    """400 for bodies that are not lists of operations."""
     with pytest.raises(InvalidObjectError):
         apply_json_patch({}, body)
 
 
 def test_merge_patch_follows_the_rfc() -> None:
-    """null deletes, objects merge, lists are replaced, scalars give way to objects."""
+    """null deletes, objects merge, lists are replaced, objects replace scalars."""
     assert merge({"a": {"b": 1, "c": 2}, "d": [1], "e": 1}, {"a": {"b": None}, "d": [2], "e": {"f": 1}}) == {
         "a": {"c": 2},
         "d": [2],
@@ -65,7 +65,7 @@ def test_merge_patch_follows_the_rfc() -> None:
 
 
 def test_strategic_merge_finds_list_items_by_their_key() -> None:
-    """Containers merge by name, their ports by number; new ones are added, deleted ones go, the order is kept."""
+    """Containers merge by name, their ports by number; items are added, deleted and ordered."""
     target = {
         "spec": {
             "containers": [
@@ -124,8 +124,8 @@ def _apply(store: Store, manager: str, data: Obj, *, force: bool = False) -> Obj
     return store.patch(CONFIG_MAPS, "c", patch, namespace="default")
 
 
-def test_apply_creates_owns_and_takes_back() -> None:
-    """A field that a manager no longer applies goes, unless another manager applies it too."""
+def test_apply_creates_owns_and_removes_fields() -> None:
+    """A field that a manager no longer applies is removed, unless another manager applies it too."""
     store = Store()
     _apply(store, "one", {"x": "1", "y": "1"})
     _apply(store, "two", {"y": "1", "z": "2"})
@@ -135,7 +135,7 @@ def test_apply_creates_owns_and_takes_back() -> None:
 
 
 def test_apply_conflicts_name_the_field_and_its_manager() -> None:
-    """And force takes the field over."""
+    """With force the field is taken over."""
     store = Store()
     _apply(store, "one", {"x": "1"})
     with pytest.raises(ConflictError, match=r'conflict with "one": .data.x'):
@@ -146,13 +146,13 @@ def test_apply_conflicts_name_the_field_and_its_manager() -> None:
 
 
 def test_applying_the_same_again_changes_nothing() -> None:
-    """Not even the resourceVersion: a controller may apply in a loop."""
+    """The resourceVersion also stays: a controller may apply in a loop."""
     store = Store()
     assert _apply(store, "one", {"x": "1"}) == _apply(store, "one", {"x": "1"})
 
 
 def test_apply_merges_device_status_by_driver_pool_and_device() -> None:
-    """Two drivers write their own entries of status.devices without touching each other's."""
+    """Two drivers write their own entries of status.devices without changing the other's."""
     store = Store()
     store.create(RESOURCE_CLAIMS, claim())
     results = [
@@ -175,7 +175,7 @@ def test_apply_merges_device_status_by_driver_pool_and_device() -> None:
 
 
 def test_apply_needs_a_manager_and_clean_metadata() -> None:
-    """Both are refused before anything is stored."""
+    """Both are checked before anything is stored."""
     store = Store()
     with pytest.raises(InvalidObjectError, match="fieldManager"):
         _apply(store, "", {})
@@ -185,7 +185,7 @@ def test_apply_needs_a_manager_and_clean_metadata() -> None:
 
 
 def test_a_patch_may_carry_a_precondition() -> None:
-    """A resourceVersion in a merge patch is checked like one in an update."""
+    """A resourceVersion in a merge patch is checked as in an update."""
     store = Store()
     store.create(PODS, pod())
     with pytest.raises(ConflictError):

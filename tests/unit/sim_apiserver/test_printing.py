@@ -1,4 +1,4 @@
-"""Tables: what people read in `kubectl get`."""
+"""Tables of `kubectl get`."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -32,7 +32,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
     ],
 )
 def test_durations_have_two_units_at_most(seconds: int, shown: str) -> None:
-    """As kubectl users know them."""
+    """The format of kubectl."""
     assert duration(seconds) == shown
 
 
@@ -104,12 +104,12 @@ RUNNING = {"name": "a", "ready": True, "restartCount": 0, "state": {"running": {
         ),
     ],
 )
-def test_pods_say_what_they_are_doing(status: Obj, cells: list[str]) -> None:
-    """READY, STATUS and RESTARTS from container states."""
+def test_pods_show_ready_status_and_restarts(status: Obj, cells: list[str]) -> None:
+    """READY, STATUS and RESTARTS are derived from container states."""
     assert _pod(status) == cells
 
 
-def test_a_pod_that_is_going_says_so_unless_it_has_ended() -> None:
+def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
     """Terminating wins over the containers' states."""
     assert _pod({"phase": "Running", "containerStatuses": [RUNNING]}, deletionTimestamp="x")[1] == "Terminating"
     assert _pod({"phase": "Succeeded"}, deletionTimestamp="x")[1] == "Succeeded"
@@ -154,7 +154,7 @@ def test_nodes_show_readiness_and_roles() -> None:
     assert _cells(NODES, node)[1:3] == ["NotReady,SchedulingDisabled", "gpu"]
 
 
-def test_rows_carry_what_was_asked_for() -> None:
+def test_rows_have_the_requested_part_of_the_object() -> None:
     """Metadata by default, the object or nothing on request; headers can be left out."""
     obj = {"metadata": {"name": "x"}, "data": {"a": "b"}}
     assert table(CONFIG_MAPS, [obj], {}, NOW)["rows"][0]["object"]["kind"] == "PartialObjectMetadata"

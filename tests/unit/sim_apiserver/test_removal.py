@@ -1,4 +1,4 @@
-"""What a delete takes with it, what holds it up, and what it leaves behind."""
+"""Deletion: dependents, what blocks it, and what stays."""
 
 import pytest
 
@@ -28,8 +28,8 @@ def test_preconditions_protect_against_deleting_a_successor() -> None:
     assert store.find(CONFIG_MAPS, "a", "default")
 
 
-def test_dependents_go_with_their_last_owner() -> None:
-    """Background deletion collects them; one owner left keeps them, without the dangling reference."""
+def test_dependents_are_deleted_with_their_last_owner() -> None:
+    """With one owner left they stay, without the dangling reference."""
     store = Store()
     first = _family(store)
     second = store.create(NODES, node())
@@ -42,8 +42,8 @@ def test_dependents_go_with_their_last_owner() -> None:
     assert store.find(SECRETS, "child", "default") is None
 
 
-def test_slices_go_with_their_node() -> None:
-    """What a driver published for a node disappears when the node object does."""
+def test_slices_are_deleted_with_their_node() -> None:
+    """A node's slices are dependents of its Node object."""
     store = Store()
     owner = store.create(NODES, node())
     mine = resource_slice()
@@ -54,7 +54,7 @@ def test_slices_go_with_their_node() -> None:
 
 
 def test_an_object_whose_owner_does_not_exist_is_collected() -> None:
-    """A reference with the UID of a node that was re-created does not keep a slice alive."""
+    """A reference with the UID of a node that was re-created does not keep a slice."""
     store = Store()
     owner = store.create(NODES, node())
     store.delete(NODES, "n1")
@@ -65,7 +65,7 @@ def test_an_object_whose_owner_does_not_exist_is_collected() -> None:
 
 
 def test_foreground_deletion_waits_for_blocking_dependents() -> None:
-    """The owner stays, marked, until the dependent that a finalizer holds is gone."""
+    """The owner stays, marked, until the dependent with a finalizer is removed."""
     store = Store()
     _family(store, blockOwnerDeletion=True)
     store.patch(SECRETS, "child", Patch(body={"metadata": {"finalizers": ["a.io/b"]}}), namespace="default")
@@ -78,15 +78,15 @@ def test_foreground_deletion_waits_for_blocking_dependents() -> None:
 
 
 def test_orphans_stay_without_their_reference() -> None:
-    """Orphan removes the owner alone."""
+    """Orphan deletes the owner only."""
     store = Store()
     _family(store)
     store.delete(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Orphan"))
     assert "ownerReferences" not in store.get(SECRETS, "child", "default")["metadata"]
 
 
-def test_finalizers_hold_an_object_until_the_last_is_gone() -> None:
-    """Marked by the delete, gone with the update that takes the finalizer off, in one DELETED event."""
+def test_an_object_is_removed_with_its_last_finalizer() -> None:
+    """The delete marks it; the update that removes the finalizer removes it, with one DELETED event."""
     store = Store()
     store.create(CONFIG_MAPS, config_map("a", finalizers=["a.io/b"]))
     store.delete(CONFIG_MAPS, "a", "default")
@@ -96,8 +96,8 @@ def test_finalizers_hold_an_object_until_the_last_is_gone() -> None:
         store.get(CONFIG_MAPS, "a", "default")
 
 
-def test_a_running_pod_has_its_grace_and_the_kubelet_the_last_word() -> None:
-    """Marked with the pod's own grace; a second delete shortens it, never lengthens it; grace 0 removes."""
+def test_a_running_pod_is_removed_by_its_kubelet() -> None:
+    """It is marked with its grace period; a second delete can only shorten it; grace period 0 removes."""
     store = Store()
     store.create(PODS, pod(terminationGracePeriodSeconds=20))
     store.bind("default", "p", "n1")
@@ -112,8 +112,8 @@ def test_a_running_pod_has_its_grace_and_the_kubelet_the_last_word() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_pods_that_do_not_run_go_at_once(phase: str) -> None:
-    """Unassigned pods and pods that have ended have nobody to wait for."""
+def test_pods_that_do_not_run_are_removed_at_once(phase: str) -> None:
+    """Unassigned and finished pods have no kubelet to wait for."""
     store = Store()
     store.create(PODS, pod("unassigned"))
     store.delete(PODS, "unassigned", "default")
@@ -124,8 +124,8 @@ def test_pods_that_do_not_run_go_at_once(phase: str) -> None:
     assert store.list(PODS).items == []
 
 
-def test_a_namespace_takes_its_contents_along() -> None:
-    """And stays Terminating, closed to new objects, while a running pod is in it."""
+def test_deleting_a_namespace_deletes_its_contents() -> None:
+    """It stays Terminating and refuses new objects while a running pod is in it."""
     store = Store()
     store.create(NAMESPACES, {"metadata": {"name": "team"}})
     store.create(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "team"}})
@@ -148,8 +148,8 @@ def test_the_first_namespaces_stay() -> None:
         Store().delete(NAMESPACES, "default")
 
 
-def test_logs_go_with_their_pod() -> None:
-    """A new pod of the name does not show the old one's log."""
+def test_logs_are_dropped_with_their_pod() -> None:
+    """A new pod of the same name does not show the old pod's log."""
     store = Store()
     store.create(PODS, pod())
     store.logs.append("default", "p", "main", "hello\n")

@@ -1,4 +1,4 @@
-"""Requests without a web server: paths, verbs, discovery, OpenAPI, logs and watch plans."""
+"""Requests without a web server: paths, verbs, discovery, OpenAPI, logs and watches."""
 
 import json
 from typing import Any
@@ -88,7 +88,7 @@ def test_discovery_and_openapi_cover_every_kind() -> None:
         assert "fieldValidation" in {parameter["name"] for parameter in mine[0]["parameters"]}
 
 
-def test_references_in_openapi_lead_somewhere() -> None:
+def test_references_in_openapi_resolve() -> None:
     """A dangling $ref would make kubectl warn on every apply."""
     text = json.dumps(_json(_ask(Store(), "GET", "/openapi/v3/api/v1")))
     schemas = set(json.loads(text)["components"]["schemas"])
@@ -97,7 +97,7 @@ def test_references_in_openapi_lead_somewhere() -> None:
 
 
 def test_older_clients_discover_group_by_group() -> None:
-    """Without the aggregated form, the lists of groups and resources answer."""
+    """Without the aggregated form, there are lists of groups and resources."""
     store = Store()
     assert _json(_ask(store, "GET", "/api"))["versions"] == ["v1"]
     groups = {group["name"] for group in _json(_ask(store, "GET", "/apis"))["groups"]}
@@ -120,8 +120,8 @@ def test_methods_that_do_not_exist_are_not_allowed() -> None:
         assert refused.value.status == 405
 
 
-def test_pages_are_always_whole() -> None:
-    """limit is accepted; a continue token, which this server never hands out, is expired."""
+def test_lists_are_always_complete() -> None:
+    """limit is accepted; a continue token, which this server never sends, is expired."""
     store = Store()
     store.create(CONFIG_MAPS, config_map("a"))
     listed = _json(_ask(store, "GET", "/api/v1/configmaps", query={"limit": "1"}))
@@ -132,7 +132,7 @@ def test_pages_are_always_whole() -> None:
 
 
 def test_logs_are_cut_as_asked() -> None:
-    """tail, limitBytes and timestamps; the container must be named when there are several."""
+    """tail, limitBytes and timestamps; with several containers the request must name one."""
     store = Store()
     store.create(PODS, pod(containers=[{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]))
     store.logs.append("default", "p", "a", "one\ntwo\nthree\n")
@@ -150,7 +150,7 @@ def test_logs_are_cut_as_asked() -> None:
 
 
 def test_a_container_that_waits_has_no_log_yet() -> None:
-    """kubectl logs says why."""
+    """The error has the reason for waiting."""
     store = Store()
     store.create(PODS, pod())
     waiting = [{"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}]
@@ -161,7 +161,7 @@ def test_a_container_that_waits_has_no_log_yet() -> None:
 
 
 def test_a_watch_plan_reads_its_options() -> None:
-    """From where, with bookmarks or not, for how long."""
+    """Start revision, bookmarks and timeout."""
     plan = _ask(
         Store(),
         "GET",
@@ -188,7 +188,7 @@ def test_the_columns_of_a_watched_table_come_once() -> None:
 
 
 def test_bodies_are_read_by_their_media_type() -> None:
-    """YAML and JSON are objects; other types, and lists, are refused."""
+    """YAML and JSON objects are accepted; other types, and lists, are refused."""
     yaml_body = ApiRequest(method="POST", path="/", headers={"content-type": "application/yaml"}, body=b"a: {b: 1}")
     assert yaml_body.object() == {"a": {"b": 1}}
     for headers, body, status in (

@@ -1,4 +1,4 @@
-"""Limits and rules that the recorded conversations do not reach."""
+"""Limits and rules that the recorded conversations do not cover."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_attributes_and_capacities_are_counted_together() -> None:
 
 
 def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
-    """timeAdded is filled in when it is missing."""
+    """timeAdded is set when it is missing."""
     store = Store()
     taint = {"key": "a", "effect": "NoExecute"}
     made = store.create(RESOURCE_SLICES, resource_slice(devices=[{"name": "a", "taints": [taint]}]))
@@ -64,15 +64,15 @@ def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
 
 
 def test_a_step_of_zero_fits_nothing_and_breaks_nothing() -> None:
-    """The real server panics on it; here it is a refused slice."""
+    """The real server panics on it; the embedded one refuses the slice."""
     policy = {"default": "1", "validRange": {"min": "1", "step": "0"}}
     capacity = {"memory": {"value": "4", "requestPolicy": policy}}
     device = {"name": "a", "allowMultipleAllocations": True, "capacity": capacity}
     assert "not a multiple" in _problems(Store(), RESOURCE_SLICES, resource_slice(devices=[device]))
 
 
-def test_opaque_parameters_end_at_ten_kibibytes() -> None:
-    """Bounded, and the message does not repeat them."""
+def test_opaque_parameters_have_at_most_ten_kibibytes() -> None:
+    """The message does not repeat them."""
     big = claim()
     parameters = {"text": "x" * 10240}
     big["spec"]["devices"]["config"] = [{"opaque": {"driver": "gpu.example.com", "parameters": parameters}}]
@@ -95,8 +95,8 @@ def test_results_and_reservations_have_their_limits() -> None:
     assert "results: Too many: 33" in str(refused.value)
 
 
-def test_a_claim_that_is_going_takes_no_new_consumers() -> None:
-    """Reservations may shrink, not grow, once it is being deleted."""
+def test_a_claim_being_deleted_accepts_no_new_consumers() -> None:
+    """Its reservations may shrink, not grow."""
     store = Store()
     held = claim()
     held["metadata"]["finalizers"] = ["a.io/b"]
@@ -118,12 +118,12 @@ def test_a_claim_that_is_going_takes_no_new_consumers() -> None:
     ],
 )
 def test_quality_of_service_follows_requests_and_limits(resources: Obj, expected: str) -> None:
-    """As the kubelet and the scheduler expect it in status.qosClass."""
+    """status.qosClass as the kubelet and the scheduler expect it."""
     assert qos_class({"containers": [{"resources": resources}]}) == expected
 
 
 def test_claim_statuses_of_pods_go_through_status() -> None:
-    """The claim controller writes resourceClaimStatuses, which no other update may lose."""
+    """The claim controller writes resourceClaimStatuses, and no other update may remove them."""
     store = Store()
     store.create(PODS, pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "t"}]))
     statuses = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]}
@@ -145,7 +145,7 @@ def test_workloads_are_checked_through_their_templates() -> None:
 
 
 def test_secrets_hold_base64_only() -> None:
-    """Plain texts go into stringData."""
+    """Plain text belongs into stringData."""
     secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"a": "not base64!"}}
     assert "data[a]" in _problems(Store(), SECRETS, secret)
 

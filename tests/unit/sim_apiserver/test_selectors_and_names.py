@@ -1,4 +1,4 @@
-"""Selectors and name formats, by the grammar of the real server."""
+"""Selectors and name formats, by the real server's grammar."""
 
 import pytest
 from hypothesis import given
@@ -44,8 +44,8 @@ def test_label_selectors(selector: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("selector", ["a b", "=x", "app in x", "app=x y", "-a=b", ","])
-def test_selectors_that_are_none(selector: str) -> None:
-    """A bad request, not an empty answer."""
+def test_invalid_selectors_are_bad_requests(selector: str) -> None:
+    """They are refused, and do not select nothing."""
     with pytest.raises(InvalidObjectError):
         label_match(selector)
 
@@ -61,7 +61,7 @@ def test_selectors_of_objects() -> None:
 
 
 def test_field_selectors() -> None:
-    """Dotted paths; missing fields are empty texts; paths that a kind does not offer are refused."""
+    """Dotted paths; missing fields are empty texts; paths that a kind does not support are refused."""
     slice_ = {"spec": {"nodeName": "n1", "allNodes": True}}
     assert field_match("spec.nodeName=n1,spec.driver!=x,spec.allNodes=true")
     for selector, expected in (("spec.nodeName=n1", True), ("spec.driver=", True), ("spec.nodeName!=n1", False)):
@@ -87,7 +87,7 @@ def test_field_selectors() -> None:
     ],
 )
 def test_name_formats(check: object, good: str, bad: list[str]) -> None:
-    """One good name and the ways to get it wrong."""
+    """One valid name and the invalid forms."""
     assert callable(check)
     assert check(good) == []
     assert [name for name in bad if not check(name)] == []
@@ -95,5 +95,5 @@ def test_name_formats(check: object, good: str, bad: list[str]) -> None:
 
 @given(st.from_regex(r"[a-z]([-a-z0-9]*[a-z0-9])?-?", fullmatch=True))
 def test_generated_names_are_names(base: str) -> None:
-    """Whatever a valid base is cut to, the result is a label."""
+    """A generated name is a valid label for every valid base."""
     assert dns_label(generated_name(base)) == []

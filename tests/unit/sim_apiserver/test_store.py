@@ -1,4 +1,4 @@
-"""In-process users see the API's semantics: versions, conflicts, defaults, subresources and watches."""
+"""The store has the API's semantics: versions, conflicts, defaults, subresources and watches."""
 
 import threading
 
@@ -11,8 +11,8 @@ from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import claim, config_map, node, pod, resource_slice
 
 
-def test_a_created_object_carries_what_the_server_fills_in() -> None:
-    """UID, creation time, generation and a resourceVersion; a status that the creator sent is dropped."""
+def test_a_created_object_has_the_servers_metadata() -> None:
+    """UID, creation time, generation and a resourceVersion; a status in the request is dropped."""
     made = Store().create(RESOURCE_CLAIMS, claim() | {"status": {"allocation": {}}})
     assert made["metadata"]["uid"]
     assert made["metadata"]["creationTimestamp"].endswith("Z")
@@ -28,8 +28,8 @@ def test_generated_names_are_cut_and_unique() -> None:
     assert {len(name) for name in names} == {63}
 
 
-def test_what_callers_do_to_their_copies_stays_with_them() -> None:
-    """Objects in and out are copies."""
+def test_callers_get_copies() -> None:
+    """Changing an object that was passed in or returned does not change the stored one."""
     store = Store()
     sent = config_map("a", labels={"x": "1"})
     store.create(CONFIG_MAPS, sent)
@@ -39,7 +39,7 @@ def test_what_callers_do_to_their_copies_stays_with_them() -> None:
 
 
 def test_a_taken_name_and_a_missing_object_have_their_errors() -> None:
-    """AlreadyExists and NotFound with the Status details that clients look at."""
+    """AlreadyExists and NotFound, with the Status details that clients read."""
     store = Store()
     store.create(CONFIG_MAPS, config_map("a"))
     with pytest.raises(AlreadyExistsError) as taken:
@@ -60,8 +60,8 @@ def test_a_stale_write_conflicts_and_an_unconditional_one_does_not() -> None:
     assert made["data"] == {"x": "3"}
 
 
-def test_a_write_without_a_change_is_no_write() -> None:
-    """Neither the version moves nor does a watch wake."""
+def test_a_write_without_a_change_is_not_stored() -> None:
+    """The version stays, and watches get no event."""
     store = Store()
     made = store.create(CONFIG_MAPS, config_map("a"))
     with store.watch([CONFIG_MAPS], since=store.revision) as events:
@@ -69,7 +69,7 @@ def test_a_write_without_a_change_is_no_write() -> None:
         assert events.next(timeout_s=0) is None
 
 
-def test_status_is_written_through_its_own_door_only() -> None:
+def test_status_is_written_through_its_subresource_only() -> None:
     """An update keeps the stored status, a status update keeps everything else."""
     store = Store()
     made = store.create(PODS, pod())
@@ -92,7 +92,7 @@ def test_generation_counts_changes_of_the_spec() -> None:
 
 
 def test_dry_runs_are_checked_and_not_stored() -> None:
-    """They fail like the write would and leave nothing."""
+    """They fail like the write would, and store nothing."""
     store = Store()
     assert store.create(CONFIG_MAPS, config_map("a"), dry_run=True)["metadata"]["uid"]
     assert store.find(CONFIG_MAPS, "a", "default") is None
@@ -101,7 +101,7 @@ def test_dry_runs_are_checked_and_not_stored() -> None:
 
 
 def test_lists_are_in_key_order_and_selected() -> None:
-    """Namespace, labels and any dotted field; the revision is where a watch continues."""
+    """By namespace, labels and any dotted field; a watch can continue from the list's revision."""
     store = Store()
     for name in ("b", "a"):
         store.create(CONFIG_MAPS, config_map(name, labels={"app": name}))
@@ -113,13 +113,13 @@ def test_lists_are_in_key_order_and_selected() -> None:
     assert store.list(CONFIG_MAPS, "kube-system").items == []
 
 
-def test_an_unknown_namespace_holds_nothing() -> None:
-    """Creating in it is NotFound about the namespace."""
+def test_creating_in_an_unknown_namespace_fails() -> None:
+    """NotFound for the namespace."""
     with pytest.raises(NotFoundError, match='namespaces "nowhere" not found'):
         Store().create(CONFIG_MAPS, {"metadata": {"name": "a"}}, namespace="nowhere")
 
 
-def test_a_watch_starts_with_what_is_there() -> None:
+def test_a_watch_starts_with_existing_objects() -> None:
     """Existing objects as ADDED, then changes, each with the version to resume from."""
     store = Store()
     store.create(NODES, node("n1"))
@@ -136,8 +136,8 @@ def test_a_watch_starts_with_what_is_there() -> None:
         assert seen[-1].resource_version == store.revision
 
 
-def test_a_watch_resumes_where_it_left_or_says_that_it_cannot() -> None:
-    """Changes after a revision, or GoneError when the history does not reach back."""
+def test_a_watch_resumes_or_fails_with_gone() -> None:
+    """Changes after a revision, or GoneError if the history does not reach back."""
     store = Store(history_length=3)
     since = store.revision
     for name in "ab":
@@ -151,7 +151,7 @@ def test_a_watch_resumes_where_it_left_or_says_that_it_cannot() -> None:
 
 
 def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
-    """Other kinds and other namespaces stay away."""
+    """Other kinds and namespaces are left out."""
     store = Store()
     with store.watch([CONFIG_MAPS], since=store.revision, namespace="kube-system") as events:
         store.create(NODES, node())
@@ -188,7 +188,7 @@ def test_closing_a_watch_ends_its_reader() -> None:
 
 
 def test_concurrent_writers_lose_no_update() -> None:
-    """A counter that threads raise with conflict retries ends where it must."""
+    """A counter that four threads increment, with retries on conflicts, has the exact sum."""
     store = Store()
     store.create(CONFIG_MAPS, config_map("a") | {"data": {"n": "0"}})
 
@@ -236,7 +236,7 @@ def test_patches_name_their_type() -> None:
 
 
 def test_the_cel_compiler_is_asked_about_selectors() -> None:
-    """What it says becomes the problem of that expression's path."""
+    """The compiler's message becomes the problem of that expression's path."""
     store = Store(check_cel=lambda expression: "undeclared reference" if "nope" in expression else None)
     good = claim("a", selectors=[{"cel": {"expression": "device.driver == 'x'"}}])
     assert store.create(RESOURCE_CLAIMS, good)
