@@ -1,8 +1,8 @@
-"""How long one claim takes against a large cluster, and how that grows: ``python -m tests.bench.allocation_bench``.
+"""How long one claim takes in a large cluster, and how that grows: ``python -m tests.bench.allocation_bench``.
 
-Every figure is a process of its own. The time includes start, imports, compiling and asking about every node, not
-reading the cluster. The memory is the peak of the process; equal parts of the cluster are kept once. Exits with status
-1 when a budget is breached. ``--nodes`` sets the largest cluster.
+Every figure is measured in a process of its own. The time includes start, imports, compiling and trying every node, but
+not reading the cluster. The memory is the peak of the process; equal parts of the cluster are stored once. Exits with
+status 1 if a budget is exceeded. ``--nodes`` sets the largest cluster.
 """
 
 import argparse
@@ -39,9 +39,9 @@ def main() -> int:
 
 
 def _row(kind: str, nodes: int) -> bool:
-    """Print one line for a cluster; whether a budget is breached (budgets are for a thousand nodes).
+    """Print one line for a cluster; returns whether a budget is exceeded (budgets are for a thousand nodes).
 
-    A short run counts as the best of several: the rest is what else runs on the machine.
+    A short run counts as the best of several: the rest is other work on the machine.
     """
     cells, breached, memory = [], False, 0.0
     for question in QUESTIONS:
@@ -71,7 +71,7 @@ def _run(kind: str, nodes: int, question: str) -> dict[str, float]:
 
 
 def _measure(kind: str, nodes: int, question: str) -> int:
-    """The child: read the cluster, ask about every node, print how long reading took and the peak of memory."""
+    """The child process: read the cluster, try every node, print the time of reading and the peak of memory."""
     from dra_driver.allocation import Allocator
 
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Clusters for measurements of allocation, as the text that an API server would send: H100 nodes, whole or with MIG.
+"""Clusters for measuring allocation, as the JSON of an API server: H100 nodes, whole or with MIG devices.
 
 Profiles and placements of an H100 80GB are NVIDIA's (nvidia-smi mig -lgipp), names and attributes its DRA driver's.
 """
@@ -42,7 +42,7 @@ def claim(class_name: str = DRIVER, expression: str = "", count: int = 1) -> dic
 
 
 def holding(node_index: int, *devices: str) -> dict[str, Any]:
-    """A claim that has devices of a node."""
+    """A claim that was allocated devices of a node."""
     name = f"node-{node_index}"
     results = [{"request": "gpu", "driver": DRIVER, "pool": f"{name}/{DRIVER}", "device": device} for device in devices]
     metadata = {"name": f"held-{node_index}", "namespace": "default", "uid": f"held-{node_index}"}
@@ -66,7 +66,7 @@ def slices(node_index: int, *, mig: bool) -> Iterator[str]:
 class SharedParts:
     """Reads JSON so that equal parts of devices are one object: ``json.loads(text, object_pairs_hook=parts.join)``.
 
-    Read plainly, a thousand nodes with every MIG placement take 1.5 GiB, which would hide what the allocator takes.
+    Read plainly, a thousand nodes with every MIG placement take 1.5 GiB, which would hide the memory of the allocator.
     Objects read this way must not be changed.
     """
 

@@ -1,8 +1,8 @@
 """Speed of device selectors against their budgets: ``python -m tests.bench.cel_bench``.
 
-A typical selector (driver guard and one attribute) must evaluate in under 2 microseconds and compile in under 1 ms. The
-other lines show what common additions cost. The best of several rounds is printed, because it is the one that other
-work on the machine has disturbed least. Exits with status 1 on a breach.
+A typical selector (driver guard and one attribute) must evaluate in less than 2 microseconds and compile in less than 1
+ms. The other lines show the cost of common additions. The best of several rounds is printed, because other work on the
+machine disturbed it least. Exits with status 1 if a budget is exceeded.
 """
 
 import subprocess

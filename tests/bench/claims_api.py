@@ -1,4 +1,4 @@
-"""Allocated claims for measuring, made through the API as a scheduler would leave them."""
+"""Allocated claims for measuring, created through the API in the state in which a scheduler leaves them."""
 
 import uuid
 from typing import Any
@@ -12,7 +12,7 @@ ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 
 
 class ClaimMaker:
-    """Creates and removes claims that are allocated to the full GPUs of one node."""
+    """Creates and deletes claims with allocations of whole GPUs of one node."""
 
     def __init__(self, rest: RestClient, *, node: str, driver: str) -> None:
         self._rest = rest
@@ -69,7 +69,7 @@ class ClaimMaker:
 
 
 def ensure_namespace(rest: RestClient) -> None:
-    """The namespace carries the admin-access label, which the API server demands for claims that overlap."""
+    """Create the namespace with the admin-access label, which the API server requires for claims that overlap."""
     existing = {item["metadata"]["name"] for item in rest.get("/api/v1/namespaces")["items"]}
     if NAMESPACE not in existing:
         metadata = {"name": NAMESPACE, "labels": {ADMIN_LABEL: "true"}}

@@ -87,7 +87,7 @@ def measure(state: Path, cdi: Path, prepared: int, rounds: int) -> None:
 
 
 def parallel(state: Path, cdi: Path, rounds: int) -> None:
-    """Four threads as the kubelet would use them, a device each."""
+    """Four threads, as in the kubelet, with a device each."""
     api = FakeClaims()
     room = open_room(state, cdi, api)
     figures: list[float] = []

@@ -1,12 +1,12 @@
-"""Partitions and shares beside whole GPUs: what preparing each form costs, and what the processes weigh meanwhile.
+"""Partitions and shares beside whole GPUs: the cost of preparing each form, and the memory and CPU of the processes.
 
-The hardware is simulated and answers at once: what is measured is this driver alone, with a process of nvidia-smi and a
-daemon of MPS that are shell scripts. On a GPU, switching MIG mode, making an instance and starting a daemon add what
-they take there, some hundred milliseconds to seconds. Simulated hardware costs something of its own as well, which real
-hardware does not: each change rewrites its state file and its driver root.
+The hardware is simulated and answers at once, so the figures are those of this driver, including one process of
+nvidia-smi and one MPS daemon, which are shell scripts. On a GPU, switching MIG mode, creating an instance and starting
+a daemon take some hundred milliseconds to seconds more. Simulated hardware adds a cost that real hardware lacks: each
+change rewrites its state file and its driver root.
 
-*First* is a claim on a GPU that nobody uses, so it includes switching MIG mode, setting the time slice, or starting the
-MPS daemon, and unprepare the reverse; *further* is one beside another of its kind.
+*First* is a claim on an unused GPU, so it includes switching MIG mode, setting the time slice, or starting the MPS
+daemon, and unprepare the reverse; *further* is a claim beside another of its kind.
 
 usage: python -m tests.bench.forms_bench [--rounds 60] [--idle-s 20]
 """
@@ -58,7 +58,7 @@ class Bench:
 
     @contextmanager
     def beside(self, *makes: Make) -> Iterator[None]:
-        """These claims are prepared meanwhile."""
+        """Prepare these claims while the body runs."""
         claims = [self.prepared(make) for make in makes]
         yield
         for claim in claims:
@@ -173,7 +173,7 @@ def forms(bench: Bench, where: str) -> None:
 
 
 def start_s(node: LiveNode) -> float:
-    """From the start of the process until every device is in the API server, which knew none."""
+    """Seconds from the start of the process until every device is in the API server, which had none."""
     node.process.stop()
     node.remove_slices()
     began = time.monotonic()
@@ -185,7 +185,7 @@ def start_s(node: LiveNode) -> float:
 
 
 def idle(bench: Bench, seconds: float, label: str) -> None:
-    """CPU of both processes while nothing happens, and what the MPS host weighs."""
+    """CPU of both processes while nothing happens, and memory of the MPS host."""
     node, host = bench.node, bench.node.mps_host
     pids = {"node process": node.process.pid or 0, "MPS host": (host.pid or 0) if host else 0}
     time.sleep(3.0)  # what the start, or the rounds before, left to do is not idle

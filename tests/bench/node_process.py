@@ -1,4 +1,4 @@
-"""A node process under measurement: started as a user would, looked at from outside through /proc and its socket."""
+"""A node process under measurement: started as a user does, observed through /proc and its socket."""
 
 import shutil
 import signal

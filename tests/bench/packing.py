@@ -1,18 +1,18 @@
-"""How much of a node is stranded by the order in which its MIG placements are listed.
+"""How much of a node is stranded by the order in which its MIG placements are published.
 
 Plays random sequences of requests on a node under first fit, once with placements in the order that this driver
 publishes and once by name, as NVIDIA's driver lists them, with the same requests at the same times. Two kinds of
-sequences: *filling* (nobody leaves; as many slices are asked for as there are) and *coming and going* (each stays for a
-random time, with 80 % of the slices asked for on average); and of each, all sizes equally often, or each size the more
-rarely the more compute slices it has (*mostly small*). Boards of one geometry agree to the digit: their engines are
-never what runs out.
+sequences: *filling* (no partition is freed; as many slices are requested as exist) and *coming and going* (each
+partition is freed after a random time, with 80 % of the slices requested on average). Sizes are either equally
+frequent, or the rarer the more compute slices they have (*mostly small*). Boards of one geometry have equal figures:
+their engines never run out.
 
-- stranded: of the compute slices asked for, those that were refused although the node had as many compute and memory
-  slices free: nothing but their place was wrong. In per cent.
+- stranded: of the requested compute slices, those refused although the node had as many compute and memory slices
+  free, but in the wrong place. In per cent.
 - refused: of the requests, those that did not fit. In per cent.
-- largest: compute slices of the largest profile that still fits somewhere, on average over time.
+- largest: compute slices of the largest profile that still fits on any GPU, on average over time.
 
-The model of the hardware is this file's own (one integer per GPU); a test holds it to the real allocator.
+The hardware model is in this file (one integer per GPU); a test compares it with the real allocator.
 
 usage: python -m tests.bench.packing [--sequences 1000] [--gpus 4] [--seed 1] [MODEL ...]
 """
@@ -56,9 +56,9 @@ def name_order(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
 
 
 class Board:
-    """What a GPU has and what each placement takes, as counters packed into one integer.
+    """The counters of a GPU and of each placement, packed into one integer.
 
-    Counters: each memory slice, compute slices, instances of each profile, and engines that every profile tells.
+    Counters: each memory slice, compute slices, instances of each profile, and the engines that every profile lists.
     """
 
     def __init__(self, profiles: Sequence[MigProfile]) -> None:
@@ -82,7 +82,7 @@ class Board:
         }
 
     def asked_for(self) -> tuple[MigProfile, ...]:
-        """One profile of each size but the whole GPU's; of equal ones that of which there can be most."""
+        """One profile of each size except the whole GPU; of equal sizes the one with the highest maximum."""
         sizes: dict[tuple[int, int], MigProfile] = {}
         for profile in sorted(self.profiles, key=lambda p: (-p.max_instances, p.profile_id)):
             if profile.memory_slices < self.memory_slices:
@@ -95,7 +95,7 @@ def _packed(values: Sequence[int]) -> int:
 
 
 class Node:
-    """GPUs of one board under first fit: GPU by GPU, placements in the order given."""
+    """GPUs of one board under first fit: GPU by GPU, placements in the given order."""
 
     def __init__(self, board: Board, order: Sequence[Placement], gpus: int) -> None:
         self.board = board
@@ -118,11 +118,11 @@ class Node:
         return None
 
     def remove(self, gpu: int, profile_id: int, start: int) -> None:
-        """Give back what `place` took."""
+        """Free the placement that `place` returned."""
         self.left[gpu] += self.board.takes[profile_id, start]
 
     def largest(self) -> int:
-        """Compute slices of the largest profile that fits somewhere."""
+        """Compute slices of the largest profile that fits on any GPU."""
         guards = self.board.guards
         for profile in self._by_size:
             for take, _ in self._tries[profile.profile_id]:
@@ -134,7 +134,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One partition of a profile, asked for at a time (in arrivals), for so long."""
+    """One partition of a profile, requested at a time (in arrivals), for a duration."""
 
     at: float
     profile: MigProfile
@@ -143,7 +143,7 @@ class Request:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened over any number of sequences."""
+    """Counts over any number of sequences."""
 
     requests: int = 0
     refused: int = 0
@@ -153,7 +153,7 @@ class Tally:
 
     @property
     def stranded(self) -> float:
-        """Per cent of the slices asked for."""
+        """Per cent of the requested slices."""
         return 100 * self.stranded_slices / self.slices
 
     @property
@@ -163,12 +163,12 @@ class Tally:
 
     @property
     def largest(self) -> float:
-        """In compute slices."""
+        """On average over time, in compute slices."""
         return self.largest_sum / self.requests
 
 
 def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
-    """Requests until as many compute slices are asked for as there are; nobody leaves."""
+    """Requests until as many compute slices are requested as exist; no partition is freed."""
     choice = board.asked_for()
     left = board.compute_slices * gpus
     found: list[Request] = []
@@ -181,7 +181,7 @@ def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float
 
 
 def coming_and_going(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
-    """`ARRIVALS` requests, each staying for an exponential time such that `LOAD` of the slices is asked for."""
+    """`ARRIVALS` requests, each with an exponential duration such that `LOAD` of the slices is requested."""
     choice = board.asked_for()
     mean = sum(p.compute_slices * weight for p, weight in zip(choice, weights, strict=True)) / sum(weights)
     stay = LOAD * board.compute_slices * gpus / mean
@@ -195,7 +195,7 @@ def evenly(_: MigProfile) -> float:
 
 
 def mostly_small(profile: MigProfile) -> float:
-    """As many compute slices asked for in each size."""
+    """The same number of compute slices requested in each size."""
     return 1 / profile.compute_slices
 
 

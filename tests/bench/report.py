@@ -1,11 +1,11 @@
-"""How figures are told: one line each, beside its budget."""
+"""Prints figures, one line each, beside their budgets."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 class Report:
-    """Prints figures beside their budgets and remembers breaches."""
+    """Prints figures beside their budgets and records which were exceeded."""
 
     def __init__(self) -> None:
         self.breached = False
@@ -32,6 +32,6 @@ def rss_mib(pid: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that the threads of a process which live now have used, to the nanosecond."""
+    """Seconds of CPU used by the current threads of a process, with ns resolution."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")  # /proc/PID/stat counts in hundredths of a second
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9

@@ -1,4 +1,4 @@
-"""The cluster in KUBECONFIG as the tests use it: objects go in, states are waited for, nothing stays.
+"""The cluster in KUBECONFIG: creates objects, waits for states, and deletes everything again.
 
 Everything goes through the API server's REST interface, logs included, so no kubectl is needed.
 """
@@ -42,7 +42,7 @@ Complaint = Callable[[], str | None]
 
 
 def wait(complaint: Complaint, timeout_s: float) -> None:
-    """Until ``complaint`` has none (None or an empty string). An API error is a complaint like any other."""
+    """Wait until ``complaint`` returns None or an empty string. An API error counts as a complaint."""
     deadline = time.monotonic() + timeout_s
     while said := _said(complaint):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {said}"
@@ -57,7 +57,7 @@ def _said(complaint: Complaint) -> str | None:
 
 
 class RealCluster:
-    """One cluster. For one thread."""
+    """One cluster. Not thread-safe."""
 
     def __init__(self, rest: RestClient) -> None:
         self.rest = rest
@@ -80,7 +80,7 @@ class RealCluster:
 
     @contextmanager
     def classes(self) -> Iterator[None]:
-        """The project's DeviceClasses; those that were not there before go again."""
+        """Create the project's DeviceClasses; those that did not exist before are deleted again."""
         missing = [obj for obj in load(CLASSES) if self.client.find(kind_of(obj), obj["metadata"]["name"], "") is None]
         for obj in missing:
             self.client.create(obj, "")
@@ -89,7 +89,7 @@ class RealCluster:
             self.client.delete(kind_of(obj), obj["metadata"]["name"], "")
 
     def make_namespace(self, title: str) -> str:
-        """A namespace that nobody else uses, ready for pods."""
+        """Create a namespace for one test, ready for pods."""
         stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40]
         name = f"e2e-{stem}-{os.urandom(3).hex()}"
         self._create_namespace({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -104,7 +104,7 @@ class RealCluster:
 
     @staticmethod
     def home(objects: Sequence[Obj], namespace: str) -> str:
-        """Where objects go: the one namespace that they bring, else ``namespace``."""
+        """The namespace of the objects: the Namespace among them, else ``namespace``."""
         brought = [str(obj["metadata"]["name"]) for obj in objects if obj["kind"] == NAMESPACES.kind]
         assert len(brought) <= 1, f"objects in several namespaces: {brought}"
         return brought[0] if brought else namespace
@@ -118,9 +118,9 @@ class RealCluster:
                 self.client.create(obj, home)
 
     def remove(self, objects: Sequence[Obj], namespace: str) -> None:
-        """Deletes what a person would with `kubectl delete -f`, and waits until no pod and no claim is left.
+        """Delete the objects as `kubectl delete -f` does, and wait until no pod and no claim is left.
 
-        A namespace among the objects goes last, so that nothing hides behind its deletion.
+        A Namespace among the objects is deleted last, because its deletion would hide leftovers.
         """
         for obj in deletion_order(objects):
             if obj["kind"] != NAMESPACES.kind:
@@ -135,11 +135,11 @@ class RealCluster:
         return ", ".join(f"{k.singular} {o['metadata']['name']}" for k in kinds for o in self.client.list(k, namespace))
 
     def drop_namespace(self, name: str) -> None:
-        """Everything in it goes too, sooner or later; ``dropped`` waits for that."""
+        """Delete the namespace without waiting; ``dropped`` waits."""
         self.client.delete(NAMESPACES, name, "")
 
     def dropped(self) -> None:
-        """Waits until all namespaces made here are gone."""
+        """Wait until all namespaces created here are deleted."""
         wait(lambda: ", ".join(n for n in self._namespaces if self.client.find(NAMESPACES, n, "")), GONE_S)
 
     def pod(self, name: str, namespace: str) -> Obj:
@@ -151,7 +151,7 @@ class RealCluster:
         return self.client.list(PODS, namespace)
 
     def granted_devices(self, pod: Obj) -> set[str]:
-        """Names of all devices that the pod's claims were allocated."""
+        """Names of all devices allocated to the pod's claims."""
         names = filter(None, [name for _, name in claim_names(pod)] + [extended_claim_name(pod)])
         claims = [self.client.find(RESOURCE_CLAIMS, name, pod["metadata"]["namespace"]) for name in names]
         results = [item for claim in claims for item in entries(claim, "status", "allocation", "devices", "results")]
@@ -172,7 +172,7 @@ class RealCluster:
         return {item["name"]: self.client.log(namespace, name, item["name"]) for item in pod["spec"]["containers"]}
 
     def warnings(self, namespace: str, reason: str | None = None) -> list[str]:
-        """Messages of warning events in a namespace, for a test's failure and for what people would see."""
+        """Messages of warning events in a namespace, for a test's failure message."""
         return [
             f"{dig(event, 'involvedObject', 'name')}: {event.get('reason')}: {event.get('message')}"
             for event in self.client.list(EVENTS, namespace)
@@ -181,7 +181,7 @@ class RealCluster:
 
 
 def containers(pod: Obj) -> list[tuple[str, str, int]]:
-    """Name, container id and restarts of each container: what must not change for a pod that is left alone."""
+    """Name, container id and restarts of each container: what must not change for an undisturbed pod."""
     return sorted(
         (item["name"], str(item.get("containerID")), int(item["restartCount"]))
         for item in entries(pod, "status", "containerStatuses")

@@ -2,13 +2,13 @@
 
     KUBECONFIG=... python -m pytest tests/e2e -rs
 
-Without KUBECONFIG everything is skipped, and says so. Where no node publishes GPUs and this host is a node of the
-cluster, a node process with simulated GPUs and an MPS host are started on it (as root: MPS daemons get mount namespaces
-of their own). Tests that kill them, and those that need other GPUs or policies than are there, need these.
+Without KUBECONFIG every test is skipped with that reason. If no node publishes GPUs and this host is a node of the
+cluster, a node process with simulated GPUs and an MPS host are started on it (as root: MPS daemons get their own mount
+namespaces). Tests that kill them, or require other GPUs or policies than are published, need these processes.
 
-Environment: E2E_NODE_NAME (which node this host is, if it cannot be found out), E2E_KUBELET_ROOT, E2E_CDI_DIR and
-E2E_STATE_DIR (folders of the node process, looked through for leftovers), E2E_KUBELET_RESTART (a command that restarts
-this host's kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs).
+Environment: E2E_NODE_NAME (this host's node, if it cannot be detected), E2E_KUBELET_ROOT, E2E_CDI_DIR and E2E_STATE_DIR
+(folders of the node process, searched for leftovers), E2E_KUBELET_RESTART (a command that restarts this host's
+kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs).
 """
 
 import os
@@ -31,13 +31,13 @@ TEST_TIMEOUT_S = 600
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """One cluster with few GPUs, and tests that kill its driver: no two of them may run at the same time."""
+    """Run one test at a time: the cluster has few GPUs, and some tests kill its driver."""
     config.option.numprocesses = None
     config.option.dist = "no"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real pods take their time; whether the API server is verified is for the owner of KUBECONFIG to say."""
+    """Allow more time for real pods, and an API server that is not verified, if the kubeconfig says so."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
@@ -54,7 +54,7 @@ def kubeconfig() -> str:
 
 @pytest.fixture(scope="session")
 def cluster(kubeconfig: str) -> Iterator[RealCluster]:
-    """The cluster with the project's DeviceClasses. One that does not answer is an error, not a reason to skip."""
+    """The cluster with the project's DeviceClasses. A cluster that does not answer fails the tests."""
     rest = RestClient(Connection.load(kubeconfig), timeouts=Timeouts(read_s=30.0, total_s=60.0))
     found = RealCluster(rest)
     found.version()
@@ -65,7 +65,7 @@ def cluster(kubeconfig: str) -> Iterator[RealCluster]:
 
 @pytest.fixture(scope="session")
 def node(cluster: RealCluster) -> str | None:
-    """The cluster's node that this host is; None when it is none."""
+    """The cluster's node that this host is, None if it is none."""
     return local_node(cluster.nodes())
 
 
@@ -73,7 +73,7 @@ def node(cluster: RealCluster) -> str | None:
 def host(
     cluster: RealCluster, kubeconfig: str, node: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Host | None]:
-    """GPUs are published: by whoever does it already (None), else by processes of our own."""
+    """None if the cluster publishes GPUs already, else the processes started on this host."""
     if driver_runs_here() if node is not None else cluster.slices():
         yield None
         return
@@ -89,9 +89,9 @@ def host(
 
 @pytest.fixture
 def own_host(host: Host | None) -> Host:
-    """Processes, GPUs and policies that the test may do with as it likes."""
+    """Processes, GPUs and policies that the test may change."""
     if host is None:
-        pytest.skip("GPUs are published by a node process that is not ours: stop it to run this test")
+        pytest.skip("a node process that these tests did not start publishes GPUs: stop it to run this test")
     return host
 
 
@@ -112,8 +112,8 @@ def node_folders(node: str | None) -> Folders | None:
 
 
 @pytest.fixture
-def needs() -> Requirements:
-    """GPUs and policies that a test needs; test files that need particular ones say so in a fixture of this name."""
+def requirements() -> Requirements:
+    """GPUs and policies that a test requires; test files override this fixture."""
     return Requirements()
 
 
@@ -122,17 +122,17 @@ def namespace(
     cluster: RealCluster,
     host: Host | None,
     node_folders: Folders | None,
-    needs: Requirements,
+    requirements: Requirements,
     request: pytest.FixtureRequest,
 ) -> Iterator[str]:
-    """A namespace of the test's own on a cluster with what the test needs.
+    """A namespace of the test's own on a cluster that meets the test's requirements.
 
-    After the test its claims are gone, and with them all traces on this node and its GPUs.
+    After the test its claims are deleted, and nothing of them is left on this node and its GPUs.
     """
     if host is not None:
-        host.provide(needs)
-    elif needs != Requirements():
-        pytest.skip(f"it needs {needs}, and GPUs are published by a node process that is not ours")
+        host.provide(requirements)
+    elif requirements != Requirements():
+        pytest.skip(f"it needs {requirements}, and a node process that these tests did not start publishes GPUs")
     name = cluster.make_namespace(request.node.name)
     yield name
     cluster.drop_namespace(name)

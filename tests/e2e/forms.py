@@ -1,4 +1,4 @@
-"""Pods that ask for slices, shares and whole GPUs, in one namespace."""
+"""Pods that request MIG devices, shares and whole GPUs, in one namespace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ SHAREABLE = "device.allowMultipleAllocations"
 
 
 def whole() -> Obj:
-    """A request for one GPU that nobody shares."""
+    """A request for one GPU that is not shared."""
     return _request("gpu.nvidia.com", f"!{SHAREABLE}")
 
 
@@ -38,7 +38,7 @@ def _request(device_class: str, expression: str) -> Obj:
 
 
 class Forms:
-    """Makes and watches them; a pod's template has the pod's name."""
+    """Creates and observes pods; a pod's template has the pod's name."""
 
     def __init__(self, cluster: RealCluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -74,20 +74,20 @@ class Forms:
         return self.cluster.pod(name, self.namespace)
 
     def delete(self, *names: str) -> None:
-        """Until the pods and their claims are gone."""
+        """Delete the pods and wait until they and their claims are removed."""
         for name in names:
             self.cluster.client.delete(PODS, name, self.namespace)
         wait(lambda: self._left(names), GONE_S)
 
     def ask_to_go(self, name: str) -> None:
-        """Deletes the pod and does not wait."""
+        """Delete the pod without waiting."""
         self.cluster.client.delete(PODS, name, self.namespace)
 
     def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:
         wait(lambda: self._unready(names), timeout_s)
 
     def waits(self, *names: str) -> bool:
-        """Whether the scheduler has found no place for any of them."""
+        """Whether the scheduler has rejected all of them."""
         return all(
             dig(self.get(name), "status", "phase") == "Pending" and why_unscheduled(self.get(name)) for name in names
         )
@@ -98,23 +98,23 @@ class Forms:
         return self._log(name)
 
     def wait_line(self, name: str, line: str) -> None:
-        """Until the log has the line."""
+        """Wait until the log has the line."""
         wait(lambda: None if line in self._log(name).splitlines() else f"{name} logs {self._log(name)}", 30.0)
 
     def sees(self, name: str) -> Devices:
-        """What the pod's log lists, which has to be what it was granted."""
+        """The devices in the pod's log, which must be the allocated ones."""
         found = observed_devices(self.log(name))
         assert difference(found, allocated_devices(self.get(name), self.cluster.client)) is None
         return found
 
     def partition(self, name: str) -> str:
-        """UUID of the one MIG device that the pod sees."""
+        """UUID of the only MIG device that the pod sees."""
         (only,) = self.sees(name).partitions
         return only.uuid
 
     @contextmanager
     def cleared(self) -> Iterator["Forms"]:
-        """After the body everything is deleted, also when the body failed."""
+        """After the body everything is deleted, also if the body failed."""
         try:
             yield self
         finally:

@@ -1,6 +1,6 @@
-"""What the simulated GPUs of this host say themselves, beside the driver, the API server and the logs.
+"""The simulated GPUs of this host, read directly and not through the driver, the API server or logs.
 
-Reads the state that simulated GPUs keep beside the node process, and the records of the simulated driver's programs.
+Reads the state file of the simulated GPUs and the records of the simulated driver's programs.
 """
 
 import json
@@ -21,27 +21,27 @@ ROOT = "simulated-root"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The GPUs that ``spec`` describes for ``node``; ``state`` is the driver's own folder on this host."""
+    """The GPUs that ``spec`` describes for ``node``; ``state`` is the driver's folder on this host."""
 
     spec: str
     node: str
     state: Path
 
     def as_described(self) -> Snapshot:
-        """The GPUs before anybody did anything to them."""
+        """The GPUs as their specification describes them."""
         return SimulatedBackend.from_spec(self.spec, self.node).snapshot()
 
     def backend(self) -> SimulatedBackend:
-        """The GPUs as they are, for whoever plays an administrator or lets a call fail."""
+        """The current GPUs, for tests that act as an administrator or inject faults."""
         return SimulatedBackend.from_spec(self.spec, self.node, state_file=self.state / STATE)
 
     def faults(self) -> list[object]:
-        """The faults that have been asked for and have not struck yet."""
+        """Faults that were injected and have not occurred yet."""
         found: list[object] = json.loads((self.state / STATE).read_text())["faults"]
         return found
 
     def made(self) -> dict[str, str]:
-        """Minor, profile and start of each MIG instance that exists -> UUID of its device, "" while it has none."""
+        """Minor, profile and start of each MIG instance -> UUID of its device, "" without a compute instance."""
         return {
             f"{gpu.minor}/{instance.profile_id}/{instance.start}": str(instance.device.uuid if instance.device else "")
             for gpu in self.backend().snapshot().gpus
@@ -49,7 +49,7 @@ class Hardware:
         }
 
     def uuids_of(self, devices: Iterable[str]) -> set[str]:
-        """UUIDs of the MIG devices that are at the places which these device names tell. KeyError for one missing."""
+        """UUIDs of the MIG devices at the placements in these device names. Raises KeyError for a missing one."""
         made, names = self.made(), [parse_partition_name(name) for name in devices]
         return {made[f"{name.minor}/{name.profile_id}/{name.start}"] for name in names if name is not None}
 
@@ -58,21 +58,21 @@ class Hardware:
         return next(backend.compute_mode(gpu.uuid) for gpu in backend.snapshot().gpus if gpu.uuid == uuid)
 
     def time_slice(self, uuid: str) -> int:
-        """The number that nvidia-smi was told last, 0 (default) when it was told none."""
+        """The last time slice set with nvidia-smi, 0 (default) without one."""
         path = self.state / ROOT / TIMESLICE / uuid
         return int(path.read_text()) if path.exists() else 0
 
     def said(self, program: str) -> list[str]:
-        """What a program of the simulated driver was asked, a line each: nvidia-smi or mps-control."""
+        """Commands that a program of the simulated driver received, one per line: nvidia-smi or mps-control."""
         path = self.state / ROOT / RECORDS / f"{program}.log"
         return path.read_text().splitlines() if path.exists() else []
 
     def daemons(self) -> tuple[str, ...]:
-        """Ids of all MPS daemons that have a folder, in whatever state."""
+        """Ids of all MPS daemons that have a folder, in any state."""
         return MpsFolders(self.state / "mps").ids()
 
     def traces(self) -> str:
-        """What is not as it was before any claim; "" when nothing is."""
+        """What differs from the state before any claim, "" if nothing does."""
         backend, fresh = self.backend(), {gpu.uuid: gpu for gpu in self.as_described().gpus}
         found = [f"MPS daemon {name}" for name in self.daemons()]
         for gpu in backend.snapshot().gpus:

@@ -1,6 +1,6 @@
-"""Node process and MPS host of our own on this host, with the simulated GPUs and policies that a test needs.
+"""A node process and MPS host on this host, with the simulated GPUs and policies that a test requires.
 
-GPUs are changed by a restart of the node process, policies by files in its folder while it runs.
+Changing GPUs restarts the node process; policies are files in its folder and change while it runs.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ POLL_INTERVAL_S = "1"
 
 
 class Host:
-    """What runs on this host for ``node``. For one thread; `start` and `stop` once."""
+    """The processes on this host for ``node``. Not thread-safe; `start` and `stop` once."""
 
     def __init__(self, cluster: RealCluster, folder: Path, node: str, kubeconfig: str) -> None:
         self._cluster, self._node = cluster, node
@@ -61,7 +61,7 @@ class Host:
         self.mps.wait_for(lambda: MPS_READY in self.mps.text)
 
     def stop(self) -> None:
-        """Both end in an orderly way; what does not is killed, and the caller is told."""
+        """Stop both processes; one that does not stop in time is killed and reported."""
         try:
             for process in (self.process, self.mps):
                 if process.lives:
@@ -71,17 +71,18 @@ class Host:
             self.mps.kill()
 
     def restart(self) -> None:
-        """Starts the node process again, after it ended, and waits until the kubelet knows it."""
+        """Start the node process again, after it ended, and wait until it is registered with the kubelet."""
         before = self.process.text.count(REGISTERED) if self.process.log.exists() else 0
         self.process.start()
         self.process.wait_for(lambda: self.process.text.count(REGISTERED) > before, START_S)
 
-    def provide(self, needs: Requirements) -> None:
-        """Until slices offer the GPUs of ``needs`` under its policies, and nothing is in use. Skips what cannot be."""
-        if len(needs.nodes) > 1:
+    def provide(self, requirements: Requirements) -> None:
+        """Wait until slices offer the required GPUs under their policies, and none is in use. Skips if this host
+        cannot."""
+        if len(requirements.nodes) > 1:
             pytest.skip("it needs several nodes with different GPUs, and this host is one")
-        spec = needs.nodes[0][1] if needs.nodes else GPUS
-        self._put_policies(needs.policies)
+        spec = requirements.nodes[0][1] if requirements.nodes else GPUS
+        self._put_policies(requirements.policies)
         if spec != self.process.flags["simulate"] or not self.process.lives:
             if self.process.lives:
                 self.process.end()
@@ -90,7 +91,7 @@ class Host:
         wait(self._differs, START_S)
 
     def put_policy(self, name: str, text: str) -> None:
-        """One policy file more, or another content for it; complete from the first moment."""
+        """Write a policy file, by a rename."""
         path = self.policies / f".{name}.new"
         path.write_text(text)
         path.replace(self.policies / name)
@@ -110,7 +111,7 @@ class Host:
         return f"slices have {sorted(found - wanted)}, and have not {sorted(wanted - found)}; {self.process.text}"
 
     def _wanted(self) -> set[tuple[str, ...]]:
-        """What is published of untouched GPUs under the policies that lie in the folder."""
+        """The slices of untouched GPUs under the policies in the folder."""
         snapshot = SimulatedBackend.from_spec(str(self.process.flags["simulate"]), self._node).snapshot()
         policies = read_set(read_folder(self.policies)).policies
         kept = features.probe(RestSlicesApi(self._cluster.rest, DRIVER, self._node), DRIVER, self._node)
@@ -119,7 +120,7 @@ class Host:
 
 
 def _essence(device: Mapping[str, Any]) -> tuple[str, ...]:
-    """What tells GPUs and policies apart, without what the API server writes in another way."""
+    """The parts of slices that depend on GPUs and policies, in the API server's spelling."""
     told = device["attributes"]
     texts = [str(told.get(name, {}).get("string")) for name in ("productName", "uuid", "sharingStrategy")]
     return (device["name"], *texts, *sorted(device.get("capacity") or ()))

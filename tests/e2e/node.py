@@ -1,4 +1,4 @@
-"""The node that this host is, if it is one, and what lies in its folders."""
+"""The cluster's node that this host is, and the driver's folders on it."""
 
 import os
 import sqlite3
@@ -19,7 +19,7 @@ _CLAIM_FILE = f"k8s.{DRIVER}-claim_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where the node process of this host keeps what it knows of claims."""
+    """The folders of this host's node process."""
 
     cdi: Path
     state: Path
@@ -35,14 +35,14 @@ class Folders:
             return {uid for (uid,) in journal.execute("SELECT uid FROM claim")}
 
     def left_of_others(self, known: Set[str]) -> str:
-        """CDI files and journal rows of claims that are not among ``known``; "" when there is none."""
+        """CDI files and journal rows of claims that are not among ``known``, "" without any."""
         files = [f"CDI file of claim {uid}" for uid in sorted(self.claims_with_files() - known)]
         rows = [f"journal row of claim {uid}" for uid in sorted(self.claims_in_journal() - known)]
         return ", ".join(files + rows)
 
 
 def local_node(nodes: list[Obj]) -> str | None:
-    """The name of the node that this host is: the one named in E2E_NODE_NAME, or that booted when this host did."""
+    """The name of the node that this host is: the one in E2E_NODE_NAME, or the one with this host's boot id."""
     if name := os.environ.get("E2E_NODE_NAME"):
         return name
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -52,11 +52,11 @@ def local_node(nodes: list[Obj]) -> str | None:
 
 
 def driver_runs_here() -> bool:
-    """Whether a node process answers on this host. Slices do not say so: they outlive it by half a minute."""
+    """Whether a node process answers on this host. Slices do not tell: they outlive it by half a minute."""
     return any(is_served(path) for path in (KUBELET_ROOT / "plugins_registry").glob(f"{DRIVER}*reg.sock"))
 
 
 def folders(node: str | None) -> Folders | None:
-    """The folders of the node process where they can be looked at from here."""
+    """The folders of the node process, if this process can read them."""
     given = "E2E_CDI_DIR" in os.environ and "E2E_STATE_DIR" in os.environ
     return Folders(cdi=CDI_DIR, state=STATE_DIR) if given or node is not None else None

@@ -1,4 +1,4 @@
-"""What NVIDIA's public specs have to reach, one entry per file.
+"""The expected results of NVIDIA's public specs, one entry per file.
 
 The specs are tests/bats/specs/gpu-*.yaml and demo/specs/quickstart/v1/gpu-test4.yaml of NVIDIA's public DRA driver
 repository.
@@ -24,7 +24,7 @@ FOUR_A100 = Requirements(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a check of side effects looks at while the pods are as they should be."""
+    """What a check of side effects can read while the pods are as expected."""
 
     cluster: RealCluster
     namespace: str
@@ -35,31 +35,30 @@ class View:
         return self.cluster.pods(self.namespace)
 
     def observations(self) -> list[Devices]:
-        """What all containers of each pod list together."""
+        """The devices that all containers of each pod list together."""
         logs = [self.cluster.all_logs(pod).values() for pod in self.pods]
         return [sum(map(observed_devices, texts), Devices()) for texts in logs]
 
     def gpu(self) -> str:
-        """The one GPU that all of it is about."""
+        """The only GPU of all pods."""
         (uuid,) = {uuid for observation in self.observations() for uuid in observation.listed}
         return uuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """``lines`` is how many GPUs ``nvidia-smi -L`` lists in the first containers of all ``pods`` together; a MIG
-    device is listed below its GPU. ``check`` looks at what else must be so meanwhile.
-    """
+    """``lines`` is the number of GPUs that ``nvidia-smi -L`` lists in the first containers of all ``pods`` together;
+    a MIG device is listed below its GPU. ``check`` checks side effects while the pods run."""
 
     reaches: Sequence[str]
     pods: int
     lines: int
-    needs: Requirements = ANY
+    requirements: Requirements = ANY
     check: Callable[[View], None] | None = None
 
 
 def different_gpus(view: View) -> None:
-    """Every pod on a GPU of its own."""
+    """Every pod has a GPU of its own."""
     observations = view.observations()
     assert len({uuid for observation in observations for uuid in observation.listed}) == len(observations)
 
@@ -71,14 +70,14 @@ def job_has_ended(view: View) -> None:
 
 
 def short_turns(view: View) -> None:
-    """nvidia-smi was told so once for this GPU; after the claim it is told the default again."""
+    """nvidia-smi set the time slice of this GPU once; after the claim it sets the default."""
     gpu = view.gpu()
     assert view.hardware.time_slice(gpu) == 1
     assert view.hardware.said("nvidia-smi")[-1].endswith(f"nvidia-smi compute-policy -i {gpu} --set-timeslice 1")
 
 
 def mps_daemon(view: View) -> None:
-    """One daemon for this GPU, with both defaults set before anybody could connect; the GPU admits nobody else."""
+    """One daemon for this GPU, with both defaults set before clients can connect; the GPU is in exclusive mode."""
     gpu, said = view.gpu(), [line.split(" ", 1)[1] for line in view.hardware.said("mps-control")]
     newest = said[len(said) - said[::-1].index("start -f") :]
     assert f"devices {gpu}" in newest, newest
@@ -90,7 +89,7 @@ def mps_daemon(view: View) -> None:
 
 
 def four_quartets(view: View) -> None:
-    """Each pod has four slices of one GPU, and each GPU serves one pod."""
+    """Each pod has four MIG devices of one GPU, and each GPU serves one pod."""
     observations = view.observations()
     assert [sorted(part.profile for part in observation.partitions) for observation in observations] == [
         ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
@@ -154,14 +153,16 @@ SPECS = {
         ],
         pods=2,
         lines=2,
-        needs=H100_BY_MEMORY,
+        requirements=H100_BY_MEMORY,
     ),
     # It asks for a count of shares and for no memory, which here means all memory: the pods run on different GPUs.
     "gpu-consumable-shares-integer": Spec(
         reaches=["pod/pod-share-integer-0 Running sees 1 GPU", "pod/pod-share-integer-1 Running sees 1 GPU"],
         pods=2,
         lines=2,
-        needs=H100_IN_TURNS,
+        requirements=H100_IN_TURNS,
     ),
-    "gpu-test4": Spec(reaches=["deployment/pod Available"], pods=4, lines=4, needs=FOUR_A100, check=four_quartets),
+    "gpu-test4": Spec(
+        reaches=["deployment/pod Available"], pods=4, lines=4, requirements=FOUR_A100, check=four_quartets
+    ),
 }

@@ -1,4 +1,4 @@
-"""One manifest file against the cluster: applied, held in the state that it must reach, deleted without a trace."""
+"""One manifest against the cluster: applied, checked twice, deleted without leftovers."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ PENDING_S = 5.0
 
 @contextmanager
 def reached(cluster: RealCluster, path: Path, namespace: str, expectations: Sequence[Expectation]) -> Iterator[str]:
-    """The body runs while the objects of ``path`` are as expected; after it they are deleted, and nothing is left.
+    """The body runs while the expectations of ``path`` hold; after it the objects are deleted, and nothing is left.
 
-    Gives the namespace they are in: ``namespace``, or the one that they bring.
+    Yields their namespace: ``namespace``, or the one among the objects.
     """
     objects = load(path)
     home = cluster.home(objects, namespace)
@@ -33,8 +33,8 @@ def reached(cluster: RealCluster, path: Path, namespace: str, expectations: Sequ
 
 
 def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -> None:
-    """Each pod's logs list the very MIG devices which the hardware has at the places that its claims were granted,
-    and the hardware has no other."""
+    """Each pod's logs list exactly the MIG devices of the hardware at the placements of its claims, and the hardware
+    has no other."""
     everybody: set[str] = set()
     for pod in cluster.pods(namespace):
         granted = hardware.uuids_of(cluster.granted_devices(pod))
@@ -46,7 +46,7 @@ def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -
 
 
 def _hold(cluster: RealCluster, namespace: str, expectations: Sequence[Expectation]) -> None:
-    """It is still so a moment later."""
+    """Check the expectations again a moment later."""
     time.sleep(PENDING_S if any(e.state == "Pending" for e in expectations) else SETTLE_S)
     assert unmet(expectations, cluster.client, namespace) is None
 

@@ -1,4 +1,4 @@
-"""What a real container runtime makes of the CDI files: nodes that open what was granted, and mounts for MPS."""
+"""What a real container runtime does with the CDI files: device nodes that open, and mounts for MPS."""
 
 import re
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ MPS = (
 )
 
 shared_gpu = pytest.mark.parametrize(
-    "needs", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
+    "requirements", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
 
 
 @pytest.fixture
-def needs(request: pytest.FixtureRequest) -> Requirements:
+def requirements(request: pytest.FixtureRequest) -> Requirements:
     found: Requirements = getattr(request, "param", Requirements(nodes=ONE_H100))
     return found
 
@@ -45,19 +45,20 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 
 def words(log: str, first: str) -> list[str]:
-    """What follows ``first`` in the lines that begin with it."""
+    """The rest of the lines that begin with ``first``."""
     return [line.removeprefix(f"{first} ") for line in log.splitlines() if line.startswith(f"{first} ")]
 
 
 def capabilities(own_host: Host, uuid: str) -> list[int]:
-    """The numbers of the two nodes that open the MIG device."""
+    """The minors of the two device nodes that open the MIG device."""
     (gpu,) = own_host.hardware.backend().snapshot().gpus
     (instance,) = (one for one in gpu.mig_instances if one.device and one.device.uuid == uuid)
     return [instance_minor(gpu.minor, instance.gi_id), instance_minor(gpu.minor, instance.gi_id, 0)]
 
 
 def test_a_slices_container_has_its_two_capability_nodes_and_can_open_no_other(own_host: Host, forms: Forms) -> None:
-    """The runtime makes the nodes although the host has none of them; a neighbour's, made by hand, does not open."""
+    """The runtime creates the nodes although the host has none; another MIG device's node, created by hand, does not
+    open."""
     names = ("one", "other")
     for name in names:
         forms.create(name, slice_of("1g.10gb"), f"{LIST}; {NODES}; {OPEN}; {EVERY_CAP}; echo done")
@@ -76,7 +77,7 @@ def test_a_slices_container_has_its_two_capability_nodes_and_can_open_no_other(o
 
 @shared_gpu
 def test_shares_containers_have_one_daemons_pipes_and_shared_memory(own_host: Host, forms: Forms) -> None:
-    """The same two folders for all shares of a GPU, writable to them, with the daemon's files in them."""
+    """All shares of a GPU have the same two folders, writable, with the daemon's files in them."""
     names = ("one", "other")
     for name in names:
         forms.create(name, share("10Gi", 20), f"{LIST}; {MPS}; echo done")

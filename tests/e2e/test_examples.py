@@ -1,4 +1,4 @@
-"""Every example reaches the state that its comments state, on a real cluster, and leaves nothing behind."""
+"""Every example meets the expectations in its comments on a real cluster, and leaves nothing behind."""
 
 from pathlib import Path
 
@@ -17,18 +17,18 @@ EXAMPLES = [path for group in group_examples(FOUND).values() for path in group]
 
 
 def test_there_are_examples() -> None:
-    """A wrong path would make every test below vanish silently."""
+    """With a wrong path, the tests below would have no parameters and pass."""
     assert len(EXAMPLES) >= 11
 
 
 @pytest.fixture
-def needs(path: Path) -> Requirements:
+def requirements(path: Path) -> Requirements:
     return read_requirements(path)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: Path) -> None:
-    """State, number of GPUs and MIG devices, and in each log the very ones granted and no other."""
+    """State, number of GPUs and MIG devices, and in each log exactly the allocated ones."""
     with reached(cluster, path, namespace, read_expectations(path)) as home:
         logs = cluster.logs(home, phase="Succeeded")
         seen = {pod: len(observed_devices(log).listed) for pod, log in logs.items()}

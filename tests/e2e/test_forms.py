@@ -1,6 +1,6 @@
-"""One GPU, whole and cut and shared, under a real scheduler, kubelet and container runtime.
+"""One GPU as a whole, as MIG devices and as shares, under a real scheduler, kubelet and container runtime.
 
-The GPU is a simulated H100 of a node process of our own; its state tells what was really done to it.
+The GPU is a simulated H100 of a node process of this test; its state file shows what was done to it.
 """
 
 import signal
@@ -29,19 +29,19 @@ LONG_CALL_S = 300.0
 
 
 shared_gpu = pytest.mark.parametrize(
-    "needs", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
+    "requirements", [Requirements(nodes=ONE_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
 )
 
 
 @pytest.fixture
-def needs(request: pytest.FixtureRequest) -> Requirements:
+def requirements(request: pytest.FixtureRequest) -> Requirements:
     found: Requirements = getattr(request, "param", Requirements(nodes=ONE_H100))
     return found
 
 
 @pytest.fixture
 def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Forms]:
-    """After the test all pods are deleted while the driver runs, without any delay that a test asked for."""
+    """After the test all pods are deleted while the driver runs, without the test's delays."""
     with Forms(cluster, namespace).cleared() as found:
         yield found
         own_host.hardware.backend().clear_faults()
@@ -50,17 +50,17 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 
 def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
-    """Exit status and answer of `kubectl dra explain`."""
+    """Exit status and output of `kubectl dra explain`."""
     command = [sys.executable, "-m", "dra_driver.cli.kubectl", "explain", f"pod/{pod}", "-n", forms.namespace]
     command += ["--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_seven_slices_then_no_eighth_then_the_whole_gpu(
+def test_seven_mig_devices_no_eighth_then_the_whole_gpu(
     own_host: Host, cluster: RealCluster, forms: Forms, kubeconfig: str
 ) -> None:
-    """The scheduler hands out what is there and not more; the GPU is whole again when its last slice is gone."""
+    """The scheduler allocates no more than there is; the GPU is whole again after its last MIG device."""
     seven = [f"slice-{number}" for number in range(7)]
     for name in seven:
         forms.create(name, slice_of(SMALL))
@@ -92,8 +92,8 @@ def test_seven_slices_then_no_eighth_then_the_whole_gpu(
     assert (gpu.mig_enabled, gpu.mig_instances) == (False, ())
 
 
-def test_a_slice_waits_while_the_gpu_is_taken_whole(own_host: Host, forms: Forms, kubeconfig: str) -> None:
-    """The other way round: nobody cuts a GPU under the pod that has it."""
+def test_a_mig_device_waits_while_the_whole_gpu_is_in_use(own_host: Host, forms: Forms, kubeconfig: str) -> None:
+    """The driver creates no partition on a GPU that a pod uses as a whole."""
     forms.create("whole", whole())
     forms.wait_ready("whole")
     forms.create("slice", slice_of(SMALL))
@@ -107,7 +107,7 @@ def test_a_slice_waits_while_the_gpu_is_taken_whole(own_host: Host, forms: Forms
 
 @shared_gpu
 def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconfig: str) -> None:
-    """Each share's limits are what it asked for, under one daemon; what does not fit waits for one to end."""
+    """Each share's limits are those it requested, under one daemon; a share that does not fit waits."""
     asked = {"ten": (10, 20), "twenty": (20, 30), "thirty": (30, 40)}
     for name, (memory_gib, percent) in asked.items():
         forms.create(name, share(f"{memory_gib}Gi", percent))
@@ -138,7 +138,7 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
 
 @shared_gpu
 def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: RealCluster, forms: Forms) -> None:
-    """The policy goes while two pods share the GPU: same containers, same daemon. Then the GPU is nobody's to share."""
+    """The policy is deleted while two pods share the GPU: same containers, same daemon. Afterwards it is not shared."""
     names = ("one", "other")
     for name in names:
         forms.create(name, share("10Gi", 20))
@@ -161,21 +161,21 @@ def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: Real
 
 
 def shareable(cluster: RealCluster) -> set[str]:
-    """Names of the devices that several claims may have."""
+    """Names of the devices that several claims may use."""
     devices = [device for item in cluster.slices() for device in entries(item, "spec", "devices")]
     return {device["name"] for device in devices if device.get("allowMultipleAllocations")}
 
 
 def kill_in_long_call(own_host: Host) -> None:
-    """SIGKILL while the node process is in the call that was made long, before it has an effect; then a restart."""
+    """Kill the node process during the delayed call, before it has an effect; then restart it."""
     own_host.process.wait_for(lambda: not own_host.hardware.faults(), RETRY_S)
     own_host.process.end(signal.SIGKILL)
     own_host.restart()
 
 
 @pytest.mark.parametrize("method", ["set_mig_mode", "create_gpu_instance", "create_compute_instance"])
-def test_killed_while_it_makes_a_slice(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
-    """Both pods run in the end, each with its own slice, and the GPU has no third."""
+def test_killed_while_it_creates_a_mig_device(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
+    """Both pods run in the end, each with its own MIG device, and the GPU has no third."""
     own_host.hardware.backend().fail_next(method, delay_s=LONG_CALL_S)
     for name in ("one", "other"):
         forms.create(name, slice_of(SMALL))
@@ -186,8 +186,8 @@ def test_killed_while_it_makes_a_slice(method: str, own_host: Host, cluster: Rea
 
 
 @pytest.mark.parametrize("method", ["destroy_compute_instance", "destroy_gpu_instance"])
-def test_killed_while_it_removes_a_slice(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
-    """The pod and its slice go in the end; the neighbour does not notice."""
+def test_killed_while_it_destroys_a_mig_device(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
+    """The pod and its MIG device are removed in the end; the pod beside it is not disturbed."""
     for name in ("leaving", "staying"):
         forms.create(name, slice_of(SMALL))
     forms.wait_ready("leaving", "staying")

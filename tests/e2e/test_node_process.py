@@ -1,6 +1,6 @@
-"""Node process, kubelet and slices come and go; running pods do not notice, and new ones start as soon as it is back.
+"""Node process, kubelet and slices are removed and return: running pods are not disturbed, and new pods start then.
 
-The node process is one of our own on this host (see conftest), its kubelet and container runtime are the real ones.
+The node process is started by the test on this host (see conftest); its kubelet and container runtime are real.
 """
 
 import os
@@ -32,7 +32,7 @@ RETRY_S = 180.0
 
 
 class Pods:
-    """Pods with one GPU each, in one namespace, after examples/one-gpu.yaml."""
+    """Pods with one GPU each, in one namespace, like examples/one-gpu.yaml."""
 
     def __init__(self, cluster: RealCluster, namespace: str) -> None:
         self._cluster, self._namespace = cluster, namespace
@@ -52,7 +52,7 @@ class Pods:
         return self._cluster.client.log(self._namespace, name, "main")
 
     def gpu(self, name: str) -> str:
-        """The one GPU that the pod's log lists, which is the one that it was granted."""
+        """The only GPU in the pod's log, which must be the allocated one."""
         # A container is ready before its command has printed anything.
         wait(lambda: None if self.log(name) else f"the log of {name} is empty", 30.0)
         seen = observed_devices(self.log(name)).listed
@@ -79,7 +79,7 @@ class Pods:
 
 
 def restart(process: NodeProcess) -> None:
-    """Starts it again, and waits until the kubelet knows it."""
+    """Start the node process again, and wait until it is registered with the kubelet."""
     before = process.text.count(REGISTERED)
     process.start()
     process.wait_for(lambda: process.text.count(REGISTERED) > before, 30.0)
@@ -98,7 +98,7 @@ def pods(cluster: RealCluster, driver: NodeProcess | None, namespace: str) -> It
 
 @pytest.fixture
 def steady(driver: NodeProcess | None, pods: Pods) -> Iterator[str]:
-    """A running pod which must not notice anything: same containers, same log, at the end of the test."""
+    """A running pod that must be undisturbed: same containers, same log, at the end of the test."""
     pods.create("steady")
     pods.wait_ready("steady")
     gpu = pods.gpu("steady")
@@ -112,7 +112,7 @@ def steady(driver: NodeProcess | None, pods: Pods) -> Iterator[str]:
 def test_kill_and_restart_change_nothing_for_running_pods(
     own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders
 ) -> None:
-    """The journal and the CDI files are as before, and the GPU is not given to anybody else."""
+    """The journal and the CDI files are as before, and no other pod gets the GPU."""
     before = node_folders.claims_in_journal(), node_folders.claims_with_files()
     own_driver.end(signal.SIGKILL)
     time.sleep(1.0)
@@ -124,7 +124,7 @@ def test_kill_and_restart_change_nothing_for_running_pods(
 
 
 def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders) -> None:
-    """Wherever in a prepare it died, every pod gets a GPU of its own in the end."""
+    """After a kill at any point of a prepare, every pod gets a GPU of its own in the end."""
     before = len(node_folders.claims_in_journal())
     names = ["a", "b", "c"]
     for name in names:
@@ -136,8 +136,10 @@ def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pod
     assert len({steady, *(pods.gpu(name) for name in names)}) == 4
 
 
-def test_pod_made_while_the_driver_is_down_starts_afterwards(own_driver: NodeProcess, steady: str, pods: Pods) -> None:
-    """The pod's events say what is missing; nobody has to touch it."""
+def test_pod_created_while_the_driver_is_down_starts_afterwards(
+    own_driver: NodeProcess, steady: str, pods: Pods
+) -> None:
+    """The pod's events name the missing driver; the pod starts without further action."""
     own_driver.end(signal.SIGKILL)
     pods.create("waiting")
     assert "NodePrepareResources" in pods.wait_warning("FailedPrepareDynamicResources")
@@ -147,10 +149,10 @@ def test_pod_made_while_the_driver_is_down_starts_afterwards(own_driver: NodePro
     assert pods.gpu("waiting") != steady
 
 
-def test_pod_deleted_while_the_driver_is_down_goes_afterwards(
+def test_pod_deleted_while_the_driver_is_down_is_removed_afterwards(
     own_driver: NodeProcess, pods: Pods, node_folders: Folders
 ) -> None:
-    """Its GPU stays its own until the driver has taken it back."""
+    """Its GPU is not allocated again until the driver has unprepared its claim."""
     pods.create("leaving")
     pods.wait_ready("leaving")
     held = node_folders.claims_in_journal()
@@ -164,7 +166,7 @@ def test_pod_deleted_while_the_driver_is_down_goes_afterwards(
 
 
 def test_orderly_stop_leaves_slices_and_pods_alone(own_driver: NodeProcess, steady: str, cluster: RealCluster) -> None:
-    """SIGTERM ends it with status 0 within 5 s; the successor finds its slices and writes none."""
+    """After SIGTERM it exits with status 0 within 5 s; the next process finds its slices and writes none."""
     before = [item["metadata"]["resourceVersion"] for item in cluster.slices()]
     status, seconds = own_driver.end()
     assert (status, seconds < 5.0) == (0, True)
@@ -174,7 +176,7 @@ def test_orderly_stop_leaves_slices_and_pods_alone(own_driver: NodeProcess, stea
 
 
 def test_deleted_slices_come_back(cluster: RealCluster, steady: str) -> None:
-    """Somebody deletes all of this driver's slices, as the kubelet does when it starts."""
+    """The test deletes all slices of this driver, as the kubelet does when it starts."""
 
     def delete_all() -> None:
         for item in cluster.slices():
@@ -185,7 +187,7 @@ def test_deleted_slices_come_back(cluster: RealCluster, steady: str) -> None:
 
 @pytest.mark.skipif(not KUBELET_RESTART, reason="E2E_KUBELET_RESTART names no command that restarts the kubelet")
 def test_kubelet_restart_brings_slices_back(cluster: RealCluster, steady: str, pods: Pods) -> None:
-    """A starting kubelet deletes all slices of its node; it then finds the driver by itself, and pods start."""
+    """A starting kubelet deletes all slices of its node; it then registers the driver again, and pods start."""
 
     def restart() -> None:
         # The kubelet may be a child that keeps the command's pipes open: none are made.
@@ -200,7 +202,7 @@ def test_kubelet_restart_brings_slices_back(cluster: RealCluster, steady: str, p
 
 
 def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:
-    """How long there was nothing, from the disturbance that takes all until as much is back."""
+    """How long slices were missing after the disturbance."""
     before = _sizes(cluster)
     gone = float("inf")
     with ThreadPoolExecutor(1) as other:
@@ -217,12 +219,12 @@ def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:
             if sum(now.values()) == sum(before.values()):
                 break
         disturbance.result(60)
-    assert gone < float("inf"), "nobody deleted the slices"
+    assert gone < float("inf"), "the slices were not deleted"
     return time.monotonic() - gone
 
 
 def _sizes(cluster: RealCluster) -> dict[str, int]:
-    """How many devices and counter sets each slice has, by UID."""
+    """Number of devices and counter sets of each slice, by UID."""
     return {
         item["metadata"]["uid"]: sum(len(item["spec"].get(part) or ()) for part in ("devices", "sharedCounters"))
         for item in cluster.slices()

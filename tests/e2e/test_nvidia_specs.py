@@ -1,7 +1,6 @@
 """Claims written for NVIDIA's own driver work unchanged.
 
-The specs are taken from the folder in E2E_NVIDIA_SPECS and applied as they are; what each has to reach is stated in
-`nvidia_specs`.
+The specs are read from the folder in E2E_NVIDIA_SPECS and applied unchanged; `nvidia_specs` has the expected results.
 """
 
 import os
@@ -20,21 +19,21 @@ from tests.e2e.scenario import check_partitions, reached
 FOLDER = os.environ.get("E2E_NVIDIA_SPECS")
 _LISTED = re.compile(r"GPU \d+: ")
 # Those with the same needs follow each other, so that GPUs and policies are changed seldom.
-ORDER = sorted(SPECS, key=lambda name: str(SPECS[name].needs))
+ORDER = sorted(SPECS, key=lambda name: str(SPECS[name].requirements))
 
 
 @pytest.fixture
-def needs(name: str) -> Requirements:
+def requirements(name: str) -> Requirements:
     if not FOLDER:
         pytest.skip("E2E_NVIDIA_SPECS does not name a folder with NVIDIA's specs")
-    return SPECS[name].needs
+    return SPECS[name].requirements
 
 
 @pytest.mark.parametrize("name", ORDER)
 def test_nvidia_spec(name: str, cluster: RealCluster, host: Host | None, namespace: str) -> None:
-    """The state that it is written for, with as many GPUs as it asks for, and not one line more in its logs.
+    """The expected state, with exactly as many GPUs in the logs as it requests.
 
-    When it is deleted, GPUs are whole, their modes and time slices as before, and no MPS daemon runs (see namespace).
+    After its deletion, GPUs are whole, modes and time slices as before, and no MPS daemon runs (see namespace).
     """
     spec, path = SPECS[name], Path(str(FOLDER)) / f"{name}.yaml"
     with reached(cluster, path, namespace, [parse_expectation(text) for text in spec.reaches]) as home:

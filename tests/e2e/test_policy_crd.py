@@ -1,4 +1,4 @@
-"""A real API server reads the CustomResourceDefinition of GpuPolicy as nodes read policy files."""
+"""A real API server validates GpuPolicy by the CustomResourceDefinition as nodes validate policy files."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ ROUNDS = 300
 
 @pytest.fixture(scope="module")
 def api(kubeconfig: str) -> Iterator[RestClient]:
-    """With the CustomResourceDefinition; it goes again if it was not there before."""
+    """With the CustomResourceDefinition, which is deleted again if it did not exist before."""
     rest = RestClient(Connection.load(kubeconfig))
     crd = yaml.safe_load((ROOT / "crds" / "gpu.dra-driver.io_gpupolicies.yaml").read_text())
     path = f"{CRDS}/{crd['metadata']['name']}"
@@ -53,7 +53,7 @@ def refusal(api: RestClient, policy: Any) -> str | None:
 
 
 def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClient) -> None:
-    """Bounds, patterns and conditions over several fields: whoever applies a policy hears of a mistake at once."""
+    """Bounds, patterns and conditions on several fields: the user who applies a policy sees a mistake at once."""
     refused = 0
     for seed in range(ROUNDS):
         policy = samples.broken("GpuPolicy", seed)

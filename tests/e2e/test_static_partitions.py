@@ -1,4 +1,4 @@
-"""MIG devices that an administrator makes on a GPU while the node process runs: found, given out, never destroyed."""
+"""MIG devices that an administrator creates while the node process runs: published, allocated, never destroyed."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ NOTICED_S = 15.0
 
 
 @pytest.fixture
-def needs() -> Requirements:
+def requirements() -> Requirements:
     return Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))
 
 
@@ -34,7 +34,7 @@ def forms(cluster: RealCluster, namespace: str) -> Iterator[Forms]:
 
 
 def made_by_hand(backend: SimulatedBackend, start: int) -> tuple[MigInstance, str]:
-    """The instance that an administrator makes now, and the UUID of its device."""
+    """The instance that an administrator creates now, and the UUID of its device."""
     (gpu,) = backend.snapshot().gpus
     profile = next(one for one in gpu.mig_profiles if one.name == PROFILE)
     instance = backend.foreign_create(gpu.uuid, profile.profile_id, start)
@@ -47,14 +47,14 @@ def published(cluster: RealCluster) -> list[Obj]:
 
 
 def uuids(cluster: RealCluster) -> set[str]:
-    """UUIDs that slices tell; a partition that does not exist yet has none."""
+    """UUIDs in slices; a partition that does not exist yet has none."""
     return {str(dig(device, "attributes", "uuid", "string", default="")) for device in published(cluster)} - {""}
 
 
-def test_a_partition_made_by_hand_is_given_out_and_stays(
+def test_a_foreign_partition_is_published_allocated_and_stays(
     cluster: RealCluster, backend: SimulatedBackend, forms: Forms
 ) -> None:
-    """It appears with its UUID without a restart, a pod gets this very one, and it is there after the pod."""
+    """It is published with its UUID without a restart, a pod gets exactly this one, and it exists after the pod."""
     (gpu,) = backend.snapshot().gpus
     before = len(published(cluster))
     instance, uuid = made_by_hand(backend, start=2)
@@ -75,10 +75,10 @@ def test_a_partition_made_by_hand_is_given_out_and_stays(
     assert uuids(cluster) == set()
 
 
-def test_partitions_are_made_beside_one_made_by_hand(
+def test_partitions_are_created_beside_a_foreign_one(
     cluster: RealCluster, backend: SimulatedBackend, forms: Forms
 ) -> None:
-    """The driver cuts what is left; the foreign one is not touched when its own go."""
+    """The driver partitions the rest of the GPU; unpreparing its own partitions does not change the foreign one."""
     (gpu,) = backend.snapshot().gpus
     instance, uuid = made_by_hand(backend, start=0)
     wait(lambda: None if uuids(cluster) == {uuid} else f"slices have {uuids(cluster)}", NOTICED_S)

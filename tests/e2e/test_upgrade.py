@@ -45,7 +45,7 @@ class OldProcess(DriverProcess):
 
 
 @pytest.fixture
-def needs() -> Requirements:
+def requirements() -> Requirements:
     return Requirements(nodes=THREE_H100, policies=(POLICY,))
 
 

@@ -1,4 +1,4 @@
-"""Claims in an API server, allocated as the scheduler would: by the real allocator, from the slices that are there."""
+"""Claims in an API server, allocated as the scheduler does: by the real allocator, from the published slices."""
 
 import threading
 import uuid
@@ -16,7 +16,10 @@ PARAMETERS: Final = "resource.nvidia.com/v1beta1"
 
 
 class Scheduler:
-    """Makes claims with an allocation, and takes both away. Thread-safe: one claim is allocated at a time."""
+    """Creates claims with an allocation, and deletes both. Thread-safe; use one instance per node.
+
+    Its lock keeps two threads from allocating the same device.
+    """
 
     def __init__(self, node: LiveNode, quirks: SchedulerQuirks = V1_37) -> None:
         self._node = node
@@ -27,7 +30,7 @@ class Scheduler:
         self._wire = self._store.get(NODES, node.name)
 
     def allocate(self, *requests: Obj, config: Sequence[Obj] = (), together: bool = False) -> Obj | None:
-        """A claim's namespace, name and uid, with ``devices``; None, and no claim, when it does not fit now."""
+        """A claim's namespace, name and uid, with ``devices``; None, and no claim, if it does not fit now."""
         spec: Obj = {"requests": list(requests), "config": list(config)}
         if together:
             spec["constraints"] = [{"matchAttribute": f"{DRIVER}/parentUUID"}]
@@ -60,7 +63,7 @@ class Scheduler:
         return found[0]
 
     def force(self, *results: Obj, requests: Sequence[Obj], config: Sequence[Obj] = ()) -> Obj:
-        """A claim with an allocation that no scheduler would make; ``results`` need not have driver and pool."""
+        """A claim with an allocation that no scheduler would make; ``results`` may lack driver and pool."""
         spec = {"requests": list(requests), "config": list(config)}
         claim = self._store.create(RESOURCE_CLAIMS, {"metadata": _name(), "spec": {"devices": spec}})
         here = {"driver": DRIVER, "pool": f"{self._node.name}/{DRIVER}"}
@@ -82,7 +85,7 @@ class Scheduler:
         }
 
     def release(self, claim: Mapping[str, Any]) -> None:
-        """The claim and its allocation are gone."""
+        """Deallocate and delete the claim."""
         held = self._store.get(RESOURCE_CLAIMS, claim["name"], NAMESPACE)
         held["status"] = {}
         self._store.update_status(RESOURCE_CLAIMS, held)

@@ -1,8 +1,8 @@
-"""One node with real processes: the node process, an MPS host, an API server; the kubelet is the test.
+"""One node with real processes: the node process, an MPS host, an API server. The test acts as the kubelet.
 
-Owns their folders, starts and deaths, and what can be seen of them from outside: the journal as a person with the
-sqlite3 command sees it, CDI files, the simulated hardware's state file, what the stub programs keep. The hardware can
-be looked at, changed behind the driver's back and made to fail through ``hardware``, which shares that state file.
+Starts and kills the processes in folders of their own, and shows what is visible from outside: the journal as read with
+the sqlite3 command, CDI files, the simulated hardware's state file, files of the stub programs. ``hardware`` shares
+that state file: through it a test inspects the hardware, changes it from outside and injects faults.
 """
 
 import json
@@ -41,7 +41,7 @@ CALL_S = 45.0
 
 
 def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
-    """Wait until ``holds`` says so."""
+    """Wait until ``holds`` returns a true value."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() >= deadline:
@@ -50,10 +50,10 @@ def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> N
 
 
 class LiveNode:
-    """A context manager. Files are in memory where that is possible: what is killed here are processes, not machines.
+    """A context manager. Files are in memory if possible: the tests kill processes, not machines.
 
-    ``policy`` is the text of a policy file, '' for none. ``mps`` starts an MPS host as well. ``on_disk`` has files on a
-    disk, whose speed then counts.
+    ``policy`` is the text of a policy file, '' for none. ``mps`` starts an MPS host as well. With ``on_disk`` the files
+    are on a disk, whose speed then counts.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class LiveNode:
         self.process.stop()
         if self.mps_host is not None:
             self.mps_host.stop()
-        self._hang_up()
+        self._close_channel()
         self.api.stop()
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -110,28 +110,28 @@ class LiveNode:
         return self.store.list(RESOURCE_SLICES).items
 
     def remove_slices(self) -> None:
-        """As a kubelet does when it starts."""
+        """Delete all slices, as a kubelet does when it starts."""
         for item in self.slices():
             self.store.delete(RESOURCE_SLICES, item["metadata"]["name"])
 
-    # --- life and death of the node process ---
+    # --- start and stop of the node process ---
 
     def start(self) -> None:
         """Returns when the process serves the kubelet, which it does only after it has recovered."""
         # A call between the kill and this start has dialed the dead process' socket. gRPC waits before it dials again
         # on such a connection, and until then every call fails with UNAVAILABLE.
-        self._hang_up()
+        self._close_channel()
         self.process.start()
         until(lambda: self.is_serving, f"the node process to serve: {self.process.log_tail()}")
 
     def kill(self) -> None:
-        """kill -9, at once; the sockets stay, as they do then."""
+        """Send SIGKILL at once; the sockets stay, as they do on a node."""
         pid = self.process.pid
         assert pid is not None
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         self.process.kill()
-        self._hang_up()
+        self._close_channel()
 
     def restart(self) -> None:
         self.kill()
@@ -143,7 +143,7 @@ class LiveNode:
 
     @property
     def is_serving(self) -> bool:
-        """Whether somebody accepts calls; a dead process' socket is there as well."""
+        """Whether a process accepts calls; a dead process' socket also exists."""
         assert self.process.is_running, self.process.log_tail()
         if not self.socket.exists():
             return False
@@ -160,11 +160,11 @@ class LiveNode:
     # --- the kubelet's calls ---
 
     def prepare(self, claim: "dict[str, str]", timeout_s: float = CALL_S) -> Any:
-        """The claim's answer, with its ``error`` and ``devices``. Raises grpc.RpcError when nobody answers."""
+        """The claim's response, with its ``error`` and ``devices``. Raises grpc.RpcError if no process answers."""
         return self._client().prepare(claim["uid"], timeout=timeout_s, **_name(claim)).claims[claim["uid"]]
 
     def unprepare(self, claim: "dict[str, str]", timeout_s: float = CALL_S) -> str:
-        """The error of the answer, '' for success. Raises grpc.RpcError when nobody answers."""
+        """The error of the response, '' for success. Raises grpc.RpcError if no process answers."""
         answer = self._client().unprepare(claim["uid"], timeout=timeout_s, **_name(claim)).claims[claim["uid"]]
         return str(answer.error)
 
@@ -176,7 +176,7 @@ class LiveNode:
                 )
             return DraClient(self._channel)
 
-    def _hang_up(self) -> None:
+    def _close_channel(self) -> None:
         with self._guard:
             if self._channel is not None:
                 self._channel.close()
@@ -185,7 +185,7 @@ class LiveNode:
     # --- what is on the node ---
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """A look into the journal."""
+        """Rows of the journal."""
         with closing(sqlite3.connect(f"file:{self.plugin}/state.db?mode=ro", uri=True, timeout=5.0)) as connection:
             return connection.execute(sql).fetchall()
 
@@ -194,17 +194,17 @@ class LiveNode:
         return dict(self.rows("SELECT uid, state FROM claim"))
 
     def notes(self) -> list[tuple[str, str]]:
-        """(GPU, key) of each note about hardware."""
+        """(GPU, key) of each note about a GPU."""
         return self.rows("SELECT gpu_uuid, key FROM gpu_note")
 
     def change_journal(self, sql: str) -> None:
-        """For triggers that hold up the node process."""
+        """Change the journal, for triggers that delay the node process."""
         with closing(sqlite3.connect(self.plugin / "state.db", timeout=5.0, isolation_level=None)) as connection:
             connection.execute(sql)
 
     @property
     def journal_is_being_written(self) -> bool:
-        """Whether somebody is inside a write to the journal."""
+        """Whether a process is inside a write transaction of the journal."""
         with closing(sqlite3.connect(self.plugin / "state.db", timeout=0.0, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -219,7 +219,7 @@ class LiveNode:
         return {path.stem.removeprefix(prefix): path for path in self.folders.cdi.glob(f"{prefix}*.json")}
 
     def hardware_state(self) -> dict[str, Any]:
-        """The simulated hardware's state file, which no fault delays. GPUs that are as described are not in it."""
+        """The simulated hardware's state file, which no fault delays. It lacks GPUs that match their description."""
         try:
             state: dict[str, Any] = json.loads((self.plugin / "simulated-gpus.json").read_text())
         except FileNotFoundError:
@@ -238,7 +238,7 @@ class LiveNode:
         return sorted(gpu for gpu, state in self.hardware_state()["gpus"].items() if state["migMode"])
 
     def mps_processes(self) -> list[int]:
-        """Control daemons of this node's driver root that run."""
+        """Running control daemons of this node's driver root."""
         found, mark = [], str(self.plugin / SIMULATED_ROOT).encode()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -248,13 +248,13 @@ class LiveNode:
         return found
 
     def leftovers(self) -> list[str]:
-        """Everything that claims leave behind, a sentence each; empty when the node is as it was."""
+        """Everything that claims left behind, one sentence each; empty if the node is as it was."""
         driver_root = self.plugin / SIMULATED_ROOT
         left = [f"claim {uid} is {state} in the journal" for uid, state in self.states().items()]
         for table in ("device", "mig", "sharing", "gpu_note"):
             left += [f"journal table {table} has {row}" for row in self.rows(f"SELECT * FROM {table}")]  # noqa: S608
         left += [f"CDI file of {uid}" for uid in self.cdi_files()]
-        left += [f"proof of what was made, {path.name}" for path in (self.plugin / "made").glob("*")]
+        left += [f"GPU state backup {path.name}" for path in (self.plugin / "made").glob("*")]
         left += [f"GPU instance {one}" for one in self.instances()]
         left += [f"MIG mode of {gpu} is on" for gpu in self.gpus_in_mig_mode()]
         modes = {gpu: state["computeMode"] for gpu, state in self.hardware_state()["gpus"].items()}

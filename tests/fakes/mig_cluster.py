@@ -21,7 +21,7 @@ _CLASSES = [
 
 
 def built(snapshot: Snapshot) -> Built:
-    """What is published where the API server keeps every field."""
+    """The slices for an API server that keeps every field."""
     return build_devices(snapshot, {}, EVERYTHING)
 
 
@@ -50,7 +50,7 @@ def partition(name: str, profile: str, *, start: int | None = None) -> Obj:
 
 
 class Scheduler:
-    """Allocates claims one after the other and remembers what they hold."""
+    """Allocates claims one after the other and remembers their devices."""
 
     def __init__(self, slices: Sequence[Obj], quirks: SchedulerQuirks = V1_36) -> None:
         self._slices = slices
@@ -59,7 +59,7 @@ class Scheduler:
         self._made = 0
 
     def allocate(self, *requests: Obj, together: bool = False) -> tuple[str, list[str]] | None:
-        """(claim, devices in order of the requests), or None when it does not fit. ``together``: on one GPU."""
+        """(claim, devices in order of the requests), None if it does not fit. ``together``: on one GPU."""
         self._made += 1
         name = f"claim-{self._made}"
         wanted = claim(name, *requests, constraints=[SAME_GPU]) if together else claim(name, *requests)
@@ -73,5 +73,5 @@ class Scheduler:
         return name, [result["device"] for result in allocations[0]["devices"]["results"]]
 
     def release(self, name: str) -> None:
-        """The claim is gone."""
+        """Forget the claim and its allocation."""
         del self._held[name]

@@ -1,6 +1,6 @@
-"""Random claims in every form that a GPU can take: whole, cut, shared by policy, with parameters, and impossible ones.
+"""Random claims in every form of a GPU: whole, partitions, shares by policy, with parameters, and invalid ones.
 
-Owns what is asked for. Refuses to know whether it fits at that moment, which the allocator says.
+Whether a claim fits at that moment is decided by the allocator.
 """
 
 import random
@@ -34,7 +34,7 @@ spec:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a claim asks for."""
+    """The requests of a claim."""
 
     form: str
     requests: Sequence[Obj]
@@ -43,7 +43,7 @@ class Wish:
 
 
 def wish(dice: random.Random) -> Wish:
-    """A random one."""
+    """Random requests."""
     return dice.choice(_RECIPES)(dice)
 
 
@@ -113,7 +113,7 @@ _RECIPES = (
 
 @dataclass(frozen=True)
 class Impossible:
-    """A claim with an allocation that is wrong: what `live_claims.Scheduler.force` takes."""
+    """A claim with an invalid allocation, for `live_claims.Scheduler.force`."""
 
     why: str
     results: Sequence[Obj]
@@ -122,7 +122,7 @@ class Impossible:
 
 
 def impossible(dice: random.Random, held: Sequence[str]) -> Impossible:
-    """A random one; ``held`` are devices that other claims have now."""
+    """A random invalid claim; ``held`` are devices that other claims have now."""
     requests = [gpu("a")]
     choices: list[Impossible] = [
         Impossible("no such GPU", [{"request": "a", "device": "gpu-8"}], requests),

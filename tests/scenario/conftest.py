@@ -18,7 +18,7 @@ NODES = {"gpu-a": "2xa100-sxm4-40gb", "gpu-b": "2xh100-sxm5-80gb"}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes; anything that a test leaves behind is an error of that test (see `namespace`)."""
+    """Two nodes. A test that leaves something behind fails (see `namespace`)."""
     with Cluster(NODES) as running:
         running.apply(ROOT / demo.CLASSES)
         yield running
@@ -26,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own. After it everything in it is deleted, and nothing may be left on the nodes."""
+    """A namespace of the test's own. After the test it is deleted, and nothing may be left on the nodes."""
     name = request.node.name.split("[")[0].replace("_", "-")[:60].strip("-")
     cluster.store.create(NAMESPACES, {"metadata": {"name": name}})
     yield name
@@ -42,14 +42,14 @@ def _left(cluster: Cluster, namespace: str) -> str | None:
 
 
 class Pods:
-    """What tests do with pods, in their namespace."""
+    """Creates, deletes and waits for pods in the test's namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
 
     def create(self, name: str, *, claim: str = "", template: str = "", node: str = "", **spec: object) -> Obj:
-        """A pod with one container that uses one claim, made from a template or existing."""
+        """A pod with one container that uses one claim, from a template or existing."""
         source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
         container = {"name": "main", "image": "example.com/app:1", "resources": {"claims": [{"name": "gpu"}]}}
         body = {
@@ -70,7 +70,7 @@ class Pods:
         return self._cluster.client.log(self._namespace, name, "main")
 
     def wait_ready(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Until all of them run."""
+        """Wait until all of them run."""
         self._cluster.wait(lambda: self._unready(names), timeout_s, f"pods {names}")
 
     def wait_gone(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -80,7 +80,7 @@ class Pods:
         self._cluster.wait(present, timeout_s, f"pod {name} to go")
 
     def wait_event(self, name: str, reason: str, text: str, timeout_s: float = TIMEOUT_S) -> str:
-        """The message of an event of that pod that contains ``text``."""
+        """Wait for an event of that pod that contains ``text``; returns its message."""
         found: list[str] = []
 
         def search() -> str | None:

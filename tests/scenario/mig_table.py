@@ -1,8 +1,9 @@
-"""Which layouts a board of the catalogue allows, worked out from its table alone.
+"""The layouts that a board of the catalogue allows, computed from its table only.
 
-The rule is the hardware's (NVIDIA's MIG user guide, nvml.h): no memory slice twice, no more compute slices than there
-are, no more instances of a profile than its maximum, no engine twice. It shares no code with the simulated hardware,
-what is published, or the allocator, which are all held to it. A number that the table does not know constrains nothing.
+The rule is the hardware's (NVIDIA's MIG user guide, nvml.h): no memory slice twice, no more compute slices than the
+board has, no more instances of a profile than its maximum, no engine twice. The module shares no code with the
+simulated hardware, the published slices and the allocator, which are compared with it. A number that the table lacks
+limits nothing.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ Layout = tuple[Place, ...]
 
 @dataclass(frozen=True)
 class Board:
-    """One board's table. ``places`` in an order of its own, which has nothing to do with what is published."""
+    """One board's table. The order of ``places`` differs from the published one."""
 
     model: str
 
@@ -33,7 +34,7 @@ class Board:
         return [(profile, start) for profile in self.table.profiles for start in profile.starts]
 
     def allows(self, layout: Layout) -> bool:
-        """Whether all of it can exist at once."""
+        """Whether all of these can exist at the same time."""
         slices = [index for profile, start in layout for index in range(start, start + profile.memory_slices)]
         if len(slices) != len(set(slices)) or max(slices, default=0) >= self.table.memory_slices:
             return False
@@ -50,7 +51,7 @@ class Board:
         return there_are is None or sum(getattr(p.engines, engine) or 0 for p in profiles) <= there_are
 
     def layouts(self) -> Iterator[Layout]:
-        """Every layout that is allowed, the empty one first."""
+        """Every allowed layout, the empty one first."""
         places = self.places
         waiting: list[tuple[Layout, int]] = [((), 0)]
         while waiting:
@@ -61,7 +62,7 @@ class Board:
                     waiting.append(((*layout, places[at]), at + 1))
 
     def full_layouts(self) -> list[Layout]:
-        """Those to which nothing can be added."""
+        """The layouts to which nothing can be added."""
         return [
             layout
             for layout in self.layouts()

@@ -1,4 +1,4 @@
-"""Every example reaches the state that its comments state, on the GPUs and policies it names, and leaves nothing."""
+"""Every example meets the expectations in its comments, on the GPUs and policies it requires, and leaves nothing."""
 
 import sys
 from collections.abc import Iterator
@@ -23,25 +23,25 @@ EXAMPLES = [path for group in group_examples(sorted((ROOT / "examples").glob("*.
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ClusterPool]:
-    """The clusters that examples need, one at a time."""
+    """The clusters that examples require, one at a time."""
     with ClusterPool(NODES, lambda started: started.apply(ROOT / demo.CLASSES)) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(pool: ClusterPool) -> Cluster:
-    """The one for examples that need nothing special."""
+    """The cluster for examples without requirements."""
     return pool.cluster(Requirements())
 
 
 def test_there_are_examples() -> None:
-    """A wrong path would make every test below vanish silently."""
+    """With a wrong path, the tests below would have no parameters and pass."""
     assert len(EXAMPLES) >= 11
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(pool: ClusterPool, path: Path) -> None:
-    """What the file says is what a reader gets: state, number of GPUs, the very GPUs granted, no leftovers."""
+    """State, number of GPUs, exactly the allocated GPUs in the logs, no leftovers."""
     cluster = pool.cluster(read_requirements(path))
     scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     result = scenario.run(path, namespace=f"x-{path.stem}"[:63])
@@ -49,7 +49,7 @@ def test_example(pool: ClusterPool, path: Path) -> None:
 
 
 def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
-    """The same scenario passes through the REST interface alone, as it does against a real cluster."""
+    """The same scenario passes through the REST interface alone, as against a real cluster."""
     client = RestClusterClient(RestClient(Connection.load(str(cluster.kubeconfig))))
     scenario = Scenario(client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     result = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
@@ -57,8 +57,8 @@ def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
     assert [container.log for container in result.containers] == [result.containers[0].log] * 2
 
 
-def test_an_example_that_does_not_keep_its_word_fails(cluster: Cluster, tmp_path: Path) -> None:
-    """The check is a check: an example that promises two GPUs and gets one is reported with what was seen."""
+def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: Path) -> None:
+    """An example that expects two GPUs and gets one is reported with what it saw."""
     text = (ROOT / "examples" / "one-gpu.yaml").read_text().replace("sees 1 GPU", "sees 2 GPUs")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(text)
@@ -68,7 +68,7 @@ def test_an_example_that_does_not_keep_its_word_fails(cluster: Cluster, tmp_path
 
 
 def test_the_demo_succeeds() -> None:
-    """`make demo` ends with status 0 and tells of every example, and is done well within a minute."""
+    """`make demo` exits with status 0, prints every example, and takes less than a minute."""
     command = [sys.executable, "-m", "dra_driver.cli.main", "sim", "demo", "--root", str(ROOT)]
     done = run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

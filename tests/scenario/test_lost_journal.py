@@ -1,4 +1,4 @@
-"""The journal of a real node process lost while GPUs are cut, shared and set, and claims ended afterwards."""
+"""A real node process loses its journal while GPUs have partitions, shares and settings; then the claims end."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,13 @@ spec:
 
 
 def lose(node: LiveNode) -> None:
-    """As somebody does who thinks that it is a cache."""
+    """Delete the journal, as a person does who takes it for a cache."""
     for path in node.plugin.glob("state.db*"):
         path.unlink()
 
 
 def damage(node: LiveNode) -> None:
-    """As a failing disk does."""
+    """Overwrite the journal, as a failing disk does."""
     for path in node.plugin.glob("state.db-*"):
         path.unlink()
     (node.plugin / "state.db").write_bytes(b"\x00damaged" * 2048)
@@ -33,7 +33,7 @@ def damage(node: LiveNode) -> None:
 
 @pytest.mark.parametrize("break_journal", [lose, damage])
 def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
-    """Running claims keep what they have, daemons included; when the last one has ended, the GPUs are as they were."""
+    """Running claims keep their devices and daemons; after the last one, the GPUs are as they were."""
     with LiveNode(SPEC, policy=POLICY, mps=True) as node:
         scheduler = Scheduler(node)
         slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})

@@ -1,8 +1,8 @@
-"""Every layout that a board allows: what is published, what the allocator grants and what the hardware makes agree.
+"""Every layout that a board allows: published devices, the allocator and simulated hardware agree.
 
-Each walk visits every allowed layout once, by adding placements in one order, and tries every later placement at each:
-an illegal layout is met when its first illegal part is complete. The catalogue's table decides what is right; counters
-(through the allocator's own arithmetic) and simulated hardware have to say the same at every step.
+Each walk visits every allowed layout once, adding placements in one order, and tries every later placement at each: an
+illegal layout is met when its first illegal part is complete. The catalogue's table is the reference; counters (through
+the allocator's arithmetic) and simulated hardware must agree with it at every step.
 """
 
 import random
@@ -31,13 +31,13 @@ Obj = dict[str, Any]
 
 
 def in_mig_mode(model: str) -> tuple[SimulatedBackend, GpuUuid]:
-    """A node with one such GPU in MIG mode, as an administrator left it."""
+    """A node with one such GPU in MIG mode, set by an administrator."""
     backend = SimulatedBackend.from_spec(f"1x{model}+mig", "n")
     return backend, backend.snapshot().gpus[0].uuid
 
 
 def in_mode_held(model: str) -> Snapshot:
-    """One such GPU as this driver cuts it: published whole and as every placement."""
+    """One such GPU as this driver partitions it: published whole and as every placement."""
     snapshot = in_mig_mode(model)[0].snapshot()
     return replace(snapshot, gpus=tuple(replace(gpu, mig_mode_owned=True) for gpu in snapshot.gpus))
 
@@ -49,14 +49,14 @@ def places_of(devices: list[Obj]) -> dict[tuple[int, int], Obj]:
 
 
 class Party(Protocol):
-    """Somebody who says whether a placement can be had beside those it gave before."""
+    """Decides whether a placement can be allocated beside those it has allocated before."""
 
     def take(self, place: Place) -> bool: ...
     def give_back(self, place: Place) -> None: ...
 
 
 class Counters:
-    """What is published, by the arithmetic of the allocator."""
+    """The published counters, with the allocator's arithmetic."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         listed: Any = built(snapshot)
@@ -91,7 +91,7 @@ class Counters:
 
 
 class Hardware:
-    """GPU instances, made and destroyed."""
+    """GPU instances, created and destroyed."""
 
     def __init__(self, model: str) -> None:
         self._backend, self._gpu = in_mig_mode(model)
@@ -109,7 +109,7 @@ class Hardware:
 
 
 def walk(board: Board, parties: list[Party], layout: Layout = (), first: int = 0) -> Iterator[Layout]:
-    """Visit every allowed layout with its placements taken at all parties, who have to agree with the table."""
+    """Visit every allowed layout with its placements allocated at all parties, which must agree with the table."""
     yield layout
     places = board.places
     for at in range(first, len(places)):
@@ -131,7 +131,8 @@ def described(layout: Layout) -> str:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_layout(model: str) -> None:
-    """Table, counters and hardware agree on every layout, and the whole GPU is free exactly while nothing is taken."""
+    """Table, counters and hardware agree on every layout, and the whole GPU is free only while no placement is
+    allocated."""
     board = Board(model)
     counters = Counters(in_mode_held(model))
     visited = 0
@@ -152,7 +153,7 @@ def test_every_layout_of_further_boards(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_published_is_what_the_table_has(model: str) -> None:
-    """Every placement once, with its numbers; nothing else but the whole GPU."""
+    """Every placement once, with its numbers, and the whole GPU."""
     board = Board(model)
     devices = Counters(in_mode_held(model)).devices
     places = places_of(devices)
@@ -168,8 +169,8 @@ def test_published_is_what_the_table_has(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["a30-24gb", "a100-sxm4-40gb", "b200-180gb"])
-def test_beside_somebody_elses_instance(model: str) -> None:
-    """With any one foreign instance there, exactly the layouts that contain it can be completed."""
+def test_beside_a_foreign_instance(model: str) -> None:
+    """Beside any one foreign instance, exactly the layouts that contain it can be completed."""
     board = Board(model)
     for foreign in board.places:
         backend, gpu = in_mig_mode(model)
@@ -197,9 +198,9 @@ def requests(layout: Layout) -> list[Obj]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_full_layouts_are_granted_and_made(model: str) -> None:
-    """One claim for a whole layout is granted by the allocator, in any order, and each device it names is made and
-    removed again; one partition more is refused."""
+def test_full_layouts_are_allocated_and_created(model: str) -> None:
+    """One claim for a whole layout is allocated, in any order of requests, and each device is created and destroyed
+    again; one more partition is refused."""
     board = Board(model)
     dice = random.Random(model)  # noqa: S311 - the same sample every time
     layouts = board.full_layouts()
@@ -231,8 +232,8 @@ def as_partition(gpu: GpuUuid, device: str) -> PartitionId:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_layout_through_the_allocator(model: str) -> None:
-    """The whole search instead of its arithmetic: every full layout is granted as a claim, and every placement that
-    the table does not allow beside it is refused."""
+    """The whole search in place of its arithmetic: every full layout is allocated as a claim, and every placement
+    that the table does not allow beside it is refused."""
     board = Board(model)
     slices = published(built(in_mig_mode(model)[0].snapshot()))
     for layout in board.full_layouts():
@@ -246,10 +247,10 @@ FOUR = [partition("a", "1g.5gb"), partition("b", "1g.5gb"), partition("c", "2g.1
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1), (0, 2, 1, 3)])
-def test_four_different_slices_of_one_gpu(order: tuple[int, ...]) -> None:
+def test_four_different_partitions_of_one_gpu(order: tuple[int, ...]) -> None:
     """1g, 1g, 2g and 3g on one parent fill an A100, on each GPU of the node in turn, in any order of the requests.
 
-    Under the rules of Kubernetes 1.36, where counters of devices that a constraint turned down stay charged.
+    With the rules of Kubernetes 1.36, where counters of devices that a constraint rejected stay charged.
     """
     snapshot = SimulatedBackend.from_spec("4xa100-sxm4-40gb+mig", "n").snapshot()
     scheduler = Scheduler(published(built(snapshot)))
@@ -261,11 +262,11 @@ def test_four_different_slices_of_one_gpu(order: tuple[int, ...]) -> None:
     assert scheduler.allocate(*wanted, together=True) is None
 
 
-def test_a_partly_used_gpu_in_the_way() -> None:
-    """The same claim beside a used GPU: from 1.37 on it goes to the next one, in 1.36 it does not fit.
+def test_the_same_claim_beside_a_partly_used_gpu() -> None:
+    """From 1.37 on it gets the next GPU, in 1.36 it does not fit.
 
-    What was looked at on free GPUs while the first one was tried stays charged there. No order of devices helps: the
-    counters are charged before the constraint is asked.
+    Devices of free GPUs that 1.36 tried together with the first GPU stay charged. No order of devices helps: the
+    counters are charged before the constraint is checked.
     """
     snapshot = SimulatedBackend.from_spec("4xa100-sxm4-40gb+mig", "n").snapshot()
     outcomes = {}

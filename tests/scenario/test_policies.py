@@ -56,7 +56,7 @@ def shared(cluster: Cluster, strategy: str | None) -> None:
 
 
 def test_policy_in_use_stays_until_the_gpu_is_free(cluster: Cluster, folder: Path) -> None:
-    """Shares go on under MPS although the administrator wants the GPU hidden, and nobody new gets one; then it is."""
+    """After a policy hides a GPU in use, its shares go on under MPS and no new claim gets it; then it is hidden."""
     file = folder / "pool.yaml"
     file.write_text(POLICY % "{forms: {migProfiles: []}, sharing: {strategy: MPS}}")
     shared(cluster, "MPS")
@@ -82,8 +82,8 @@ def test_policy_in_use_stays_until_the_gpu_is_free(cluster: Cluster, folder: Pat
     published(cluster, set())
 
 
-def test_wrong_policy_is_told_at_the_node_and_changes_nothing(cluster: Cluster, folder: Path) -> None:
-    """Whoever wrote it looks there; the last good one stays in force, over a restart of the node process too."""
+def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster, folder: Path) -> None:
+    """The last valid policy stays in force, also over a restart of the node process."""
     file = folder / "pool.yaml"
     file.write_text(POLICY % "{forms: {migProfiles: ['7g.*']}}")
     published(cluster, {"gpu-0", "gpu-0-mig-7g80gb-0-0"})

@@ -1,4 +1,4 @@
-"""`dra-driver sim up`: what it prints is enough to work with, and nothing stays when it ends."""
+"""`dra-driver sim up`: its output is enough to use the cluster, and it leaves nothing behind."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _until(child: subprocess.Popen[str], text: str) -> str:
-    """Its output up to a line with ``text``; the end of the output is a failure."""
+    """The output up to a line with ``text``; fails at the end of the output."""
     assert child.stdout is not None
     lines: list[str] = []
     for line in child.stdout:
@@ -38,10 +38,8 @@ def _until(child: subprocess.Popen[str], text: str) -> str:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_up_serves_until_it_is_told_to_stop(
-    running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals
-) -> None:
-    """The kubeconfig works at once, GPUs and classes are there; afterwards status 0 and no file is left."""
+def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals) -> None:
+    """The kubeconfig works at once, GPUs and classes exist; afterwards the status is 0 and no file is left."""
     output = _until(running, "Ctrl-C stops the cluster")
     assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
     rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
@@ -60,14 +58,14 @@ def test_up_serves_until_it_is_told_to_stop(
 
 
 def test_a_wrong_node_is_refused_with_a_sentence() -> None:
-    """Status 2 and the way to write it."""
+    """Status 2, and the form of a valid node."""
     done = subprocess.run([*COMMAND, "--node", "x"], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "'x' is not a node: expected NAME=SPEC" in done.stderr
 
 
 def test_hardware_that_does_not_exist_is_refused_with_a_sentence() -> None:
-    """A typing mistake in a spec starts nothing and names what was not understood."""
+    """A typing mistake in a spec starts nothing, and the error names the unknown part."""
     command = [*COMMAND[:-2], "--node", "n1=1xnope-1gb"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
     assert done.returncode == 2
@@ -75,7 +73,7 @@ def test_hardware_that_does_not_exist_is_refused_with_a_sentence() -> None:
 
 
 def test_policies_are_in_force_from_the_start(tmp_path: Path) -> None:
-    """The nodes read the folder that is given, before they publish anything."""
+    """The nodes read the folder before they publish anything."""
     (tmp_path / "policies").mkdir()
     policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "turns"}}
     text = json.dumps(policy | {"spec": {"sharing": {"strategy": "TimeSlicing"}}})
@@ -98,8 +96,8 @@ def test_policies_are_in_force_from_the_start(tmp_path: Path) -> None:
     assert (tmp_path / "policies" / "turns.yaml").exists()
 
 
-def test_a_policy_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    """A typing mistake must not mean that no policy is in force."""
+def test_a_missing_policy_folder_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """A typing mistake in the path must not mean "no policies"."""
     command = [*COMMAND, "--policy-dir", str(tmp_path / "nope")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
     assert done.returncode == 2

@@ -1,8 +1,8 @@
-"""A node under load: four kubelet threads, claims of all forms on eight GPUs, wrong claims, bad hardware, crashes.
+"""A node under load: four kubelet threads, claims of all forms on eight GPUs, invalid claims, failing hardware,
+crashes.
 
-What is allocated comes from the real allocator and from the slices that the node process has published, so every claim
-but the wrong ones can be prepared; only hardware that fails, which says so in its error, is an excuse. At the end
-nothing may be left of any of it.
+Allocations come from the real allocator and the published slices, so every claim except the invalid ones can be
+prepared, unless hardware fails, which the error says. At the end nothing may be left.
 """
 
 import os
@@ -29,12 +29,12 @@ from tests.fakes.live_node import LiveNode, until
 from tests.fakes.mixed_claims import POLICIES, impossible, wish
 
 SEED = os.environ.get("SOAK_SEED", "1")
-"""Varies what the threads ask for and break; with threads and kills, no two runs are alike even with one seed."""
+"""Varies requests and faults. Because of threads and kills, two runs differ even with one seed."""
 SPEC = "8xh100-sxm5-80gb"
 THREADS = 4
 HELD_AT_ONCE = 4
 REFUSAL_S = 5.5
-"""Short for the kubelet, so that nobody waits long for a device that stays taken: reading a claim takes 3 s of it."""
+"""Time limit of calls with invalid claims: short, because a device in use stays so. Reading a claim takes 3 s of it."""
 INJECTED = "made to fail by the test"
 TRIES = 40
 OF_CLAIMS = ("claim ", "journal table device", "journal table sharing", "CDI file")
@@ -43,7 +43,7 @@ NOTED = ("journal table gpu_note", "journal table mig")
 
 @dataclass
 class Soak:
-    """The node and what happened to it. Fields are counted up by all threads; ``Counter`` is good enough for that."""
+    """The node and the counts of what happened. All threads increment ``seen``; lost increments do not matter."""
 
     node: LiveNode
     rounds: int
@@ -62,15 +62,15 @@ class Soak:
             return self.done <= self.rounds and not self.failures
 
     def again(self, call: Callable[[], Any]) -> Any:
-        """The call's answer, from whichever run of the node process answers it, as the kubelet would."""
+        """Repeat the call until a run of the node process answers it, as the kubelet does."""
         for _ in range(TRIES):
             self.up.wait(30.0)
             try:
                 return call()
-            except (grpc.RpcError, ValueError):  # ValueError: the connection was closed under our hands
+            except (grpc.RpcError, ValueError):  # ValueError: the connection was closed meanwhile
                 self.seen["calls cut off"] += 1
                 time.sleep(0.05)
-        raise AssertionError("nobody answers")
+        raise AssertionError(f"no run of the node process answered in {TRIES} tries")
 
 
 class Worker:
@@ -88,24 +88,24 @@ class Worker:
             while self.soak.next_round():
                 self._round()
             while self.held:
-                self._give_back(self.held.pop())
+                self._unprepare(self.held.pop())
         except BaseException as error:
             hardware = self.node.hardware_state()
             self.soak.failures.append(f"{type(error).__name__}: {error}; hardware: {hardware}")
             raise
 
     def _round(self) -> None:
-        """One claim is prepared; others are repeated, destroyed, given back."""
+        """Prepare one claim; repeat, disturb and unprepare others."""
         if self.dice.random() < 0.1:
             self._refused()
         if self.dice.random() < 0.15:
             self._break_something()
         while (claim := self._allocated()) is None:
             if self.held:
-                self._give_back(self.held.pop(self.dice.randrange(len(self.held))))
+                self._unprepare(self.held.pop(self.dice.randrange(len(self.held))))
         self._prepare(claim)
         while len(self.held) > self.dice.randint(0, HELD_AT_ONCE):
-            self._give_back(self.held.pop(self.dice.randrange(len(self.held))))
+            self._unprepare(self.held.pop(self.dice.randrange(len(self.held))))
 
     def _allocated(self) -> Obj | None:
         wanted = wish(self.dice)
@@ -118,7 +118,7 @@ class Worker:
         if answer.error:
             assert INJECTED in answer.error, f"{claim}: {answer.error}"
             self.soak.seen["prepares failed by bad hardware"] += 1
-            self._give_back(claim)
+            self._unprepare(claim)
             return
         assert [device.device_name for device in answer.devices] == claim["devices"]
         self._check(claim)
@@ -129,7 +129,7 @@ class Worker:
         self.held.append(claim)
 
     def _check(self, claim: Obj) -> None:
-        """What a container would find."""
+        """Check what a container would find."""
         assert claim["uid"] in self.node.cdi_files()
         there = self.node.instances()
         for device in claim["devices"]:
@@ -138,7 +138,7 @@ class Worker:
                 expected = (self.node.gpus[name.minor], name.profile_id, name.start, 1)
                 assert expected in there, f"{claim}: {expected} is not in {there}"
 
-    def _give_back(self, claim: Obj) -> None:
+    def _unprepare(self, claim: Obj) -> None:
         if self.dice.random() < 0.1:
             self._disturb(claim)
         for _ in range(TRIES):
@@ -148,13 +148,13 @@ class Worker:
             assert INJECTED in error, f"{claim}: {error}"
             self.soak.seen["unprepares failed by bad hardware"] += 1
         else:
-            raise AssertionError(f"{claim} cannot be given back: {error}")
+            raise AssertionError(f"{claim} cannot be unprepared: {error}")
         assert claim["uid"] not in self.node.states()
         assert claim["uid"] not in self.node.cdi_files()
         self.scheduler.release(claim)
 
     def _disturb(self, claim: Obj) -> None:
-        """One of the claim's partitions is destroyed behind the driver's back, or a program runs on in it for a bit."""
+        """Destroy one of the claim's partitions from outside, or keep a program running in it for a while."""
         for device in claim["devices"]:
             name = parse_partition_name(device)
             if name is None or claim["uid"] not in self.node.states():
@@ -166,18 +166,18 @@ class Worker:
                 continue
             if self.dice.random() < 0.5:
                 self.node.hardware.foreign_destroy(gpu, gi)
-                self.soak.seen["partitions destroyed behind our back"] += 1
+                self.soak.seen["partitions destroyed from outside"] += 1
                 answer = self.soak.again(lambda: self.node.prepare(claim))
-                assert answer.error, f"{device} is gone, and nobody was told"
+                assert answer.error, f"{device} was destroyed, and the repeated prepare did not fail"
             else:
                 self.node.hardware.set_in_use(gpu, gi)
                 release = threading.Timer(0.3, self.node.hardware.set_in_use, (gpu, gi, False))
                 release.start()
-                self.soak.seen["programs that went on"] += 1
+                self.soak.seen["programs that kept running"] += 1
             return
 
     def _refused(self) -> None:
-        """A wrong claim gets an error and leaves no trace."""
+        """An invalid claim gets an error and leaves no trace."""
         owned = [device for claim in self.held if claim["form"] != "admin access" for device in claim["devices"]]
         wrong = impossible(self.dice, owned)
         claim = self.scheduler.force(*wrong.results, requests=wrong.requests, config=wrong.config)
@@ -190,7 +190,7 @@ class Worker:
         self.soak.seen[f"refused: {wrong.why}"] += 1
 
     def _break_something(self) -> None:
-        """The next call of a kind fails, before or after it has done its work; or a GPU is open for a while."""
+        """Let the next call of a method fail, before or after its effect, or let a process hold a GPU for a while."""
         hardware, gpu = self.node.hardware, self.dice.choice(self.node.gpus)
         if self.dice.random() < 0.2:
             with suppress(GpuBusyError):
@@ -205,7 +205,9 @@ class Worker:
             self.soak.seen["nvidia-smi failing for a while"] += 1
             return
         method, error = self.dice.choice(FAULTS)
-        after = error is not NoRoomError and self.dice.random() < 0.3  # hardware without room has made nothing
+        after = (
+            error is not NoRoomError and self.dice.random() < 0.3
+        )  # without room, the hardware has not created anything
         hardware.fail_next(method, error(INJECTED), gpu=gpu, after=after, times=self.dice.choice([1, 1, 2]))
         self.soak.seen[f"fault: {method}{' (after)' if after else ''}"] += 1
 
@@ -224,7 +226,7 @@ FAULTS: tuple[tuple[str, Callable[[str], Any]], ...] = (
 
 
 def crash(soak: Soak) -> None:
-    """Kill the node process now and then, more rarely the MPS host, and start it again."""
+    """Kill and restart the node process several times, and every third time the MPS host too."""
     dice = random.Random(f"{SEED}-{soak.rounds}")  # noqa: S311 - moments to kill at
     for number in range(1, soak.crashes + 1):
         while soak.done < soak.rounds * number // (soak.crashes + 1):
@@ -247,12 +249,12 @@ def crash(soak: Soak) -> None:
 @pytest.mark.parametrize(
     ("rounds", "crashes"),
     [
-        pytest.param(60, 1, id="short", marks=pytest.mark.slow),  # threads and crashes: no two runs are alike
+        pytest.param(60, 1, id="short", marks=pytest.mark.slow),  # slow: threads and crashes
         pytest.param(1000, 12, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
 def test_after_any_mix_of_claims_nothing_is_left(rounds: int, crashes: int) -> None:
-    """The node is at the end what it was at the start, whatever was asked of it and whatever went wrong."""
+    """At the end the node is as it was at the start, after any requests, faults and crashes."""
     with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
         soak = Soak(node, rounds, crashes, Scheduler(node))
         soak.up.set()
@@ -273,8 +275,8 @@ def test_after_any_mix_of_claims_nothing_is_left(rounds: int, crashes: int) -> N
 
 
 def assert_clean(node: LiveNode) -> None:
-    """What claims had is gone at once. On a GPU that could not be changed at the time, what the journal notes may wait
-    for the next look at it, which a start is, too."""
+    """What claims had is removed at once. GPU settings that the journal notes, because a GPU could not be changed
+    then, are restored at the next inspection, which a start includes."""
     node.hardware.clear_faults()
     left = node.leftovers()
     assert [one for one in left if one.startswith(OF_CLAIMS)] == []

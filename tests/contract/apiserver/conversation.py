@@ -1,8 +1,8 @@
-"""A conversation with an API server: requests from a file, answers made comparable.
+"""A conversation with an API server: requests from a file, and replies in a comparable form.
 
 The same conversation is held with a real kube-apiserver (``python -m tests.contract.apiserver.record``) and with the
-embedded one (``test_recorded.py``). What differs from run to run (UIDs, revisions, times, random suffixes, ages) is
-replaced by a marker.
+embedded one (``test_recorded.py``). Values that differ from run to run (UIDs, revisions, times, random suffixes, ages)
+are replaced by a marker.
 """
 
 import http.client
@@ -36,7 +36,7 @@ _DROPPED = {"managedFields", "selfLink"}
 
 @dataclass(frozen=True)
 class Server:
-    """Where to talk to, and with which token."""
+    """The server's address and token."""
 
     host: str
     port: int
@@ -53,13 +53,13 @@ class Answer:
 
 
 def load(name: str) -> list[dict[str, Any]]:
-    """Steps of one conversation."""
+    """The steps of one conversation."""
     steps: list[dict[str, Any]] = yaml.safe_load((STEPS / f"{name}.yaml").read_text(encoding="utf-8"))
     return steps
 
 
 def ask(server: Server, step: dict[str, Any], known: dict[str, str]) -> Answer:
-    """Send one step; ``known`` are values captured from earlier answers."""
+    """Send one step; ``known`` are values captured from earlier replies."""
     connection = http.client.HTTPSConnection(server.host, server.port, timeout=20, context=_unverified())
     headers = {"Authorization": f"Bearer {server.token}", "Accept": "application/json", **step.get("headers", {})}
     body = step.get("body")
@@ -90,7 +90,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 def fill(text: str | None, known: dict[str, str]) -> Any:
-    """Replace ``${name}`` by what was captured under that name."""
+    """Replace ``${name}`` by the value captured under that name."""
     if text is None:
         return None
     for name, value in known.items():
@@ -99,7 +99,7 @@ def fill(text: str | None, known: dict[str, str]) -> Any:
 
 
 def capture(step: dict[str, Any], answer: Answer, known: dict[str, str]) -> None:
-    """Remember parts of the answer for later steps."""
+    """Save parts of the reply for later steps."""
     for name, path in step.get("capture", {}).items():
         value = answer.body
         for part in path.split("."):
@@ -108,7 +108,7 @@ def capture(step: dict[str, Any], answer: Answer, known: dict[str, str]) -> None
 
 
 def comparable(step: dict[str, Any], answer: Answer) -> dict[str, Any]:
-    """What two servers must agree on: code, warnings and body, without what changes from run to run."""
+    """The parts in which two servers must agree: code, warnings and body, without what changes from run to run."""
     body = _stable(answer.body, "")
     if only := step.get("only"):
         body = {path: _at(body, path) for path in only}
@@ -174,7 +174,7 @@ def _remove(value: Any, path: list[str]) -> None:
 
 
 def hold(server: Server, name: str) -> dict[str, dict[str, Any]]:
-    """The whole conversation: comparable answers by step name, in order."""
+    """Run the whole conversation; returns comparable replies by step name, in order."""
     known: dict[str, str] = {}
     answers: dict[str, dict[str, Any]] = {}
     for step in load(name):

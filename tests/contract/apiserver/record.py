@@ -1,9 +1,8 @@
-"""Record what a real API server answers: ``KUBECONFIG=... python -m tests.contract.apiserver.record [conversation
-...]``.
+"""Records the replies of a real API server.
 
-Needs a cluster without anything of value, with a token or no client certificate in its kubeconfig; the recorded
-files hold no host names. The control plane that recorded them was Kubernetes 1.36.2 with default feature gates and
-without controllers.
+Usage: ``KUBECONFIG=... python -m tests.contract.apiserver.record [conversation ...]``. Use a cluster without valuable
+data, with a token or no client certificate in its kubeconfig; the recorded files have no host names. They were recorded
+from Kubernetes 1.36.2 with default feature gates and without controllers.
 """
 
 import json
@@ -18,7 +17,7 @@ from tests.contract.apiserver.conversation import RECORDED, STEPS, Server, hold
 
 
 def main() -> None:
-    """Hold every conversation, or those named, and write the answers down."""
+    """Hold every conversation, or those named, and write the replies to files."""
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text(encoding="utf-8"))
     url = urlsplit(config["clusters"][0]["cluster"]["server"])
     server = Server(url.hostname or "", url.port or 443, config["users"][0]["user"]["token"])

@@ -1,7 +1,6 @@
-"""The real kubectl against the embedded API server: what people type while they try the project out.
+"""The real kubectl against the embedded API server: the commands that users try.
 
-Runs the kubectl named by $KUBECTL, else the one on PATH; skipped, with the reason, where there is none of at least
-1.34.
+Runs the kubectl in $KUBECTL, else the one on PATH. Skipped, with the reason, without a kubectl of at least 1.34.
 """
 
 import json
@@ -60,7 +59,7 @@ Kubectl = Callable[..., str]
 
 
 def _find_kubectl() -> str:
-    """The path of a kubectl that is new enough; skips the test when there is none."""
+    """The path of a kubectl that is new enough; skips the test without one."""
     path = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if not path:
         pytest.skip("no kubectl on PATH and $KUBECTL is not set")
@@ -75,13 +74,13 @@ def _find_kubectl() -> str:
 
 @pytest.fixture(scope="module")
 def kubectl_path() -> str:
-    """A kubectl that knows resource.k8s.io/v1."""
+    """A kubectl that has resource.k8s.io/v1."""
     return _find_kubectl()
 
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    """A fresh API server."""
+    """A new API server."""
     server = ApiServer()
     server.start()
     yield server
@@ -90,7 +89,7 @@ def api() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def kubectl(api: ApiServer, kubectl_path: str, tmp_path: Path) -> Kubectl:
-    """Run kubectl and return what it prints; ``code`` is the exit status it must have."""
+    """Run kubectl and return its output; ``code`` is the expected exit status."""
     config = api.kubeconfig(tmp_path / "kubeconfig")
 
     def run(*arguments: str, stdin: str = "", code: int = 0) -> str:
@@ -105,7 +104,7 @@ def kubectl(api: ApiServer, kubectl_path: str, tmp_path: Path) -> Kubectl:
 def test_the_kubeconfig_is_for_its_owner_only_and_the_token_is_needed(
     api: ApiServer, kubectl: Kubectl, kubectl_path: str, tmp_path: Path
 ) -> None:
-    """Nobody else on the machine can read the token, and without it nothing is answered."""
+    """Other users of the machine cannot read the token, and requests without it are refused."""
     assert (tmp_path / "kubeconfig").stat().st_mode & 0o777 == 0o600
     assert kubectl("get", "--raw", "/readyz") == "ok"
     config = json.loads((tmp_path / "kubeconfig").read_text())
@@ -118,7 +117,7 @@ def test_the_kubeconfig_is_for_its_owner_only_and_the_token_is_needed(
 
 
 def test_discovery_names_what_is_served(kubectl: Kubectl) -> None:
-    """api-resources, version, cluster-info and auth can-i work, short names included."""
+    """api-resources, version, cluster-info and auth can-i work, with short names."""
     resources = kubectl("api-resources")
     assert re.search(r"^resourceclaims +resource.k8s.io/v1 +true +ResourceClaim$", resources, re.MULTILINE)
     assert re.search(r"^pods +po +v1 +true +Pod$", resources, re.MULTILINE)
@@ -140,8 +139,8 @@ def test_apply_creates_changes_and_leaves_alone(kubectl: Kubectl) -> None:
     assert images == "ubuntu:24.04 busybox:2"
 
 
-def test_apply_takes_removed_fields_away(kubectl: Kubectl) -> None:
-    """What an earlier apply set and the manifest no longer says goes; what others added stays."""
+def test_apply_removes_fields_that_the_manifest_dropped(kubectl: Kubectl) -> None:
+    """Fields that other clients added stay."""
     manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, labels: {a: b}}\ndata: {x: '1', y: '2'}\n"
     kubectl("apply", "-f", "-", stdin=manifest)
     kubectl("patch", "configmap", "c", "--type=merge", "-p", '{"data":{"z":"3"}}')
@@ -150,7 +149,7 @@ def test_apply_takes_removed_fields_away(kubectl: Kubectl) -> None:
 
 
 def test_server_side_apply_reports_conflicts_and_takes_over_by_force(kubectl: Kubectl) -> None:
-    """Two managers, one field: refused with the other's name, then forced."""
+    """Two managers, one field: refused with the other manager's name, then forced."""
     manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {x: '1'}\n"
     other = manifest.replace("'1'", "'2'")
     kubectl("apply", "--server-side", "--field-manager=one", "-f", "-", stdin=manifest)
@@ -161,7 +160,7 @@ def test_server_side_apply_reports_conflicts_and_takes_over_by_force(kubectl: Ku
 
 
 def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> None:
-    """--dry-run=server answers as the write would; diff is built on it."""
+    """--dry-run=server replies as the write would; diff uses it."""
     kubectl("apply", "--dry-run=server", "-f", "-", stdin=MANIFEST)
     assert "NotFound" in kubectl("get", "pod", "trainer", code=1)
     kubectl("apply", "-f", "-", stdin=MANIFEST)
@@ -170,19 +169,19 @@ def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> N
 
 
 def test_unknown_fields_are_refused(kubectl: Kubectl) -> None:
-    """kubectl asks for strict validation: a typo in a manifest is an error that names the field."""
+    """kubectl asks for strict validation: a typing mistake in a manifest is an error that names the field."""
     refused = kubectl("apply", "-f", "-", stdin=MANIFEST.replace("deviceClassName", "deviceclassname"), code=1)
     assert 'unknown field "spec.devices.requests[0].exactly.deviceclassname"' in refused
 
 
 def test_validation_names_the_field(kubectl: Kubectl) -> None:
-    """A claim without a class is invalid, in the words of the real server."""
+    """A claim without a class is invalid, with the real server's message."""
     refused = kubectl("apply", "-f", "-", stdin=MANIFEST.replace("{deviceClassName: gpu.example.com}", "{}"), code=1)
     assert "spec.devices.requests[0].exactly.deviceClassName: Required value" in refused
 
 
 def test_get_shows_tables_and_every_output_format(api: ApiServer, kubectl: Kubectl) -> None:
-    """Columns as people know them; yaml, json, name, jsonpath and custom columns; selectors; all namespaces."""
+    """Columns of kubectl; yaml, json, name, jsonpath and custom columns; selectors; all namespaces."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": {"name": "n1", "resourceSliceCount": 1}}
     api.store.create(RESOURCE_SLICES, {"metadata": {"name": "s1"}, "spec": spec})
@@ -221,7 +220,7 @@ def test_get_watch_prints_changes_as_they_come(
 
 
 def test_describe_shows_objects_with_their_events(api: ApiServer, kubectl: Kubectl) -> None:
-    """describe works for the kinds that somebody debugs a claim with, and finds the events of each."""
+    """describe works for the kinds that a user debugs claims with, and shows the events of each."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     api.store.create(NODES, {"metadata": {"name": "n1"}})
     pod = api.store.get(PODS, "trainer", "default")
@@ -286,7 +285,7 @@ def test_create_run_label_annotate_patch_and_scale(kubectl: Kubectl) -> None:
 
 
 def test_logs_come_from_the_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
-    """logs, -c, --tail, --timestamps, and -f until the container has ended."""
+    """logs, -c, --tail, --timestamps, and -f until the container has terminated."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     api.store.logs.append("default", "trainer", "main", "GPU 0: one\nGPU 1: two\n")
     assert kubectl("logs", "trainer", "-c", "main") == "GPU 0: one\nGPU 1: two\n"
@@ -307,7 +306,7 @@ def test_logs_come_from_the_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
 
 
 def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kubectl) -> None:
-    """wait --for condition, jsonpath and delete return when the watch says so."""
+    """wait --for condition, jsonpath and delete return after the change."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     pod = api.store.get(PODS, "trainer", "default")
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -323,7 +322,7 @@ def test_wait_sees_conditions_fields_and_deletions(api: ApiServer, kubectl: Kube
 
 
 def test_deleting_a_running_pod_waits_for_its_kubelet(api: ApiServer, kubectl: Kubectl) -> None:
-    """A bound pod stays, Terminating, until somebody deletes it with grace 0; --force does so at once."""
+    """A bound pod stays Terminating until a client deletes it with grace period 0; --force does so at once."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     api.store.bind("default", "trainer", "n1")
     kubectl("delete", "pod", "trainer", "--wait=false", "--grace-period=20")
@@ -335,7 +334,7 @@ def test_deleting_a_running_pod_waits_for_its_kubelet(api: ApiServer, kubectl: K
 
 @pytest.mark.parametrize(("policy", "left"), [("background", 0), ("foreground", 0), ("orphan", 1)])
 def test_delete_policies_decide_about_dependents(api: ApiServer, kubectl: Kubectl, policy: str, left: int) -> None:
-    """Dependents go with their owner, before it, or stay without it."""
+    """Dependents are deleted with their owner, before it, or stay."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     owner = json.loads(kubectl("get", "deploy", "server", "-o", "json"))
     reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "server", "uid": owner["metadata"]["uid"]}
@@ -354,8 +353,8 @@ def test_delete_policies_decide_about_dependents(api: ApiServer, kubectl: Kubect
     assert not any("ownerReferences" in item["metadata"] for item in remaining)
 
 
-def test_a_finalizer_keeps_a_claim_until_it_is_taken_off(api: ApiServer, kubectl: Kubectl) -> None:
-    """delete returns, the claim shows as deleted, and goes with its last finalizer."""
+def test_a_claim_stays_until_its_last_finalizer_is_removed(api: ApiServer, kubectl: Kubectl) -> None:
+    """delete returns, and the claim shows as deleted until then."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     kubectl(
         "patch", "resourceclaim", "shared", "--type=merge", "-p", '{"metadata":{"finalizers":["example.com/busy"]}}'
@@ -381,8 +380,8 @@ BASE = Path(__file__).parents[3] / "deploy" / "base"
 
 
 @pytest.mark.skipif(not (BASE / "kustomization.yaml").exists(), reason="deploy/base has no kustomization")
-def test_the_kustomize_base_applies_and_goes(kubectl: Kubectl) -> None:
-    """`kubectl apply -k deploy/base` succeeds twice and `delete -k` takes everything back."""
+def test_the_kustomize_base_is_applied_twice_and_deleted(kubectl: Kubectl) -> None:
+    """`kubectl apply -k deploy/base` succeeds twice, and `delete -k` deletes every object."""
     kubectl("apply", "-k", str(BASE))
     assert "created" not in kubectl("apply", "-k", str(BASE))
     kubectl("delete", "-k", str(BASE))

@@ -1,4 +1,4 @@
-"""The embedded API server answers as a real one did: every step of every recorded conversation."""
+"""The embedded API server replies as a real one did, in every step of every recorded conversation."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.contract.apiserver.conversation import RECORDED, STEPS, Server, ask, 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A fresh embedded API server."""
+    """A new embedded API server."""
     api = ApiServer()
     url = urlsplit(api.start())
     yield Server(url.hostname or "", url.port or 0, api.token)
@@ -21,7 +21,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in STEPS.glob("*.yaml")))
 def test_answers_like_the_recorded_server(server: Server, name: str) -> None:
-    """Codes, bodies and warnings equal those that a Kubernetes 1.36.2 API server gave to the same requests."""
+    """Codes, bodies and warnings equal those of a Kubernetes 1.36.2 API server for the same requests."""
     recorded = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     known: dict[str, str] = {}
     differing = []

@@ -1,4 +1,4 @@
-"""The server itself: its certificate, its token, its kubeconfig, its limits, its end."""
+"""The server: its certificate, token, kubeconfig, limits and stop."""
 
 import http.client
 import json
@@ -46,7 +46,7 @@ def _request(api: ApiServer, method: str, path: str, body: bytes = b"", token: s
 
 
 def test_the_certificate_verifies_strictly(api: ApiServer) -> None:
-    """A client with all checks on, and the strict ones of newer Pythons, accepts it for this address only."""
+    """A client with all checks, also the strict ones of newer Pythons, accepts it for this address only."""
     url = urlsplit(api.url)
     context = ssl.create_default_context(cadata=api.certificate)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -63,12 +63,12 @@ def test_the_certificate_verifies_strictly(api: ApiServer) -> None:
 
 
 def test_two_servers_have_two_certificates() -> None:
-    """Keys are made anew; nothing is built in."""
+    """Each server generates its own key."""
     assert self_signed("127.0.0.1", utc_now()).key != self_signed("127.0.0.1", utc_now()).key
 
 
 def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
-    """Nothing, not even health, is answered without it."""
+    """Every request needs the token, also for health."""
     assert urlsplit(api.url).hostname == "127.0.0.1"
     assert _request(api, "GET", "/readyz") == (200, b"ok")
     for path in ("/readyz", "/version", "/api/v1/pods"):
@@ -77,7 +77,7 @@ def test_it_listens_on_loopback_and_asks_for_the_token(api: ApiServer) -> None:
 
 
 def test_the_kubeconfig_replaces_another_and_is_private(api: ApiServer, tmp_path: Path) -> None:
-    """Written in one step with mode 0600, whatever was there before."""
+    """It replaces an existing file by a rename, with mode 0600."""
     path = tmp_path / "config"
     path.write_text("old")
     path.chmod(0o644)
@@ -97,7 +97,7 @@ def test_bodies_are_limited(api: ApiServer) -> None:
 
 
 def test_a_watch_streams_and_ends_with_the_server(api: ApiServer) -> None:
-    """Events arrive as they happen; stop does not wait for watchers to leave."""
+    """Events arrive as they happen; stop ends the watches of connected clients."""
     connection = _connect(api)
     connection.request("GET", "/api/v1/configmaps?watch=true", headers={"Authorization": f"Bearer {api.token}"})
     response = connection.getresponse()
@@ -112,7 +112,7 @@ def test_a_watch_streams_and_ends_with_the_server(api: ApiServer) -> None:
 
 
 def test_a_watch_from_before_the_history_gets_an_error_event() -> None:
-    """410 comes as an event, and the stream ends: the client lists again."""
+    """410 is an event, and the stream ends: the client lists again."""
     api = ApiServer(store=Store(history_length=2))
     api.start()
     for name in "abc":
@@ -123,14 +123,14 @@ def test_a_watch_from_before_the_history_gets_an_error_event() -> None:
     assert (status, event["type"], event["object"]["code"], event["object"]["reason"]) == (200, "ERROR", 410, "Expired")
 
 
-def test_a_taken_port_is_said_so(api: ApiServer) -> None:
-    """With the port and what to do."""
+def test_a_port_in_use_is_an_error_with_the_port(api: ApiServer) -> None:
+    """The message also says what to do."""
     with pytest.raises(RetryableError, match="choose another port"):
         ApiServer(port=urlsplit(api.url).port or 0).start()
 
 
 def test_a_successor_takes_over_address_token_and_objects(api: ApiServer) -> None:
-    """Clients of a restarted server notice an outage and nothing else."""
+    """Clients of a restarted server see an outage and no other difference."""
     api.store.create(CONFIG_MAPS, config_map("a"))
     api.stop()
     again = ApiServer(successor_of=api)
@@ -143,7 +143,7 @@ def test_a_successor_takes_over_address_token_and_objects(api: ApiServer) -> Non
 
 
 def test_stopping_twice_or_before_the_start_is_harmless() -> None:
-    """stop is safe in every state."""
+    """stop is allowed in every state."""
     server = ApiServer()
     server.stop()
     server.start()

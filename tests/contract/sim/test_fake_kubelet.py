@@ -1,4 +1,4 @@
-"""The shipped kubelet against the driver's own sockets: registration, calls, restarts, over real unix sockets."""
+"""The simulated kubelet over real unix sockets: registration, calls, restarts."""
 
 import socket
 import time
@@ -43,14 +43,14 @@ def start(folder: Path, **more: object) -> DraManager:
 
 
 def test_registers_and_speaks_the_newest_service(kubelet: DraManager, plugin: Plugin) -> None:
-    """The driver learns that it is registered; calls go to the first of its services that a kubelet knows."""
+    """The plugin is notified of its registration; calls go to the first of its services that a kubelet supports."""
     until(lambda: plugin.registration.problem is None, "the notification")
     assert kubelet.plugin(DRIVER).service == "v1.DRAPlugin"
     assert kubelet.plugin(DRIVER).endpoint == str(plugin.paths.dra)
 
 
 def test_prepares_once_and_unprepares_once(kubelet: DraManager, plugin: Plugin) -> None:
-    """A claim that is prepared is not asked for again by a second pod, and is given back after the last one."""
+    """A second pod does not prepare a claim again, and the claim is unprepared after the last pod."""
     kubelet.prepare("pod-1", [claim()])
     kubelet.prepare("pod-2", [claim()])
     assert [ref.uid for ref in plugin.preparer.prepared] == ["uid-1"]
@@ -63,7 +63,7 @@ def test_prepares_once_and_unprepares_once(kubelet: DraManager, plugin: Plugin) 
 
 
 def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Plugin) -> None:
-    """The text of the driver reaches whoever reads the pod's events, with the claim's name."""
+    """The pod's event has the driver's message and the claim's name."""
     plugin.preparer.answers["uid-1"] = ClaimError("GPU gpu-9 does not exist here")
     with pytest.raises(RetryableError, match="ResourceClaim default/claim-uid-1: GPU gpu-9 does not exist here"):
         kubelet.prepare("pod-1", [claim()])
@@ -73,7 +73,7 @@ def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Pl
 
 
 def test_nothing_is_called_while_a_driver_is_missing(kubelet: DraManager, plugin: Plugin) -> None:
-    """All drivers of all claims have to be there first."""
+    """No driver is called before all drivers of all claims are registered."""
     with pytest.raises(RetryableError, match=r"DRA driver nic\.example\.com is not registered"):
         kubelet.prepare("pod-1", [claim(), claim("uid-2", "nic.example.com")])
     assert plugin.preparer.prepared == []
@@ -83,7 +83,7 @@ def test_nothing_is_called_while_a_driver_is_missing(kubelet: DraManager, plugin
 def test_a_restarted_kubelet_prepares_again_and_can_still_unprepare(
     kubelet: DraManager, plugin: Plugin, folder: Path
 ) -> None:
-    """What was prepared is asked for again by a pod that starts; what is given back needs no claim object."""
+    """A pod that starts after the restart prepares its claim again; unpreparing works without the claim object."""
     kubelet.prepare("pod-1", [claim()])
     kubelet.stop()
     again = start(folder)
@@ -98,7 +98,7 @@ def test_a_restarted_kubelet_prepares_again_and_can_still_unprepare(
 
 
 def test_health_streams_are_opened_and_held(kubelet: DraManager, plugin: Plugin) -> None:
-    """Kubelets up to 1.36 open one to every driver; it stays open and says nothing."""
+    """Kubelets up to 1.36 open one to every driver and keep it open."""
     from dra_driver.telemetry import metrics
 
     until(lambda: metrics.health_streams._value.get() == 1, "the health stream")
@@ -115,7 +115,7 @@ def test_a_socket_that_vanishes_deregisters_and_one_that_returns_registers(kubel
 
 
 def test_slices_are_wiped_when_a_driver_stays_away(plugin: Plugin, folder: Path) -> None:
-    """Without a connected instance the driver's devices must not be scheduled any more."""
+    """Without a connected instance, the driver's devices must not be scheduled any more."""
     wiped: list[str] = []
     made = start(folder, wiping_delay_s=0.1, on_wipe=wiped.append)
     try:
@@ -128,8 +128,8 @@ def test_slices_are_wiped_when_a_driver_stays_away(plugin: Plugin, folder: Path)
         made.stop()
 
 
-def test_strange_files_in_the_registry_do_no_harm(plugin: Plugin, folder: Path) -> None:
-    """Plain files, hidden sockets and sockets of dead processes are passed over, and a driver beside them is found."""
+def test_other_files_in_the_registry_are_ignored(plugin: Plugin, folder: Path) -> None:
+    """Plain files, hidden sockets and sockets of dead processes do not stop the registration of a driver."""
     (folder / "reg" / "plain-reg.sock").write_text("")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "reg" / "a-dead-reg.sock"))

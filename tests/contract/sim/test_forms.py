@@ -1,7 +1,7 @@
-"""The embedded cluster with real node processes: one GPU whole, cut and shared, by examples that say what they need.
+"""One GPU whole, as partitions and as shares, in the embedded cluster with real node processes.
 
-Everything is real but the hardware, the API server and the kubelet: what is granted, made, mounted and listed has to
-agree, and nothing may be left.
+The hardware, the API server and the kubelet are simulated. Allocated, created, mounted and listed devices must agree,
+and nothing may be left.
 """
 
 from collections.abc import Iterator
@@ -80,12 +80,12 @@ def pool() -> Iterator[ClusterPool]:
 
 
 def tmp_name(folder: Path) -> str:
-    """A namespace of the test's own: the one before may be on its way out."""
+    """A namespace of the test's own: the last test's one may still be terminating."""
     return folder.name.replace("_", "-")[:50]
 
 
 def play(pool: ClusterPool, folder: Path, text: str) -> tuple[ExampleResult, Cluster]:
-    """The example with this text, on the cluster that it asks for."""
+    """Run an example with this text on the cluster that it requires."""
     path = folder / "example.yaml"
     path.write_text(text)
     cluster = pool.cluster(read_requirements(path))
@@ -93,8 +93,8 @@ def play(pool: ClusterPool, folder: Path, text: str) -> tuple[ExampleResult, Clu
     return scenario.run(path, namespace=f"forms-{tmp_name(folder)}"), cluster
 
 
-def test_seven_slices_by_extended_resources(pool: ClusterPool, tmp_path: Path) -> None:
-    """Seven pods have a slice each; an eighth and a pod for the whole GPU wait; afterwards the GPU is as it was."""
+def test_seven_mig_devices_by_extended_resources(pool: ClusterPool, tmp_path: Path) -> None:
+    """Seven pods have a MIG device each; an eighth and a pod for the whole GPU wait; afterwards the GPU is restored."""
     names = [f"p{at}" for at in range(8)]
     expected = [f"# expect: pod/{name} Running sees 1 MIG device\n" for name in names[:7]]
     expected.append("# expect: pod/p7 Pending\n# expect: pod/whole Pending\n")
@@ -106,15 +106,15 @@ def test_seven_slices_by_extended_resources(pool: ClusterPool, tmp_path: Path) -
     assert result.problem is None
 
 
-def test_whole_again_after_the_slices(pool: ClusterPool, tmp_path: Path) -> None:
-    """The same cluster: MIG mode was switched off with the last slice, so the GPU serves as a whole."""
+def test_whole_gpu_after_mig_devices(pool: ClusterPool, tmp_path: Path) -> None:
+    """On the same cluster: MIG mode was switched off with the last MIG device, so the whole GPU can be allocated."""
     text = HEADER + "# expect: pod/whole Running sees 1 GPU\n" + GPU_CLASS
     result, _ = play(pool, tmp_path, text + POD % {"name": "whole", "resource": "nvidia.com/gpu"})
     assert result.problem is None
 
 
 def test_memory_shares_under_mps(pool: ClusterPool, tmp_path: Path) -> None:
-    """Three pods share one GPU with 10, 20 and 30 GiB, each told its limit; the daemon ends with the last of them."""
+    """Three pods share one GPU with limits of 10, 20 and 30 GiB; the daemon stops with the last of them."""
     (tmp_path / "mps.yaml").write_text(POLICY % "MPS")
     names = {"ten": 10, "twenty": 20, "thirty": 30}
     expected = [
@@ -132,7 +132,7 @@ def test_memory_shares_under_mps(pool: ClusterPool, tmp_path: Path) -> None:
 
 
 def test_time_slices_need_no_daemon(pool: ClusterPool, tmp_path: Path) -> None:
-    """Two pods take turns; a container under time slicing is told nothing of MPS."""
+    """Two pods take turns; their containers have no MPS variables."""
     (tmp_path / "turns.yaml").write_text(POLICY % "TimeSlicing")
     expected = "# expect: pod/a Running sees 1 GPU\n# expect: pod/b Running sees 1 GPU\n# expect: pods a b same GPU\n"
     shares = [SHARE % {"name": name, "memory": "8Gi"} for name in ("a", "b")]
@@ -141,8 +141,8 @@ def test_time_slices_need_no_daemon(pool: ClusterPool, tmp_path: Path) -> None:
     assert all("CUDA_MPS" not in container.log for container in result.containers)
 
 
-def test_an_example_without_needs_runs_on_what_is_there(pool: ClusterPool, tmp_path: Path) -> None:
-    """The pool goes back to its own nodes, with no policy in force."""
+def test_an_example_without_requirements_runs_on_the_default_nodes(pool: ClusterPool, tmp_path: Path) -> None:
+    """The pool returns to its own nodes, without policies."""
     text = (
         "# expect: pod/whole Running sees 1 GPU\n" + GPU_CLASS + POD % {"name": "whole", "resource": "nvidia.com/gpu"}
     )

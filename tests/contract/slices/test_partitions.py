@@ -23,7 +23,7 @@ BOARDS = [key for key, model in catalog.models().items() if model.mig is not Non
 
 
 class Node:
-    """One node's publisher and what the API server has of it."""
+    """One node's publisher, and its slices in the API server."""
 
     def __init__(self, server: ApiServer, rest: RestClient) -> None:
         self.server = server
@@ -77,8 +77,8 @@ def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(no
     assert {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in node.api.list()} == versions
 
 
-def test_every_board_cut_shared_and_tainted_is_accepted(node: Node) -> None:
-    """Each slice of each state goes through the server's validation, one after the other over the same pool."""
+def test_every_board_with_partitions_shares_and_taints_is_accepted(node: Node) -> None:
+    """Each slice of each state passes the server's validation, one after the other in the same pool."""
     terms = GpuTerms(
         policy="p",
         sharing=SharingTerms(strategy=Strategy.MPS, max_shares=1),

@@ -212,7 +212,7 @@ def parts(store: Store) -> Store:
 def test_partitions_are_compared_by_parent_profile_and_uuid(
     parts: Store, seen: str, granted: tuple[str, ...], said: str | None
 ) -> None:
-    """A device that does not exist yet has no UUID in its slice, so parent and profile must match; extra devices fail."""
+    """A device that does not exist yet has no UUID in its slice, so parent and profile must match, and no more."""
     run_pod(parts, "p", seen, granted=granted)
     found = complaint(parts, f"pod/p Running sees {len(granted)} MIG device{'s' if len(granted) > 1 else ''}")
     assert found is None if said is None else said in (found or "")
