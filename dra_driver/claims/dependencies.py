@@ -14,8 +14,6 @@ from dra_driver.claims.entry import OwnerId
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.waiting import ClaimLocks, WakeableClock
 from dra_driver.errors import NotPermittedError
-from dra_driver.gpu.backend import GpuControl
-from dra_driver.gpu.notes import GpuNotes
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, GpuUuid, PoolName
@@ -125,13 +123,8 @@ class MpsControl(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareDependencies:
-    """What changes GPUs. ``changed`` is called after every change that a new snapshot would show.
+    """What changes GPUs. ``changed`` is called after every change that a new snapshot would show."""
 
-    ``control`` and ``notes`` are what the others are built on, for a setting that needs no more than them.
-    """
-
-    control: GpuControl
-    notes: GpuNotes
     mig: MigControl
     slicer: TimeSliceControl
     mps: MpsControl

@@ -39,8 +39,6 @@ class Hardware:
     def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareDependencies:
         """What the claims room changes GPUs with. ``mps`` is the folder shared with the MPS host."""
         return HardwareDependencies(
-            control=self.backend,
-            notes=notes,
             mig=MigManager(self.backend, notes),
             slicer=TimeSlicer(Smi(self.root.here("/")), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),

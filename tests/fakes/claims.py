@@ -1,4 +1,4 @@
-"""Stand-ins for what the claims room is handed: the API server, CDI files in memory, a clock that never waits, and what
+"""Fakes for the claim service: the API server, CDI files in memory, a clock that never waits, and what
 sharing sets on GPUs. Partitions are not faked: `gpu.simulated.backend.SimulatedBackend` below a real `MigManager` is
 at hand.
 """
@@ -64,7 +64,7 @@ def claim(number: int, *results: AllocatedDevice, configs: Sequence[OpaqueConfig
 
 
 class FakeClaims:
-    """Claims as the API server has them, by namespace and name. ``outage`` is raised by every read while set.
+    """The API server's claims by namespace and name. ``outage`` is raised by every read while set.
 
     While ``hangs`` is set, it is called with the seconds that a read may take, and the read then fails.
     """
@@ -169,13 +169,13 @@ class FakeCdiProvider:
         return ContainerEdits(env=(f"DRA_GPU_{of.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}",), device_nodes=(node,))
 
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
-        """What a claim with whole GPUs gets."""
+        """The document of a claim with whole GPUs."""
         pairs = [(NAMES.claim_device(of, each.device_name), self.edits_for(each)) for each in devices]
         return claim_spec(NAMES, pairs)
 
 
 class FakeClock:
-    """Waiting takes no time: it moves the clock, then does what was planned for that moment."""
+    """A wait takes no time: it moves the clock, then runs the actions planned for that moment."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -203,7 +203,7 @@ class FakeClock:
 
 
 class FakeProcessRegistry:
-    """Which runs are alive, by decree."""
+    """Which runs are alive, as the test says."""
 
     def __init__(self, own: str = "run-1", alive: Collection[str] = ()) -> None:
         self.own = OwnerId(own)
@@ -220,7 +220,7 @@ def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
 
 
 class FakeSharing:
-    """What sharing has set on a node's GPUs and which daemons run: it outlives the driver, as on a real node.
+    """Settings of a node's GPUs and running daemons; they survive the node process, as on a real node.
 
     ``failure`` is raised by every change while set. ``asked`` are the changes, in words. ``takes`` is called with the
     seconds that asking for a daemon may take.
@@ -311,7 +311,7 @@ def part(minor: int, profile: MigProfile, start: int) -> DeviceName:
 
 
 def share_result(number: int, memory: str | None, percent: int | None, **more: Any) -> AllocatedDevice:
-    """Share ``number`` of a GPU, as the scheduler writes it."""
+    """Share ``number`` of a GPU as the scheduler writes it."""
     consumed = {"memory": memory, "computePercent": None if percent is None else str(percent)}
     return result(
         share_id=f"{number:08x}-5555-6666-7777-888888888888",

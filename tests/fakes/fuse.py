@@ -1,4 +1,4 @@
-"""Killing at a chosen step: an exception that nothing in the driver catches, before or after a call has its effect."""
+"""Kills at a chosen step: raises an exception that the driver does not catch, before or after the call's effect."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,7 +9,7 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Burns down with every step; ``None`` never."""
+    """Counts steps down and raises `Killed` at the end; ``left`` None never does."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -24,7 +24,7 @@ class Fuse:
 
 
 class Fused:
-    """Passes everything on to ``target``; each call of ``steps`` may be the last, before or after its effect."""
+    """Passes every call on to ``target``; calls named in ``steps`` count as a step before and after their effect."""
 
     def __init__(self, target: Any, fuse: Fuse, steps: Collection[str]) -> None:
         self._target = target

@@ -1,11 +1,11 @@
-"""Notes about GPUs that live in memory, where the driver keeps them in its journal."""
+"""GPU notes in memory; the driver keeps them in its journal."""
 
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import GpuUuid
 
 
 class FakeGpuNotes:
-    """``mig.manager.GpuNotes``. ``log`` holds changes in order; while ``full`` is set nothing can be written."""
+    """`gpu.notes.GpuNotes`. ``log`` has the changes in order; while ``full`` is set every write fails."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[GpuUuid, str], str] = {}

@@ -70,15 +70,13 @@ class Dying:
 
 
 class DyingNode(Node):
-    """With the real MPS client. The first GPU is cut, the fifth one is shared under MPS."""
+    """With the real MPS client. The first GPU has partitions, the fifth one is shared under MPS."""
 
     def hardware(self, journal: GpuNotes) -> HardwareDependencies:
         host = FakeHost(self.folder / "mps").live()
         clock = Clock(host.work)
         control, notes = self.wrap(self.backend), self.wrap(journal)
         return HardwareDependencies(
-            control=control,
-            notes=notes,
             mig=MigManager(control, notes),
             slicer=FakeSlicer(self.sharing, notes),
             mps=self.wrap(MpsClient(self.folder / "mps", control, notes, sleep=clock.sleep, clock=clock)),

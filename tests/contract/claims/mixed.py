@@ -51,7 +51,7 @@ RESTART_EVERY = 25
 
 @dataclass
 class Tally:
-    """What happened: claims prepared by form, refusals for want of an engine, seconds."""
+    """Results: claims prepared by form, refusals because an engine was missing, seconds."""
 
     prepared: Counter[str] = field(default_factory=Counter)
     refused: int = 0
@@ -60,7 +60,7 @@ class Tally:
 
 @dataclass
 class Book:
-    """What one GPU is given away as, by the scheduler's book: to whole (or alone), partitions, or shares."""
+    """The scheduler's view of one GPU: allocated as a whole, in partitions, or in shares."""
 
     gpu: Gpu
     whole: int | None = None
@@ -89,7 +89,7 @@ class Node:
     def __init__(
         self, folder: Path, seed: int, spec: str = SPEC, wrap: Callable[[Any], Any] = lambda each: each
     ) -> None:
-        """``wrap`` is put around whatever changes GPUs, notes and files."""
+        """``wrap`` is applied to the objects that change GPUs, notes and files."""
         self.folder = folder
         self.wrap = wrap
         self.dice = random.Random(seed)  # noqa: S311 - a test's dice
@@ -125,11 +125,9 @@ class Node:
         return claims
 
     def hardware(self, journal: GpuNotes) -> HardwareDependencies:
-        """Partitions are real work on simulated GPUs; what sharing sets is faked."""
+        """Partitions are created on simulated GPUs; the settings of sharing are faked."""
         control, notes = self.wrap(self.backend), self.wrap(journal)
         return HardwareDependencies(
-            control=control,
-            notes=notes,
             mig=MigManager(control, notes),
             slicer=FakeSlicer(self.sharing, notes),
             mps=FakeMps(self.sharing, control, notes),
@@ -141,7 +139,7 @@ class Node:
         self.claims = self._open()
 
     def round(self) -> None:
-        """One claim comes or goes."""
+        """Prepare or unprepare one random claim."""
         if self.living and (len(self.living) >= MOST_CLAIMS or self.dice.random() < 0.45):
             self.end(self.dice.choice(sorted(self.living)))
         else:
@@ -174,7 +172,7 @@ class Node:
         self.api.remove(ref(number))
 
     def check(self) -> None:
-        """Hardware, settings, journal and files are what the book says."""
+        """Assert that hardware, settings, journal and files agree with the scheduler's view."""
         for book, gpu in zip(self.books, self.backend.snapshot().gpus, strict=True):
             there = sorted((one.profile_id, one.start) for one in gpu.mig_instances)
             assert there == sorted((profile.profile_id, start) for profile, start in book.parts.values())
@@ -188,7 +186,7 @@ class Node:
         assert self.claims.journal.orphaned_partitions() == ()
 
     def finish(self) -> None:
-        """Everything goes; nothing is left anywhere."""
+        """Unprepare all claims and assert that nothing is left."""
         for number in sorted(self.living):
             self.end(number)
         self.check()
@@ -235,7 +233,7 @@ class Node:
 
 
 def mixed(folder: Path, rounds: int, seed: int, spec: str = SPEC) -> Tally:
-    """``rounds`` rounds, a restart now and then, and the end of everything. Raises AssertionError for what is wrong."""
+    """Run ``rounds`` rounds with some restarts, then end all claims. Raises AssertionError for a mismatch."""
     begin = time.perf_counter()
     node = Node(folder, seed, spec)
     for number in range(1, rounds + 1):

@@ -1,4 +1,4 @@
-"""A node process's claims in a process of its own, for tests that kill it, race it or take its disk away.
+"""A claim service in its own process, for tests that kill it, race it or limit its disk.
 
 usage: python -m tests.contract.claims.node STATE_DIR CDI_DIR MODE [argument]
 
@@ -56,7 +56,7 @@ def open_claims_service(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
 
 
 def churn(claims: Claims, start: int) -> None:
-    """Prepare and unprepare eight claims round and round; a line before and after each call."""
+    """Prepare and unprepare eight claims for ever; print a line before and after each call."""
     number = start
     while True:
         call, what = (
@@ -73,7 +73,7 @@ def churn(claims: Claims, start: int) -> None:
 
 
 def race(claims: Claims, own: int, go: Path, rounds: int) -> None:
-    """In each round, at the same moment as the other process: prepare a claim for GPU 0; let go of it later."""
+    """In each round, at the same moment as the other process, prepare a claim for GPU 0, then unprepare it."""
     for number in range(rounds):
         of = ref(own * 1000 + number)
         while not (go / f"go-{number}").exists():

@@ -17,7 +17,7 @@ LANES = 2
 
 
 def killed(folder: Path, step: int) -> bool:
-    """Whether the process died at that step; False when it came to its end before."""
+    """Whether the process died at that step; False when it ended before."""
     command = [sys.executable, "-m", "tests.contract.claims.dying", str(folder), str(step)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == -9 or (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
@@ -25,8 +25,8 @@ def killed(folder: Path, step: int) -> bool:
 
 
 @pytest.mark.parametrize("lane", range(LANES))
-def test_kill_9_while_gpus_change_loses_doubles_and_leaves_nothing(lane: int) -> None:
-    """The next start finds what was answered, and takes back the rest: instances, mode, notes, daemons, files."""
+def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
+    """The next start keeps answered claims and releases the rest: instances, mode, notes, daemons, files."""
     step, deaths = lane * EVERY // LANES, 0
     while True:
         with TemporaryDirectory(dir=memory_folder()) as folder:

@@ -1,4 +1,4 @@
-"""Random histories of a node that loses its journal now and then, its API server, its driver's tools, and its process.
+"""Random histories of a node that sometimes loses its journal, API server, nvidia-smi or process.
 
 What was answered to the kubelet holds until the claim ends, whatever was lost; and when all claims have ended nothing
 is left. Waiting takes no time here, so many histories fit into a second.
@@ -39,7 +39,7 @@ FAULTY = ("create_gpu_instance", "set_mig_mode", "destroy_gpu_instance", "mig_in
 
 
 class History:
-    """Four H100: two for whole and cut claims, one shared by MPS, one in turns."""
+    """Four H100: two for whole GPUs and partitions, one shared by MPS, one by time slicing."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.dice = random.Random(seed)  # noqa: S311 - a history, not a secret
@@ -57,11 +57,11 @@ class History:
         self.there: dict[str, AllocatedClaim] = {}
         """Claims in the API server."""
         self.answered: dict[str, bytes] = {}
-        """CDI files of those that were answered to be prepared."""
+        """CDI files of claims that were answered as prepared."""
         self.run = self.start()
 
     def start(self) -> Run:
-        """As often as it takes: a start may be killed as well."""
+        """Start again until a start is not killed."""
         while True:
             self.runs += 1
             found = self.killed_or(lambda: self.claims_node.run(f"run-{self.runs}"))
@@ -134,7 +134,7 @@ class History:
         self.of_the_process(self.run.service.finish_rebuild)
 
     def lose(self) -> None:
-        """Mostly while the API server cannot say whose things are, and at times the kubelet asks before it is asked."""
+        """Mostly while the API server does not answer; sometimes the kubelet calls before it does."""
         lose_journal(self.claims_node)
         self.claims_node.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
         self.start()
@@ -197,7 +197,7 @@ class History:
         return found
 
     def check(self) -> None:
-        """What was answered is there: partitions, daemons with their GPUs' modes, time slices."""
+        """Assert that answered claims have their partitions, daemons with their GPUs' modes, and time slices."""
         uuids = {
             one.device.uuid for gpu in self.claims_node.gpus for one in gpu.mig_instances if one.device is not None
         }
@@ -214,7 +214,7 @@ class History:
                     assert self.claims_node.sharing.slices[self.gpus[int(each.device[-1])]] is Interval.LONG
 
     def end(self) -> None:
-        """All is well again, and all claims end."""
+        """End all outages and all claims."""
         self.claims_node.api.outage = self.claims_node.sharing.failure = None
         self.backend.clear_faults()
         self.start()
@@ -231,8 +231,8 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_what_was_answered_holds_and_nothing_is_left(seed: int) -> None:
-    """However often the journal goes, alone or with other things."""
+def test_answered_claims_stay_prepared_and_nothing_is_left(seed: int) -> None:
+    """For any number of lost journals, alone or with other failures."""
     with TemporaryDirectory(dir=memory_folder()) as folder:
         history = History(Path(folder), seed)
         try:

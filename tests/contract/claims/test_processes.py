@@ -1,4 +1,4 @@
-"""The journal and the CDI writer together in real processes: killed at any moment, side by side, and without disk."""
+"""Journal and CDI writer in real processes: killed at any moment, two at once, and without disk space."""
 
 import json
 import random
@@ -35,13 +35,13 @@ def node(state: Path, cdi: Path, *arguments: object) -> Iterator[subprocess.Pope
 
 
 def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What a process that ends has said."""
+    """The output of a process that ends."""
     out, _ = process.communicate(timeout=60)
     return [json.loads(line) for line in out.splitlines() if line.endswith("}")]
 
 
-def test_kill_9_at_any_moment_loses_no_promise(tmp_path: Path) -> None:
-    """What was answered is still so after a restart, what was cut off is undone, and no file is nobody's."""
+def test_a_kill_at_any_moment_loses_no_answered_claim(tmp_path: Path) -> None:
+    """After a restart answered claims are prepared, interrupted ones are torn down, and no file is orphaned."""
     state, cdi = tmp_path / "state", tmp_path / "cdi"
     dice = random.Random(7)  # noqa: S311 - moments to kill at, not a secret
     cut_off = 0
@@ -67,8 +67,8 @@ def test_kill_9_at_any_moment_loses_no_promise(tmp_path: Path) -> None:
     assert cut_off > 0, "no kill met a call; the churn is too slow or the pauses too short"
 
 
-def test_of_two_processes_that_want_one_gpu_exactly_one_gets_it(tmp_path: Path) -> None:
-    """During a rolling update two runs serve, and only the database stands between them."""
+def test_one_of_two_processes_gets_a_gpu(tmp_path: Path) -> None:
+    """During a rolling update two runs serve, and only the journal separates them."""
     state, cdi, go = tmp_path / "state", tmp_path / "cdi", tmp_path / "go"
     go.mkdir()
     with node(state, cdi, "race", 1, go, ROUNDS) as one, node(state, cdi, "race", 2, go, ROUNDS) as two:
@@ -93,10 +93,12 @@ def said(process: subprocess.Popen[str]) -> dict[str, Any]:
     return line
 
 
-def test_a_disk_that_takes_no_more_fails_claims_with_a_sentence_and_recovers(tmp_path: Path) -> None:
-    """Files that must not grow stand for a full disk: each claim either is prepared or leaves nothing."""
+def test_a_full_disk_fails_claims_with_an_error_and_recovers(tmp_path: Path) -> None:
+    """A file size limit stands for a full disk: each claim is prepared or leaves nothing."""
     state, cdi = tmp_path / "state", tmp_path / "cdi"
-    claims = open_claims_service(str(state), str(cdi))  # keeps the log from being emptied by the last one to close it
+    claims = open_claims_service(
+        str(state), str(cdi)
+    )  # keeps the write-ahead log: the last connection to close removes it
     claims.service.recover()
     limit = (state / "state.db-wal").stat().st_size + 30_000
     with node(state, cdi, "small-files", limit) as process:
@@ -108,8 +110,8 @@ def test_a_disk_that_takes_no_more_fails_claims_with_a_sentence_and_recovers(tmp
     assert len(list(cdi.glob("*claim_*"))) == GPUS
 
 
-def test_a_journal_can_be_looked_at_while_it_is_used(tmp_path: Path) -> None:
-    """A person with the sqlite3 command disturbs nobody and reads plain words."""
+def test_a_journal_can_be_read_while_it_is_used(tmp_path: Path) -> None:
+    """The sqlite3 command blocks no call and shows readable values."""
     claims = open_claims_service(str(tmp_path), str(tmp_path / "cdi"))
     claims.service.recover()
     claims.service.prepare([ref(3)])

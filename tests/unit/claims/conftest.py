@@ -85,8 +85,6 @@ class ClaimsNode:
     def hardware_dependencies(self, backend: SimulatedBackend, notes: Journal) -> HardwareDependencies:
         control = self.wrap(backend)
         return HardwareDependencies(
-            control=control,
-            notes=notes,
             mig=MigManager(control, notes, sleep=self.clock.wait, clock=self.clock.now),
             slicer=self.wrap(FakeSlicer(self.sharing, notes)),
             mps=self.wrap(FakeMps(self.sharing, control, notes)),
@@ -95,7 +93,7 @@ class ClaimsNode:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The simulated GPUs as they are."""
+        """The simulated GPUs in their present state."""
         assert self.backend is not None
         return self.backend.snapshot().gpus
 
@@ -107,7 +105,7 @@ class ClaimsNode:
         return part(minor, self.profile(name, minor), start)
 
     def is_whole_again(self) -> bool:
-        """Whether no GPU is cut or set in any way, and nothing is noted."""
+        """Whether no GPU has partitions or changed settings, and no note exists."""
         notes = self.opened[-1].noted_gpus()
         uncut = all(not gpu.mig_instances and not gpu.mig_enabled for gpu in self.gpus)
         return uncut and self.sharing.idle and not notes
@@ -124,7 +122,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.service = ClaimService(self.deps, lister=self.node.api)
-        self.service.recover()  # what every start does; on a new journal it finds nothing
+        self.service.recover()  # as at every start; a new journal has nothing to recover
 
     def prepare(self, what: AllocatedClaim | ClaimRef) -> tuple[PreparedDevice, ...]:
         """The devices of one claim that has to succeed."""

@@ -23,8 +23,8 @@ def open_at(folder: Path, api: FakeClaims, writer: FakeCdiWriter) -> Claims:
     )
 
 
-def test_a_closed_room_opens_again_with_everything_in_it(tmp_path: Path) -> None:
-    """Files are where the documentation says, and nothing of the run stays but the journal."""
+def test_a_closed_service_opens_again_with_all_claims(tmp_path: Path) -> None:
+    """Files are where the documentation says, and only the journal stays."""
     api, writer = FakeClaims(claim(1)), FakeCdiWriter()
     folder = tmp_path / "plugins" / "gpu.nvidia.com"
     first = open_at(folder, api, writer)
@@ -41,15 +41,15 @@ def test_a_closed_room_opens_again_with_everything_in_it(tmp_path: Path) -> None
 
 
 def test_a_start_that_fails_leaves_no_living_run_behind(tmp_path: Path) -> None:
-    """Half a start is no start: the next one must not take it for alive."""
+    """The next start must not count the failed one as alive."""
     (tmp_path / "state.db").mkdir()
     with pytest.raises((StorageError, ConfigurationError)):
         open_at(tmp_path, FakeClaims(), FakeCdiWriter())
     assert list(tmp_path.glob("owner-*")) == []
 
 
-def test_the_kernel_tells_which_boot_this_is(tmp_path: Path) -> None:
-    """The same within a boot, and nothing made up when it cannot be read."""
+def test_the_boot_id_is_read_from_the_kernel(tmp_path: Path) -> None:
+    """It is the same within a boot, and empty when it cannot be read."""
     assert read_boot_id() == read_boot_id() != ""
     assert read_boot_id(tmp_path / "missing") == ""
     (tmp_path / "odd").write_bytes(b"\xff\xfe")

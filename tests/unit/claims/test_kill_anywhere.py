@@ -1,4 +1,4 @@
-"""Random histories of a node, with the process killed between any two persisted steps, keep the promises.
+"""Random histories of a node whose process is killed between any two persisted steps keep the invariants below.
 
 Killing is an exception that nothing in the driver catches (a BaseException), raised before or after a chosen call that
 changes the journal or a CDI file; afterwards a new run opens the same files, as after ``kill -9``.
@@ -41,7 +41,7 @@ class NodeHistory(RuleBasedStateMachine):
         self.boot = 1
         self.runs = 0
         self.answers: dict[ClaimUid, tuple[PreparedDevice, ...]] = {}
-        self.with_file: set[ClaimUid] = set()  # answered, and nobody else has touched the file since
+        self.with_file: set[ClaimUid] = set()  # answered, and no other program has changed the file since
         self.run = self._start()
 
     def teardown(self) -> None:
@@ -84,7 +84,7 @@ class NodeHistory(RuleBasedStateMachine):
         self._until_killed(call, steps)
         entry = self.run.journal.entry(uid(number))
         if what == "unprepare" and (entry is None or entry.state is not State.PREPARED):
-            self._forget(uid(number))  # the kubelet was not answered and repeats the call some day
+            self._forget(uid(number))  # the kubelet got no answer and will repeat the call
 
     @rule(steps=st.integers(0, 9))
     def killed_while_recovering(self, steps: int) -> None:
@@ -103,11 +103,11 @@ class NodeHistory(RuleBasedStateMachine):
         self.run = self._start()
 
     @rule(number=CLAIMS)
-    def somebody_removes_a_file(self, number: int) -> None:
+    def another_program_removes_a_file(self, number: int) -> None:
         self.node.writer.files.pop(uid(number), None)
         self.with_file.discard(uid(number))
         if self.run.journal.entry(uid(number)) is None:
-            self._forget(uid(number))  # a lost journal and a lost file: nothing on the node tells of it any more
+            self._forget(uid(number))  # journal and file are lost: no trace of the claim is left on the node
 
     @rule(away=st.booleans())
     def the_api_server_goes_or_comes(self, away: bool) -> None:
@@ -120,7 +120,7 @@ class NodeHistory(RuleBasedStateMachine):
         for path in self.folder.glob("state.db*"):
             path.unlink()
         for prepared in [each for each in self.answers if each not in self.node.writer.files]:
-            self._forget(prepared)  # nothing on the node tells of it any more
+            self._forget(prepared)  # no trace of the claim is left on the node
         self.run = self._start()
 
     @rule(number=CLAIMS, what=st.sampled_from(["prepare", "unprepare"]))
@@ -152,7 +152,7 @@ class NodeHistory(RuleBasedStateMachine):
         assert len(assigned) == len(set(assigned))
 
     @invariant()
-    def what_the_kubelet_was_told_is_still_so(self) -> None:
+    def answered_claims_stay_prepared(self) -> None:
         assert self.with_file <= set(self.node.writer.files)
         prepared = {entry.ref.uid for entry in self.run.journal.entries() if entry.state is State.PREPARED}
         assert set(self.answers) <= prepared or self.run.journal.rebuild_pending
@@ -202,7 +202,7 @@ class NodeHistory(RuleBasedStateMachine):
             self.fuse.left = None
 
     def _start(self) -> Run:
-        """Another run over the same files; the one before is dead and its connection just dropped."""
+        """Another run over the same files; the previous one is dead, and its connection is dropped."""
         self.runs += 1
         run = self.node.run(f"run-{self.runs}", boot_id=f"boot-{self.boot}")
         fused = replace(
@@ -232,7 +232,7 @@ def test_every_step_of_a_call_can_be_the_last(tmp_path: Path) -> None:
                 runs = node.runs
                 node.killed_in_a_call(1, steps, what)
                 node.no_device_is_held_twice()
-                node.what_the_kubelet_was_told_is_still_so()
+                node.answered_claims_stay_prepared()
                 node.after_maintenance_files_and_entries_agree()
                 node.prepare(1)
                 node.unprepare(1)
@@ -240,6 +240,6 @@ def test_every_step_of_a_call_can_be_the_last(tmp_path: Path) -> None:
             finally:
                 node.teardown()
             if node.runs == runs:
-                break  # the fuse was longer than the call
+                break  # the call ended before the kill
             steps += 1
         assert steps == 6, f"{what} has three persisted steps, each with a before and an after"

@@ -1,4 +1,4 @@
-"""The process killed between any two steps that are persisted or change a GPU: nothing is lost, doubled or left over.
+"""The process is killed between any two steps that are persisted or change a GPU: nothing is lost, doubled or left.
 
 Killing is an exception that nothing in the driver catches, raised before or after a chosen step; afterwards a new run
 opens the same journal and finds the same hardware, as after ``kill -9``.
@@ -22,7 +22,7 @@ from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_recover import lose_journal
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
-HOUSE = {"drop_older_boots", "drop_older_notes", "forget_orphaned_partition", "note_rebuilt", "write_all_backups"}
+MAINTENANCE = {"drop_older_boots", "drop_older_notes", "forget_orphaned_partition", "note_rebuilt", "write_all_backups"}
 FILES = {"write_claim", "remove_claim", "remove_orphans"}
 GPU = {
     "set_mig_mode",
@@ -33,7 +33,7 @@ GPU = {
     "set_compute_mode",
 }
 SHARING = {"set", "reset", "ensure", "release"}
-STEPS = frozenset(JOURNAL | HOUSE | FILES | GPU | SHARING)
+STEPS = frozenset(JOURNAL | MAINTENANCE | FILES | GPU | SHARING)
 
 
 def mps_config(kind: str) -> OpaqueConfig:
@@ -75,7 +75,7 @@ class KillableNode:
         return False
 
     def check(self) -> None:
-        """Journal, files and hardware say the same."""
+        """Assert that journal, files and hardware agree."""
         journal, claims_node = self.run.journal, self.claims_node
         assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
         assert journal.uids() == claims_node.writer.claim_uids()
@@ -115,7 +115,7 @@ def gpus_under_mps(node: KillableNode) -> AllocatedClaim:
     return claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[mps_config("GpuConfig")])
 
 
-def gpu_with_a_slice(node: KillableNode) -> AllocatedClaim:
+def gpu_with_a_time_slice(node: KillableNode) -> AllocatedClaim:
     return claim(1, configs=[slice_config()])
 
 
@@ -131,7 +131,7 @@ CASES: list[tuple[Callable[[KillableNode], AllocatedClaim], SharingTerms | None,
     (four_partitions, None, ()),
     (partition_under_mps, None, ()),
     (gpus_under_mps, None, ()),
-    (gpu_with_a_slice, None, ()),
+    (gpu_with_a_time_slice, None, ()),
     (share, MPS, ()),
     (share, MPS, ("share",)),
     (share, SLICED, ()),
@@ -140,7 +140,7 @@ CASES: list[tuple[Callable[[KillableNode], AllocatedClaim], SharingTerms | None,
 
 
 def beside(node: KillableNode, what: Sequence[str]) -> None:
-    """Claims of others on the same GPU."""
+    """Prepare other claims on the same GPU."""
     for number, each in enumerate(what, 8):
         other = share_result(number, "5Gi", 5) if each == "share" else result(node.claims_node.part(each, 6))
         node.run.prepare(claim(number, other))
@@ -163,7 +163,7 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
     shared: SharingTerms | None,
     others: Sequence[str],
 ) -> None:
-    """A start afterwards leaves what was answered and nothing else, and the claim can be prepared and unprepared.
+    """The next start keeps answered claims and nothing else, and the claim can be prepared and unprepared.
 
     Also when the journal is lost with the process; then a claim that was half done may be taken for prepared.
     """

@@ -1,4 +1,4 @@
-"""A journal that is lost or damaged while GPUs are cut, shared and set: what was made is still known to be ours."""
+"""The journal is lost or damaged while GPUs have partitions, shares and settings: the driver still knows its own."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ OUTAGE = ApiUnreachableError("connection refused")
 
 
 def damage_journal(node: ClaimsNode) -> None:
-    """What is left of it is not to be read."""
+    """Overwrite the journal with bytes that cannot be read."""
     for journal in node.opened:
         journal.close()
     for path in node.folder.glob("state.db-*"):
@@ -33,7 +33,7 @@ def damage_journal(node: ClaimsNode) -> None:
 
 @dataclass
 class Node:
-    """What `test_kill_hardware`'s claims are made for."""
+    """The part of `test_kill_hardware.KillableNode` that its claims use."""
 
     node: ClaimsNode
 
@@ -98,13 +98,13 @@ def backend(node: ClaimsNode) -> SimulatedBackend:
 
 @pytest.mark.parametrize("lose", [lose_journal, damage_journal])
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
-def test_claims_go_on_and_at_their_end_gpus_are_what_they_were(
+def test_claims_continue_and_their_end_restores_the_gpus(
     node: ClaimsNode,
     what: Callable[[ClaimsNode], list[AllocatedClaim]],
     sharing: SharingTerms | None,
     lose: Callable[[ClaimsNode], None],
 ) -> None:
-    """The new journal says what the old one said, so nothing stays cut, switched or set for ever."""
+    """The new journal has what the old one had, so no partition, mode or setting stays for ever."""
     claims = prepared(node, what, sharing)
     before = {each.ref.uid: node.opened[-1].entry(each.ref.uid) for each in claims}
     answers = {each.ref.uid: node.writer.files[each.ref.uid] for each in claims}
@@ -119,17 +119,17 @@ def test_claims_go_on_and_at_their_end_gpus_are_what_they_were(
         assert entry.devices == was.devices
         run.prepare(each.ref)
     assert node.writer.files == answers
-    assert node.sharing.asked == asked, "nothing is set or started again under somebody's feet"
+    assert node.sharing.asked == asked, "nothing is set or started again while containers run"
     for each in claims:
         assert run.unprepare(each.ref) is None
     assert is_untouched(node)
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
-def test_what_no_claim_has_any_more_is_taken_back_at_the_start(
+def test_a_start_reclaims_what_no_claim_needs(
     node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
-    """The pods ended while the node was away, and their claims with them."""
+    """The pods and their claims ended while the node was away."""
     for each in prepared(node, what, sharing):
         node.api.remove(each.ref)
     lose_journal(node)
@@ -140,10 +140,10 @@ def test_what_no_claim_has_any_more_is_taken_back_at_the_start(
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
-def test_nothing_is_touched_while_the_api_server_cannot_say_whose_it_is(
+def test_nothing_is_reclaimed_while_the_api_server_does_not_answer(
     node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
-    """Containers are at work in it; when it answers, nobody has noticed anything."""
+    """Containers may use it; when the API server answers, nothing has changed for them."""
     claims = prepared(node, what, sharing)
     there, asked, running = node.gpus, list(node.sharing.asked), dict(node.sharing.running)
     lose_journal(node)
@@ -164,7 +164,7 @@ def test_nothing_is_touched_while_the_api_server_cannot_say_whose_it_is(
 def test_a_pod_can_end_while_the_api_server_is_away(
     node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
-    """Partitions go at once; what others may share goes when it is known that nobody does."""
+    """Its partitions go at once; shared settings go when it is known that no claim uses them."""
     claims = prepared(node, what, sharing)
     lose_journal(node)
     node.api.outage = OUTAGE
@@ -178,8 +178,8 @@ def test_a_pod_can_end_while_the_api_server_is_away(
     assert is_untouched(node)
 
 
-def test_a_share_that_comes_or_goes_meanwhile_disturbs_no_neighbour(node: ClaimsNode) -> None:
-    """A share in the new journal does not know of the others, so it does not take itself for the last one."""
+def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: ClaimsNode) -> None:
+    """The new journal may lack other shares, so no share counts as the last one."""
     prepared(node, shares, MPS)
     lose_journal(node)
     node.api.outage = OUTAGE
@@ -193,8 +193,8 @@ def test_a_share_that_comes_or_goes_meanwhile_disturbs_no_neighbour(node: Claims
     assert {uid(1), uid(2)} <= run.journal.uids()
 
 
-def test_a_partition_of_nobody_known_is_in_the_way_until_it_is_known(node: ClaimsNode) -> None:
-    """Neither is it cut away under a container, nor is its place given to another claim."""
+def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: ClaimsNode) -> None:
+    """It is neither destroyed under a container nor is its place given to another claim."""
     prepared(node, partitions)
     lose_journal(node)
     node.api.outage = OUTAGE
@@ -208,8 +208,8 @@ def test_a_partition_of_nobody_known_is_in_the_way_until_it_is_known(node: Claim
     assert node.gpus == there
 
 
-def test_another_instance_in_the_place_of_ours_is_somebody_elses(node: ClaimsNode) -> None:
-    """Someone removed ours and made another one, with ids that tell: it is used, and it stays."""
+def test_a_replaced_partition_is_adopted_as_foreign(node: ClaimsNode) -> None:
+    """Its ids differ from the backup's: the claim uses it, and the driver does not destroy it."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
     lose_journal(node)
     node.api.remove(ref(2))
@@ -226,8 +226,8 @@ def test_another_instance_in_the_place_of_ours_is_somebody_elses(node: ClaimsNod
     assert run.journal.uses() == ()
 
 
-def test_another_instance_in_the_place_of_a_claims_own_stays_when_it_ends(h100: Run) -> None:
-    """The same without any loss: what unprepare removes is what prepare made."""
+def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) -> None:
+    """Without any loss, too: unprepare destroys only what prepare created."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     entry = h100.journal.entry(uid(1))
     assert entry is not None
@@ -243,8 +243,8 @@ def test_another_instance_in_the_place_of_a_claims_own_stays_when_it_ends(h100: 
     assert len(h100.node.gpus[0].mig_instances) == 1
 
 
-def test_a_partition_that_is_gone_is_told_to_whoever_prepares_again(node: ClaimsNode) -> None:
-    """Its claim is known, so the pod is told why it cannot go on, and can end."""
+def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> None:
+    """The adopted claim's pod learns why it cannot continue, and can end."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
     gpu, (ours,) = node.gpus[0].uuid, node.gpus[0].mig_instances
     lose_journal(node)
@@ -256,8 +256,8 @@ def test_a_partition_that_is_gone_is_told_to_whoever_prepares_again(node: Claims
     assert is_untouched(node)
 
 
-def test_a_claim_whose_file_is_lost_as_well_is_known_by_its_partition(node: ClaimsNode) -> None:
-    """Both are in folders of the node; the proof is enough."""
+def test_a_claim_without_a_file_is_adopted_by_its_partition(node: ClaimsNode) -> None:
+    """The GPU state backup is enough."""
     (wanted,) = prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
     file = node.writer.files.pop(uid(1))
     lose_journal(node)
@@ -267,8 +267,8 @@ def test_a_claim_whose_file_is_lost_as_well_is_known_by_its_partition(node: Clai
     assert is_untouched(node)
 
 
-def test_instances_of_an_earlier_boot_are_not_there_any_more(node: ClaimsNode) -> None:
-    """What is in their place after a reboot was made by whoever sets up the node."""
+def test_backups_of_an_earlier_boot_do_not_count(node: ClaimsNode) -> None:
+    """An instance that exists after a reboot was created by an administrator."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
     lose_journal(node)
     node.api.remove(ref(1))
@@ -290,8 +290,8 @@ def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytes
         lose_journal(node)
 
 
-def test_a_proof_is_private_and_there_before_the_gpu_is_changed(node: ClaimsNode) -> None:
-    """Nothing is cut that only the journal knows of."""
+def test_a_backup_is_private_and_written_before_the_gpu_changes(node: ClaimsNode) -> None:
+    """No partition exists that only the journal records."""
     node.backend = simulated()
     run = node.run()
     seen: list[str] = []
@@ -314,8 +314,8 @@ def test_a_proof_is_private_and_there_before_the_gpu_is_changed(node: ClaimsNode
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_without_room_for_the_proof_nothing_is_cut(node: ClaimsNode) -> None:
-    """What cannot be written down twice is not done; what is taken back needs no room."""
+def test_no_partition_is_created_without_space_for_its_backup(node: ClaimsNode) -> None:
+    """A release needs no space and succeeds."""
     node.backend = simulated()
     run = node.run()
     (node.folder / "made").write_text("in the way")
@@ -326,15 +326,15 @@ def test_without_room_for_the_proof_nothing_is_cut(node: ClaimsNode) -> None:
     assert run.journal.entries() == ()
 
 
-def test_a_whole_gpu_writes_no_proof(run: Run, tmp_path: Path) -> None:
-    """Most claims change nothing, and pay for nothing."""
+def test_a_whole_gpu_writes_no_backup(run: Run, tmp_path: Path) -> None:
+    """Most claims change no GPU, so they write no extra file."""
     run.prepare(claim(1))
     assert run.unprepare(ref(1)) is None
     assert not (run.node.folder / "made").exists()
 
 
-def test_proofs_that_are_wrong_are_put_right_while_the_journal_is_good(node: ClaimsNode) -> None:
-    """A version of before, a crash or a full disk left them."""
+def test_wrong_backups_are_rewritten_from_a_good_journal(node: ClaimsNode) -> None:
+    """An older version, a crash or a full disk may leave wrong ones."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0)))])
     (file,) = (node.folder / "made").iterdir()
     good = file.read_bytes()
@@ -347,10 +347,10 @@ def test_proofs_that_are_wrong_are_put_right_while_the_journal_is_good(node: Cla
 
 
 @pytest.mark.parametrize(("what", "sharing"), FORMS)
-def test_a_claim_that_is_prepared_again_before_it_is_known_is_taken_over(
+def test_a_claim_that_is_prepared_again_before_the_rebuild_is_adopted(
     node: ClaimsNode, what: Callable[[ClaimsNode], list[AllocatedClaim]], sharing: SharingTerms | None
 ) -> None:
-    """The kubelet may ask first. Beginning anew, and failing, would take away what its containers use."""
+    """Preparing it anew, and failing, would destroy what its containers use."""
     claims = prepared(node, what, sharing)
     there, asked, files = node.gpus, list(node.sharing.asked), dict(node.writer.files)
     lose_journal(node)
@@ -370,8 +370,8 @@ def test_a_claim_that_is_prepared_again_before_it_is_known_is_taken_over(
 
 
 @pytest.mark.parametrize("terms", [MPS, SLICED])
-def test_shares_are_known_again_although_the_policy_has_changed(node: ClaimsNode, terms: SharingTerms) -> None:
-    """What is carried out says how the GPU is shared; the new policy waits for its end, as without a loss."""
+def test_shares_are_adopted_although_the_policy_has_changed(node: ClaimsNode, terms: SharingTerms) -> None:
+    """The GPU's present state says how it is shared; the new policy waits for the end of the shares."""
     claims = prepared(node, shares, terms)
     lose_journal(node)
     node.terms = {}

@@ -1,4 +1,4 @@
-"""Claims for MIG partitions: cut when prepared, joined when the last one goes."""
+"""Claims for MIG partitions: created by prepare, destroyed by unprepare."""
 
 import shutil
 from dataclasses import replace
@@ -35,8 +35,8 @@ def instances(run: Run, minor: int = 0) -> tuple[MigInstance, ...]:
     return run.node.gpus[minor].mig_instances
 
 
-def test_a_partition_is_cut_and_its_container_gets_exactly_it(h100: Run) -> None:
-    """The ids in the file and in the journal are those of the instance that is there."""
+def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> None:
+    """The ids in the CDI file and in the journal are those of the existing instance."""
     answer = h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
     (made,) = instances(h100)
     assert (made.profile_name, made.start) == (SMALL, 2)
@@ -53,8 +53,8 @@ def test_a_partition_is_cut_and_its_container_gets_exactly_it(h100: Run) -> None
     assert not h100.node.gpus[1].mig_enabled
 
 
-def test_unprepare_joins_the_gpu_again_when_the_last_partition_goes(h100: Run) -> None:
-    """MIG mode is ours, and stays as long as anybody needs it."""
+def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> None:
+    """This driver switched MIG mode on, and keeps it on while a partition exists."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.prepare(claim(2, result(h100.node.part(HALF, 4))))
     assert h100.unprepare(ref(1)) is None
@@ -65,8 +65,8 @@ def test_unprepare_joins_the_gpu_again_when_the_last_partition_goes(h100: Run) -
     assert uid(2) not in h100.node.writer.files
 
 
-def test_four_different_slices_in_one_claim(h100: Run) -> None:
-    """Each result is a device of its own."""
+def test_four_different_partitions_in_one_claim(h100: Run) -> None:
+    """Each result becomes its own device."""
     names = [h100.node.part(*each) for each in ((HALF, 4), ("2g.20gb", 2), (SMALL, 1), (SMALL, 0))]
     answer = h100.prepare(claim(1, *(result(name, request=f"r{i}") for i, name in enumerate(names))))
     assert [each.device for each in answer] == names
@@ -75,8 +75,8 @@ def test_four_different_slices_in_one_claim(h100: Run) -> None:
     assert h100.node.is_whole_again()
 
 
-def test_what_fails_half_way_is_taken_back(h100: Run) -> None:
-    """The second of two partitions cannot be made: the first one goes, the mode too, and the error is the first one."""
+def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
+    """MIG mode goes off too, and the claim gets the first error."""
     h100.node.backend = hardware(h100)
     hardware(h100).fail_next("create_compute_instance", NoRoomError("no engines are left"), skip=1)
     error = h100.refusal(claim(1, result(h100.node.part(SMALL, 0)), result(h100.node.part(SMALL, 1), request="b")))
@@ -87,7 +87,7 @@ def test_what_fails_half_way_is_taken_back(h100: Run) -> None:
 
 
 def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
-    """Hardware follows the journal: what was not answered is not kept."""
+    """A prepare that was not answered keeps nothing on the hardware."""
     before = claim(1, result(h100.node.part(SMALL, 0)))
     h100.prepare(before)
     assert h100.unprepare(ref(1)) is None
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
 
 
 def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
-    """A process that will not end: unprepare fails with what to look for, and the next one succeeds."""
+    """While a process uses the partition, unprepare fails and says what to look for; the next one succeeds."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
     hardware(h100).set_in_use(gpu, made.gi_id)
@@ -120,7 +120,7 @@ def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
 
 
 def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
-    """Each waited for by itself would keep the GPU locked, and a worker busy, long after the kubelet gave up."""
+    """Waiting for each in turn would keep the GPU locked, and a worker busy, long after the kubelet gave up."""
     parts = [h100.node.part(SMALL, start) for start in range(5)]
     h100.prepare(claim(1, *(result(part, request=f"r-{at}") for at, part in enumerate(parts))))
     for made in instances(h100)[:-1]:
@@ -128,11 +128,11 @@ def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
     before = h100.node.clock.now()
     assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
     assert h100.node.clock.now() - before < MOST_S + 1
-    assert len(instances(h100)) == len(parts) - 1  # what nobody uses went all the same
+    assert len(instances(h100)) == len(parts) - 1  # the unused partition is destroyed
 
 
-def test_maintenance_frees_what_could_not_be_freed(h100: Run) -> None:
-    """The kubelet tries again as well, unless the pod was deleted by force."""
+def test_maintenance_frees_a_partition_that_was_busy(h100: Run) -> None:
+    """The kubelet tries again too, unless the pod was deleted by force."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
     hardware(h100).set_in_use(gpu, made.gi_id)
@@ -156,8 +156,8 @@ def test_a_mode_that_could_not_be_switched_off_is_switched_off_later(h100: Run) 
     assert h100.node.is_whole_again()
 
 
-def test_a_whole_gpu_is_joined_first_when_only_a_note_is_left(h100: Run) -> None:
-    """The scheduler may give it away as soon as the last partition is gone."""
+def test_a_whole_gpu_claim_switches_a_leftover_mig_mode_off(h100: Run) -> None:
+    """The scheduler may allocate the whole GPU as soon as the last partition is gone."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     gpu = h100.node.gpus[0].uuid
     hardware(h100).set_busy(gpu, "dcgm")
@@ -179,7 +179,7 @@ def test_a_whole_gpu_that_stays_busy_is_refused_and_free_again(h100: Run) -> Non
 
 
 def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
-    """What counters tell the scheduler holds here as well, with the name of who has it."""
+    """The node enforces what counters tell the scheduler, and names the claim that has the GPU."""
     h100.prepare(claim(1, result(h100.node.part(HALF, 0)), name="train"))
     whole = h100.refusal(claim(2))
     assert isinstance(whole, DeviceInUseError)
@@ -191,7 +191,7 @@ def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
 
 
 def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
-    """As between whole GPUs: a predecessor's unprepare is seconds away."""
+    """As between whole GPUs: the unprepare of the previous claim comes within seconds."""
     h100.prepare(claim(1))
     h100.node.clock.after(5.0, lambda: h100.unprepare(ref(1)))
     h100.prepare(claim(2, result(h100.node.part(SMALL, 0))))
@@ -199,7 +199,7 @@ def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
 
 
 def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
-    """Static: it was there before the claim and is there after it, and so is MIG mode."""
+    """It existed before the claim and exists after it, and MIG mode stays on."""
     node.backend = simulated()
     gpu, profile = node.gpus[0], node.profile(SMALL)
     node.backend.foreign_mig_mode(gpu.uuid, True)
@@ -213,8 +213,8 @@ def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
     assert node.gpus[0].mig_enabled
 
 
-def test_an_instance_that_nobody_can_use_is_left_alone_with_a_sentence(node: ClaimsNode) -> None:
-    """Half made by somebody else, exactly where the claim's partition would be."""
+def test_an_unusable_foreign_instance_is_reported_and_stays(node: ClaimsNode) -> None:
+    """An incomplete foreign instance is where the claim's partition would be."""
     node.backend = simulated()
     gpu, profile = node.gpus[0], node.profile(SMALL)
     node.backend.foreign_mig_mode(gpu.uuid, True)
@@ -227,13 +227,13 @@ def test_an_instance_that_nobody_can_use_is_left_alone_with_a_sentence(node: Cla
     assert run.journal.entries() == ()
 
 
-def test_an_instance_that_appears_while_ours_is_made_is_not_taken_for_ours(h100: Run) -> None:
-    """Somebody is faster than the claim: undoing the claim must not destroy what they made."""
+def test_a_foreign_instance_that_appears_during_prepare_stays(h100: Run) -> None:
+    """An administrator creates an instance in the same place first: tearing the claim down must not destroy it."""
     gpu, profile = h100.node.gpus[0], h100.node.profile(SMALL)
     backend = hardware(h100)
 
     class Racing:
-        """Lets an administrator in between looking and making."""
+        """Creates a foreign instance between the inspection and the creation."""
 
         def __getattr__(self, name: str) -> object:
             if name == "set_mig_mode":
@@ -252,8 +252,8 @@ def test_an_instance_that_appears_while_ours_is_made_is_not_taken_for_ours(h100:
     assert h100.journal.entries() == ()
 
 
-def test_a_profile_that_the_gpu_lacks_is_refused_with_those_it_has(h100: Run) -> None:
-    """The reader sees which model the claim was made for."""
+def test_an_unknown_profile_is_refused_with_the_gpus_profiles(h100: Run) -> None:
+    """The message shows which GPU model the claim was written for."""
     error = h100.refusal(claim(1, result("gpu-0-mig-1g5gb-77-0")))
     assert isinstance(error, UnknownDeviceError)
     assert "it has no MIG profile 77; it has" in str(error)
@@ -263,8 +263,8 @@ def test_a_profile_that_the_gpu_lacks_is_refused_with_those_it_has(h100: Run) ->
     assert "device gpu-7-mig-1g10gb-19-0 of claim" in str(h100.refusal(claim(3, result("gpu-7-mig-1g10gb-19-0"))))
 
 
-def test_admin_access_cuts_nothing(h100: Run) -> None:
-    """It looks at what is there, whoever has it, and leaves it alone."""
+def test_admin_access_creates_no_partition(h100: Run) -> None:
+    """It uses an existing partition of any claim and changes nothing."""
     name = h100.node.part(SMALL, 0)
     error = h100.refusal(claim(1, result(name, admin_access=True)))
     assert isinstance(error, ClaimError)
@@ -279,8 +279,8 @@ def test_admin_access_cuts_nothing(h100: Run) -> None:
     assert h100.node.is_whole_again()
 
 
-def test_a_repeat_answers_the_same_and_notices_that_the_partition_is_gone(h100: Run) -> None:
-    """A container that starts anew must not be given files of a device that is another one now."""
+def test_a_repeat_gives_the_same_answer_or_reports_a_missing_partition(h100: Run) -> None:
+    """A restarted container must not get the device files of a different instance."""
     wanted = claim(1, result(h100.node.part(SMALL, 0)))
     first = h100.prepare(wanted)
     del h100.node.writer.files[uid(1)]
@@ -295,7 +295,7 @@ def test_a_repeat_answers_the_same_and_notices_that_the_partition_is_gone(h100: 
 
 
 def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -> None:
-    """It would name the nodes of whatever is cut there next."""
+    """It would name the device nodes of the next instance in that place."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.node.writer.files.clear()
     hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
@@ -306,7 +306,7 @@ def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -
 
 @pytest.mark.parametrize("left", [True, False])
 def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) -> None:
-    """They do not survive one; if one is there all the same it goes, and the claim is prepared anew."""
+    """They do not survive one; one that exists anyway is destroyed, and the claim is prepared anew."""
     node.backend = simulated()
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -320,7 +320,7 @@ def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) 
 
 
 def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
-    """What cannot be looked at is not forgotten; a claim that is prepared again meanwhile waits, too."""
+    """An entry stays until its GPU can be inspected; a repeated prepare of the claim waits too."""
     node.backend = simulated()
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -335,7 +335,7 @@ def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
 
 
 def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
-    """It will not answer before a reset; if it comes back with the partition, that one is still ours to remove."""
+    """The GPU does not answer before a reset; if it returns with the partition, the driver removes that one."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     hardware(h100).mark_lost(0, "fallen off the bus")
     assert h100.unprepare(ref(1)) is None
@@ -348,7 +348,7 @@ def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
 
 
 def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> None:
-    """Its partition would stay until somebody looks again."""
+    """Otherwise its partition would stay until the next maintenance."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     hardware(h100).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
     assert isinstance(h100.unprepare(ref(1)), DeviceLostError)
@@ -358,7 +358,7 @@ def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> Non
 
 
 def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> None:
-    """The claim goes; the partition is looked for when the GPU is back."""
+    """The entry goes; the driver looks for the partition when the GPU is back."""
     node.backend = simulated()
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -374,8 +374,8 @@ def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> N
     assert node.is_whole_again()
 
 
-def test_a_claim_that_an_older_version_freed_leaves_its_partition_to_us(h100: Run) -> None:
-    """That version, beside this one in an update, knows of no partitions: it deletes the claim and nothing else."""
+def test_a_partition_whose_claim_an_older_version_freed_is_removed(h100: Run) -> None:
+    """An older version, running beside this one in an update, deletes only the claim's row in the journal."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     assert h100.journal.entries() == ()
@@ -387,8 +387,8 @@ def test_a_claim_that_an_older_version_freed_leaves_its_partition_to_us(h100: Ru
     assert h100.journal.orphaned_partitions() == ()
 
 
-def test_a_partition_of_nobody_makes_way(h100: Run) -> None:
-    """Whoever needs the GPU does not wait for maintenance."""
+def test_an_orphaned_partition_is_removed_for_a_new_claim(h100: Run) -> None:
+    """A claim that needs the GPU does not wait for maintenance."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     h100.prepare(claim(2))
@@ -402,7 +402,7 @@ def test_a_partition_of_nobody_makes_way(h100: Run) -> None:
 
 
 def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(node: ClaimsNode) -> None:
-    """Ampere: the error says so, and nothing is left."""
+    """On such an Ampere GPU the error says so, and nothing remains."""
     node.backend = simulated("1xa100-sxm4-40gb")
     run = node.run()
     error = run.refusal(claim(1, result(node.part("1g.5gb", 0))))
@@ -412,7 +412,7 @@ def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(node: ClaimsNode) -> None
 
 
 def test_a_run_without_means_to_change_gpus_says_so(node: ClaimsNode) -> None:
-    """Whole GPUs work all the same."""
+    """Whole GPUs are still prepared."""
     node.backend = simulated()
     run = node.run()
     bare = Run(node=node, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
@@ -420,8 +420,8 @@ def test_a_run_without_means_to_change_gpus_says_so(node: ClaimsNode) -> None:
     bare.prepare(claim(2))
 
 
-def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(node: ClaimsNode) -> None:
-    """Where the proof is lost with the journal: the claim goes on, and what is left at its end is left."""
+def test_a_rebuilt_journal_without_backups_treats_partitions_as_foreign(node: ClaimsNode) -> None:
+    """The claim keeps its partition, which stays on the GPU after the claim."""
     node.backend = simulated()
     run = node.run()
     first = run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -437,8 +437,8 @@ def test_a_rebuilt_journal_takes_a_partition_for_somebody_elses(node: ClaimsNode
     assert again.journal.uses() == ()
 
 
-def test_a_partition_of_nobody_gives_back_engines_that_another_place_needs(h100: Run) -> None:
-    """The scheduler takes them for free: at most one ``+me`` is on a GPU, wherever it lies."""
+def test_an_orphaned_partition_is_removed_for_its_engines(h100: Run) -> None:
+    """The scheduler counts them as free; a GPU has at most one ``+me`` partition, in any place."""
     media = f"{SMALL}+me"
     h100.prepare(claim(1, result(h100.node.part(media, 3))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
@@ -447,8 +447,8 @@ def test_a_partition_of_nobody_gives_back_engines_that_another_place_needs(h100:
     assert h100.journal.orphaned_partitions() == ()
 
 
-def test_engines_that_a_busy_partition_of_nobody_has_are_blamed_on_it(h100: Run) -> None:
-    """The pod's event says what is in the way, and nothing of the attempt is left."""
+def test_the_error_names_a_busy_orphaned_partition_that_has_the_engines(h100: Run) -> None:
+    """The pod's event names the partition, and nothing of the attempt remains."""
     media = f"{SMALL}+me"
     h100.prepare(claim(1, result(h100.node.part(media, 3))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))

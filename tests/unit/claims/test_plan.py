@@ -132,7 +132,7 @@ def test_the_number_of_devices_is_bounded(count: int) -> None:
     [None, {"strategy": "TimeSlicing"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}],
 )
 def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
-    """What the hardware does anyway needs nobody to apply it."""
+    """A setting that is the default of the hardware is not applied."""
     assert planned(claim(1, configs=[gpu_config(sharing)])) == planned(claim(1))
 
 

@@ -32,8 +32,8 @@ def nothing_left(run: Run, number: int) -> bool:
     return run.journal.entry(uid(number)) is None and uid(number) not in run.node.writer.files
 
 
-def test_a_claim_is_noted_and_has_its_file_when_it_is_answered(run: Run) -> None:
-    """What the kubelet is told is true on disk."""
+def test_an_answered_claim_has_an_entry_and_a_file(run: Run) -> None:
+    """The answer to the kubelet is backed by the disk."""
     devices = run.prepare(claim(1, result("gpu-2")))
     entry = run.journal.entry(uid(1))
     assert entry is not None
@@ -44,7 +44,7 @@ def test_a_claim_is_noted_and_has_its_file_when_it_is_answered(run: Run) -> None
 
 
 def test_a_repeat_answers_the_same_without_the_api_server(run: Run) -> None:
-    """After its restart the kubelet asks again, perhaps while the API server is away."""
+    """A restarted kubelet prepares again, perhaps while the API server is away."""
     first = run.prepare(claim(1))
     run.node.api.outage = ApiUnreachableError("down")
     assert run.prepare(ref(1)) == first
@@ -53,8 +53,8 @@ def test_a_repeat_answers_the_same_without_the_api_server(run: Run) -> None:
 
 
 @pytest.mark.parametrize("damage", [None, b"{}"])
-def test_a_repeat_puts_a_missing_or_changed_file_right(run: Run, damage: bytes | None) -> None:
-    """The CDI directory is in memory and empties under a running node process, too."""
+def test_a_repeat_rewrites_a_missing_or_changed_file(run: Run, damage: bytes | None) -> None:
+    """The CDI directory is in memory and may be emptied while the node process runs."""
     first = run.prepare(claim(1))
     file = run.node.writer.files.pop(uid(1))
     if damage is not None:
@@ -65,7 +65,7 @@ def test_a_repeat_puts_a_missing_or_changed_file_right(run: Run, damage: bytes |
 
 
 def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
-    """A container must not start with a device that is not there, nor with another of the same name."""
+    """A container must not start with a missing device, nor with another of the same name."""
     run.prepare(claim(1))
     run.node.hardware = changed(run.node.hardware, 0, uuid=gpu(9).uuid)
     assert isinstance(run.refusal(ref(1)), DeviceLostError)
@@ -73,13 +73,13 @@ def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
 
 
 def test_a_repeat_survives_a_restart_of_the_driver(node: ClaimsNode) -> None:
-    """A new run answers from what the old one noted."""
+    """A new run answers from the old run's journal."""
     first = node.run("run-1").prepare(claim(1))
     assert node.run("run-2").prepare(ref(1)) == first
 
 
 def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None:
-    """The reader learns which pod to look at."""
+    """The message names the claim, and so the pod."""
     run.prepare(claim(1, name="train"))
     error = run.refusal(claim(2))
     assert isinstance(error, DeviceInUseError)
@@ -88,8 +88,8 @@ def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None
     assert nothing_left(run, 2)
 
 
-def test_a_device_that_is_freed_soon_is_waited_for(run: Run) -> None:
-    """A failed prepare costs the pod more than a minute; the predecessor's unprepare is seconds away."""
+def test_prepare_waits_for_a_device_that_is_freed_soon(run: Run) -> None:
+    """A failed prepare costs the pod more than a minute; the previous claim's unprepare comes within seconds."""
     run.prepare(claim(1))
     run.node.clock.after(5.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2))
@@ -97,14 +97,14 @@ def test_a_device_that_is_freed_soon_is_waited_for(run: Run) -> None:
 
 
 def test_waiting_for_a_device_ends_long_before_the_kubelet_gives_up(run: Run) -> None:
-    """The answer names the claim; the kubelet's own timeout would say nothing."""
+    """The answer names the claim; the kubelet's own timeout would not."""
     run.prepare(claim(1))
     run.refusal(claim(2))
     assert 19.0 < sum(run.node.clock.waits) <= 21.0
 
 
 def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> None:
-    """What is waited for arrives through the same workers: when all wait, nothing is ever freed."""
+    """Unprepares use the same workers: if all of them waited, nothing would be freed."""
     deps = replace(run.deps, retry_policy=RetryPolicy(waiting=1))
     impatient = Run(node=run.node, journal=run.journal, deps=deps, owners=run.owners)
     impatient.prepare(claim(1))
@@ -122,7 +122,7 @@ def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> No
     assert waits_of_second[1] > 0, "the place is free again"
 
 
-def test_admin_access_gets_a_device_in_use_and_keeps_nobody_out(run: Run) -> None:
+def test_admin_access_shares_a_device_with_any_claim(run: Run) -> None:
     """Monitoring sees any GPU and disturbs no claim, whichever comes first."""
     run.prepare(claim(1))
     run.prepare(claim(2, result(admin_access=True)))
@@ -132,7 +132,7 @@ def test_admin_access_gets_a_device_in_use_and_keeps_nobody_out(run: Run) -> Non
 
 
 def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) -> None:
-    """A re-created claim gets its own devices and answer while the old one waits to be unprepared."""
+    """A re-created claim gets its own devices while the old one waits to be unprepared."""
     run.prepare(claim(1, result("gpu-0"), name="same"))
     run.prepare(claim(2, result("gpu-1"), name="same"))
     assert run.unprepare(ref(1, "same")) is None
@@ -141,19 +141,19 @@ def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) ->
 
 
 def test_a_replaced_claim_is_refused_at_once(run: Run) -> None:
-    """The kubelet asks for an object that is gone: waiting does not bring it back."""
+    """The object is gone, so waiting does not help."""
     run.node.api.put(claim(2, name="same"))
     assert isinstance(run.refusal(ref(1, "same")), ClaimReplacedError)
     assert run.node.clock.waits == []
 
 
 def test_an_unallocated_claim_is_refused_at_once(run: Run) -> None:
-    """Nothing is prepared that the scheduler has not given."""
+    """Only devices that the scheduler allocated are prepared."""
     run.node.api.deallocate(ref(1))
     assert isinstance(run.refusal(ref(1)), ClaimNotAllocatedError)
 
 
-def test_an_api_server_that_comes_back_is_waited_for(run: Run) -> None:
+def test_prepare_waits_for_an_api_server_that_comes_back(run: Run) -> None:
     """A restart of the API server does not fail pods."""
     run.node.api.outage = ApiUnreachableError("connection refused")
 
@@ -165,7 +165,7 @@ def test_an_api_server_that_comes_back_is_waited_for(run: Run) -> None:
     assert 12.0 <= sum(run.node.clock.waits) < 14.0
 
 
-def test_an_api_server_that_stays_away_is_given_up_before_the_kubelet_does(run: Run) -> None:
+def test_prepare_gives_up_on_the_api_server_before_the_kubelet_does(run: Run) -> None:
     """The error arrives within the kubelet's 45 seconds."""
     run.node.api.outage = ApiUnreachableError("connection refused")
     assert isinstance(run.refusal(claim(1)), ApiUnreachableError)
@@ -174,7 +174,7 @@ def test_an_api_server_that_stays_away_is_given_up_before_the_kubelet_does(run: 
 
 @pytest.mark.parametrize("slowest_s", [0.5, 5.0, 15.0, 60.0])
 def test_all_claims_of_a_call_are_answered_in_time_however_long_a_read_takes(run: Run, slowest_s: float) -> None:
-    """After 45 s the kubelet reports its own timeout, and nobody learns that the API server is to blame."""
+    """After 45 s the kubelet reports its own timeout, which does not mention the API server."""
     began = run.node.clock.now()
     run.node.api.hangs = lambda within_s: run.node.clock.wait(min(slowest_s, within_s))
     refs = [run.node.api.put(claim(number, result(f"gpu-{number % 4}"))).ref for number in range(8)]
@@ -185,7 +185,7 @@ def test_all_claims_of_a_call_are_answered_in_time_however_long_a_read_takes(run
 
 
 def test_time_that_a_call_spent_in_a_queue_counts(run: Run) -> None:
-    """The kubelet's 45 s begin when it sends, not when a thread of ours is free."""
+    """The kubelet's 45 s begin when it sends the call, not when a worker thread is free."""
     began = run.node.clock.now()
     run.node.api.hangs = run.node.clock.wait
     of = run.node.api.put(claim(1)).ref
@@ -197,8 +197,8 @@ def test_time_that_a_call_spent_in_a_queue_counts(run: Run) -> None:
     assert isinstance(run.service.prepare([of], within_s=12.0)[of.uid], tuple)
 
 
-def test_no_read_begins_that_would_have_no_time(run: Run) -> None:
-    """A request that ends before an answer can come only adds to the API server's load."""
+def test_no_read_begins_without_time_for_its_answer(run: Run) -> None:
+    """A request that is cancelled before its answer only adds to the API server's load."""
     run.node.api.put(claim(1))
     left: list[float] = []
 
@@ -211,22 +211,22 @@ def test_no_read_begins_that_would_have_no_time(run: Run) -> None:
     assert min(left) >= run.deps.retry_policy.read_s
 
 
-def test_a_busy_api_server_is_asked_again_when_it_wishes(run: Run) -> None:
-    """Retry-After is honoured, within the budget."""
+def test_retry_after_of_a_busy_api_server_is_honoured(run: Run) -> None:
+    """The next read comes after that time, within the budget."""
     run.node.api.outage = ServerBusyError("try later", status=429, retry_after_s=7.0)
     run.refusal(claim(1))
     assert run.node.clock.waits[1] == 7.0
     assert sum(run.node.clock.waits) <= 40.0
 
 
-def test_a_refusing_api_server_is_not_waited_for(run: Run) -> None:
+def test_a_refusal_of_the_api_server_is_not_retried(run: Run) -> None:
     """Missing rights do not appear within seconds."""
     run.node.api.outage = ForbiddenError("not allowed", status=403)
     assert isinstance(run.refusal(claim(1)), ForbiddenError)
     assert run.node.clock.waits == []
 
 
-def test_a_driver_that_is_being_loaded_is_waited_for(run: Run) -> None:
+def test_prepare_waits_for_a_driver_that_is_being_loaded(run: Run) -> None:
     """A node that has just started gets its GPUs a moment after its first pod."""
     ready, run.node.hardware = run.node.hardware, Snapshot()
 
@@ -245,21 +245,21 @@ def test_a_missing_driver_fails_with_its_reason(run: Run) -> None:
 
 
 def test_an_unknown_device_is_refused(run: Run) -> None:
-    """The plan's refusals leave nothing behind."""
+    """A plan that is refused leaves no entry and no file."""
     assert isinstance(run.refusal(claim(1, result("gpu-9"))), UnknownDeviceError)
     assert nothing_left(run, 1)
 
 
-def test_a_full_disk_leaves_nothing_half_done(run: Run) -> None:
-    """The device is free for the next claim, which may be on another disk's mercy."""
+def test_a_full_disk_leaves_no_entry_and_no_file(run: Run) -> None:
+    """The device is free for the next claim."""
     run.node.writer.failure = FULL
     assert run.refusal(claim(1)) is FULL
     run.node.writer.failure = None
     run.prepare(claim(2))
 
 
-def test_what_a_failing_disk_left_is_undone_by_the_next_claim(run: Run) -> None:
-    """Even the undo may fail; the entry then does not keep the device for ever."""
+def test_the_next_claim_tears_down_what_a_failing_disk_left(run: Run) -> None:
+    """The teardown may fail too; the entry does not keep the device for ever."""
     run.node.writer.failure = FULL
     run.refusal(claim(1))
     assert run.journal.entry(uid(1)) is not None
@@ -268,8 +268,8 @@ def test_what_a_failing_disk_left_is_undone_by_the_next_claim(run: Run) -> None:
     assert run.journal.entry(uid(1)) is None
 
 
-def test_what_a_failing_disk_left_is_undone_by_the_next_call(run: Run) -> None:
-    """The kubelet's repeat starts from scratch."""
+def test_the_next_call_tears_down_what_a_failing_disk_left(run: Run) -> None:
+    """The kubelet's repeat begins anew."""
     run.node.writer.failure = FULL
     run.refusal(claim(1))
     run.node.writer.failure = None
@@ -278,7 +278,7 @@ def test_what_a_failing_disk_left_is_undone_by_the_next_call(run: Run) -> None:
 
 
 def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
-    """What a run leaves that is killed after taking the device."""
+    """Leave what a run leaves that is killed after ``begin``."""
     run = node.run(owner)
     prepared = run.prepare(claim(number))
     assert prepared
@@ -290,7 +290,7 @@ def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
 
 
 def test_a_device_left_by_a_dead_run_is_taken_over(node: ClaimsNode) -> None:
-    """A crash in the middle of a prepare blocks nobody."""
+    """A crash in the middle of a prepare blocks no claim."""
     run = node.run("run-1")
     left_preparing(node, 1)
     run.prepare(claim(2))
@@ -298,15 +298,15 @@ def test_a_device_left_by_a_dead_run_is_taken_over(node: ClaimsNode) -> None:
 
 
 def test_a_device_that_a_living_run_is_preparing_is_not_taken(node: ClaimsNode) -> None:
-    """During a rolling update two runs serve; one never takes from the other."""
+    """During a rolling update two runs serve; one never takes the other's device."""
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
     assert "already preparing for claim" in str(run.refusal(claim(2)))
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_claim_in_work_in_another_run_is_waited_for(node: ClaimsNode) -> None:
-    """The kubelet asks the new run for what the old one has nearly finished."""
+def test_prepare_waits_for_another_run_that_prepares_the_claim(node: ClaimsNode) -> None:
+    """The kubelet calls the new run for a claim that the old one has nearly prepared."""
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
 
@@ -321,7 +321,7 @@ def test_a_claim_in_work_in_another_run_is_waited_for(node: ClaimsNode) -> None:
 
 
 def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: ClaimsNode) -> None:
-    """An answer for something that another run has undone would start a container without its file."""
+    """Answering after another run tore the claim down would start a container without its file."""
     run, other = node.run("run-1", alive=("run-2",)), node.run("run-2", alive=("run-1",))
     write = node.writer.write_claim
 
@@ -341,7 +341,7 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: 
 
 
 def test_overlapping_calls_for_one_claim_get_one_answer(run: Run) -> None:
-    """The kubelet repeats a call that it gave up on while the first is still at work."""
+    """The kubelet repeats a call after its timeout while the first call still runs."""
     run.node.api.put(claim(1))
     inside, go_on = threading.Event(), threading.Event()
     ensure = run.node.provider.ensure_base
@@ -365,8 +365,8 @@ def test_overlapping_calls_for_one_claim_get_one_answer(run: Run) -> None:
     assert run.node.api.reads == 1
 
 
-def test_claims_of_one_call_stand_and_fall_alone(run: Run) -> None:
-    """Each claim has its own answer, and one bad claim costs the others nothing."""
+def test_claims_of_one_call_are_independent(run: Run) -> None:
+    """Each claim has its own answer, and one bad claim does not affect the others."""
     run.node.api.put(claim(1))
     run.node.api.put(claim(2, result("gpu-9")))
     run.node.api.put(claim(3, result("gpu-1")))
@@ -390,7 +390,7 @@ def test_the_same_gpu_normally_and_as_admin_is_one_device_in_the_file(run: Run) 
 
 
 def test_a_uid_that_is_a_path_touches_no_file(run: Run) -> None:
-    """Whoever sends one is mistaken or hostile."""
+    """A caller that sends one is mistaken or hostile."""
     hostile = replace(ref(1), uid=ClaimUid("../../etc/passwd"))
     run.node.api.put(replace(claim(1), ref=hostile))
     assert "is not a Kubernetes UID" in str(run.refusal(hostile))
@@ -398,7 +398,7 @@ def test_a_uid_that_is_a_path_touches_no_file(run: Run) -> None:
 
 
 def test_more_gpus_do_not_change_an_answer(run: Run) -> None:
-    """A GPU that comes up later does not disturb claims prepared before."""
+    """A GPU that appears later does not affect claims prepared before."""
     first = run.prepare(claim(1))
     run.node.hardware = machine(8)
     assert run.prepare(ref(1)) == first

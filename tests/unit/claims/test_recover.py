@@ -1,4 +1,4 @@
-"""What a start makes of what it finds."""
+"""Recovery at start: reboots, interrupted calls, missing files, lost journals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None
 
 
 def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
-    """No container survived; the kubelet prepares again, and the devices are free for whoever comes first."""
+    """No container survived; the kubelet prepares again, and the devices are free for any claim."""
     node.run("run-1").prepare(claim(1))
     node.writer.files.clear()
     run = node.run("run-2", boot_id="boot-2")
@@ -44,14 +44,14 @@ def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
 
 
 def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(node: ClaimsNode) -> None:
-    """Files of an earlier boot name devices that nobody holds any more."""
+    """Files of an earlier boot name devices that no claim has any more."""
     node.run("run-1").prepare(claim(1))
     node.run("run-2", boot_id="boot-2")
     assert node.writer.files == {}
 
 
-def test_a_prepare_that_was_cut_off_is_undone(node: ClaimsNode) -> None:
-    """The kubelet was never told, so it asks again or frees it; the device is not kept."""
+def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
+    """The kubelet got no answer, so it prepares again or unprepares; the device is free."""
     left_preparing(node, 1)
     node.writer.files[uid(1)] = b"half done"
     run = node.run("run-1")
@@ -59,8 +59,8 @@ def test_a_prepare_that_was_cut_off_is_undone(node: ClaimsNode) -> None:
     assert node.writer.files == {}
 
 
-def test_an_unprepare_that_was_cut_off_is_finished(node: ClaimsNode) -> None:
-    """The kubelet wanted it gone."""
+def test_an_interrupted_unprepare_is_finished(node: ClaimsNode) -> None:
+    """The kubelet wanted the claim unprepared."""
     first = node.run("run-0")
     first.prepare(claim(1))
     first.journal.start_unprepare(uid(1))
@@ -69,7 +69,7 @@ def test_an_unprepare_that_was_cut_off_is_finished(node: ClaimsNode) -> None:
     assert node.writer.files == {}
 
 
-def test_what_a_living_run_is_at_is_left_alone(node: ClaimsNode) -> None:
+def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
     """A rolling update starts the new run while the old one serves its last calls."""
     left_preparing(node, 1)
     node.writer.files[uid(1)] = b"being written"
@@ -79,7 +79,7 @@ def test_what_a_living_run_is_at_is_left_alone(node: ClaimsNode) -> None:
 
 
 def test_missing_files_of_prepared_claims_are_written_again(node: ClaimsNode) -> None:
-    """A container that restarts before the next prepare starts."""
+    """A container that restarts before the next prepare needs its file."""
     first = node.run("run-1")
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
@@ -89,8 +89,8 @@ def test_missing_files_of_prepared_claims_are_written_again(node: ClaimsNode) ->
     assert node.writer.files[uid(1)] == file
 
 
-def test_files_that_vanish_while_running_come_back(run: Run) -> None:
-    """A container of a running pod restarts at any time, and no call of the kubelet comes before it does."""
+def test_files_that_vanish_while_running_are_written_again(run: Run) -> None:
+    """A container of a running pod may restart at any time, without a call of the kubelet before."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
     files = dict(run.node.writer.files)
@@ -102,8 +102,8 @@ def test_files_that_vanish_while_running_come_back(run: Run) -> None:
     assert run.node.provider.base_checks == before + 1, "the base file may have gone the same way"
 
 
-def test_files_that_cannot_come_back_are_a_sentence_said_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Readiness can tell it for as long as it lasts; the log does not fill up."""
+def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Readiness reports the problem while it lasts; the log has it once."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     run.node.writer.failure = StorageError("read-only")
@@ -116,16 +116,16 @@ def test_files_that_cannot_come_back_are_a_sentence_said_once(run: Run, caplog: 
     assert run.service.rewrite_missing_files() == ()
 
 
-def test_a_claim_in_work_has_no_missing_file(node: ClaimsNode) -> None:
-    """The file of a claim that is being prepared is its call's business."""
+def test_a_claim_that_is_being_prepared_gets_no_file(node: ClaimsNode) -> None:
+    """The call that prepares the claim writes its file."""
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
     assert run.service.rewrite_missing_files() == ()
     assert node.writer.files == {}
 
 
-def test_files_of_nobody_are_removed(node: ClaimsNode) -> None:
-    """An orphan is a GPU that a container could still be started with."""
+def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
+    """With an orphaned file a container could still be started with the GPU."""
     run = node.run("run-1")
     run.prepare(claim(1))
     node.writer.files[uid(2)] = b"orphan"
@@ -145,8 +145,8 @@ def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> No
     assert not run.journal.rebuild_pending
 
 
-def test_a_damaged_journal_is_rebuilt_likewise(node: ClaimsNode) -> None:
-    """Damage costs nobody anything but the sight of a log line."""
+def test_a_damaged_journal_is_rebuilt(node: ClaimsNode) -> None:
+    """Prepared claims are adopted as after a loss."""
     node.run("run-1").prepare(claim(1))
     node.opened[0].close()
     Path(node.folder / "state.db").write_bytes(b"damaged" * 1000)
@@ -155,8 +155,8 @@ def test_a_damaged_journal_is_rebuilt_likewise(node: ClaimsNode) -> None:
     assert run.journal.uids() == {uid(1)}
 
 
-def test_files_of_claims_that_are_over_go_when_the_journal_is_rebuilt(node: ClaimsNode) -> None:
-    """The API server knows the claims; a file whose claim is gone or elsewhere is nobody's."""
+def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> None:
+    """The API server knows the claims; a file whose claim is gone or on another node is orphaned."""
     first = node.run("run-1")
     for number in (1, 2, 3):
         first.prepare(claim(number, result(f"gpu-{number}")))
@@ -168,7 +168,7 @@ def test_files_of_claims_that_are_over_go_when_the_journal_is_rebuilt(node: Clai
 
 
 def test_without_the_api_server_files_are_kept_until_it_answers(node: ClaimsNode) -> None:
-    """Not knowing whose a file is is no reason to remove it, also over another restart."""
+    """An unknown file stays, also over another restart."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.api.outage = ApiUnreachableError("down")
@@ -183,8 +183,8 @@ def test_without_the_api_server_files_are_kept_until_it_answers(node: ClaimsNode
     assert again.journal.uids() == {uid(1)}
 
 
-def test_a_pending_rebuild_is_tried_again_within_half_a_minute(node: ClaimsNode) -> None:
-    """Until it is done a device could be given twice; ten minutes of that are too many."""
+def test_a_pending_rebuild_is_retried_within_half_a_minute(node: ClaimsNode) -> None:
+    """Until it is complete a device could be assigned twice."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.api.outage = ApiUnreachableError("down")
@@ -203,8 +203,8 @@ def test_a_pending_rebuild_is_tried_again_within_half_a_minute(node: ClaimsNode)
     assert "already prepared for claim default/claim-1" in str(run.refusal(claim(3)))
 
 
-def test_a_claim_that_cannot_be_adopted_does_not_make_a_node_list_all_claims_for_ever(node: ClaimsNode) -> None:
-    """One lost GPU among a thousand nodes must not cost the API server a list of everything every half minute."""
+def test_a_claim_that_cannot_be_adopted_slows_the_retries_down(node: ClaimsNode) -> None:
+    """One lost GPU must not cost the API server a list of all claims every half minute."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
@@ -221,7 +221,7 @@ def test_a_claim_that_cannot_be_adopted_does_not_make_a_node_list_all_claims_for
 
 
 def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(node: ClaimsNode) -> None:
-    """The list is seconds old when it is used; the kubelet does not unprepare a claim twice."""
+    """The list of claims is seconds old when it is used, and the kubelet does not unprepare a claim twice."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.api.outage = ApiUnreachableError("down")
@@ -239,7 +239,7 @@ def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(
 
 
 def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> None:
-    """At a node's start the driver may come up after this process."""
+    """At a node's start the NVIDIA driver may load after this process."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     hardware, node.hardware = node.hardware, Snapshot()
@@ -250,8 +250,8 @@ def test_without_hardware_files_are_kept_until_it_is_read(node: ClaimsNode) -> N
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_pending_rebuild_disturbs_no_call(node: ClaimsNode) -> None:
-    """Claims are prepared, repeated and unprepared while it is unknown what was before."""
+def test_calls_work_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
+    """Claims are prepared, repeated and unprepared before the rebuild is complete."""
     answer = node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.api.outage = ApiUnreachableError("down")
@@ -264,8 +264,8 @@ def test_a_pending_rebuild_disturbs_no_call(node: ClaimsNode) -> None:
     assert node.writer.files == {}
 
 
-def test_two_files_for_one_device_do_not_both_become_holdings(node: ClaimsNode) -> None:
-    """A rebuilt journal keeps the rule, and says what it could not take over."""
+def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> None:
+    """A rebuild adopts one of the claims and reports the other."""
     first = node.run("run-1")
     first.prepare(claim(1))
     first.node.writer.files[uid(2)] = b"a second claim's file"
@@ -276,8 +276,8 @@ def test_two_files_for_one_device_do_not_both_become_holdings(node: ClaimsNode) 
     assert set(node.writer.files) == {uid(1), uid(2)}
 
 
-def test_trouble_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
-    """A start never fails because of one claim, and what failed is tried again."""
+def test_a_failure_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
+    """A start does not fail because of one claim, and a failed step is repeated later."""
     run = node.run("run-1")
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
@@ -288,8 +288,8 @@ def test_trouble_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
     assert [problem for problem in found.problems if "claim-1" in problem and "no longer exists" in problem]
 
 
-def test_a_disk_that_refuses_everything_does_not_stop_a_start(node: ClaimsNode) -> None:
-    """The process comes up and says what is wrong."""
+def test_a_read_only_disk_does_not_stop_a_start(node: ClaimsNode) -> None:
+    """The process starts and reports the problems."""
     run = node.run("run-1")
     run.prepare(claim(1))
     run.journal.start_unprepare(uid(1))
@@ -302,7 +302,7 @@ def test_a_disk_that_refuses_everything_does_not_stop_a_start(node: ClaimsNode) 
 
 
 def test_a_start_does_not_wait_for_every_claim(node: ClaimsNode) -> None:
-    """An MPS host or a driver that hangs costs each claim a second or more; the kubelet is answered all the same."""
+    """A hanging MPS host or NVIDIA driver costs each claim a second; the kubelet is still answered soon."""
     node.backend = simulated("8xh100-sxm5-80gb")
     first = node.run("run-1")
     count = 40

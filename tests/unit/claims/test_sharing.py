@@ -1,4 +1,4 @@
-"""Claims that share: shares of a GPU by policy, containers of one claim by its config."""
+"""Sharing: claims share a GPU by policy, containers of one claim share by its config."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -70,7 +70,7 @@ def one_of_some(number: int, memory: str = "1Gi", percent: int = 1, **more: Any)
 
 
 def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> None:
-    """Memory and compute are enforced by what each container is told; the last one to go ends the daemon."""
+    """Each container gets its memory and compute limits; the end of the last claim stops the daemon."""
     run = shared(node)
     for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
         answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
@@ -88,8 +88,8 @@ def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> N
     assert mode(run) is ComputeMode.DEFAULT
 
 
-def test_a_share_over_what_is_left_is_refused_with_numbers(node: ClaimsNode) -> None:
-    """The scheduler's picture and the node's differ for a moment; nobody gets more memory than there is."""
+def test_a_share_that_does_not_fit_is_refused_with_numbers(node: ClaimsNode) -> None:
+    """Scheduler and node may differ for a moment; no claim gets more memory than the GPU has."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
@@ -101,27 +101,27 @@ def test_a_share_over_what_is_left_is_refused_with_numbers(node: ClaimsNode) -> 
     run.prepare(claim(4, share_result(4, "10Gi", 70)))
 
 
-def test_a_number_of_shares_is_a_limit_too(node: ClaimsNode) -> None:
-    """Time-sliced shares have no other limit that anything enforces."""
+def test_the_number_of_shares_is_limited(node: ClaimsNode) -> None:
+    """Time-sliced shares have no other limit that is enforced."""
     run = shared(node, Strategy.TIME_SLICING, max_shares=2)
     for number in (1, 2):
         run.prepare(claim(number, one_of_some(number)))
     assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, one_of_some(3))))
 
 
-def test_shares_from_before_there_was_a_limit_do_not_count_against_it(node: ClaimsNode) -> None:
-    """They consumed none of it, so the scheduler grants as many beside them: the node must not refuse those pods."""
+def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) -> None:
+    """They consumed none of it, so the scheduler allocates as many beside them: the node must not refuse those pods."""
     run = shared(node, Strategy.TIME_SLICING)
     for number in (1, 2, 3):
         run.prepare(claim(number, share_result(number, "1Gi", 1)))
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING, max_shares=1))}
     run.prepare(claim(4, one_of_some(4)))
-    run.prepare(claim(5, share_result(5, "1Gi", 1)))  # granted before, prepared after
+    run.prepare(claim(5, share_result(5, "1Gi", 1)))  # allocated before, prepared after
     assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
 
 
-def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_has_it(node: ClaimsNode) -> None:
-    """Both results have one name in the claim's CDI file, where a name can say one thing only."""
+def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNode) -> None:
+    """Both results have the same name in the claim's CDI file, and a name can occur once."""
     node.backend = simulated()
     run = node.run()
     watched = result("gpu-0", request="watch", admin_access=True)
@@ -134,7 +134,7 @@ def test_admin_access_to_a_device_that_the_claim_has_anyway_is_the_device_as_it_
     assert node.is_whole_again()
 
 
-def test_shares_that_do_not_fit_wait_for_one_that_goes(node: ClaimsNode) -> None:
+def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode) -> None:
     """As with whole GPUs."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
@@ -143,8 +143,8 @@ def test_shares_that_do_not_fit_wait_for_one_that_goes(node: ClaimsNode) -> None
     assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
 
 
-def test_who_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
-    """A plain claim on a GPU that could be shared: no daemon, and its config has the say."""
+def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
+    """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
     assert node.sharing.running == {}
@@ -156,7 +156,7 @@ def test_who_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
 
 
 def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: ClaimsNode) -> None:
-    """The setting is the GPU's, not a claim's."""
+    """The time slice is a setting of the GPU, not of a claim."""
     run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "10Gi", 40)))
@@ -169,8 +169,8 @@ def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: Cl
     assert node.is_whole_again()
 
 
-def test_shares_keep_whole_gpus_and_partitions_away_and_the_other_way_round(node: ClaimsNode) -> None:
-    """A GPU is one thing at a time."""
+def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode) -> None:
+    """A GPU has one form at a time."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(run.refusal(claim(2)), DeviceInUseError)
@@ -181,7 +181,7 @@ def test_shares_keep_whole_gpus_and_partitions_away_and_the_other_way_round(node
 
 
 def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
-    """A policy that changed while shares of before are still in use."""
+    """The policy changed while shares of the former one are in use."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
@@ -190,8 +190,8 @@ def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
     run.prepare(claim(2, share_result(2, "10Gi", 10)))
 
 
-def test_uses_tell_under_which_terms_a_gpu_is_shared(node: ClaimsNode) -> None:
-    """A newer policy waits for them."""
+def test_uses_include_the_terms_of_a_share(node: ClaimsNode) -> None:
+    """A newer policy waits until these shares end."""
     run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     (use,) = run.journal.uses()
@@ -209,15 +209,15 @@ def test_uses_tell_under_which_terms_a_gpu_is_shared(node: ClaimsNode) -> None:
     ],
 )
 def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(node: ClaimsNode, sharing: Any, why: str) -> None:
-    """Other claims' containers would get what this claim's config says."""
+    """Otherwise this claim's config would apply to other claims' containers."""
     run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", sharing)]))
     assert isinstance(error, InvalidParametersError)
     assert why in str(error)
 
 
-def test_a_config_that_says_what_holds_anyway_is_accepted(node: ClaimsNode) -> None:
-    """A class for shared GPUs may carry it for clusters where no policy does."""
+def test_a_config_that_agrees_with_the_policy_is_accepted(node: ClaimsNode) -> None:
+    """A DeviceClass for shared GPUs may contain it for clusters without a policy."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
 
@@ -234,7 +234,7 @@ def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
 
 
 def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode) -> None:
-    """The policy went between scheduling and prepare; without it nothing would enforce the share."""
+    """The policy was removed between scheduling and prepare, so nothing would enforce the share."""
     run = shared(node)
     node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
@@ -246,7 +246,7 @@ def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNod
     ("memory", "percent"), [("-1Gi", 10), ("ten", 10), ("1023Ki", 10), ("10Gi", -1), ("10Gi", 101), ("1e30", 10)]
 )
 def test_numbers_that_no_scheduler_wrote_are_refused(node: ClaimsNode, memory: str, percent: int) -> None:
-    """An allocation can be edited by whoever may write the claim's status."""
+    """A client with the right to write the claim's status can edit an allocation."""
     run = shared(node)
     error = run.refusal(claim(1, share_result(1, memory, percent)))
     assert isinstance(error, DraError)
@@ -255,14 +255,14 @@ def test_numbers_that_no_scheduler_wrote_are_refused(node: ClaimsNode, memory: s
 
 
 def test_two_mps_shares_in_one_claim_are_refused(node: ClaimsNode) -> None:
-    """A container has one pipe directory, so one of them would not be used."""
+    """A container has one pipe directory, so one share would not be used."""
     run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), share_result(2, "10Gi", 10, request="b")))
     assert "has 2 MPS shares" in str(error)
 
 
-def test_a_config_sets_a_time_slice_and_the_end_resets_it(h100: Run) -> None:
-    """Two containers of one claim take turns as they asked."""
+def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
+    """Two containers of one claim take turns with the requested interval."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Medium"))]))
     assert h100.node.sharing.slices == {uuid(h100, 0): Interval.MEDIUM}
     assert h100.unprepare(ref(1)) is None
@@ -270,7 +270,7 @@ def test_a_config_sets_a_time_slice_and_the_end_resets_it(h100: Run) -> None:
     assert h100.node.sharing.asked == ["slice Medium", "slice reset"]
 
 
-def test_the_default_interval_is_no_command_at_all(h100: Run) -> None:
+def test_the_default_interval_runs_no_command(h100: Run) -> None:
     """Not every GPU has the setting."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Default"))]))
     h100.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", {"strategy": "TimeSlicing"})]))
@@ -279,7 +279,7 @@ def test_the_default_interval_is_no_command_at_all(h100: Run) -> None:
 
 
 def test_gpus_under_one_config_share_a_daemon_with_the_configs_limits(h100: Run) -> None:
-    """Positions count in the sorted list of UUIDs, as in NVIDIA's driver; containers bring no limits of their own."""
+    """Positions are those in the sorted list of UUIDs, as in NVIDIA's driver; containers have no own limits."""
     limits = mps(defaultActiveThreadPercentage=50, defaultPerDevicePinnedMemoryLimit={"1": "4Gi"})
     h100.prepare(claim(1, result("gpu-1"), result("gpu-0", request="b"), configs=[config("GpuConfig", limits)]))
     (daemon,) = h100.node.sharing.running.values()
@@ -294,8 +294,8 @@ def test_gpus_under_one_config_share_a_daemon_with_the_configs_limits(h100: Run)
     assert {mode(h100, 0), mode(h100, 1)} == {ComputeMode.DEFAULT}
 
 
-def test_each_config_has_its_group(h100: Run) -> None:
-    """Two requests, two ways of sharing."""
+def test_each_config_has_its_own_group(h100: Run) -> None:
+    """Two requests share in two different ways."""
     h100.prepare(
         claim(
             1,
@@ -311,7 +311,7 @@ def test_each_config_has_its_group(h100: Run) -> None:
 
 
 def test_partitions_under_mps_get_a_daemon_each(h100: Run) -> None:
-    """A daemon serves one MIG device; its compute mode is nobody's business."""
+    """A daemon serves one MIG device; the compute mode stays unchanged."""
     parts = [result(h100.node.part("1g.10gb", start), request=f"r{start}") for start in (0, 1)]
     limits = mps(defaultPinnedDeviceMemoryLimit="2Gi", defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})
     h100.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", limits)]))
@@ -326,7 +326,7 @@ def test_partitions_under_mps_get_a_daemon_each(h100: Run) -> None:
 
 
 def test_a_request_under_several_daemons_is_refused(h100: Run) -> None:
-    """Whoever gets one device of a request gets all of them, and can talk to one daemon."""
+    """A container gets all devices of a request, and can use one daemon."""
     parts = [result(h100.node.part("1g.10gb", start)) for start in (0, 1)]
     error = h100.refusal(claim(1, *parts, configs=[config("MigDeviceConfig", mps())]))
     assert "request gpu of claim" in str(error)
@@ -335,8 +335,8 @@ def test_a_request_under_several_daemons_is_refused(h100: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
-def test_limits_for_devices_that_are_not_there_are_refused_before_anything_is_made(h100: Run, kind: str) -> None:
-    """A position that no device has."""
+def test_limits_for_unknown_devices_are_refused_before_any_change(h100: Run, kind: str) -> None:
+    """The config has a limit for a position that no device has."""
     device: AllocatedDevice = result("gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0))
     limits = mps(defaultPerDevicePinnedMemoryLimit={"3": "1Gi"})
     error = h100.refusal(claim(1, device, configs=[config(kind, limits)]))
@@ -347,7 +347,7 @@ def test_limits_for_devices_that_are_not_there_are_refused_before_anything_is_ma
 
 
 def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
-    """The GPU's settings belong to the claim that has it."""
+    """The GPU's settings belong to the claim that has the GPU."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     asked = list(h100.node.sharing.asked)
     h100.prepare(claim(2, result(admin_access=True), configs=[config("GpuConfig", mps())]))
@@ -366,7 +366,7 @@ def test_a_setting_that_fails_leaves_nothing(h100: Run) -> None:
 
 
 def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
-    """What was made for the claim before goes again."""
+    """Partitions created before the failure are removed."""
     h100.node.sharing.failure = MpsUnavailableError("no mps-host runs on this node")
     part = result(h100.node.part("1g.10gb", 0))
     error = h100.refusal(claim(1, part, configs=[config("MigDeviceConfig", mps())]))
@@ -376,7 +376,7 @@ def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
 
 
 def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
-    """The host's folder was emptied, and the container starts anew."""
+    """The MPS host's folder was emptied, and the container restarts."""
     run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.sharing.running.clear()
@@ -384,8 +384,8 @@ def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
     assert list(node.sharing.running) == [uuid(run, 0)]
 
 
-def test_what_an_older_version_freed_is_settled(node: ClaimsNode) -> None:
-    """It knows nothing of daemons, time slices and compute modes; the notes tell."""
+def test_settings_of_a_claim_that_an_older_version_freed_are_restored(node: ClaimsNode) -> None:
+    """An older version does not know daemons, time slices and compute modes; the notes record them."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
@@ -395,8 +395,8 @@ def test_what_an_older_version_freed_is_settled(node: ClaimsNode) -> None:
     assert mode(run) is ComputeMode.DEFAULT
 
 
-def test_a_whole_gpu_finds_its_settings_as_they_should_be(node: ClaimsNode) -> None:
-    """The next claim does not wait for maintenance, and does not get the last one's compute mode."""
+def test_a_whole_gpu_claim_restores_leftover_settings(node: ClaimsNode) -> None:
+    """The next claim does not wait for maintenance, and does not get the previous claim's compute mode."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.journal._connection.execute("DELETE FROM claim")
@@ -406,7 +406,7 @@ def test_a_whole_gpu_finds_its_settings_as_they_should_be(node: ClaimsNode) -> N
 
 
 def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode) -> None:
-    """What is on disk survives; the GPU's modes do not."""
+    """Files on disk survive a reboot; the GPU's modes do not."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
@@ -418,7 +418,7 @@ def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode)
 
 
 def test_a_rebuilt_journal_knows_shares_and_settings_again(node: ClaimsNode) -> None:
-    """Files and claims tell all of it, so the last one to go ends the daemon."""
+    """Files and claims have everything, so the end of the last claim stops the daemon."""
     run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.journal.close()
@@ -430,8 +430,8 @@ def test_a_rebuilt_journal_knows_shares_and_settings_again(node: ClaimsNode) -> 
     assert node.sharing.idle
 
 
-def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(node: ClaimsNode) -> None:
-    """After a restart of the MPS host all of them come up anew; the GPU is locked meanwhile, and the kubelet waits."""
+def test_verifying_many_daemons_takes_no_longer_than_one(node: ClaimsNode) -> None:
+    """After a restart of the MPS host all daemons start anew, while the GPU is locked and the kubelet waits."""
     node.backend = simulated()
     run = node.run()
     parts = [result(node.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]
@@ -442,8 +442,8 @@ def test_looking_at_many_daemons_again_takes_no_longer_than_at_one(node: ClaimsN
     assert 0 < node.clock.now() - before <= LOCK_S
 
 
-def test_a_pod_ends_without_nvidia_smi_and_the_slice_is_reset_later(h100: Run) -> None:
-    """Whoever gets the GPU next gets it as it should be, or waits; the pod that had it does not."""
+def test_a_pod_ends_without_nvidia_smi_and_its_time_slice_is_reset_later(h100: Run) -> None:
+    """The next claim waits until the GPU is restored; the pod that ends does not."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
     assert h100.unprepare(ref(1)) is None
@@ -458,7 +458,7 @@ def test_a_pod_ends_without_nvidia_smi_and_the_slice_is_reset_later(h100: Run) -
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
-    """Compute mode and partition are put right when there is one again."""
+    """Compute mode and partition are restored when the driver is back."""
     device = "gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0)
     h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
     hardware = h100.node.backend
@@ -474,8 +474,8 @@ def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
     assert mode(h100) is ComputeMode.DEFAULT
 
 
-def test_a_leftover_daemon_is_not_ended_while_another_call_is_at_one_of_its_gpus(h100: Run) -> None:
-    """Ending it gives the modes of all its GPUs back, and that call may just have set one of them anew."""
+def test_an_orphaned_daemon_stays_while_another_call_has_one_of_its_gpus_locked(h100: Run) -> None:
+    """Stopping it restores the modes of all its GPUs, and that call may just have set one of them."""
     h100.prepare(claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[config("GpuConfig", mps())]))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))  # as an older version frees it
     (daemon,) = h100.node.sharing.running

@@ -1,4 +1,4 @@
-"""When an entry is taken for forgotten."""
+"""When a prepared claim counts as stale and is freed."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[Coll
 
 
 def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector) -> None:
-    """However often it is looked at."""
+    """Any number of looks finds it in use."""
     assert looks(run, collector, 5) == [CollectionResult(freed=(), suspected=0, unknown=0)] * 5
     assert uid(1) in run.node.writer.files
 
@@ -33,7 +33,7 @@ def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector)
 def test_a_claim_that_is_over_is_freed_at_the_second_look(
     run: Run, collector: StaleClaimCollector, ending: str
 ) -> None:
-    """The device is back for others, the file is gone, and the first look only notes it."""
+    """The device is free, the file is gone, and the first look changes nothing."""
     match ending:
         case "gone":
             run.node.api.remove(ref(1))
@@ -61,8 +61,8 @@ def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollec
 @pytest.mark.parametrize(
     "outage", [ApiUnreachableError("down"), ForbiddenError("no", status=403), ClaimError("malformed")]
 )
-def test_an_error_says_nothing(run: Run, collector: StaleClaimCollector, outage: DraError) -> None:
-    """Only a positive answer frees a device; also not as the second of two looks."""
+def test_an_error_is_no_evidence(run: Run, collector: StaleClaimCollector, outage: DraError) -> None:
+    """Only an answer frees a device; an error does not count as the second look either."""
     run.node.api.outage = outage
     assert [look.unknown for look in looks(run, collector)] == [1, 1]
     run.node.api.outage = None
@@ -74,7 +74,7 @@ def test_an_error_says_nothing(run: Run, collector: StaleClaimCollector, outage:
 
 
 def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: StaleClaimCollector) -> None:
-    """The grace starts anew; an API server restored from a backup shows how."""
+    """The grace period begins anew, for example with an API server that was restored from a backup."""
     run.node.api.remove(ref(1))
     looks(run, collector, 1)
     run.node.api.put(claim(1))
@@ -83,8 +83,8 @@ def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: 
     assert looks(run, collector, 1)[0].freed == ()
 
 
-def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: StaleClaimCollector) -> None:
-    """Suspicion belongs to one preparation of a claim."""
+def test_a_claim_prepared_anew_starts_without_suspicion(run: Run, collector: StaleClaimCollector) -> None:
+    """A suspicion belongs to one attempt at preparing a claim."""
     run.node.api.remove(ref(1))
     looks(run, collector, 1)
     run.unprepare(ref(1))
@@ -93,8 +93,8 @@ def test_a_claim_prepared_anew_is_not_freed_for_its_past(run: Run, collector: St
     assert looks(run, collector, 1)[0].freed == ()
 
 
-def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: StaleClaimCollector) -> None:
-    """Whoever is at it knows better."""
+def test_a_claim_that_a_call_works_on_is_not_freed(run: Run, collector: StaleClaimCollector) -> None:
+    """The kubelet knows the claim, as its call shows."""
     run.node.api.remove(ref(1))
     collector.collect()
     run.node.clock.time += GRACE_S
@@ -103,14 +103,14 @@ def test_a_claim_in_work_is_left_to_its_call(run: Run, collector: StaleClaimColl
     assert collector.collect().freed == (uid(1),)
 
 
-def test_collecting_stops_when_the_process_does(run: Run, collector: StaleClaimCollector) -> None:
-    """A node full of claims does not delay the end."""
+def test_collecting_stops_when_the_process_stops(run: Run, collector: StaleClaimCollector) -> None:
+    """Many claims do not delay the stop."""
     reads = run.node.api.reads
     assert collector.collect(lambda: True) == CollectionResult(freed=(), suspected=0, unknown=0)
     assert run.node.api.reads == reads
 
 
-def test_maintenance_frees_what_was_forgotten(run: Run) -> None:
+def test_maintenance_frees_stale_claims(run: Run) -> None:
     """The process calls one method every ten minutes."""
     run.prepare(claim(1))
     run.node.api.remove(ref(1))
@@ -122,7 +122,7 @@ def test_maintenance_frees_what_was_forgotten(run: Run) -> None:
 
 
 def test_maintenance_outlives_a_closed_journal(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """The thread that calls it never dies of the disk."""
+    """The thread that calls it survives errors of the disk."""
     run.journal.close()
     run.service.maintain()
     assert "maintenance of claims failed" in caplog.text

@@ -9,8 +9,8 @@ from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run
 
 
-def test_everything_of_the_claim_goes(run: Run) -> None:
-    """Neither file nor entry nor holding stays."""
+def test_unprepare_removes_file_entry_and_assignments(run: Run) -> None:
+    """Another claim can have the device."""
     run.prepare(claim(1))
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()
@@ -32,8 +32,8 @@ def test_an_unknown_claim_is_a_success(run: Run) -> None:
     assert run.unprepare(ref(1)) is None
 
 
-def test_a_file_without_an_entry_goes_too(run: Run) -> None:
-    """After the loss of the journal the kubelet's word is enough."""
+def test_a_file_without_an_entry_is_removed(run: Run) -> None:
+    """After the loss of the journal the kubelet's call is enough."""
     run.prepare(claim(1))
     data = run.node.writer.files[uid(1)]
     run.unprepare(ref(1))
@@ -43,15 +43,15 @@ def test_a_file_without_an_entry_goes_too(run: Run) -> None:
 
 
 def test_a_missing_file_does_not_matter(run: Run) -> None:
-    """What is to be gone may be gone already."""
+    """The entry is removed all the same."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     assert run.unprepare(ref(1)) is None
     assert run.journal.entries() == ()
 
 
-def test_a_disk_that_refuses_is_an_error_and_the_next_call_goes_on(run: Run) -> None:
-    """The device stays held until its file is gone: a container must not start from it."""
+def test_a_read_only_disk_is_an_error_and_the_next_call_continues(run: Run) -> None:
+    """The device stays assigned until its file is gone: a container must not start from it."""
     run.prepare(claim(1))
     run.node.writer.failure = StorageError("read-only")
     assert isinstance(run.unprepare(ref(1)), StorageError)
@@ -63,7 +63,7 @@ def test_a_disk_that_refuses_is_an_error_and_the_next_call_goes_on(run: Run) -> 
     assert run.journal.entries() == ()
 
 
-def test_a_prepare_after_a_failed_unprepare_starts_from_scratch(run: Run) -> None:
+def test_a_prepare_after_a_failed_unprepare_begins_anew(run: Run) -> None:
     """The kubelet may want the claim again for another pod."""
     run.prepare(claim(1))
     run.node.writer.failure = StorageError("read-only")
@@ -82,7 +82,7 @@ def test_what_another_run_prepared_is_unprepared_here(node: ClaimsNode) -> None:
 
 
 def test_each_claim_of_a_call_has_its_own_answer(run: Run) -> None:
-    """One claim's trouble does not keep another pod's device."""
+    """One claim's error does not keep another pod's device."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
     remove = run.node.writer.remove_claim
@@ -99,8 +99,8 @@ def test_each_claim_of_a_call_has_its_own_answer(run: Run) -> None:
     assert run.journal.uids() == {uid(1)}
 
 
-def test_a_defect_is_an_answer_too(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception nobody expected ends in one claim's error and in the log, not in the call."""
+def test_a_defect_ends_in_the_claims_answer(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected exception becomes the claim's error and a counted log line; the call succeeds."""
     run.prepare(claim(1))
 
     def broken(of: str) -> bool:
@@ -115,16 +115,16 @@ def test_a_defect_is_an_answer_too(run: Run, caplog: pytest.LogCaptureFixture) -
     assert "RuntimeError: a defect" in caplog.text
 
 
-def test_a_call_that_waits_for_the_device_is_woken(run: Run) -> None:
-    """The successor's prepare goes on at once."""
+def test_unprepare_wakes_a_call_that_waits_for_the_device(run: Run) -> None:
+    """The next claim's prepare continues at once."""
     run.prepare(claim(1))
     before = run.node.clock.wakes
     run.unprepare(ref(1))
     assert run.node.clock.wakes == before + 1
 
 
-def test_an_unprepare_behind_a_call_that_hangs_says_so(run: Run) -> None:
-    """A worker that is stuck in the disk must not make the kubelet's next call hang for ever."""
+def test_an_unprepare_behind_a_hanging_call_is_an_error(run: Run) -> None:
+    """A worker that hangs in the disk must not make the kubelet's next call hang."""
     service_deadline = run.deps.retry_policy.call_s
     run.prepare(claim(1))
     with run.deps.locks.acquire(uid(1), 0.0):

@@ -7,11 +7,9 @@ from collections.abc import Collection, Sequence
 
 from dra_driver.claims.entry import Assignment
 from dra_driver.claims.hardware.settings.mps_daemons import MpsDaemonSetting
-from dra_driver.claims.hardware.settings.setting import GpuSetting, SettingDependencies
-from dra_driver.gpu.backend import ComputeMode
+from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, SettingDependencies
 from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
-from dra_driver.sharing import compute_mode
 
 
 class ComputeModeSetting(GpuSetting):
@@ -30,4 +28,5 @@ class ComputeModeSetting(GpuSetting):
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
         """Stop the GPU's orphaned daemons, which need the mode, then restore it."""
         self._daemons.stop_orphans_of(gpu, locked)
-        compute_mode.restore(self._hardware.control, self._hardware.notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+        # A claim that begins may record a daemon of the GPU's id, so a leftover one of that id is no orphan; end it.
+        self._hardware.mps.release(gpu, (gpu,), within_s=STEP_S)
