@@ -22,7 +22,7 @@ from tests.unit.claims.test_sharing import one_of_some, shared
     ],
 )
 def test_a_claim_that_never_fits_is_told_so_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
-    """Waiting for other shares to end would occupy a worker for most of a call, and blame claims without a part in it."""
+    """Waiting for other shares to end would occupy a worker for most of a call, and blame other claims."""
     run = shared(node, Strategy.TIME_SLICING, max_shares=2)
     run.prepare(claim(1, one_of_some(1)))
     asked = [one_of_some(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
