@@ -1,7 +1,6 @@
-"""What the API server takes in a slice, as numbers and predicates.
+"""Limits of the API server on ResourceSlices, as numbers and predicates. Pure.
 
-Pure. Owns the limits; refuses to know what is published. One value over a limit makes a whole slice invalid, and with
-it every GPU in it, so nothing is built without asking here. Source: kubernetes/kubernetes
+One value over a limit makes a whole ResourceSlice invalid, with every GPU in it. Source: kubernetes/kubernetes
 pkg/apis/resource/validation/validation.go and staging/src/k8s.io/api/resource/v1/types.go (1.35 to 1.37).
 """
 
@@ -25,7 +24,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def is_attribute_name(name: str) -> bool:
-    """A C identifier of at most 32 characters, perhaps with a DNS subdomain of at most 63 and a slash before it."""
+    """A C identifier of at most 32 characters; before it, optionally, a DNS subdomain of at most 63 and a slash."""
     domain, slash, identifier = name.rpartition("/")
     if slash and (len(domain) > _MAX_DOMAIN or not is_subdomain(domain)):
         return False
@@ -33,14 +32,14 @@ def is_attribute_name(name: str) -> bool:
 
 
 def is_attribute_value(value: object) -> bool:
-    """A boolean, an integer of 64 bits, or a text of at most 64 bytes."""
+    """A boolean, an integer of 64 bits, or a string of at most 64 bytes."""
     if isinstance(value, str):
         return fits(value)
     return isinstance(value, bool) or (isinstance(value, int) and value in _INT64)
 
 
 def fits(text: str) -> bool:
-    """Whether a text is short enough for a string attribute, and can be sent at all."""
+    """Whether a text is short enough for a string attribute, and valid UTF-8."""
     try:
         return len(text.encode()) <= MAX_STRING_BYTES
     except UnicodeEncodeError:
@@ -48,7 +47,7 @@ def fits(text: str) -> bool:
 
 
 def is_taint(key: str, value: str) -> bool:
-    """Whether a taint's key and value are those of a label."""
+    """Whether a taint's key and value have the form of a label's."""
     domain, slash, name = key.rpartition("/")
     if slash and not is_subdomain(domain):
         return False

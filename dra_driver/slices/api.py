@@ -1,7 +1,4 @@
-"""The part of the Kubernetes API that publishing needs, as an interface and over REST.
-
-Owns paths and selectors. Refuses to know what slices should say. The interface is what tests fake.
-"""
+"""The part of the Kubernetes API that publishing needs, as an interface (which tests fake) and over REST."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -16,22 +13,25 @@ StoredSlice = Mapping[str, Any]
 
 
 class SlicesApi(Protocol):
-    """This driver's slices on this node. Raises errors.KubernetesApiError's subclasses."""
+    """This driver's ResourceSlices on this node. Raises subclasses of `errors.KubernetesApiError`."""
 
     def list(self) -> list[StoredSlice]:
-        """All slices of the driver and node, current (not from a cache)."""
+        """All ResourceSlices of the driver and node, current (not from a cache)."""
 
     def create(self, body: ResourceSlice, *, dry_run: bool = False) -> StoredSlice:
-        """The slice as stored, or as it would be."""
+        """The ResourceSlice as stored, or as it would be stored in a dry run."""
 
     def update(self, body: ResourceSlice) -> StoredSlice:
-        """The slice as stored; ConflictError when somebody else wrote first, NotFoundError when it is gone."""
+        """The ResourceSlice as stored.
+
+        ConflictError when another client wrote first, NotFoundError when it does not exist.
+        """
 
     def delete(self, slice_: Delete) -> None:
-        """ConflictError when it changed, NotFoundError when it is gone already."""
+        """ConflictError when it changed, NotFoundError when it does not exist."""
 
     def node_uid(self) -> str:
-        """UID of the Node object; NotFoundError when there is none."""
+        """UID of the Node object; NotFoundError when it does not exist."""
 
 
 class RestSlicesApi:

@@ -1,7 +1,6 @@
-"""From what a node has and what it may be used as to what is published about it.
+"""Builds the devices and counter sets of a node.
 
-Pure: a snapshot, terms and the API server's features in, wire devices and counter sets out. Owns the order of GPUs and
-what cannot be published at all. Refuses to know slices (``layout.py``) and the API server.
+Pure: a snapshot, terms and the API server's features in, wire objects out.
 """
 
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ NO_TERMS: Final[Terms] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuGroup:
-    """Everything that is published about one GPU, which stays together in one slice.
+    """The devices of one GPU, which stay together in one ResourceSlice.
 
-    ``max_devices`` is how many devices it may have in the future without moving other GPUs to other slices.
+    ``max_devices`` is how many devices the GPU may get later without moving other GPUs to other ResourceSlices.
     """
 
     devices: tuple[Device, ...] = ()
@@ -37,7 +36,7 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a node publishes, GPUs in order of ``minor``, and what it does not, with reasons.
+    """What a node publishes, GPUs in order of ``minor``, and what it does not publish, with reasons.
 
     Wire objects share parts with each other and must not be changed.
     """
@@ -47,12 +46,12 @@ class Built:
 
     @property
     def devices(self) -> list[Device]:
-        """All devices in the order in which the scheduler tries them (1.36)."""
+        """All devices, in the order in which the scheduler tries them (1.36)."""
         return [device for group in self.groups for device in group.devices]
 
     @property
     def counter_sets(self) -> list[CounterSet]:
-        """All counter sets; those of GPUs that have partitions to offer."""
+        """All counter sets: those of GPUs that offer partitions."""
         return [group.counter_set for group in self.groups if group.counter_set is not None]
 
 
@@ -71,13 +70,6 @@ def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServ
         groups.append(group)
         left_out += [LeftOutGpu(label=gpu.uuid, reason=reason) for reason in reasons]
     return Built(groups=tuple(groups), left_out=tuple(left_out))
-
-
-def unpublished(
-    snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServerFeatures = NO_FEATURES
-) -> tuple[LeftOutGpu, ...]:
-    """GPUs of the snapshot of which something is not offered, each with a reason that a node's owner should read."""
-    return build_devices(snapshot, terms, features).left_out
 
 
 def pool_name(node: str, driver: str) -> PoolName:

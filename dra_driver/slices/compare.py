@@ -1,8 +1,8 @@
-"""When two wire values mean the same, and what one lacks of the other.
+"""When two wire values have the same meaning, and which fields the API server dropped. Pure.
 
-Pure. Owns the differences that the API server makes to what it is sent without changing its meaning: absent, null and
-empty are one thing; a quantity may be spelled in several ways; it fills in a taint's ``timeAdded``. Measured on
-Kubernetes 1.36; source of the rules: the ``omitempty`` tags of resource/v1/types.go and apimachinery's Quantity.
+The API server changes what it is sent without changing its meaning: absent, null and empty are equal; a quantity has
+several spellings; it fills in a taint's ``timeAdded``. Measured on Kubernetes 1.36; source of the rules: the
+``omitempty`` tags of resource/v1/types.go and apimachinery's Quantity.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ _QUANTITY_KEYS = frozenset({"value", "default", "validValues", "min", "max", "st
 
 
 def same(sent: Any, found: Any) -> bool:
-    """Whether ``found`` (from the API server) means what ``sent`` means."""
-    # The first comparison is a hundred times cheaper and decides nearly always: what we send is in the form in which
-    # the API server prints it.
+    """Whether ``found`` (from the API server) has the meaning of ``sent``."""
+    # The first comparison is a hundred times cheaper and nearly always decides: the driver sends values in the form in
+    # which the API server prints them.
     return bool(sent == found or normal(sent, found) == normal(found, sent))
 
 
 def digest(value: Any) -> str:
-    """The same text for values that mean the same. Remembered where a copy of the value would be large."""
+    """The same text for values of the same meaning. Stored where a copy of the value would be large."""
     text = json.dumps(normal(value), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def normal(value: Any, other: Any = None, under: str = "") -> Any:
-    """A value in the form in which equal meaning is equality. ``other`` is what it will be compared with."""
+    """A form of the value in which equal meaning is equality. ``other`` is the value that it is compared with."""
     if isinstance(value, dict):
         return _normal_mapping(value, other if isinstance(other, dict) else {}, under)
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def _normal_mapping(value: Mapping[str, Any], other: Mapping[str, Any], under: s
     result = {}
     for key, child in value.items():
         if key == "timeAdded" and isinstance(child, str) and key not in other:
-            continue  # the server's own, when we sent a taint without a time
+            continue  # added by the server to a taint that was sent without a time
         below = "quantity" if under in _QUANTITY_PARENTS and key in _QUANTITY_KEYS else _below(key, under)
         shown = normal(child, other.get(key), below)
         if shown is None or shown in ({}, [], "") or (shown is False and _absent_means_false(key)):
@@ -62,7 +62,7 @@ def _below(key: str, under: str) -> str:
 
 
 def _absent_means_false(key: str) -> bool:
-    """Optional booleans of a slice. ``bool: false`` of an attribute is a value."""
+    """Optional booleans of a ResourceSlice. ``bool: false`` of an attribute is a value."""
     return key != "bool"
 
 
@@ -74,7 +74,7 @@ def _quantity(text: str) -> Any:
 
 
 def dropped_fields(sent: Any, found: Any, path: str = "") -> Iterator[str]:
-    """Paths of what was sent and did not come back: fields whose feature gate is off are dropped without a word."""
+    """Paths of fields that were sent and did not come back: the API server silently drops fields whose gate is off."""
     sent, found = normal(sent, found), normal(found, sent)
     yield from _dropped_fields(sent, found, path)
 

@@ -1,7 +1,4 @@
-"""What should be published: the newest inventory and terms, as slices.
-
-Owns the one copy of the wire objects that is kept. Refuses to know the API server and threads: its owner holds a lock.
-"""
+"""The ResourceSlices that should be published, from the newest inventory and terms."""
 
 import logging
 
@@ -15,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class DesiredState:
-    """Not thread-safe. ``slices`` is None until `build` was called with an inventory there."""
+    """Not thread-safe: its owner holds a lock. ``slices`` is None until `build` has an inventory."""
 
     def __init__(self) -> None:
         self._inventory: tuple[Snapshot, Terms] | None = None
@@ -25,20 +22,20 @@ class DesiredState:
 
     @property
     def has_inventory(self) -> bool:
-        """Whether there is an inventory at all."""
+        """Whether an inventory was offered."""
         return self._inventory is not None
 
     def offer(self, snapshot: Snapshot, terms: Terms) -> bool:
-        """Takes the newest inventory; False when it is the one that was there."""
+        """Set the newest inventory; False when it equals the previous one."""
         if self._inventory == (snapshot, terms):
             return False
         self._inventory = (snapshot, terms)
         return True
 
     def build(self, features: ApiServerFeatures = NO_FEATURES) -> bool:
-        """Brings ``slices`` up to date. True when they changed: most changes of an inventory are not published.
+        """Update ``slices``. True when they changed: most changes of an inventory are not published.
 
-        Unchanged slices stay the same object. What is left out is logged when it is news.
+        Unchanged slices stay the same object. Logs what is left out when that changed.
         """
         if self._inventory is None or self._built == (self._inventory, features):
             return False
@@ -46,7 +43,7 @@ class DesiredState:
         built = build_devices(*self._inventory, features)
         if built.left_out != self.left_out:
             for gpu in built.left_out:
-                log.warning("not all of a GPU is published", extra={"gpu": gpu.label, "reason": gpu.reason})
+                log.warning("GPU is not published in every form", extra={"gpu": gpu.label, "reason": gpu.reason})
         self.left_out = built.left_out
         slices = split(built)
         if slices == self.slices:

@@ -1,10 +1,6 @@
-"""The devices of one GPU as wire objects.
+"""The devices of one GPU as published: `published.devices` with counters, taints and a policy's attributes. Pure.
 
-Pure. Owns how attributes, capacities, counters and taints are put together, and that no device has more of them than
-the API server takes. Refuses to know which forms are published (``forms.py``) and what slices are (``layout.py``).
-
-A node with eight GPUs has hundreds of devices that say nearly the same, so they share what they have in common: what
-this file returns is never changed by anybody.
+Devices share parts with each other, so no returned object may be changed.
 """
 
 from collections.abc import Iterator
@@ -35,12 +31,12 @@ class GpuDevices:
         self._policy = terms.policy
 
     def build(self) -> tuple[Device, ...]:
-        """In the order in which the scheduler is to try them (1.36: devices are tried as they are listed)."""
+        """The devices in the order in which the scheduler is to try them (1.36: in the order of the list)."""
         return tuple(self._devices())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Empty when everything is published that was wanted."""
+        """Empty when everything that the terms ask for is published."""
         if not self._left_out:
             return ()
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
@@ -102,7 +98,7 @@ class GpuDevices:
         return [DeviceCounterConsumption(counterSet=counters.set_name(self._gpu), counters=taken)]
 
 
-MAX_NAME_SHOWN = 80  # of a name that may be anything
+MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
 
 
 def _taint(key: str, value: str, effect: str) -> DeviceTaint:

@@ -1,20 +1,19 @@
-"""Which writes turn the slices that exist into the slices that should exist: as few as possible, none when nothing
-changed.
+"""Which writes turn the existing ResourceSlices into the desired ones: as few as possible, none when nothing changed.
 
-Pure. Owns the generation and count rules of a pool. Source: kubernetes/dynamic-resource-allocation
-resourceslice/resourceslicecontroller.go, syncPool (1.36): slices are matched by the index in their name, older
-generations are obsolete, obsolete slices go first, and the generation stays when at most one slice changes in place.
-One step further here: a slice that only disappeared is created again in the generation of the others, because the
-pool then means again what it meant.
+Pure.
 
-Counter sets are written last. An API server whose gate was switched off drops counters from what it is sent without a
-word, and devices that overlap would be given away side by side. So the write that completes a pool is never one of
-devices that need counters: each of them was seen to be kept before, and a pool that lacks its counter sets is invalid
-to the scheduler, which is safe. Besides, the scheduler (1.36) takes counter slices for relevant on every node: in a new
-generation that begins with them, the pool would look incomplete to the whole cluster.
+Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): slices are
+matched by the index in their name, older generations are obsolete, obsolete slices are deleted first, and the
+generation stays when at most one slice changes in place. One step further here: a slice that only disappeared is
+created again in the generation of the others, because the pool then has its former meaning again.
 
-Everything handed in as existing comes from the API server and may have been edited by anybody: nothing in it is
-trusted.
+Counter sets are written last. An API server whose gate was switched off silently drops counters, and overlapping
+devices would be allocated side by side. So the write that completes a pool never has devices that need counters: these
+writes came before, and their answers had the counters. A pool without its counter sets is invalid to the scheduler,
+which is safe. Besides, the scheduler (1.36) considers counter slices relevant on every node: a new generation that
+begins with them would look incomplete to the whole cluster.
+
+Existing slices come from the API server and may have been edited by any client: nothing in them is trusted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from dra_driver.slices.layout import DesiredSlice, generate_name, index_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolIdentity:
-    """Whose pool it is. ``node_uid`` makes the node the owner, so that slices go when the Node object goes."""
+    """The pool's owner. ``node_uid`` makes the Node the owner, so that slices are deleted with it."""
 
     driver: str
     node: str
@@ -39,7 +38,7 @@ class PoolIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """An existing slice that has to go; deleted only if it still is what was looked at."""
+    """An existing slice to delete, if it is still the version that was read."""
 
     name: str
     uid: str
@@ -48,10 +47,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writes:
-    """What has to be written: ``deletes`` first, then ``in_order``.
+    """The writes: ``deletes`` first, then ``in_order``.
 
-    Until the last of them the pool is not complete, in the generation that the scheduler looks at, and nothing of it is
-    given away; the exception is a single update in place, of which an API server drops nothing that was there before.
+    The pool is incomplete until the last write, in the generation that the scheduler uses, so none of its devices is
+    allocated. The exception is a single update in place, of which an API server drops no field that existed before.
     """
 
     deletes: tuple[Delete, ...] = ()
@@ -76,7 +75,7 @@ class Writes:
 def compute_writes(
     desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity
 ) -> Writes:
-    """The writes for one pool; slices of other pools in ``actual`` are ignored (``foreign_pools`` names them)."""
+    """The writes for one pool; slices of other pools in ``actual`` are ignored (`foreign_pools` lists them)."""
     own = [item for item in actual if is_ours(item, identity)]
     generation = max((untrusted_slice.generation(item) for item in own), default=0)
     kept, obsolete = _match(desired, own, generation)
@@ -90,8 +89,8 @@ def compute_writes(
     if not kept:
         generation += 1  # also the very first: 0 + 1
     elif (changed and len(changed) + len(missing) > 1) or any(want.needs_counters for want in missing):
-        # More than one write makes the pool mean something new: nobody may mix old and new slices. And devices that
-        # need counters must not be what completes the pool.
+        # More than one write changes the meaning of the pool, and old and new slices must not be mixed. And devices
+        # that need counters must not complete the pool.
         generation += 1
         changed = [want for want in desired if want.index in kept]
     return Writes(
@@ -103,7 +102,7 @@ def compute_writes(
 
 
 def is_ours(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
-    """Whether a slice belongs to the pool; driver, pool name and node name of a slice are immutable."""
+    """Whether a slice belongs to the pool. Driver, pool name and node name of a slice are immutable."""
     spec = untrusted_slice.spec(item)
     return (
         spec.get("driver") == identity.driver
@@ -113,9 +112,9 @@ def is_ours(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
 
 
 def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -> tuple[str, ...]:
-    """Names of other pools with devices of this driver on this node: a second publisher, or what one left behind.
+    """Names of other pools with devices of this driver on this node: of a second publisher, or left behind by one.
 
-    Their slices are never touched: only their owner knows what they stand for.
+    Their slices are never changed: only their publisher knows what they mean.
     """
     names = {
         str(untrusted_slice.pool(item).get("name"))
@@ -130,7 +129,7 @@ def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -
 def _match(
     desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, Any]], generation: int
 ) -> tuple[dict[int, Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Existing slices by index, and those that stand for nothing: of old generations, surplus, twice there."""
+    """Existing slices by index, and obsolete slices: old generation, extra index, or duplicate."""
     wanted = {want.index: want for want in desired}
     kept: dict[int, Mapping[str, Any]] = {}
     obsolete = []
@@ -141,7 +140,7 @@ def _match(
         elif index not in kept:
             kept[index] = item
         elif _has(item, wanted[index]) and not _has(kept[index], wanted[index]):
-            obsolete.append(kept[index])  # of two, the one that needs no write stays
+            obsolete.append(kept[index])  # of two duplicates, the one that needs no write stays
             kept[index] = item
         else:
             obsolete.append(item)
@@ -157,7 +156,7 @@ def _is_current(
 
 
 def _says(item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> bool:
-    """Whether the spec is what we would write, or what the API server made of it the last time."""
+    """Whether the spec is the desired one, or what the API server made of the desired one before."""
     spec, there = _spec_of(want, identity, generation, count), untrusted_slice.spec(item)
     if same(spec, there):
         return True
@@ -165,7 +164,7 @@ def _says(item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, g
 
 
 def accepted(spec: Mapping[str, Any]) -> str:
-    """What to remember of a spec that the API server made of ours (`DesiredSlice.accepted`): all but the pool."""
+    """The digest of a spec without its pool, see `DesiredSlice.accepted`."""
     return digest({key: value for key, value in spec.items() if key != "pool"})
 
 
@@ -194,10 +193,10 @@ def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count:
 def _updated(
     item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
 ) -> ResourceSlice:
-    """Others' labels, annotations and owners stay; the spec becomes ours entirely.
+    """Labels, annotations and owners of other clients stay; the spec is replaced.
 
-    ``resourceVersion`` stays, so that a change in between makes the API server answer with a conflict. managedFields
-    are left out: the API server then keeps its own.
+    ``resourceVersion`` stays, so that the API server answers with a conflict when the slice changed in between.
+    managedFields are left out: the API server then keeps its own.
     """
     metadata = {key: value for key, value in untrusted_slice.metadata(item).items() if key != "managedFields"}
     others = [

@@ -1,10 +1,10 @@
-"""Which gated fields of a slice the API server keeps.
+"""Which gated fields of a ResourceSlice the API server keeps.
 
-A field whose feature gate is off is dropped without a word, or the object is refused; no endpoint tells which gates
-are on. So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation
-and stores nothing, and what comes back is looked at. Owns the canaries. Refuses to decide what to publish. Source:
-kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields). Kubernetes 1.34 wants
-counters and devices in one slice and refuses the second canary of counters, as it would refuse our slices.
+A field whose feature gate is off is silently dropped, or the object is refused; no endpoint shows which gates are on.
+So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation and stores
+nothing, and the answer is compared. Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go
+(dropDisabledFields). Kubernetes 1.34 needs counters and devices in one slice and refuses the second canary of counters,
+as it would refuse the driver's slices.
 """
 
 import logging
@@ -54,7 +54,7 @@ _CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
 
 
 def probe(api: SlicesApi, driver: str, node: str) -> ApiServerFeatures:
-    """Asks the API server, in up to four dry runs. Raises KubernetesApiError when it cannot be asked at all."""
+    """Ask the API server, in up to four dry runs. Raises KubernetesApiError when it does not answer."""
     kept = {name: all(_keeps(api, part, driver, node) for part in parts) for name, parts in _CANARIES.items()}
     return ApiServerFeatures(**kept)
 
@@ -84,7 +84,7 @@ def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
 
 
 class FeatureWatch:
-    """Remembers the answer and asks again when the API server's version changes. Only reading is thread-safe."""
+    """Keeps the answer, and asks again when the API server's version changes. Only reading is thread-safe."""
 
     def __init__(self, api: SlicesApi, version: Callable[[], ServerVersion], driver: str, node: str) -> None:
         self._api, self._version = api, version
@@ -94,30 +94,30 @@ class FeatureWatch:
 
     @property
     def current(self) -> ApiServerFeatures:
-        """Nothing gated is there until the server was asked."""
+        """The features; none before the first answer."""
         return self._features
 
     @property
     def is_known(self) -> bool:
-        """Whether the server was asked at least once."""
+        """Whether the server answered at least once."""
         return self._asked is not None
 
     def refresh(self) -> bool:
-        """Asks if that is needed; True when the answer changed. On KubernetesApiError the old answer stays."""
+        """Ask if needed; True when the answer changed. On KubernetesApiError the old answer stays."""
         version = self._version()
         if version == self._asked:
             return False
         before, self._features = self._features, probe(self._api, self._driver, self._node)
         self._asked = version
         kept = {field.name: getattr(self._features, field.name) for field in fields(ApiServerFeatures)}
-        log.info("API server", extra={"version": str(version), **kept})
+        log.info("API server features found", extra={"version": str(version), **kept})
         return before != self._features
 
     def lose(self, names: Iterable[str]) -> bool:
-        """A write has shown that the server drops what these features need: they are off until its version changes.
+        """Switch features off until the server's version changes: a write showed that the server drops their fields.
 
-        False when they were off already. Several API servers behind one address may differ in their gates; then the one
-        that drops is the one to believe.
+        False when they were off before. API servers behind one address may differ in their gates; the one that drops
+        fields counts.
         """
         before, self._features = self._features, replace(self._features, **dict.fromkeys(names, False))
         return before != self._features

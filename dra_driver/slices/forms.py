@@ -1,18 +1,17 @@
-"""What a GPU may be published as: whole, shared, as partitions that could be made, as partitions that somebody made.
+"""What a GPU is published as: whole, shared, as partitions that can be created, as existing foreign partitions. Pure.
 
-Pure. Owns the rule, per GPU:
+============================  ======================================================================================
+MIG mode off                  whole; also every placement where the mode can be switched while the node runs
+on, switched by this driver   the same, so that ResourceSlices do not change while partitions come and go
+on, switched by others        placements only: the driver does not switch off a mode that it did not switch on
+============================  ======================================================================================
 
-=======================  ==================================================================================
-MIG mode off             whole; every placement besides where the mode can be switched while the node runs
-on, switched by us       the same, so that slices do not change while partitions come and go
-on, switched by others   placements only: taking the mode away from its owner is not ours to do
-=======================  ==================================================================================
+A foreign instance is published as it is, excludes its placement and everything that overlaps it, and withholds the
+whole GPU. Forms that exclude each other are only published while counters enforce it, and a GPU with shares in use only
+as a shared one.
 
-A partition that somebody else made is published as it is, takes its placement and everything that overlaps it away, and
-keeps the whole GPU back. Two forms that exclude each other are only published while counters tell the scheduler so, and
-a GPU with shares in use only as one to be shared.
-What the terms do not allow is left out silently: whoever wrote them knows, unless nothing at all is left although they
-allow something. Everything else that is left out has a sentence. Refuses to know wire objects (``devices.py``).
+What the terms do not allow is left out without a reason, because their author knows; unless the terms allow something
+and nothing at all is left. Everything else that is left out has a reason.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,10 +28,10 @@ from dra_driver.slices.gates import ApiServerFeatures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forms:
-    """What one GPU is published as, in this order, and why not as more.
+    """The forms of one GPU, in the order in which they are published, and why there are not more.
 
-    ``sharing`` belongs to the whole. ``left`` are the counters of ``placements``, empty where there are none.
-    ``max_devices`` is the greatest number of devices that these terms allow whatever happens on the hardware.
+    ``sharing`` belongs to the whole GPU. ``left`` are the counters of ``placements``, empty when there are none.
+    ``max_devices`` is the greatest number of devices that these terms allow, whatever happens on the hardware.
     """
 
     whole: bool = False
@@ -45,7 +44,7 @@ class Forms:
 
 
 def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
-    """The rule. Deterministic; the order of placements is the order in which they are to be used."""
+    """The forms of ``gpu``. Deterministic; placements are in the order in which they are to be used."""
     if terms.policy and not terms.offered:
         return Forms(left={})  # hidden, as its policy says
     withheld = _withheld(gpu, terms, features)
@@ -81,13 +80,13 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
 
 
 class _Reasons:
-    """Collects sentences; a missing sentence is permission."""
+    """Collects the reasons why a form is left out."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
     def allowed_unless(self, sentence: str | None) -> bool:
-        """Whether there is nothing in the way."""
+        """True without a reason; otherwise the reason is kept."""
         if sentence is not None:
             self.found.append(sentence)
         return sentence is None
@@ -99,21 +98,23 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | N
     if not terms.offered:
         return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
     if len(terms.taints) > MAX_TAINTS:
-        return f"{gpu.device_name} is not offered: {by} gives it {len(terms.taints)} taints, at most {MAX_TAINTS} go"
+        return (
+            f"{gpu.device_name} is not offered: {by} gives it {len(terms.taints)} taints, expected at most {MAX_TAINTS}"
+        )
     bad = next((taint.key for taint in terms.taints if not is_taint(taint.key, taint.value)), None)
     if bad is not None:
         return (
             f"{gpu.device_name} is not offered: {by} gives it the taint {bad!r}, which is not a label key with a value"
         )
     if terms.shares_in_use and not features.multi_allocation:
-        # What shares consume is counted of a device that is published as shared. Exclusive, the GPU would look free to
-        # a scheduler whose gate is still on, and so would its partitions, which only the shared device keeps away.
+        # The scheduler counts shares against a device that is published as shared. Published as exclusive, the GPU and
+        # its partitions would look free to a scheduler whose gate is still on.
         return (
-            f"{gpu.device_name} is not offered until its last share is released: the API server does not keep what "
-            "sharing needs any more (feature gate DRAConsumableCapacity), without which its shares would not count"
+            f"{gpu.device_name} is not offered until its last share is released: the API server no longer keeps the "
+            "fields of shared devices (feature gate DRAConsumableCapacity), without which its shares would not count"
         )
     if not features.taints and any(taint.effect != "None" for taint in terms.taints):
-        # Without its taint it would be offered to everybody.
+        # Without its taint it would be offered to all claims.
         if terms.waiting is not None:
             return (
                 f"{gpu.device_name} is not offered until it is free ({terms.waiting}): the API server does not keep "
@@ -127,14 +128,14 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | N
 
 
 def _why_nothing(gpu: Gpu, terms: GpuTerms, allowed: Sequence[Placement]) -> str:
-    """For terms that allow only what this GPU cannot become now."""
+    """For terms that allow only forms that this GPU cannot have now."""
     nothing = f"nothing of {gpu.device_name} is offered: {_source(terms)} allows MIG partitions only, and"
     if allowed:
-        return f"{nothing} MIG instances that somebody else made are where they would be"
+        return f"{nothing} MIG instances of another manager take their place"
     if gpu.mig_profiles and not (gpu.mig_enabled or gpu.mig_resetless):
         return (
-            f"{nothing} its MIG mode is off, which takes a reset of the GPU to change: an administrator can switch it "
-            f"on (nvidia-smi -i {gpu.uuid} -mig 1)"
+            f"{nothing} its MIG mode is off, and switching it on takes a reset of the GPU: an administrator can do it "
+            f"(nvidia-smi -i {gpu.uuid} -mig 1)"
         )
     has = ", ".join(profile.name for profile in gpu.mig_profiles) or "none"
     return f"{nothing} no MIG profile that it has; it has {has}"
@@ -148,11 +149,13 @@ def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: ApiServer
     name = gpu.device_name
     if gpu.mig_enabled and not gpu.mig_mode_owned:
         # In MIG mode the whole GPU runs nothing: only its instances do.
-        return f"{name} is in MIG mode, which somebody else switched on: it is not offered whole until MIG mode is off"
+        return (
+            f"{name} is in MIG mode, which this driver did not switch on: it is not offered whole until MIG mode is off"
+        )
     if foreign:
-        return f"{name} is not offered whole while it has {len(foreign)} MIG instances that somebody else made"
+        return f"{name} is not offered whole while it has {len(foreign)} MIG instances of another manager"
     if gpu.mig_instances and not features.counters:
-        return f"{name} is not offered whole until claims have given back their MIG partitions of it"
+        return f"{name} is not offered whole until claims have released their MIG partitions of it"
     return None
 
 
@@ -160,16 +163,16 @@ def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> s
     if terms.sharing is None or features.multi_allocation:
         return None
     return (
-        f"{gpu.device_name} is offered to one claim at a time: the API server does not keep what sharing needs "
-        "(feature gate DRAConsumableCapacity)"
+        f"{gpu.device_name} is offered to one claim at a time: the API server does not keep the fields of shared "
+        "devices (feature gate DRAConsumableCapacity)"
     )
 
 
 def _why_not_cut(gpu: Gpu, features: ApiServerFeatures) -> str | None:
     if not features.counters:
         return (
-            f"MIG partitions of {gpu.device_name} that could be made are not offered: the API server does not keep "
-            "counters (feature gate DRAPartitionableDevices), so they would be given away beside the whole GPU"
+            f"MIG partitions of {gpu.device_name} that do not exist yet are not offered: the API server does not "
+            "keep counters (feature gate DRAPartitionableDevices), so they would be allocated beside the whole GPU"
         )
     if gpu.memory_slices > counters.MAX_MEMORY_SLICES:
         return (
@@ -180,16 +183,16 @@ def _why_not_cut(gpu: Gpu, features: ApiServerFeatures) -> str | None:
 
 
 def _is_usable(gpu: Gpu, instance: MigInstance, reasons: _Reasons) -> bool:
-    """Neither half made, nor cut in another way than into one device, nor of a size that nobody knows."""
+    """False for an instance that is incomplete, split into several devices, or of unknown size."""
     where = f"MIG instance {instance.profile_name} at memory slice {instance.start} of {gpu.device_name}"
     if instance.device is None:
-        why = f"{where} is not offered: it has not exactly one compute instance that spans it; somebody else made it"
+        why = f"{where} is not offered: expected one compute instance that spans it; another manager created it"
         return reasons.allowed_unless(why)
     if counters.profile_of(gpu, instance) is None:
-        # Without capacities, a selector that compares one would end the allocation of its claim with an error of CEL.
+        # Without capacities, a selector that compares one would fail its claim's allocation with a CEL error.
         return reasons.allowed_unless(
-            f"{where} is not offered: the driver tells neither its profile's size (nvmlDeviceGetGpuInstanceProfileInfo)"
-            " nor its own (nvmlDeviceGetAttributes)"
+            f"{where} is not offered: the NVIDIA driver reports neither the size of its profile "
+            "(nvmlDeviceGetGpuInstanceProfileInfo) nor its own (nvmlDeviceGetAttributes)"
         )
     return True
 
@@ -199,7 +202,7 @@ def _allows(gpu: Gpu, instance: MigInstance, terms: GpuTerms) -> bool:
 
 
 def _allowed(gpu: Gpu, terms: GpuTerms) -> list[Placement]:
-    """Placements that the terms allow, where the GPU can be cut without resetting it."""
+    """Placements that the terms allow, where the GPU can be partitioned without a reset."""
     if not (gpu.mig_enabled or gpu.mig_resetless):
         return []
     return [
@@ -215,7 +218,7 @@ def _is_free(place: Placement, foreign: Iterable[MigInstance]) -> bool:
 
 
 def _max_devices(gpu: Gpu, allowed: int, features: ApiServerFeatures) -> int:
-    """Without counters, only partitions that exist are published, of which none overlap."""
+    """Without counters, only existing partitions are published, which never overlap."""
     if not allowed:
         return 1
     return min(MAX_DEVICES, 1 + allowed) if features.counters else max(1, gpu.memory_slices)

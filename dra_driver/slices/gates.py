@@ -1,7 +1,6 @@
-"""Fields of a slice that an API server keeps only while a feature gate is on.
+"""Fields of a ResourceSlice that an API server keeps only while a feature gate is on. Pure.
 
-Pure. Owns their names and what is lost without them. Refuses to know how that is found out (``features.py``). Source:
-kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
 """
 
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiServerFeatures:
-    """What the API server keeps. ``counters`` is KEP-4815, ``taints`` KEP-5055, ``multi_allocation`` KEP-5075."""
+    """Which features the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075)."""
 
     counters: bool = False
     taints: bool = False
@@ -28,13 +27,13 @@ class ApiServerFeatures:
 
 
 NO_FEATURES: Final = ApiServerFeatures()
-"""What holds before the API server was asked."""
+"""Before the API server answered."""
 
 
 def lost_with(paths: Iterable[str]) -> frozenset[str]:
     """The features (attributes of `ApiServerFeatures`) that an API server lacks when it dropped these fields.
 
-    Paths as ``compare.dropped_fields`` tells them: ``spec.devices[3].consumesCounters``.
+    Paths are those of `compare.dropped_fields`: ``spec.devices[3].consumesCounters``.
     """
     last = (path.rpartition(".")[2].partition("[")[0] for path in paths)
     return frozenset(_FIELDS[name] for name in last if name in _FIELDS)

@@ -1,11 +1,10 @@
-"""How what a node publishes is spread over the slices of a pool, and how slices are called.
+"""How devices are spread over the ResourceSlices of a pool, and how the slices are named. Pure.
 
-Pure. Owns the order, which GPUs share a slice, and the index in a slice's name. Source:
-kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation order,
-and slices are matched by the index in their name) and the limits in ``limits.py``.
+Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation
+order, and slices are matched by the index in their name), and the limits in `published.limits`.
 
-Since 1.35 a slice has counter sets or devices, not both. Counter sets have the first places. All of one GPU is in one
-slice, and a GPU keeps its place when its own devices come and go: one GPU's change is one write.
+Since 1.35 a slice has counter sets or devices, not both. Counter sets come first. All devices of one GPU are in one
+slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
 """
 
 import re
@@ -16,8 +15,8 @@ from dra_driver.kube.types import CounterSet, Device
 from dra_driver.published.limits import MAX_COUNTER_SETS, MAX_DEVICES
 from dra_driver.slices.build import Built, GpuGroup
 
-# The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here as
-# well, so that what is validated (253 characters at most) is what is used.
+# The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here too, so
+# that the validated text (at most 253 characters) is the one that is used.
 MAX_GENERATE_NAME = 58
 
 _INDEX = re.compile(r"([0-9a-f]{5,15})-")
@@ -25,11 +24,11 @@ _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredSlice:
-    """The content of one slice of the pool: devices or counter sets, wire objects that must not be changed.
+    """The content of one ResourceSlice of the pool: devices or counter sets, wire objects that must not be changed.
 
-    ``accepted`` is the digest (``compare.digest``) of the spec that the API server made of exactly this content before,
-    where that is not the same: fields behind a gate that is off are dropped, newer servers may add some. It counts as
-    equal, or it would be written for ever.
+    ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
+    when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
+    otherwise the slice would be written for ever.
     """
 
     index: int
@@ -39,16 +38,16 @@ class DesiredSlice:
 
     @property
     def needs_counters(self) -> bool:
-        """Whether devices in it are only kept apart by counters of another slice."""
+        """Whether devices in it exclude each other only through counters of another slice."""
         return any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
-        """Whether both stand for the same content."""
+        """Whether both have the same content."""
         return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
 
 
 def split(built: Built, *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
-    """The slices of a pool, at least one: an empty slice says "no devices", no slice at all says "not known yet"."""
+    """The slices of a pool, at least one: an empty slice means "no devices", no slice at all means "not known yet"."""
     sets, devices = built.counter_sets, list(_by_max_devices(built.groups, per_slice)) or [()]
     starts = range(0, len(sets), MAX_COUNTER_SETS)
     counted = [
@@ -59,7 +58,7 @@ def split(built: Built, *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, 
 
 
 def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
-    """Fills slices in order by the room that GPUs may need, not by what they need now."""
+    """Fills slices in order by the greatest number of devices of each GPU, not by the present number."""
     devices: list[Device] = []
     reserved = 0
     for group in groups:
@@ -73,11 +72,11 @@ def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tupl
 
 
 def generate_name(index: int, driver: str, node: str) -> str:
-    """``00000-gpu.nvidia.com-node-a-``; the API server appends what makes it unique."""
+    """``00000-gpu.nvidia.com-node-a-``; the API server appends a unique suffix."""
     return f"{index:05x}-{driver}-{node}-"[:MAX_GENERATE_NAME]
 
 
 def index_of(name: str) -> int | None:
-    """The index in a slice's name, None when it has another form (drivers of Kubernetes 1.35 and before)."""
+    """The index in a slice's name; None for a name of another form (drivers of Kubernetes 1.35 and before)."""
     match = _INDEX.match(name)
     return int(match.group(1), 16) if match else None

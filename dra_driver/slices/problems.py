@@ -1,8 +1,4 @@
-"""What is wrong with the slices, as sentences, and how people hear of it.
-
-Owns the words, and that each new problem is told once: in the log, and as an event on the node. Refuses to know how
-problems come about (``publisher.py``).
-"""
+"""Reports problems with the node's ResourceSlices: each new problem once, in the log and as an event on the Node."""
 
 import logging
 from typing import Literal, Protocol
@@ -25,18 +21,18 @@ class NodeEventRecorder(Protocol):
 def report_change(
     problem: str | None, before: str | None, node: str, node_uid: str, recorder: NodeEventRecorder | None
 ) -> None:
-    """Logs a change from ``before`` to ``problem``; with a recorder and a known node there is an event, too."""
+    """Log a change from ``before`` to ``problem``; also an event when a recorder and the node's UID are known."""
     if problem == before:
         return
     if problem is None:
-        log.info("slices are right again", extra={"node": node})
+        log.info("ResourceSlices are up to date again", extra={"node": node})
         return
-    log.warning("slices are not right", extra={"node": node, "problem": problem})
+    log.warning("ResourceSlices are not up to date", extra={"node": node, "problem": problem})
     warn("ResourceSliceProblem", problem, node, node_uid, recorder)
 
 
 def warn(reason: str, message: str, node: str, node_uid: str, recorder: NodeEventRecorder | None) -> bool:
-    """A Warning event at the node; False without a recorder or a known node."""
+    """Record a Warning event on the Node; False without a recorder or the node's UID."""
     if recorder is None or not node_uid:
         return False
     about = ObjectReference(apiVersion="v1", kind="Node", name=node, uid=node_uid)
@@ -45,25 +41,25 @@ def warn(reason: str, message: str, node: str, node_uid: str, recorder: NodeEven
 
 
 def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> list[str]:
-    """What a pass found; ``edits`` counts how often others changed our slices in the last minutes."""
+    """The problems that a pass found; ``edits`` is how often other clients changed the slices in the last minutes."""
     problems = []
     if done.foreign_pools:
         problems.append(
-            f"a second publisher: node {node} has slices of driver {driver} in other pools "
-            f"({', '.join(done.foreign_pools)}); stop the other driver, then delete the slices that it left"
+            f"second publisher: node {node} has ResourceSlices of driver {driver} in other pools "
+            f"({', '.join(done.foreign_pools)}); stop the other driver, then delete its ResourceSlices"
         )
     if edits >= QUICK_EDITS:
         problems.append(
-            f"somebody else keeps changing the slices of driver {driver} on node {node} "
-            f"({edits} times in five minutes); find the second publisher for this driver and node and stop it"
+            f"second publisher: another client keeps changing the ResourceSlices of driver {driver} on node {node} "
+            f"({edits} times in five minutes); find it and stop it"
         )
     if done.dropped:
         problems.append(
-            f"the API server drops fields of the slices, their feature gates are off: {shown(done.dropped)}"
+            f"the API server drops fields of ResourceSlices, because their feature gates are off: {shown(done.dropped)}"
         )
     return problems
 
 
 def shown(paths: tuple[str, ...]) -> str:
-    """The first few."""
+    """The first few paths."""
     return ", ".join(paths[:_SHOWN]) + (", …" if len(paths) > _SHOWN else "")

@@ -1,16 +1,14 @@
-"""Keeps the node's ResourceSlices in the API server as they should be, for as long as the process lives.
+"""Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
 
-Owns one thread, and what others may know of it: is it published, and what is wrong. Refuses to know hardware (it is
-handed snapshots). Slices are not deleted when it stops: a restart must not make devices vanish, and the kubelet
-removes the slices of a driver that stays away (30 s after its last connection; kubernetes/kubernetes
-pkg/kubelet/cm/dra/plugin).
+Slices are not deleted when it stops: a restart must not make devices disappear, and the kubelet deletes the slices of a
+driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin).
 
-A second publisher is not fought. Slices of the same driver and node in another pool are reported and left alone;
-edits of our own slices are put right ever more slowly and reported.
+The publisher does not fight a second publisher. It reports slices of the same driver and node in another pool and
+leaves them; it repairs edits of its own slices ever more slowly and reports them.
 
-What is published depends on which fields the API server keeps, so it is asked before anything is built, and again when
-its version changes. When it drops a field all the same, what needs that field is withdrawn in the next pass, which
-follows at once.
+What is published depends on which fields the API server keeps. So the API server is probed before anything is built,
+and again when its version changes. When it drops a field later, the next pass follows at once and withdraws what needs
+that field.
 """
 
 import logging
@@ -42,14 +40,14 @@ log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """What tells the publisher that slices changed (``kube.reflector.Reflector``)."""
+    """Reports changes of slices to the publisher (``kube.reflector.Reflector``)."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
 
 class Publisher:
-    """``start`` and ``stop`` once, by one owner; everything else from any thread."""
+    """Call ``start`` and ``stop`` once, from one owner; everything else from any thread."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class Publisher:
         self._changed = threading.Condition()  # guards everything below
         self._schedule = schedule or Schedule()
         self._desired = DesiredState()
-        self._asked = features is None  # whether it is known what may be published
+        self._asked = features is None  # whether the features are known
         self._pending: list[tuple[str, str | None]] = []
         self._woken = self._stopping = self._published = self._disturbed = False
         self._problem: str | None = None
@@ -80,7 +78,7 @@ class Publisher:
     def connect(
         cls, rest: RestClient, driver: str, node: str, recorder: NodeEventRecorder | None = None
     ) -> "Publisher":
-        """A publisher with the API server behind it, and a reflector that wakes it."""
+        """A publisher for the API server, with a reflector that wakes it."""
         api = RestSlicesApi(rest, driver, node)
         features = FeatureWatch(api, lambda: server_version(rest), driver, node)
         publisher = cls(api, driver, node, features=features, recorder=recorder)
@@ -97,7 +95,7 @@ class Publisher:
 
     @property
     def problem(self) -> str | None:
-        """What keeps the slices from being right, as a sentence for the node's owner; None while all is well."""
+        """Why the slices are not up to date, as a sentence for the node's owner; None without a problem."""
         with self._changed:
             return self._problem
 
@@ -118,7 +116,7 @@ class Publisher:
             self._watcher.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Ends both threads; a write in progress may end after that. Slices stay. Idempotent."""
+        """End both threads; a write in progress may end later. Slices stay. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -128,10 +126,10 @@ class Publisher:
             self._thread.join(timeout_s)
 
     def set_snapshot(self, snapshot: Snapshot, terms: Terms = NO_TERMS) -> None:
-        """Publishes what the GPUs are and may become, at once; returns before that is done.
+        """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns before that is done.
 
-        The same content causes nothing, also when the snapshot differs in what is not published (a partition that was
-        made for a claim).
+        Equal content causes no write, also when the snapshot differs in what is not published (a partition that was
+        created for a claim).
         """
         with self._changed:
             if not self._desired.offer(snapshot, terms) or (self._asked and not self._desired.build(self.features)):
@@ -141,16 +139,16 @@ class Publisher:
             self._wake()
 
     def notice(self, change: ReflectorChange) -> None:
-        """A watch event about this driver's slices on this node; own writes among them are recognised."""
+        """Take in a watch event about this driver's slices on this node; own writes are recognised."""
         with self._changed:
             version = None if change.kind == "deleted" or change.item is None else _version(change)
             self._pending.append((change.name, version))
             self._wake()
 
     def step(self) -> float | None:
-        """Runs a pass when one is due; seconds until the next is, None when nothing is planned.
+        """Run a pass when one is due. Returns the seconds until the next one, None when none is planned.
 
-        The thread's step; tests call it instead of starting the thread.
+        The thread calls it in a loop; tests call it instead of starting the thread.
         """
         with self._changed:
             self._sort_out_events()
@@ -170,8 +168,8 @@ class Publisher:
         while True:
             try:
                 wait_s = self.step()
-            except Exception:  # the thread must live; a bug in one pass is logged and tried again like a failure
-                log.exception("publishing failed unexpectedly")
+            except Exception:  # the thread must live; a bug in one pass is logged and retried like a failure
+                log.exception("publishing failed with an internal error")
                 metrics.internal_error("publisher")
                 wait_s = self._unexpected()
             with self._changed:
@@ -183,7 +181,7 @@ class Publisher:
     def _unexpected(self) -> float:
         with self._changed:
             self._schedule.failed(self._clock())
-            self._problem = "publishing failed unexpectedly; see the log"
+            self._problem = "publishing failed with an internal error; see the log"
             return 1.0
 
     def _wake(self) -> None:
@@ -191,7 +189,7 @@ class Publisher:
         self._changed.notify()
 
     def _sort_out_events(self) -> None:
-        """Own writes cause nothing. Only between passes is it known which versions are our own."""
+        """Ignore events of own writes. Their versions are only known between two passes."""
         pending, self._pending = self._pending, []
         if any(not name or not self._reconciler.is_own_write(name, version) for name, version in pending):
             self._disturbed = True
@@ -220,7 +218,7 @@ class Publisher:
         self._report("; ".join([*unknown, *problems.problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
-        """What is to be published now that the API server was asked."""
+        """The slices to publish, now that the API server was asked for its features."""
         with self._changed:
             self._asked = True
             if self._desired.build(self.features):
@@ -228,9 +226,9 @@ class Publisher:
             return self._desired.slices or ()
 
     def _withdraw(self, done: ReconcileResult, features: FeatureWatch, disturbed: bool) -> None:
-        """The API server dropped a field that it was said to keep: nothing that needs it may stay published."""
+        """The API server dropped a field that it seemed to keep: nothing that needs it may stay published."""
         log.warning(
-            "the API server drops fields that it seemed to keep; what needs them is withdrawn",
+            "API server drops gated fields; withdrawing what needs them",
             extra={"features": ",".join(sorted(done.lost)), "dropped": problems.shown(done.dropped)},
         )
         news = features.lose(done.lost)
@@ -240,17 +238,17 @@ class Publisher:
             if news:
                 self._schedule.wanted(self._clock())
             else:
-                self._schedule.failed(self._clock())  # nothing would be different in a pass at once
+                self._schedule.failed(self._clock())  # a pass at once would give the same result
 
     def _failed(self, error: KubernetesApiError, disturbed: bool) -> None:
         with self._changed:
             self._disturbed = self._disturbed or disturbed
             retry_after_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
             self._schedule.failed(self._clock(), retry_after_s)
-        self._report(f"slices cannot be published: {error}", event=not isinstance(error, ApiUnreachableError))
+        self._report(f"ResourceSlices cannot be published: {error}", event=not isinstance(error, ApiUnreachableError))
 
     def warn(self, reason: str, message: str) -> bool:
-        """A Warning event at this node, for others who have none to tell; False while the node is not known yet."""
+        """Record a Warning event on this node for another component; False while the node's UID is unknown."""
         return problems.warn(reason, message, self._node, self._reconciler.node_uid, self._recorder)
 
     def _report(self, problem: str | None, *, event: bool = True) -> None:
@@ -261,7 +259,7 @@ class Publisher:
         )
 
     def _ask_for_features(self) -> list[str]:
-        """What keeps them from being known, for people. Raises when asking again soon may help."""
+        """Problems with finding the features, for people. Raises when another try soon may help."""
         if self._features is None:
             return []
         try:
@@ -269,13 +267,13 @@ class Publisher:
         except (ApiUnreachableError, ServerBusyError):
             raise
         except KubernetesApiError as error:
-            so = "" if self._features.is_known else ", so nothing is offered that needs a gated one"
-            return [f"cannot find out which slice fields the API server keeps{so}: {error}"]
+            so = "" if self._features.is_known else ", so nothing that needs a gated field is offered"
+            return [f"cannot find out which ResourceSlice fields the API server keeps{so}: {error}"]
         return []
 
 
 def _name_and_version(item: Mapping[str, Any]) -> dict[str, Any]:
-    """All that `notice` looks at; the devices of eight GPUs are megabytes."""
+    """The fields that `notice` uses; the devices of eight GPUs are megabytes."""
     metadata = item["metadata"]
     return {"metadata": {key: metadata[key] for key in ("name", "resourceVersion") if key in metadata}}
 

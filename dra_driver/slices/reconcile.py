@@ -1,13 +1,12 @@
-"""One pass: read our slices, plan, write, and look at what the API server made of it.
+"""One pass: list the existing ResourceSlices, compute the writes, write, and compare the answers.
 
-Owns the order of calls and what is remembered between passes (the node's UID, digests of what the server accepted,
-which versions are our own). Refuses to know threads and time (``publisher.py``, ``schedule.py``). The slices are listed
-anew in each pass: one request, only when something happened, and no cache whose lag behind our own writes would have
-to be reasoned about (client-go's slice controller keeps a mutation cache for that).
+Between passes it keeps the node's UID, digests of what the server accepted, and the versions of own writes. Each pass
+lists the slices again: one request, only when something happened. A cache would lag behind own writes (client-go's
+slice controller keeps a mutation cache for that).
 
-A pass stops at the first answer that lacks a gated field: without counters the scheduler would give a whole GPU and its
-partitions away side by side. The pool is left incomplete (see ``diff.py``), so that nothing is given away until the
-next pass has written what the server does keep.
+A pass stops at the first answer that lacks a gated field: without counters the scheduler would allocate a whole GPU and
+its partitions side by side. The pool is left incomplete (see ``diff.py``), so that none of its devices is allocated
+until the next pass has written what the server does keep.
 """
 
 import logging
@@ -24,14 +23,15 @@ from dra_driver.slices.layout import DesiredSlice
 
 log = logging.getLogger(__name__)
 
-MAX_DROPPED = 16  # paths that are remembered per slice, for people; a slice may lack hundreds
+MAX_DROPPED = 16  # paths that are kept per slice, for people; a slice may lack hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """What one pass found and did. ``dropped`` are paths of fields that the API server did not keep.
+    """The result of one pass. ``dropped`` are paths of fields that the API server did not keep.
 
-    ``lost`` names features (``gates.ApiServerFeatures``) that it turned out to lack; the pass then stopped half-way.
+    ``lost`` are features (``gates.ApiServerFeatures``) that the server turned out to lack; the pass then stopped
+    half-way.
     """
 
     writes: int
@@ -44,7 +44,7 @@ class ReconcileResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Accepted:
-    """That the API server stored something else than was sent: the content that was wanted, and what came of it."""
+    """The API server stored something else than was sent: the desired content, and what the server made of it."""
 
     want: DesiredSlice
     digest: str
@@ -52,7 +52,7 @@ class _Accepted:
 
 
 class Reconciler:
-    """Brings the pool of one driver and node to the slices it should have. Not thread-safe: one thread owns it."""
+    """Brings the pool of one driver and node to the desired slices. Not thread-safe: one thread owns it."""
 
     def __init__(self, api: SlicesApi, driver: str, node: str, pool: str) -> None:
         self._api = api
@@ -62,7 +62,7 @@ class Reconciler:
         self._versions: dict[str, str] = {}
 
     def run(self, wanted: Sequence[DesiredSlice]) -> ReconcileResult:
-        """Idempotent; raises KubernetesApiError at the first failure, after which a repetition goes on from there."""
+        """Idempotent. Raises KubernetesApiError at the first failure; another call continues from there."""
         actual = self._api.list()
         self._versions = {_meta(item, "name"): _meta(item, "resourceVersion") for item in actual}
         desired = [self._with_accepted(want) for want in wanted]
@@ -79,11 +79,11 @@ class Reconciler:
 
     @property
     def node_uid(self) -> str:
-        """UID of the Node object, empty before the first pass."""
+        """UID of the Node object; "" before the first pass."""
         return self._node_uid
 
     def is_own_write(self, name: str, version: str | None) -> bool:
-        """Whether a watch event only tells what the last pass saw or did; ``version`` None stands for "deleted"."""
+        """Whether a watch event reports a state that the last pass read or wrote; ``version`` None is a deletion."""
         return self._versions.get(name) == version
 
     def _planned(self, desired: Sequence[DesiredSlice], actual: Iterable[StoredSlice]) -> Writes:
@@ -92,19 +92,20 @@ class Reconciler:
             self._node_uid = self._api.node_uid()
         writes = compute_writes(desired, actual, self._identity())
         if known and writes.creates:
-            # A Node object that was deleted and made again takes its slices with it: the new ones need the new owner.
+            # When a Node object is deleted and created again, its slices are deleted too, and new ones need the new
+            # owner.
             self._node_uid = self._api.node_uid()
             if self._node_uid != known:
                 writes = compute_writes(desired, actual, self._identity())
         return writes
 
     def _write(self, writes: Writes, desired: Sequence[DesiredSlice]) -> frozenset[str]:
-        """The features that an answer showed to be missing; empty after all writes are done."""
+        """Write; returns the features that an answer showed to be missing, empty when all writes are done."""
         for delete in writes.deletes:
             try:
                 self._api.delete(delete)
             except NotFoundError:
-                log.debug("slice was gone already", extra={"slice": delete.name})
+                log.debug("slice was already deleted", extra={"slice": delete.name})
             self._versions.pop(delete.name, None)
         by_index = {want.index: want for want in desired}
         for body in writes.in_order():
@@ -141,7 +142,7 @@ class Reconciler:
         return lost
 
     def _dropped(self, desired: Sequence[DesiredSlice]) -> tuple[str, ...]:
-        """Fields of what is published now that the API server did not keep."""
+        """Fields of the published slices that the API server did not keep."""
         self._accepted = {w.index: self._accepted[w.index] for w in desired if w.index in self._accepted}
         return tuple(path for accepted in self._accepted.values() for path in accepted.dropped)
 

@@ -1,8 +1,8 @@
-"""When the next pass is due. Pure but for the clock's reading and the random number it is handed.
+"""When the next pass is due. Pure but for the clock's reading and the random number, which are arguments.
 
-Owns three waits: none after a change of our own, a short one after somebody else's (the kubelet deletes slices one by
-one when it starts; all nodes of a cluster must not answer in the same moment), and growing ones after failures and in
-a fight, that is when repairs have to be made again and again.
+No wait after a change of the desired state. A short one after a change by another client: the kubelet deletes slices
+one by one when it starts, and the nodes of a cluster must not all answer at the same moment. Growing waits after
+failures, and when the same repairs are needed again and again.
 """
 
 import random
@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 from dra_driver.backoff import Backoff
 
-# Between somebody else's change and our repair: at most 1.3 s, so that deleted slices are back within two seconds.
+# Seconds from a change by another client to the repair: at most 1.3, so that deleted slices are back within 2 s.
 REPAIR_S = (0.3, 1.3)
-# How many repairs in this time are made without waiting longer. Deletions are a kubelet's habit, edits are nobody's.
+# How many repairs within WINDOW_S are made without a longer wait. The kubelet deletes slices when it restarts; nothing
+# legitimate edits them.
 WINDOW_S = 300.0
 QUICK_EDITS = 3
 QUICK_DELETIONS = 8
 LONGEST_REPAIR_S = 60.0
-# A pass even when nothing happened, in case that a watch lost something.
+# A pass even when nothing happened, in case the watch lost an event.
 RESYNC_S = 600.0
 
 
@@ -34,15 +35,15 @@ class Schedule:
         self._edits: deque[float] = deque(maxlen=64)
 
     def due_s(self) -> float | None:
-        """The clock's reading at which the next pass is due; None when nothing asks for one."""
+        """The clock's reading at which the next pass is due; None when none is needed."""
         return None if self._due is None else max(self._due, self._not_before)
 
     def wanted(self, now: float) -> None:
-        """Our own content changed: at once, even while waiting after a failure."""
+        """The desired state changed: a pass is due at once, even while waiting after a failure."""
         self._due, self._not_before = now, 0.0
 
     def disturbed(self, now: float) -> None:
-        """Somebody else changed something."""
+        """Another client changed the slices."""
         shortest, longest = REPAIR_S
         at = now + shortest + (longest - shortest) * self._rand()
         last = max([*self._deletions, *self._edits], default=now)
@@ -59,15 +60,15 @@ class Schedule:
         self._due = self._not_before
 
     def repaired(self, now: float, *, only_created: bool) -> None:
-        """A pass that somebody else's change caused had to write."""
+        """A pass that another client's change caused had to write."""
         (self._deletions if only_created else self._edits).append(now)
 
     def edits(self, now: float) -> int:
-        """How often our slices had to be put right in the last minutes, deletions left out."""
+        """How many repairs of edited slices the last minutes had; deletions do not count."""
         return sum(now - at < WINDOW_S for at in self._edits)
 
     def _spacing(self, now: float) -> float:
-        """The least time from one repair to the next."""
+        """The least time between two repairs."""
         deletions = sum(now - at < WINDOW_S for at in self._deletions)
         too_many = max(self.edits(now) - QUICK_EDITS, deletions - QUICK_DELETIONS)
         return 0.0 if too_many < 0 else float(min(LONGEST_REPAIR_S, 4.0 * 2.0 ** min(too_many, 8)))

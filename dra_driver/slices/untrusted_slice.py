@@ -1,6 +1,6 @@
-"""Reading slices that came from the API server, in which anybody may have written anything.
+"""Reads ResourceSlices that came from the API server, which any client may have written. Pure.
 
-Pure. A part that is missing or of another type reads as empty; nothing here fails.
+A part that is missing or of another type reads as empty; nothing raises.
 """
 
 from collections.abc import Mapping

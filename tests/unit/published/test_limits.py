@@ -1,4 +1,4 @@
-"""Our limits must be the API server's."""
+"""The driver's limits are the API server's."""
 
 import pytest
 from hypothesis import given
@@ -12,14 +12,14 @@ NAMES = st.text(max_size=70) | st.from_regex(r"([a-z.-]{1,70}/)?[A-Za-z0-9_-]{1,
 
 @given(NAMES)
 def test_attribute_names_are_judged_as_the_api_server_does(name: str) -> None:
-    """A name that is thought to be good and is not takes the slice with it."""
+    """A name that only the driver accepts would make the slice invalid."""
     device = {"name": "gpu-0", "attributes": {name: {"int": 1}}}
     assert limits.is_attribute_name(name) == (device_problems(device, None, "d", per_device=False) == [])
 
 
 @given(NAMES, st.text(max_size=70) | st.from_regex(r"[A-Za-z0-9_.-]{0,66}", fullmatch=True))
 def test_taints_are_judged_as_the_api_server_does(key: str, value: str) -> None:
-    """The same for taints."""
+    """A taint that only the driver accepts would make the slice invalid."""
     device = {"name": "gpu-0", "taints": [{"key": key, "value": value, "effect": "NoSchedule"}]}
     assert limits.is_taint(key, value) == (device_problems(device, None, "d", per_device=False) == [])
 

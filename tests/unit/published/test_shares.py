@@ -1,4 +1,4 @@
-"""Consumable capacities must satisfy the API server for every size of GPU."""
+"""Consumable capacities are valid for the API server, whatever the size of the GPU."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,14 +16,14 @@ def terms(max_shares: int | None = None, default_percent: int = 100) -> SharingT
 def test_policies_are_valid_for_any_memory_and_any_number_of_shares(
     memory: int | None, count: int | None, percent: int
 ) -> None:
-    """One step that does not divide, and the whole slice is refused."""
+    """A step that does not divide the range would make the slice invalid."""
     capacity = shares.capacity_of(memory, terms(count, percent))
     device = {"name": "gpu-0", "allowMultipleAllocations": True, "capacity": capacity}
     assert device_problems(device, None, "devices[0]", per_device=False) == []
 
 
 def test_memory_and_compute_default_to_all_of_it() -> None:
-    """A claim that asks for nothing in particular has the GPU alone; memory is rounded down to whole MiB."""
+    """A claim that asks for nothing in particular gets the GPU alone; memory is rounded down to whole MiB."""
     found = shares.capacity_of(81559 * 2**20 + 5, terms(3))
     assert found["memory"] == {
         "value": "81559Mi",
@@ -33,7 +33,7 @@ def test_memory_and_compute_default_to_all_of_it() -> None:
     assert found["shares"] == {"value": "3", "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}}}
 
 
-def test_claims_for_memory_alone_can_be_neighbours_where_a_policy_says_so() -> None:
+def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
     """Otherwise the first of them takes all compute, and the second stays Pending."""
     assert shares.capacity_of(2**30, terms(default_percent=0))["computePercent"] == {
         "value": "100",
@@ -41,8 +41,8 @@ def test_claims_for_memory_alone_can_be_neighbours_where_a_policy_says_so() -> N
     }
 
 
-def test_unified_memory_leaves_compute_alone_to_be_shared() -> None:
-    """Nobody knows how much memory there is."""
+def test_on_unified_memory_only_compute_is_shared() -> None:
+    """The total is unknown."""
     found = shares.capacity_of(None, terms(default_percent=0))
     assert set(found) == {"computePercent"}
-    assert found["computePercent"]["requestPolicy"]["default"] == "100", "a plain claim has it alone all the same"
+    assert found["computePercent"]["requestPolicy"]["default"] == "100", "a plain claim still gets it alone"

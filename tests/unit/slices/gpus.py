@@ -1,4 +1,4 @@
-"""GPUs for the tests of this room."""
+"""GPUs for the tests of slices/ and published/."""
 
 import functools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ H100, A100, RTX = "h100-sxm5-80gb", "a100-sxm4-40gb", "rtx-pro-6000-blackwell-se
 
 
 def gpu(minor: int = 0, **changes: Any) -> Gpu:
-    """An H100 as NVML describes it, that nobody asked about MIG profiles."""
+    """An H100 as NVML describes it, without MIG profiles."""
     values: dict[str, Any] = {
         "uuid": GpuUuid(f"GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cd{minor:03d}"),
         "minor": minor,
@@ -40,7 +40,7 @@ def gpu(minor: int = 0, **changes: Any) -> Gpu:
 
 
 def mig_gpu(key: str = H100, minor: int = 0, **changes: Any) -> Gpu:
-    """A board of the catalog with all its profiles, as it is after start: MIG mode off."""
+    """A board of the catalog with all its profiles, in the state after start: MIG mode off."""
     return replace(_invented(key, minor), **changes)
 
 
@@ -50,7 +50,7 @@ def _invented(key: str, minor: int) -> Gpu:
 
 
 def instance(of: Gpu, profile_id: int, start: int, *, owned: bool = False, whole: bool = True) -> MigInstance:
-    """A GPU instance that exists; not ``whole``: without a compute instance."""
+    """An existing GPU instance; not ``whole``: without a compute instance."""
     profile = of.profile(profile_id)
     assert profile is not None
     uuid = MigUuid(f"MIG-00000000-0000-0000-{profile_id:04d}-{start:012d}")
@@ -78,5 +78,5 @@ def h100s(count: int) -> Snapshot:
 
 
 def split_devices(devices: Sequence[Any], *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
-    """Slices for devices that have nothing to do with each other."""
+    """Slices for devices of independent GPUs."""
     return split(Built(groups=tuple(GpuGroup(devices=(device,)) for device in devices)), per_slice=per_slice)

@@ -12,7 +12,7 @@ from dra_driver.quantity import Quantity
 
 
 def offered(objects: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The devices that may be given away now; none while the pool is incomplete or invalid."""
+    """The devices that may be allocated now; none while the pool is incomplete or invalid."""
     specs = [item["spec"] for _, item in sorted(objects.items())]
     newest = max((spec["pool"]["generation"] for spec in specs), default=0)
     specs = [spec for spec in specs if spec["pool"]["generation"] == newest]
@@ -36,7 +36,7 @@ def counter_sets(specs: list[Any]) -> dict[str, dict[str, int]]:
 
 
 def doubly_offered(objects: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs of devices of one GPU that overlap and that no counter keeps apart."""
+    """Pairs of overlapping devices of one GPU that no counter excludes."""
     devices = offered(objects)
     sets = counter_sets([item["spec"] for item in objects.values()])
     return [

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.terms import GpuTerms
-from dra_driver.slices.build import build_devices, pool_name, unpublished
+from dra_driver.slices.build import build_devices, pool_name
 from tests.unit.slices.gpus import ALL, gpu, h100s, snapshot
 
 
@@ -18,8 +18,8 @@ def test_versions_are_strict_semver() -> None:
     assert attributes["cudaComputeCapability"] == {"version": "9.0.0"}
 
 
-def test_what_the_hardware_does_not_tell_is_absent() -> None:
-    """A guess would be matched by somebody's selector."""
+def test_what_the_hardware_does_not_report_is_absent() -> None:
+    """A guess would match a selector."""
     bare = gpu(
         product_name=None, brand=None, architecture="", cuda_compute_capability=None, memory_bytes=None,
         pci_bus_id=None, pcie_root=None, numa_node=None, addressing_mode=None,
@@ -30,7 +30,7 @@ def test_what_the_hardware_does_not_tell_is_absent() -> None:
 
 
 def test_numa_node_zero_is_published_and_a_negative_one_is_not() -> None:
-    """Zero is a node; -1 is how sysfs says that there is none."""
+    """Zero is a node; -1 is how sysfs reports that there is none."""
     first, second = build_devices(snapshot(gpu(0, numa_node=0), gpu(1, numa_node=-1))).devices
     assert first["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 0}
     assert "resource.kubernetes.io/numaNode" not in second["attributes"]
@@ -59,8 +59,8 @@ def test_devices_come_in_order_of_minor() -> None:
     assert [d["name"] for d in build_devices(snapshot(gpu(10), gpu(2), gpu(0))).devices] == ["gpu-0", "gpu-2", "gpu-10"]
 
 
-def test_devices_of_one_gpu_stay_together_and_the_whole_comes_first() -> None:
-    """First fit then cuts one GPU up before it touches the next."""
+def test_devices_of_one_gpu_stay_together_after_the_whole_gpu() -> None:
+    """First fit then partitions one GPU before it uses the next."""
     built = build_devices(h100s(2), features=ALL)
     assert [len(group.devices) for group in built.groups] == [26, 26]
     assert [group.devices[0]["name"] for group in built.groups] == ["gpu-0", "gpu-1"]
@@ -68,19 +68,19 @@ def test_devices_of_one_gpu_stay_together_and_the_whole_comes_first() -> None:
     assert built.left_out == ()
 
 
-def test_terms_go_by_gpu() -> None:
-    """A policy for one GPU is none for its neighbour."""
+def test_terms_apply_to_their_gpu_only() -> None:
+    """A policy for one GPU does not change another."""
     shot = h100s(2)
     terms = {shot.gpus[0].uuid: GpuTerms(policy="hidden", offered=False)}
     assert {device["name"].split("-mig")[0] for device in build_devices(shot, terms).devices} == {"gpu-1"}
-    assert unpublished(shot, terms, ALL) == ()
+    assert build_devices(shot, terms, ALL).left_out == ()
 
 
 def test_a_gpu_in_mig_mode_and_a_double_minor_are_left_out_with_a_reason() -> None:
     """Neither can be used whole, and two devices of one name make the whole pool invalid."""
     shot = snapshot(gpu(0), gpu(1, mig_enabled=True), gpu(2), gpu(2, uuid="GPU-other"))
     assert [device["name"] for device in build_devices(shot).devices] == ["gpu-0", "gpu-2"]
-    reasons = {gpu.label: gpu.reason for gpu in unpublished(shot)}
+    reasons = {gpu.label: gpu.reason for gpu in build_devices(shot).left_out}
     assert "MIG mode" in reasons["GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cd001"]
     assert "same minor number" in reasons["GPU-other"]
 
@@ -100,7 +100,7 @@ def test_the_pool_is_named_for_node_and_driver() -> None:
         ("n" * 245, "gpu.nvidia.com", "at most 253"),
     ],
 )
-def test_names_that_cannot_be_a_pool_are_refused_with_a_sentence(node: str, driver: str, message: str) -> None:
-    """Found at start, not as an error of the API server for ever after."""
+def test_invalid_pool_names_are_refused_at_start(node: str, driver: str, message: str) -> None:
+    """Otherwise the API server would refuse every write."""
     with pytest.raises(ConfigurationError, match=message):
         pool_name(node, driver)

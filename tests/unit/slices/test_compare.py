@@ -1,4 +1,4 @@
-"""What counts as the same."""
+"""When two wire values have the same meaning."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from dra_driver.slices.compare import digest, dropped_fields, same
     ],
     ids=["null and empty", "quantity", "counter", "policy", "time of a taint", "false"],
 )  # fmt: skip
-def test_what_the_api_server_makes_of_a_value_is_the_same_value(sent: Any, found: Any) -> None:
-    """Taking these for changes would mean writing for ever."""
+def test_spellings_of_the_api_server_are_equal(sent: Any, found: Any) -> None:
+    """Taking them for changes would mean writing for ever."""
     assert digest(sent) == digest(found)
     assert same(sent, found)
     assert same(found, sent)
@@ -40,7 +40,7 @@ def test_what_the_api_server_makes_of_a_value_is_the_same_value(sent: Any, found
     ],
     ids=["false is a value", "zero is a value", "only quantities are", "order", "length", "own time of a taint"],
 )
-def test_real_differences_are_seen(sent: Any, found: Any) -> None:
+def test_real_differences_are_found(sent: Any, found: Any) -> None:
     """Order of devices is the order of allocation; false and zero are values."""
     assert "timeAdded" in str(sent) or digest(sent) != digest(found)
     assert not same(sent, found)
@@ -48,7 +48,7 @@ def test_real_differences_are_seen(sent: Any, found: Any) -> None:
 
 
 def test_dropped_fields_are_named_by_path() -> None:
-    """The node's owner has to learn which gate is off."""
+    """The node's owner must learn which gate is off."""
     sent = {"devices": [{"name": "a", "taints": [{"key": "k"}], "consumesCounters": [{"counterSet": "c"}]}]}
     found = {"devices": [{"name": "a", "taints": [{"key": "k"}]}]}
     assert list(dropped_fields(sent, found, "spec")) == ["spec.devices[0].consumesCounters"]

@@ -1,4 +1,4 @@
-"""Counters must allow every layout that the hardware allows, and no second use of what is there once."""
+"""Counters allow every layout that the hardware allows, and no second use of an engine that exists once."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ Layout = tuple[tuple[MigProfile, int], ...]
 
 
 def layouts(gpu: Gpu, start: int = 0, *, media: bool = True) -> Iterator[Layout]:
-    """Every set of placements side by side. The engines of the ``+me`` profiles are there once (``media``)."""
+    """Every set of placements side by side. The engines of the ``+me`` profiles exist once (``media``)."""
     if start >= gpu.memory_slices:
         yield ()
         return
@@ -31,8 +31,11 @@ def layouts(gpu: Gpu, start: int = 0, *, media: bool = True) -> Iterator[Layout]
 
 
 @pytest.mark.parametrize("key", BOARDS)
-def test_no_layout_is_in_want_of_anything_but_engines_that_are_there_once(key: str) -> None:
-    """A counter that is too small would refuse what the hardware has room for."""
+def test_counters_are_enough_for_every_layout_of_the_hardware(key: str) -> None:
+    """A counter that is too small would exclude a layout that the hardware allows.
+
+    Engines that exist once are the exception.
+    """
     gpu = mig_gpu(key)
     counter_set = counters.wire_set(gpu, counters.available(gpu, ()))
     left = {name: amount(counter["value"]) for name, counter in counter_set["counters"].items()}
@@ -75,8 +78,8 @@ def test_the_set_has_nvidias_names_and_the_real_memory() -> None:
     }  # fmt: skip
 
 
-def test_unified_memory_is_not_counted_and_what_nobody_knows_is_absent() -> None:
-    """A guess would refuse layouts, or allow too many."""
+def test_unified_memory_and_unknown_numbers_are_not_counted() -> None:
+    """A guess would exclude layouts, or allow too many."""
     gpu = mig_gpu(H100, memory_bytes=None)
     unknown = tuple(replace(profile, decoders=None) for profile in gpu.mig_profiles)
     left = counters.available(replace(gpu, mig_profiles=unknown), ())
@@ -84,7 +87,7 @@ def test_unified_memory_is_not_counted_and_what_nobody_knows_is_absent() -> None
     assert left["jpeg-engines"] == 7
 
 
-def test_what_foreign_instances_have_is_gone_from_the_set() -> None:
+def test_foreign_instances_are_subtracted_from_the_set() -> None:
     """Their owners do not ask the scheduler."""
     gpu = mig_gpu(A100)
     left = counters.available(gpu, (instance(gpu, 9, 4, whole=False),))
@@ -93,8 +96,8 @@ def test_what_foreign_instances_have_is_gone_from_the_set() -> None:
     assert [left[f"memory-slice-{index}"] for index in range(8)] == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_an_instance_of_an_unknown_profile_takes_its_slices_and_nothing_goes_below_zero() -> None:
-    """A newer driver's profile, or numbers that do not add up."""
+def test_an_instance_of_an_unknown_profile_takes_its_memory_slices() -> None:
+    """A newer driver's profile, or numbers that do not add up; no counter goes below zero."""
     gpu = mig_gpu(A100)
     strange = replace(instance(gpu, 9, 4), profile_id=99)
     left = counters.available(gpu, (strange, *[instance(gpu, 0, 0)] * 3))
@@ -104,7 +107,7 @@ def test_an_instance_of_an_unknown_profile_takes_its_slices_and_nothing_goes_bel
     assert counters.available(gpu, (told,))["multiprocessors"] == 98 - 42
 
 
-def test_a_partition_consumes_what_the_set_has_and_its_slices() -> None:
+def test_a_partition_consumes_counters_of_the_set_only() -> None:
     """A counter that the set lacks would make the whole pool invalid to the scheduler."""
     gpu = mig_gpu(H100, memory_bytes=None)
     wire = counters.wire_set(gpu, counters.available(gpu, ()))

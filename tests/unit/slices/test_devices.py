@@ -1,4 +1,4 @@
-"""The wire form of devices, and that the API server takes every one of them."""
+"""The wire form of devices, which the API server accepts."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def build(gpu: Gpu, terms: GpuTerms | None = None, features: ApiServerFeatures =
 
 
 def problems(built: Built) -> list[Any]:
-    """What the embedded API server says about the slices."""
+    """The embedded API server's problems with the slices."""
     found: list[Any] = []
     for body in compute_writes(split(built), [], IDENTITY).creates:
         item: dict[str, Any] = {**body, "metadata": {"name": "x"}}
@@ -52,8 +52,8 @@ def test_every_board_is_valid_in_every_state(key: str, terms: GpuTerms | None) -
             assert problems(build(state, terms, features)) == []
 
 
-def test_a_placement_says_what_it_is_and_takes() -> None:
-    """All that a claim may select by, without a UUID: it does not exist yet."""
+def test_a_placement_has_its_attributes_and_counters() -> None:
+    """All that a claim may select by, without a UUID: the partition does not exist yet."""
     built = build(mig_gpu(H100))
     device = next(one for one in built.devices if one["name"] == "gpu-0-mig-2g20gb-14-4")
     attributes = device["attributes"]
@@ -69,8 +69,8 @@ def test_a_placement_says_what_it_is_and_takes() -> None:
     assert consumed["counters"]["memory"] == device["capacity"]["memory"] == {"value": "20096Mi"}
 
 
-def test_the_whole_gpu_takes_the_entire_set() -> None:
-    """So that it and any partition exclude each other; its capacity is the real memory."""
+def test_the_whole_gpu_consumes_the_entire_counter_set() -> None:
+    """So it and any partition exclude each other; its capacity is the real memory."""
     built = build(mig_gpu(H100))
     whole, (counter_set,) = built.devices[0], built.counter_sets
     assert whole["name"] == "gpu-0"
@@ -79,8 +79,9 @@ def test_the_whole_gpu_takes_the_entire_set() -> None:
 
 
 def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
-    """A selector for 60 multiprocessors or more means it, too, and one capacity that a device of the node lacks ends
-    the allocation of the claim with an error of CEL."""
+    """A selector for 60 multiprocessors or more must match it too, and a capacity that a device of the node lacks fails
+    the claim's allocation with a CEL error.
+    """
     built = build(mig_gpu(H100))
     whole = built.devices[0]
     assert whole["capacity"] == {
@@ -93,8 +94,8 @@ def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
     assert only_whole["capacity"] == {"memory": {"value": "81559Mi"}}
 
 
-def test_what_no_profile_tells_is_no_capacity_of_the_whole_gpu() -> None:
-    """A guess would be matched by somebody's selector."""
+def test_what_no_profile_reports_is_no_capacity_of_the_whole_gpu() -> None:
+    """A guess would match a selector."""
     gpu = mig_gpu(H100)
     silent = tuple(replace(profile, decoders=None) for profile in gpu.mig_profiles)
     found = build(replace(gpu, mig_profiles=silent, memory_bytes=None)).devices[0]["capacity"]
@@ -103,15 +104,15 @@ def test_what_no_profile_tells_is_no_capacity_of_the_whole_gpu() -> None:
 
 
 def test_a_gpu_without_partitions_needs_no_counters() -> None:
-    """An A100 out of MIG mode is what it was before there were partitions."""
+    """An A100 without MIG mode has no partitions and no counters."""
     built = build(mig_gpu(A100))
     assert [device["name"] for device in built.devices] == ["gpu-0"]
     assert built.counter_sets == []
     assert "consumesCounters" not in built.devices[0]
 
 
-def test_a_foreign_partition_has_its_uuid_and_its_slices_and_takes_nothing_from_the_set() -> None:
-    """What it has was subtracted: nobody can have it, whether a claim has the partition or not."""
+def test_a_foreign_partition_has_its_uuid_and_consumes_no_counters() -> None:
+    """Its resources were subtracted from the counter set, whether a claim has the partition or not."""
     gpu = mig_gpu(H100, mig_enabled=True)
     built = build(replace(gpu, mig_instances=(instance(gpu, 9, 4),)))
     made, (counter_set,) = built.devices[0], built.counter_sets
@@ -125,16 +126,16 @@ def test_a_foreign_partition_has_its_uuid_and_its_slices_and_takes_nothing_from_
     assert all(one["consumesCounters"][0]["counterSet"] == counter_set["name"] for one in built.devices[1:])
 
 
-def test_twelve_memory_slices_give_way_to_the_limit_of_entries() -> None:
-    """16 attributes, 7 capacities and 12 slices are over 32; the placement says the same."""
+def test_memory_slices_are_left_out_beyond_the_limit_of_entries() -> None:
+    """16 attributes, 7 capacities and 12 memory slices are over 32; the placement has the same facts."""
     gpu = mig_gpu(RTX, mig_enabled=True, addressing_mode="HMM")
     widest = build(replace(gpu, mig_instances=(instance(gpu, 0, 0),))).devices[0]
     assert not any(name.startswith("memorySlice") for name in widest["capacity"])
     assert widest["attributes"]["placementSize"] == {"int": 12}
 
 
-def test_an_instance_of_a_profile_that_the_gpu_does_not_list_has_the_numbers_that_it_tells_itself() -> None:
-    """As in a vGPU guest, where the host has cut the GPU."""
+def test_an_instance_of_an_unlisted_profile_has_its_own_numbers() -> None:
+    """As in a vGPU guest, where the host has partitioned the GPU."""
     gpu = mig_gpu(A100, mig_enabled=True)
     listed, found = gpu.profile(19), instance(gpu, 19, 2)
     assert listed is not None
@@ -145,16 +146,19 @@ def test_an_instance_of_a_profile_that_the_gpu_does_not_list_has_the_numbers_tha
     assert device["capacity"] == usual["capacity"]
 
 
-def test_an_instance_of_which_nobody_tells_the_size_is_left_out_with_a_sentence() -> None:
-    """Without capacities it would end the allocation of every claim whose selector looks at one."""
+def test_an_instance_of_unknown_size_is_left_out_with_a_reason() -> None:
+    """Without capacities it would fail the allocation of every claim whose selector compares one."""
     gpu = mig_gpu(A100, mig_enabled=True)
     built = build(replace(gpu, mig_profiles=(), mig_instances=(instance(gpu, 19, 2),)))
     assert built.devices == []
-    assert "1g.5gb at memory slice 2 of gpu-0 is not offered: the driver tells neither" in built.left_out[-1].reason
+    assert (
+        "1g.5gb at memory slice 2 of gpu-0 is not offered: the NVIDIA driver reports neither"
+        in built.left_out[-1].reason
+    )
 
 
-def test_a_shared_gpu_says_how_and_is_one_for_many() -> None:
-    """And still excludes partitions through the counters, which its first share takes."""
+def test_a_shared_gpu_has_its_strategy_and_allows_several_allocations() -> None:
+    """It still excludes partitions through the counters, which its first share consumes."""
     whole = build(mig_gpu(H100), EVERYTHING).devices[0]
     assert whole["allowMultipleAllocations"]
     assert whole["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
@@ -167,7 +171,7 @@ def test_a_shared_gpu_says_how_and_is_one_for_many() -> None:
 
 
 def test_taints_are_on_every_device_of_the_gpu() -> None:
-    """A partition of a reserved GPU is reserved, too."""
+    """A partition of a reserved GPU is reserved too."""
     wanted = [
         {"key": "example.com/reserved", "value": "ml", "effect": "NoSchedule"},
         {"key": "k", "effect": "NoExecute"},
@@ -175,8 +179,8 @@ def test_taints_are_on_every_device_of_the_gpu() -> None:
     assert all(device["taints"] == wanted for device in build(mig_gpu(H100), EVERYTHING).devices)
 
 
-def test_added_attributes_fill_what_room_there_is_and_the_rest_is_named() -> None:
-    """32 attributes and capacities are the limit of a device; one more and all GPUs of the slice are gone."""
+def test_added_attributes_beyond_the_limit_are_reported() -> None:
+    """A device has at most 32 attributes and capacities; one more would make the whole slice invalid."""
     built = build(mig_gpu(H100), EVERYTHING)
     assert {len(one["attributes"]) + len(one["capacity"]) for one in built.devices} == {32}
     (reason,) = [gpu.reason for gpu in built.left_out]
@@ -187,8 +191,8 @@ def test_added_attributes_fill_what_room_there_is_and_the_rest_is_named() -> Non
     "name",
     ["uuid", "type", "gpu.nvidia.com/uuid", "resource.kubernetes.io/pcieRoot", "a-b", "x" * 33, "", "B_/x", "a/"],
 )
-def test_an_added_attribute_never_replaces_ours_and_has_a_possible_name(name: str) -> None:
-    """A policy that says uuid: x would break every claim that asks for a GPU by UUID."""
+def test_an_added_attribute_has_a_valid_name_and_replaces_none(name: str) -> None:
+    """A policy that sets uuid would break every claim that selects a GPU by UUID."""
     gpu = mig_gpu(H100)
     plain = build(gpu).devices
     built = build(gpu, GpuTerms(policy="p", attributes={name: "x"}))
@@ -211,8 +215,8 @@ def test_added_values_keep_their_types() -> None:
     ),
     st.lists(st.tuples(st.text(max_size=70), st.text(max_size=70)), max_size=18),
 )
-def test_nothing_that_a_policy_says_makes_a_slice_invalid(extra: dict[str, Any], taints: list[tuple[str, str]]) -> None:
-    """The other GPUs of the node must not suffer from it."""
+def test_no_policy_makes_a_slice_invalid(extra: dict[str, Any], taints: list[tuple[str, str]]) -> None:
+    """The other GPUs of the node would be lost with it."""
     terms = GpuTerms(
         policy="p",
         attributes=extra,
@@ -221,8 +225,8 @@ def test_nothing_that_a_policy_says_makes_a_slice_invalid(extra: dict[str, Any],
     assert problems(build(mig_gpu(A100), terms)) == []
 
 
-def test_devices_of_a_gpu_share_what_they_have_in_common() -> None:
-    """208 devices of a node that each had their own copies would be megabytes."""
+def test_devices_of_a_gpu_share_common_parts() -> None:
+    """Separate copies for the 208 devices of a node would be megabytes."""
     devices = build(mig_gpu(H100)).devices
     assert devices[1]["attributes"]["productName"] is devices[-1]["attributes"]["productName"]
     same_profile = [one for one in devices if one["name"].startswith("gpu-0-mig-1g10gb-19-")]

@@ -1,4 +1,4 @@
-"""Fewest writes, right generations, and always the desired state in the end."""
+"""The fewest writes, the right generations, and the desired state afterwards."""
 
 import copy
 import itertools
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 def apply(writes: Writes, pool: Mapping[str, dict[str, Any]]) -> Pool:
-    """What the API server holds after the writes."""
+    """The slices of the API server after the writes."""
     result = copy.deepcopy(dict(pool))
     for delete in writes.deletes:
         assert result[delete.name]["metadata"]["uid"] == delete.uid
@@ -56,7 +56,7 @@ def generations(pool: Pool) -> set[int]:
 
 
 def test_the_first_publication_is_generation_one() -> None:
-    """Whole pool, counted, owned by the node."""
+    """A whole pool, with its count, owned by the node."""
     pool = published(["a"], ["b"])
     assert generations(pool) == {1}
     for item in pool.values():
@@ -77,7 +77,7 @@ def test_one_changed_gpu_is_one_update_in_the_same_generation() -> None:
 
 
 def test_two_changed_slices_start_a_new_generation_for_all() -> None:
-    """Nobody may allocate from a mixture of old and new."""
+    """The scheduler must not allocate from a mixture of old and new."""
     writes = compute_writes(desired(["x"], ["y"], ["c"]), published(["a"], ["b"], ["c"]).values(), IDENTITY)
     assert (len(writes.updates), writes.generation) == (3, 2)
 
@@ -91,7 +91,7 @@ def test_growing_and_shrinking_keep_the_count_right() -> None:
 
 
 def test_a_slice_that_disappeared_is_created_again_alone() -> None:
-    """The others say what they said before, so they need no write."""
+    """The others have not changed, so they need no write."""
     pool = published(["a"], ["b"])
     del pool[min(pool)]
     writes = compute_writes(desired(["a"], ["b"]), pool.values(), IDENTITY)
@@ -99,8 +99,8 @@ def test_a_slice_that_disappeared_is_created_again_alone() -> None:
     assert writes.generation == 1
 
 
-def test_old_generations_doubles_and_strangely_named_slices_of_our_pool_go() -> None:
-    """What an earlier process left half done is cleaned up."""
+def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
+    """An earlier process may have left them half done."""
     pool = published(["a"])
     name = next(iter(pool))
     for other, generation in (("00000-gpu.nvidia.com-node-a-zzzzz", 1), ("00000-old", 0), ("node-a-gpu-x", 1)):
@@ -126,8 +126,8 @@ def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
     assert len(writes) == 1
 
 
-def test_other_pools_are_named_and_never_touched() -> None:
-    """They belong to NVIDIA's driver or to a second publisher; only their owner knows what they stand for."""
+def test_other_pools_are_reported_and_never_changed() -> None:
+    """They belong to NVIDIA's driver or to a second publisher; only their publisher knows what they mean."""
     foreign = copy.deepcopy(next(iter(published(["z"]).values())))
     foreign["spec"]["pool"]["name"] = "node-a"
     pool = published(["a"])
@@ -136,22 +136,22 @@ def test_other_pools_are_named_and_never_touched() -> None:
 
 
 def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
-    """A slice whose owner is gone is collected as garbage."""
+    """A slice without an existing owner is garbage-collected."""
     pool = published(["a"])
     item = next(iter(pool.values()))
     item["metadata"]["ownerReferences"] = [
         {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "old", "controller": True},
         {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"},
     ]
-    item["metadata"]["labels"] = {"added": "by-somebody"}
+    item["metadata"]["labels"] = {"added": "by-another-client"}
     writes = compute_writes(desired(["a"]), [item], IDENTITY)
     metadata = writes.updates[0]["metadata"]
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == ["c", "u1"]
-    assert metadata["labels"] == {"added": "by-somebody"}
+    assert metadata["labels"] == {"added": "by-another-client"}
 
 
-def test_what_the_server_made_of_our_content_counts_as_equal() -> None:
-    """A dropped field must not be written again and again; changed content is written all the same."""
+def test_what_the_server_stored_of_the_same_content_is_equal() -> None:
+    """A dropped field must not be written again and again; changed content is still written."""
     pool = published(["a"])
     item = next(iter(pool.values()))
     item["spec"]["devices"] = devices("a")
@@ -162,7 +162,7 @@ def test_what_the_server_made_of_our_content_counts_as_equal() -> None:
 
 
 def test_malformed_slices_do_no_harm() -> None:
-    """Anybody with the right may write anything; nothing in it is trusted."""
+    """Any client with the right may write anything; nothing in a slice is trusted."""
     damaged: list[dict[str, Any]] = [
         {},
         {"metadata": None, "spec": None},
@@ -174,7 +174,7 @@ def test_malformed_slices_do_no_harm() -> None:
     odd = copy.deepcopy(next(iter(published(["a"]).values())))
     odd["spec"]["pool"] |= {"generation": "many", "resourceSliceCount": None}
     odd["spec"]["devices"] = {"not": "a list"}
-    odd["metadata"]["ownerReferences"] = "nobody"
+    odd["metadata"]["ownerReferences"] = "not a list"
     assert len(compute_writes(desired(["a"]), [odd], IDENTITY)) >= 1
 
 
@@ -182,7 +182,7 @@ _names = st.lists(st.sampled_from([f"gpu-{n}" for n in range(12)]), unique=True,
 
 
 def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
-    """What other people do: delete, edit, double."""
+    """What other clients do: delete, edit, duplicate."""
     result = copy.deepcopy(pool)
     for name in list(result):
         match draw.draw(st.sampled_from(["keep", "keep", "delete", "edit", "double", "age"])):
@@ -204,7 +204,7 @@ def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
 def test_any_state_becomes_the_desired_one_in_one_round(
     before: list[str], after: list[str], per_slice: int, data: st.DataObject
 ) -> None:
-    """Applied once, nothing is left to do; slices are whole, ordered, of one generation that never falls."""
+    """After one round nothing remains to do; slices are complete, ordered, and of one generation, which never falls."""
     start = apply(compute_writes(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
     disturbed = _disturb(start, data)
     want = split_devices(devices(*after), per_slice=per_slice)
@@ -221,7 +221,7 @@ def test_any_state_becomes_the_desired_one_in_one_round(
 @settings(max_examples=100, deadline=None)
 @given(_names, st.integers(1, 5), st.data())
 def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
-    """With the number of slices unchanged: none differs, no write; one differs, one write; otherwise one for each."""
+    """With an unchanged number of slices: none differs, no write; one differs, one write; otherwise one for each."""
     start = apply(compute_writes(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
     want = list(split_devices(devices(*names), per_slice=per_slice))
     changed = data.draw(st.sets(st.sampled_from(range(len(want)))))

@@ -1,4 +1,4 @@
-"""Finding out which gated fields are kept."""
+"""Which gated fields an API server keeps."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ALL = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 
 
 def test_a_server_that_keeps_everything_has_all_features() -> None:
-    """And nothing is stored by asking."""
+    """The dry runs store nothing."""
     api = FakeSlicesApi()
     assert probe(api, "gpu.nvidia.com", "node-a") == ALL
     assert api.objects == {}
@@ -27,7 +27,7 @@ def test_a_server_that_keeps_everything_has_all_features() -> None:
      ("allowMultipleAllocations", "multi_allocation")],
 )  # fmt: skip
 def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str) -> None:
-    """Overlapping partitions without counters would be given away twice."""
+    """Overlapping partitions without counters would be allocated twice."""
     api = FakeSlicesApi()
     api.drops = {dropped}
     kept = probe(api, "gpu.nvidia.com", "node-a")
@@ -35,7 +35,7 @@ def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str) -> Non
 
 
 def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() -> None:
-    """Invalid is an answer; not being allowed to ask is none."""
+    """Invalid is an answer; forbidden is none."""
     api = FakeSlicesApi()
     api.failures = [InvalidObjectError("422", status=422)]
     assert not probe(api, "gpu.nvidia.com", "node-a").counters
@@ -45,7 +45,7 @@ def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() ->
 
 
 def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
-    """Gates change with a restart, new versions have other defaults; in between nothing needs asking."""
+    """Gates change with a restart, and new versions have other defaults."""
     api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.37.0")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
@@ -59,7 +59,7 @@ def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
 
 
 def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> None:
-    """The probe said otherwise; the write is the truth."""
+    """The answer to a write counts more than the dry run."""
     api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
@@ -73,7 +73,7 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> No
 
 
 def test_a_server_of_1_34_has_no_counters_in_slices_of_their_own() -> None:
-    """It wants them beside the devices, and refuses devices that refer to a set of another slice."""
+    """It needs them beside the devices, and refuses devices that refer to a counter set of another slice."""
 
     class Old(FakeSlicesApi):
         def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
@@ -97,6 +97,6 @@ def test_a_server_of_1_34_has_no_counters_in_slices_of_their_own() -> None:
         ("spec.devices[0].attributes.taints.string", set()),
     ],
 )
-def test_a_dropped_field_tells_which_feature_is_missing(path: str, lost: set[str]) -> None:
-    """Other fields that vanish are reported, and nothing is withdrawn for them."""
+def test_a_dropped_field_shows_which_feature_is_missing(path: str, lost: set[str]) -> None:
+    """Other dropped fields are reported, and nothing is withdrawn for them."""
     assert lost_with([path]) == lost

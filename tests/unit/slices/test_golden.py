@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "slices"
 
 
 def with_foreign_instances(board: Gpu) -> Gpu:
-    """A partition in the middle that somebody made, and one that somebody began to make."""
+    """A partition of another manager in the middle, and an incomplete one."""
     made = (instance(board, 14, 2), instance(board, 19, 6, whole=False))
     return replace(board, mig_enabled=True, mig_instances=made)
 
@@ -74,14 +74,14 @@ CASES: dict[str, tuple[str, Snapshot, GpuTerms, ApiServerFeatures]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_slices_are_as_in_the_file(name: str) -> None:
-    """Names, types and values are what selectors and dashboards in the field rely on."""
+    """Selectors and dashboards in use rely on names, types and values."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     documents = yaml.load_all((GOLDEN / name).read_text(), Loader=loader)
     assert slices_of(name) == list(documents)
 
 
 def test_every_file_is_compared() -> None:
-    """A file that nothing reads says nothing."""
+    """A file that no test reads proves nothing."""
     assert {path.name for path in GOLDEN.glob("*.yaml")} == set(CASES)
 
 
@@ -100,7 +100,7 @@ def written(name: str) -> str:
 
 
 def _resource_slice(item: dict[str, Any]) -> str:
-    """What is one in a slice in blocks, what is many as one paragraph each."""
+    """Few things as YAML blocks, many things as one paragraph each."""
     spec = dict(item["spec"])
     many = {key: spec.pop(key) for key in ("sharedCounters", "devices") if key in spec}
     text = yaml.safe_dump({**item, "spec": spec}, sort_keys=False)

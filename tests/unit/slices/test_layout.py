@@ -1,4 +1,4 @@
-"""How devices are spread over slices, and what slices are called."""
+"""How devices are spread over slices, and how slices are named."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def group(number: int, size: int, *, max_devices: int = 0, counted: bool = True)
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(0, [0]), (1, [1]), (64, [64]), (65, [64, 1]), (200, [64, 64, 64, 8])])
-def test_at_most_64_devices_a_slice_and_never_no_slice(count: int, sizes: list[int]) -> None:
+def test_a_slice_has_at_most_64_devices_and_there_is_at_least_one(count: int, sizes: list[int]) -> None:
     """A 65th device would make the slice invalid with the first taint; an empty pool must be known to be empty."""
     slices = split_devices(devices(count))
     assert [len(one.devices) for one in slices] == sizes
@@ -32,7 +32,7 @@ def test_at_most_64_devices_a_slice_and_never_no_slice(count: int, sizes: list[i
 
 
 def test_counter_sets_come_first_eight_to_a_slice_and_never_beside_devices() -> None:
-    """A ninth set, or devices in the same slice, would be refused; and they are written before what refers to them."""
+    """A ninth set, or devices in the same slice, would be refused; and devices refer to the sets."""
     slices = split(build_devices(h100s(16), features=ALL))
     assert [(len(one.counter_sets), len(one.devices)) for one in slices] == [(8, 0), (8, 0), *[(0, 52)] * 8]
     assert [one.index for one in slices] == list(range(10))
@@ -40,7 +40,7 @@ def test_counter_sets_come_first_eight_to_a_slice_and_never_beside_devices() -> 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(1, 64)), max_size=20))
 def test_a_gpu_is_never_split_and_no_slice_is_too_long(sizes: list[tuple[int, int]]) -> None:
-    """Half a GPU in a slice that is not there yet would be half an offer."""
+    """Half of a GPU in a slice that is not written yet would be half an offer."""
     groups = tuple(
         group(number, min(size, max_devices), max_devices=max_devices)
         for number, (size, max_devices) in enumerate(sizes)
@@ -54,7 +54,7 @@ def test_a_gpu_is_never_split_and_no_slice_is_too_long(sizes: list[tuple[int, in
 
 
 def test_a_gpu_that_changes_leaves_the_other_slices_alone() -> None:
-    """Room is kept for what it may become, so one GPU's change is one write and not a new generation of all."""
+    """Places are reserved for what it may become, so one GPU's change is one write in the same generation."""
     before = split(Built(groups=(group(0, 26), group(1, 26), group(2, 26), group(3, 26))))
     after = split(Built(groups=(group(0, 26), group(1, 0, max_devices=26), group(2, 26), group(3, 26, max_devices=26))))
     changed = [one.index for one, other in zip(before, after, strict=True) if one.devices != other.devices]
@@ -62,7 +62,7 @@ def test_a_gpu_that_changes_leaves_the_other_slices_alone() -> None:
 
 
 def test_a_gpu_without_anything_to_offer_keeps_its_place() -> None:
-    """It may come back, and the slice is empty meanwhile."""
+    """It may come back; its slice is empty until then."""
     hidden = split(build_devices(snapshot(mig_gpu(minor=0), mig_gpu(minor=1, mig_enabled=True)), features=ALL))
     assert [len(one.devices) for one in hidden] == [0, 51]
 
@@ -72,7 +72,7 @@ def test_a_gpu_without_anything_to_offer_keeps_its_place() -> None:
     st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?){0,3}", fullmatch=True),
 )
 def test_names_are_valid_ordered_and_carry_their_index(index: int, node: str) -> None:
-    """Name order is allocation order, and the index finds the slice again; node names may be 253 characters long."""
+    """Name order is allocation order, and slices are matched by the index; node names may have 253 characters."""
     name = generate_name(index, "gpu.nvidia.com", node) + "x7k2p"
     assert is_subdomain(name)
     assert len(name) <= 63
@@ -82,5 +82,5 @@ def test_names_are_valid_ordered_and_carry_their_index(index: int, node: str) ->
 
 @pytest.mark.parametrize("name", ["node-a-gpu.nvidia.com-x7k2p", "0000-a", "", "00000", "g0000-a"])
 def test_other_names_have_no_index(name: str) -> None:
-    """Slices of drivers for Kubernetes 1.35 and before, and of people, are not taken for ours."""
+    """Slices of drivers for Kubernetes 1.35 and before, and of people, do not match."""
     assert index_of(name) is None

@@ -1,4 +1,4 @@
-"""The publisher against the API in memory, step by step on a clock that the test turns."""
+"""The publisher against the API in memory, step by step on a clock that the test sets."""
 
 import threading
 from typing import Any
@@ -77,8 +77,8 @@ def test_a_snapshot_is_published_at_once() -> None:
     assert bench.publisher.problem is None
 
 
-def test_before_the_first_snapshot_nothing_is_touched() -> None:
-    """What an earlier process published stays while the GPU driver is not ready yet."""
+def test_before_the_first_snapshot_nothing_is_written() -> None:
+    """What an earlier process published stays while the NVIDIA driver is not ready yet."""
     api = FakeSlicesApi()
     Bench(api).published()
     bench = Bench(api)
@@ -130,8 +130,8 @@ def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds() -> None:
     assert bench.publisher.problem is None
 
 
-def test_a_slice_deleted_while_we_write_is_repaired_too() -> None:
-    """The event arrives before we know which version our write got."""
+def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
+    """The event arrives before the version of the own write is known."""
     bench = Bench()
     bench.publisher.set_snapshot(node_of(65))
     bench.api.during_write = bench.api.remove_all
@@ -141,16 +141,16 @@ def test_a_slice_deleted_while_we_write_is_repaired_too() -> None:
     assert len(bench.devices()) == 65
 
 
-def test_an_edit_is_put_right() -> None:
-    """Somebody changed a device by hand."""
+def test_an_edit_is_repaired() -> None:
+    """A person changed a device by hand."""
     bench = Bench().published()
     bench.api.edit(bench.only, lambda item: item["spec"]["devices"].pop())
     bench.run(2)
     assert bench.devices() == ["gpu-0", "gpu-1"]
 
 
-def test_an_api_server_that_is_down_at_start_is_waited_for() -> None:
-    """With growing pauses, and the reason for people to read meanwhile."""
+def test_an_unreachable_api_server_at_start_is_retried() -> None:
+    """With growing pauses, and a problem that people can read meanwhile."""
     bench = Bench()
     bench.api.failures = [DOWN] * 6
     bench.publisher.set_snapshot(node_of(1))
@@ -163,8 +163,8 @@ def test_an_api_server_that_is_down_at_start_is_waited_for() -> None:
     assert bench.api.failures == []
 
 
-def test_an_api_server_that_goes_away_later_costs_nothing_but_time() -> None:
-    """Attempts stay rare: an hour of downtime is some hundred requests."""
+def test_an_unreachable_api_server_is_asked_rarely() -> None:
+    """An hour of downtime is some hundred requests."""
     bench = Bench().published()
     bench.api.failures = [DOWN] * 10_000
     bench.api.remove_all()
@@ -176,7 +176,7 @@ def test_an_api_server_that_goes_away_later_costs_nothing_but_time() -> None:
     assert bench.devices() == ["gpu-0", "gpu-1"]
 
 
-def test_a_server_that_asks_for_time_gets_it() -> None:
+def test_retry_after_is_respected() -> None:
     """429 and Retry-After: 20."""
     bench = Bench()
     bench.api.failures = [ServerBusyError("busy", status=429, retry_after_s=20.0)]
@@ -187,8 +187,8 @@ def test_a_server_that_asks_for_time_gets_it() -> None:
     assert bench.publisher.published
 
 
-def test_a_conflict_is_read_again_and_done_again() -> None:
-    """Somebody wrote between our list and our update."""
+def test_a_conflict_is_retried_on_a_new_list() -> None:
+    """Another client wrote between the list and the update."""
     bench = Bench().published()
     raced: list[object] = []
 
@@ -223,7 +223,7 @@ def test_a_refusal_is_a_problem_that_people_can_read(error: Exception) -> None:
 
 
 def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
-    """Slices are owned by the Node object; a wrong --node-name must be told, not crash."""
+    """Slices are owned by the Node object; a wrong --node-name is reported and does not crash."""
     bench = Bench()
     bench.api.uid = None
     bench.publisher.set_snapshot(node_of(1))
@@ -234,8 +234,8 @@ def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
     assert bench.publisher.published
 
 
-def test_a_node_object_that_was_made_again_owns_the_new_slices() -> None:
-    """Garbage collection took the old ones with the old node."""
+def test_a_recreated_node_object_owns_the_new_slices() -> None:
+    """Garbage collection deleted the old slices with the old node."""
     bench = Bench().published()
     bench.api.uid = "node-uid-2"
     bench.api.remove_all()
@@ -245,7 +245,7 @@ def test_a_node_object_that_was_made_again_owns_the_new_slices() -> None:
 
 
 def test_a_second_publisher_in_another_pool_is_reported_and_left_alone() -> None:
-    """NVIDIA's driver, or slices that it left: two pools would offer each GPU twice."""
+    """NVIDIA's driver, or slices that it left behind: two pools would offer each GPU twice."""
     bench = Bench().published()
     foreign = bench.api.add(
         {"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "node-a", "pool": {"name": "node-a"}}}
@@ -264,8 +264,8 @@ def test_a_second_publisher_in_another_pool_is_reported_and_left_alone() -> None
     assert bench.publisher.problem is None
 
 
-def test_a_second_publisher_in_our_pool_is_not_fought() -> None:
-    """It answers each of our writes; we end at about one a minute and say so."""
+def test_a_second_publisher_in_the_same_pool_is_not_fought() -> None:
+    """It answers each write; repairs slow down to about one a minute and are reported."""
     bench = Bench().published()
 
     def stranger(change: Any) -> None:
@@ -297,7 +297,7 @@ def test_two_processes_that_publish_the_same_do_not_disturb_each_other() -> None
 
 
 def test_a_dropped_field_is_reported_and_not_written_again() -> None:
-    """A gate is off: what came back is taken as it is, until our content changes."""
+    """A gate is off: the stored slice is accepted until the desired content changes."""
     bench = Bench()
     bench.api.drops = {"capacity"}
     bench.publisher.set_snapshot(node_of(1))
@@ -313,13 +313,13 @@ def test_a_dropped_field_is_reported_and_not_written_again() -> None:
 
 
 def test_names_that_cannot_be_a_pool_stop_it_before_it_starts() -> None:
-    """A configuration error, not one for ever repeated by the API server."""
+    """A configuration error, instead of an error at each write."""
     with pytest.raises(ConfigurationError, match="driver name"):
         Publisher(FakeSlicesApi(), "GPU", "node-a")
 
 
 def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
-    """Logged, counted as a failure, tried again."""
+    """It is logged, counted as a failure and retried."""
 
     class Buggy(FakeSlicesApi):
         def list(self) -> Any:
@@ -339,7 +339,7 @@ def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
 
 
 def test_stopping_leaves_the_slices() -> None:
-    """A restart must not make the node's devices vanish."""
+    """A restart must not make the node's devices disappear."""
     api = FakeSlicesApi()
     done = threading.Event()
     api.listeners.append(lambda change: done.set())

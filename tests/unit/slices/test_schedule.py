@@ -8,12 +8,12 @@ def schedule(rand: float = 1.0) -> Schedule:
 
 
 def test_nothing_is_due_before_there_is_something_to_publish() -> None:
-    """A process that waits for its GPU driver must not touch what an earlier one published."""
+    """A process that waits for the NVIDIA driver must not change what an earlier one published."""
     assert schedule().due_s() is None
 
 
 def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> None:
-    """New content may be just what makes the write succeed."""
+    """New content may make the write succeed."""
     compute_writes = schedule()
     compute_writes.failed(100.0)
     compute_writes.wanted(100.1)
@@ -21,7 +21,7 @@ def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> Non
 
 
 def test_deleted_slices_are_repaired_within_two_seconds() -> None:
-    """After a kubelet's restart the node has no devices until then."""
+    """After a restart of the kubelet the node has no devices until then."""
     for rand in (0.0, 1.0):
         compute_writes = schedule(rand)
         compute_writes.succeeded(0.0)
@@ -31,8 +31,8 @@ def test_deleted_slices_are_repaired_within_two_seconds() -> None:
         assert 100.2 < due_s < 102.0
 
 
-def test_more_changes_do_not_push_a_repair_away() -> None:
-    """A busy stranger must not keep the repair waiting for ever."""
+def test_more_changes_do_not_delay_a_repair() -> None:
+    """A busy client must not delay the repair for ever."""
     compute_writes = schedule()
     compute_writes.disturbed(100.0)
     first = compute_writes.due_s()
@@ -40,8 +40,8 @@ def test_more_changes_do_not_push_a_repair_away() -> None:
     assert compute_writes.due_s() == first
 
 
-def test_failures_wait_longer_and_longer_up_to_a_bound() -> None:
-    """0.25 s at first with full jitter, 30 s at most: an API server that is down is not hammered."""
+def test_pauses_after_failures_grow_up_to_a_limit() -> None:
+    """0.25 s at first with full jitter, 30 s at most."""
     compute_writes = schedule(0.0)
     waits = []
     for _ in range(12):
@@ -52,14 +52,14 @@ def test_failures_wait_longer_and_longer_up_to_a_bound() -> None:
 
 
 def test_the_server_may_ask_for_more_time() -> None:
-    """429 with Retry-After comes from a server that is overloaded."""
+    """429 with Retry-After comes from an overloaded server."""
     compute_writes = schedule(0.0)
     compute_writes.failed(0.0, retry_after_s=20.0)
     assert compute_writes.due_s() == 20.0
 
 
 def test_a_disturbance_does_not_shorten_the_wait_after_a_failure() -> None:
-    """Otherwise every event would be another attempt against a server in trouble."""
+    """Otherwise every event would be another attempt against an overloaded server."""
     compute_writes = schedule(0.0)
     for _ in range(6):
         compute_writes.failed(100.0)
@@ -67,8 +67,8 @@ def test_a_disturbance_does_not_shorten_the_wait_after_a_failure() -> None:
     assert compute_writes.due_s() == 116.0
 
 
-def test_a_fight_slows_down_and_calms_down() -> None:
-    """Two publishers that put each other right end at one write a minute, and are quick again after a rest."""
+def test_repeated_repairs_slow_down_and_recover() -> None:
+    """Two publishers that overwrite each other end at one write a minute, and are quick again after a rest."""
     compute_writes = schedule(0.0)
     now, waits = 1000.0, []
     for _ in range(12):
@@ -89,8 +89,8 @@ def test_a_fight_slows_down_and_calms_down() -> None:
     assert compute_writes.edits(later) == 0
 
 
-def test_a_look_is_taken_now_and_then_without_any_event() -> None:
-    """A watch that lost an event costs ten minutes, not for ever."""
+def test_a_pass_runs_now_and_then_without_an_event() -> None:
+    """A watch that lost an event costs ten minutes at most."""
     compute_writes = schedule(0.5)
     compute_writes.succeeded(0.0)
     assert compute_writes.due_s() == RESYNC_S

@@ -1,4 +1,4 @@
-"""Nothing that overlaps is ever offered without the counters that keep it apart, whatever the API server does."""
+"""Overlapping devices are never offered without the counters that exclude them, whatever the API server does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ SHARED = GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.TIME_SLICIN
 
 
 class Server:
-    """An API server that is watched after every change, and the publishers in front of it."""
+    """An API server that is checked after every change, and the publishers that use it."""
 
     def __init__(self) -> None:
         self.api = FakeSlicesApi()
@@ -82,7 +82,7 @@ def test_the_server_is_asked_before_anything_is_written() -> None:
     assert server.publisher.left_out == ()
 
 
-def test_partitions_that_claims_get_and_give_back_cost_no_request() -> None:
+def test_partitions_that_claims_get_and_release_cost_no_request() -> None:
     """Ten thousand a day on a busy node."""
     server = Server()
     server.show(h100s(1))
@@ -96,7 +96,7 @@ def test_partitions_that_claims_get_and_give_back_cost_no_request() -> None:
     assert server.publisher.published
 
 
-def test_a_server_without_counters_gets_whole_gpus_and_says_why() -> None:
+def test_a_server_without_counters_gets_whole_gpus_with_a_reason() -> None:
     """1.34 and 1.35 with their default gates."""
     server = Server()
     server.api.drops = COUNTERS
@@ -108,7 +108,7 @@ def test_a_server_without_counters_gets_whole_gpus_and_says_why() -> None:
 
 
 def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_withdrawn() -> None:
-    """An upgrade, and the way back; both are noticed at the next pass, and no half of it is ever offered."""
+    """An upgrade and a downgrade: the next pass notices both, and no intermediate state is offered."""
     server = Server()
     server.api.drops = COUNTERS
     server.show(h100s(1))
@@ -121,7 +121,7 @@ def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_wi
 
 
 def test_counters_that_a_write_loses_are_withdrawn_at_once() -> None:
-    """The gate went off without a new version: the first answer tells; the pool is not complete until all is right."""
+    """The gate went off without a new version: the first answer shows it; the pool is incomplete until all is right."""
     server = Server()
     server.show(snapshot(mig_gpu(A100)))
     server.api.drops = COUNTERS
@@ -137,7 +137,7 @@ def test_counters_that_a_write_loses_are_withdrawn_at_once() -> None:
 
 
 @pytest.mark.parametrize("unlucky", range(5))
-def test_no_single_write_that_loses_counters_gives_anything_away_twice(unlucky: int) -> None:
+def test_no_write_that_loses_counters_offers_anything_twice(unlucky: int) -> None:
     """Two API servers behind one address with different gates: any one request may go to the wrong one."""
     server = Server()
     writes: list[None] = []
@@ -155,8 +155,8 @@ def test_no_single_write_that_loses_counters_gives_anything_away_twice(unlucky: 
     assert len(server.names()) == (156 if unlucky in (0, 4) else 6)
 
 
-def test_a_slice_of_partitions_that_somebody_deleted_comes_back_with_its_counters_last() -> None:
-    """The gate may have gone off since it was written; then all of it is withdrawn instead."""
+def test_a_deleted_slice_of_partitions_comes_back_before_its_counters() -> None:
+    """The gate may have gone off since it was written; then all partitions are withdrawn instead."""
     server = Server()
     server.show(h100s(3))
     first, second = (name for name, item in sorted(server.api.objects.items()) if "devices" in item["spec"])
@@ -169,8 +169,8 @@ def test_a_slice_of_partitions_that_somebody_deleted_comes_back_with_its_counter
     assert server.names() == ["gpu-0", "gpu-1", "gpu-2"]
 
 
-def test_taints_that_a_write_loses_take_the_gpu_with_them() -> None:
-    """A reserved GPU without its taint is everybody's."""
+def test_a_gpu_whose_taint_is_dropped_is_withdrawn() -> None:
+    """Without its taint, any claim could get a reserved GPU."""
     server = Server()
     server.show(snapshot(gpu(0)))
     server.api.drops = {"taints"}
@@ -180,8 +180,8 @@ def test_taints_that_a_write_loses_take_the_gpu_with_them() -> None:
     assert server.publisher.features.counters
 
 
-def test_a_share_that_cannot_be_is_a_device_for_one() -> None:
-    """The API server drops what sharing needs: exclusive is safe."""
+def test_a_gpu_that_cannot_be_shared_is_exclusive() -> None:
+    """The API server drops the fields of shared devices: exclusive is safe."""
     server = Server()
     server.show(snapshot(gpu(0)))
     server.api.drops = {"allowMultipleAllocations", "requestPolicy"}
@@ -192,7 +192,7 @@ def test_a_share_that_cannot_be_is_a_device_for_one() -> None:
 
 
 def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_published() -> None:
-    """Guessing would be either too little for hours or too much for a moment."""
+    """A guess would be too little for hours, or too much for a moment."""
     server = Server()
     server.api.failures = [ApiUnreachableError("connection refused")] * 3
     server.show(h100s(1))
@@ -201,8 +201,8 @@ def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_publish
     assert len(server.names()) == 26
 
 
-def test_who_may_not_ask_publishes_what_is_safe_and_says_so() -> None:
-    """A missing right must not take the node's GPUs away."""
+def test_without_the_right_to_probe_only_ungated_forms_are_published() -> None:
+    """A missing right must not remove the node's GPUs; the problem is reported."""
     server = Server()
     server.api.failures = [ForbiddenError("403: dry runs are not allowed", status=403)]
     server.show(h100s(1))
@@ -213,8 +213,8 @@ def test_who_may_not_ask_publishes_what_is_safe_and_says_so() -> None:
     assert len(server.names()) == 26
 
 
-def test_a_pass_that_dies_half_way_offers_nothing_wrong_and_is_finished_by_the_next_process() -> None:
-    """At every single write of going from whole to cut and back."""
+def test_a_pass_that_dies_half_way_is_finished_by_the_next_process() -> None:
+    """At every single write from whole to partitioned and back; nothing is offered twice."""
     for after in range(8):
         server = Server()
         server.api.drops = COUNTERS
@@ -249,7 +249,7 @@ def _die_after(server: Server, writes: int) -> None:
 
 
 def _states() -> st.SearchStrategy[Callable[[int], Gpu]]:
-    """What a GPU may be, as a function of its minor number."""
+    """The states of a GPU, as functions of its minor number."""
     held = {"mig_enabled": True, "mig_mode_owned": True}
 
     def cut(key: str, profile_id: int, start: int, **changes: Any) -> Callable[[int], Gpu]:
@@ -301,7 +301,7 @@ TERMS = (
 def test_no_moment_of_any_history_offers_anything_twice(history: list[Any]) -> None:
     """Hardware, policies, gates, restarts and broken connections in any order; checked after every single change.
 
-    In the end, with everything there again, the slices say what a first start would say.
+    At the end, with everything available again, the slices equal those of a first start.
     """
     server = Server()
     for states, terms, drops, event, survived in history:
