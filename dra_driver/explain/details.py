@@ -188,7 +188,7 @@ def _node_miss(result: NodeResult) -> NearestMiss:
         node=result.name,
         request="",
         faults=(result.message,),
-        fix="its devices fit: allow the pod there (tolerations, node selector, requests), or free resources on it",
+        fix="allow the pod on this node (tolerations, node selector, requests), or free resources on it",
     )
 
 
