@@ -1,7 +1,7 @@
-"""What allocated claims hold: whole devices, shares of devices, and how much of their capacities.
+"""What is allocated: whole devices, shares of devices, and how much of their capacities.
 
 Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go: a result with admin
-access holds nothing, one with a share ID holds a share, any other the device.
+access allocates nothing, one with a share ID a share, any other the whole device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ PoolKey = tuple[str, str]
 
 @dataclass(slots=True)
 class PoolUse:
-    """What is taken in one pool, by name of the device. ``holders`` names the claims, ``namespace/name``."""
+    """What is allocated in one pool, by device name. ``holders`` are the claims, ``namespace/name``."""
 
     whole: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
@@ -27,11 +27,11 @@ class PoolUse:
 
 
 NO_USE = PoolUse()
-"""For pools of which nothing is taken; never changed."""
+"""The use of a pool without allocated devices. Not to be changed."""
 
 
 def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]:
-    """Use by driver and pool. Without ``shares`` (gate DRAConsumableCapacity off) a share takes the whole device."""
+    """Use by driver and pool. Without ``shares`` (gate DRAConsumableCapacity off) a share counts as a whole device."""
     uses: dict[PoolKey, PoolUse] = {}
     for claim in claims:
         for result in _results(claim):
@@ -52,7 +52,7 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
 
 
 def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
-    """Devices that allocated claims hold, whole or in part. Admin access holds nothing."""
+    """Devices that are allocated, whole or in shares. A result with admin access allocates nothing."""
     for claim in claims:
         for result in _results(claim):
             if not result.get("adminAccess"):

@@ -1,7 +1,7 @@
-"""Allocation of a pod's claims, node by node: pure, from API objects to AllocationResults.
+"""Allocates a pod's claims node by node, from API objects to AllocationResults. Pure: no API server, no queue.
 
-Owns the entry point, the shape of an answer, and what is shared between nodes. Refuses to know an API server or a
-scheduler's queue; the clock that bounds an attempt is handed in.
+What does not depend on the node (pools, classes, compiled selectors, answers of selectors) is computed once for all
+nodes. The clock that bounds an attempt is a parameter.
 """
 
 import os
@@ -28,7 +28,7 @@ _DEFAULT_LIMITS: Final = Limits()
 
 
 def random_share_id() -> str:
-    """A random UUID (version 4), as the scheduler gives to each share."""
+    """A random UUID (version 4), the form of the scheduler's share IDs."""
     raw = bytearray(os.urandom(16))
     raw[6] = raw[6] & 0x0F | 0x40
     raw[8] = raw[8] & 0x3F | 0x80
@@ -38,10 +38,10 @@ def random_share_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationOutcome:
-    """``allocations``: one AllocationResult per claim in their order, or None with the ``reason`` why not.
+    """The answer for one node: ``allocations`` has one AllocationResult per claim, in their order, or is None.
 
-    ``invalid_pools`` are pools that the node reaches and that contradict themselves; they may be why nothing fits, and
-    the scheduler then reports them as an error of this node.
+    Without allocations ``reason`` says why. ``invalid_pools`` are pools of the node with contradictory slices; the
+    scheduler reports them as an error of this node when the claims do not fit.
     """
 
     allocations: Sequence[dict[str, Any]] | None
@@ -50,7 +50,7 @@ class AllocationOutcome:
 
 
 class Question:
-    """A pod's claims, ready to be asked about any node. Thread-safe."""
+    """A pod's claims, decoded once for any number of nodes. Thread-safe."""
 
     def __init__(self, allocator: "Allocator", claims: Sequence[Wire], decoded: Sequence[DecodedClaim]) -> None:
         self._allocator = allocator
@@ -59,21 +59,20 @@ class Question:
         self.solutions = SolutionCache()
 
     def on(self, node: Wire, recorder: SearchRecorder | None = None) -> AllocationOutcome:
-        """Devices for all of the claims on ``node``, or why they do not fit there.
+        """The devices for all claims on ``node``, or why the claims do not fit there.
 
-        Raises AllocationError, CelSyntaxError or CelEvaluationError when the attempt has to end for all nodes.
+        Raises AllocationError, CelSyntaxError or CelEvaluationError where the scheduler ends the attempt for all nodes.
         """
         wires = {"node": node, "claims": self._claims, **self._allocator.wires}
         return guarded(lambda: self._allocator.answer(self, node, recorder), wires)
 
 
 class Allocator:
-    """Devices, classes and what is taken, at one moment. Thread-safe; the objects handed in are not changed and must
-    not change.
+    """Devices, classes and allocated claims of a cluster at one moment.
 
     ``slices`` are all ResourceSlices of the cluster with device taints merged, ``allocated`` all claims that may have
-    ``status.allocation``. Objects are as an API server returns them, defaults filled in. Raises AllocationError on
-    objects that no API server returns.
+    ``status.allocation``. Objects are as an API server returns them, with defaults; the caller must not change them
+    afterwards. Raises AllocationError on objects that no API server returns. Thread-safe.
     """
 
     def __init__(
@@ -87,38 +86,38 @@ class Allocator:
         limits: Limits = _DEFAULT_LIMITS,
         new_share_id: Callable[[], str] = random_share_id,
     ) -> None:
-        self._model = SchedulerRules(features=features, quirks=quirks)
+        self._rules = SchedulerRules(features=features, quirks=quirks)
         self._limits = limits
         self._new_share_id = new_share_id
-        self._selections: dict[tuple[tuple[str, str], ...], SelectorSet] = {}
+        self._selector_sets: dict[tuple[tuple[str, str], ...], SelectorSet] = {}
         wires: dict[str, Any] = {"slices": slices, "classes": classes, "allocated": allocated}
         self.wires: Mapping[str, Any] = guarded(lambda: {name: list(items) for name, items in wires.items()}, wires)
         self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
-        self._catalog = guarded(lambda: self._read(self.wires), self.wires)
+        self._pool_index = guarded(lambda: self._read(self.wires), self.wires)
 
     def question(self, claims: Sequence[Wire]) -> Question:
-        """Decode the pod's unallocated claims once, to ask about many nodes. Raises AllocationError."""
-        decoder = ClaimDecoder(classes=self._classes, features=self._model.features, selection_of=self._selection_of)
+        """Decodes the pod's unallocated claims once for many nodes. Raises AllocationError."""
+        decoder = ClaimDecoder(classes=self._classes, features=self._rules.features, selector_set=self._selector_set)
         decoded = guarded(lambda: decoder.read(claims), {"claims": claims, **self.wires})
         return Question(self, claims, decoded)
 
     def allocate(self, node: Wire, claims: Sequence[Wire], recorder: SearchRecorder | None = None) -> AllocationOutcome:
-        """The same for one node: ``question(claims).on(node, recorder)``."""
+        """Short for ``question(claims).on(node, recorder)``."""
         return self.question(claims).on(node, recorder)
 
     def reachable(self, node: Wire) -> ReachablePools:
-        """The pools of the node with their devices, for those who look at devices by themselves."""
-        return guarded(lambda: self._catalog.reachable(node), {"node": node})
+        """The pools of the node with their devices, for callers that examine devices themselves."""
+        return guarded(lambda: self._pool_index.reachable(node), {"node": node})
 
     def answer(self, question: Question, node: Wire, recorder: SearchRecorder | None) -> AllocationOutcome:
-        """What `Question.on` says."""
+        """Implements `Question.on`."""
         decoded = question.decoded
-        reachable = self._catalog.reachable(node)
+        reachable = self._pool_index.reachable(node)
         if recorder is not None:
             _record_left_out(reachable, recorder)
         budget = SearchBudget(self._limits)
         state = AllocationState(
-            decoded, node=node, reachable=reachable, model=self._model, budget=budget, recorder=recorder
+            decoded, node=node, reachable=reachable, rules=self._rules, budget=budget, recorder=recorder
         )
         state.prepare()
         search = Search(state)
@@ -129,21 +128,21 @@ class Allocator:
             return _misfit(reachable, search)
         return AllocationOutcome(
             allocations=[
-                allocation_result(claim, picks, chosen, node=node, model=self._model, new_share_id=self._new_share_id)
+                allocation_result(claim, picks, chosen, node=node, rules=self._rules, new_share_id=self._new_share_id)
                 for claim, picks, chosen in zip(decoded, state.picks, search.chosen, strict=True)
             ]
         )
 
     def _read(self, wires: Mapping[str, Any]) -> PoolIndex:
-        uses = pool_uses(wires["allocated"], shares=self._model.features.consumable_capacity)
-        return PoolIndex(wires["slices"], uses, self._model)
+        uses = pool_uses(wires["allocated"], shares=self._rules.features.consumable_capacity)
+        return PoolIndex(wires["slices"], uses, self._rules)
 
-    def _selection_of(self, selectors: Sequence[DeviceSelector]) -> SelectorSet:
-        """The same object for the same selectors, so that claims and nodes share answers."""
+    def _selector_set(self, selectors: Sequence[DeviceSelector]) -> SelectorSet:
+        """The same object for the same selectors, so that claims and nodes share the results of evaluation."""
         key = tuple((selector.where, selector.expression) for selector in selectors)
-        if key not in self._selections:
-            self._selections[key] = SelectorSet(selectors, sharing=not self._model.features.stable)
-        return self._selections[key]
+        if key not in self._selector_sets:
+            self._selector_sets[key] = SelectorSet(selectors, sharing=not self._rules.features.stable)
+        return self._selector_sets[key]
 
 
 def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
@@ -151,7 +150,7 @@ def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
 
 
 def _solve(solutions: SolutionCache, state: AllocationState, search: Search, reachable: ReachablePools) -> bool:
-    """Go on with a search that takes long, unless a node that is alike has been searched."""
+    """Continues a long search, unless the answer for an equivalent node is cached."""
     key = solutions.key(state, reachable.pools)
     known = solutions.find(key) if key is not None else None
     if known is not None:

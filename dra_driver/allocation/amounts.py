@@ -1,8 +1,8 @@
 """Amounts of capacities and counters: exact integers for arithmetic, and the text that a result carries.
 
-Owns the two things that k8s.io/apimachinery pkg/api/resource keeps besides a number: how it was spelled (a canonical
-spelling is printed again as it stands) and whether two quantities are one struct (quantity.go, ParseQuantity), which
-the scheduler compares in one place. Amounts are in billionths, as in `quantity`.
+k8s.io/apimachinery pkg/api/resource (quantity.go, ParseQuantity) keeps two things besides the number, and both matter
+here: the spelling (a canonical spelling is printed unchanged) and the fields of the struct, which the scheduler
+compares in one place. Amounts are in billionths, as in `quantity`.
 """
 
 import re
@@ -23,7 +23,7 @@ Form = tuple[int, int, Format, str]
 
 
 class Amount(NamedTuple):
-    """A quantity. ``form`` is value, power of ten, format and kept text of Go's struct; None when never equal."""
+    """A quantity. ``form`` is value, power of ten, format and kept text of Go's struct; None if it equals no other."""
 
     quantity: Quantity
     form: Form | None
@@ -34,17 +34,17 @@ class Amount(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As the API server prints it."""
+        """The text that the API server prints."""
         return (self.form[3] if self.form else "") or str(self.quantity)
 
 
 def amount(text: Any) -> Amount:
-    """The amount that a field of the API holds. Raises ValueError with a sentence."""
+    """The amount in a field of an API object. Raises ValueError with a full sentence."""
     return _amount(text if isinstance(text, str) else _number(text))
 
 
 def nano(text: Any) -> int:
-    """The number of billionths that a field of the API holds. Raises ValueError with a sentence."""
+    """The billionths in a field of an API object. Raises ValueError with a full sentence."""
     return _amount(text if isinstance(text, str) else _number(text)).quantity.nano
 
 
@@ -76,7 +76,7 @@ def _amount(text: str) -> Amount:
 
 
 def _form(text: str) -> Form | None:
-    """Go's fast form of a quantity; None for those that it keeps as a pointer to a big decimal."""
+    """The fields of Go's fast form of a quantity; None where Go keeps a pointer to a big decimal."""
     if text == "0":
         return 0, 0, Format.DECIMAL_SI, text
     written = _WRITTEN.match(text)
@@ -85,7 +85,7 @@ def _form(text: str) -> Form | None:
     sign, digits, decimals, suffix, exponent = written[1], written[2] or "0", written[3] or "", written[4], written[5]
     if suffix in _BINARY and not exponent:
         number_format, scale, factor = Format.BINARY_SI, 0, 2 ** _BINARY[suffix]
-        # Go computes the digits that a suffix takes in floating point and cuts the fraction off.
+        # Go computes the digits of a suffix in floating point and truncates.
         precision = _BINARY_DIGITS - len(digits) - int(_BINARY[suffix] * 3 / 10)
         if decimals or precision < 0:
             return None

@@ -1,8 +1,7 @@
 """The devices that one alternative of a request may get on one node, in the order in which they are tried.
 
-Owns laziness: a device is weighed when the search first reaches it while it is free, never before and never twice,
-because a selector that would fail on a later device must do no harm. Whether a device is free or suits is asked of the
-attempt.
+Selectors are evaluated lazily, as in the scheduler: a device is checked once, when the search first reaches it while it
+is free. A selector that fails on a later device does no harm if earlier devices suffice.
 """
 
 from collections.abc import Sequence
@@ -13,27 +12,29 @@ from dra_driver.allocation.requests import Alternative
 
 
 class DeviceChecks(Protocol):
-    """What a lane asks about devices."""
+    """Checks of a device at this moment of the search. `AllocationState` implements them."""
 
     def is_taken_by_pod(self, alternative: Alternative, device: PoolDevice) -> bool:
-        """Whether the pod's own claims stand in the way at this moment."""
+        """Whether this search has allocated the device already."""
 
     def is_suitable(self, alternative: Alternative, device: PoolDevice) -> bool:
-        """Whether selectors, node selection and capacity let the request have the device; does not change."""
+        """Whether selectors, node selection and gates admit the device; constant during a search."""
 
     def has_capacity(self, alternative: Alternative, device: PoolDevice) -> bool:
-        """Whether a shared device has capacity left for one more share at this moment."""
+        """Whether the device has the requested capacity left."""
 
     def is_stateful(self, alternative: Alternative, constraint: int) -> bool:
-        """Whether a constraint of the claim is changed by a device that was taken and given back."""
+        """Whether a constraint of the claim is changed by allocating and deallocating a device."""
 
     def is_allocated(self, alternative: Alternative, device: PoolDevice) -> bool:
-        """Whether allocated claims stand in the way; does not change."""
+        """Whether an allocated claim has the device; constant during a search."""
 
 
 class Candidates:
-    """Made once for each alternative and attempt. ``size`` is how many devices the request needs; for a request of all
-    devices these are ``every``."""
+    """The candidates of one alternative in one search.
+
+    ``size`` is how many devices the request needs. For a request of all devices they are listed in ``every``.
+    """
 
     __slots__ = (
         "_alternative",
@@ -41,7 +42,7 @@ class Candidates:
         "_cursor",
         "_devices",
         "_found",
-        "_leaves_traces",
+        "_has_side_effects",
         "_unchecked",
         "_unsuitable",
         "every",
@@ -58,10 +59,10 @@ class Candidates:
         self._unsuitable: set[PoolDevice] = set()
         self.every: list[PoolDevice] = []
         self.size = alternative.count
-        self._leaves_traces = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
+        self._has_side_effects = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
 
     def list_all(self) -> None:
-        """Fix the devices of a request that wants all of them."""
+        """Sets ``every`` and ``size`` for a request of all devices."""
         checks, alternative = self._checks, self._alternative
         self.every = [
             device
@@ -71,7 +72,7 @@ class Candidates:
         self.size = len(self.every)
 
     def next(self, position: int) -> tuple[PoolDevice, int] | None:
-        """The first device at ``position`` or behind it that could be taken now, and the position behind it."""
+        """The first device from ``position`` on that could be allocated now, and the position after it."""
         found, checks, alternative = self._found, self._checks, self._alternative
         while position < len(found) or self._extend():
             device = found[position]
@@ -88,17 +89,17 @@ class Candidates:
         return None
 
     def is_short(self, position: int, needed: int) -> bool:
-        """Whether certainly fewer than ``needed`` devices can be taken from ``position`` on; not looked at in detail.
+        """Whether fewer than ``needed`` devices remain from ``position`` on. A cheap check: False if in doubt.
 
-        Said only when all devices are weighed and trying them would leave no traces: in 1.36 counters and
-        distinctAttribute look different after a failed try, which later tries must see.
+        True only if all devices are checked and trying them has no effect on later tries. In 1.36 a failed try changes
+        counters and distinctAttribute, which later tries must see.
         """
-        if self._cursor < len(self._devices) or self._leaves_traces:
+        if self._cursor < len(self._devices) or self._has_side_effects:
             return False
         return len(self._found) - position < needed
 
     def _extend(self) -> bool:
-        """Find one more device that suits, or that cannot be weighed yet because it is occupied."""
+        """Finds one more device that is suitable, or that is in use by the pod and cannot be checked yet."""
         checks, alternative, devices = self._checks, self._alternative, self._devices
         while self._cursor < len(devices):
             device = devices[self._cursor]
@@ -112,6 +113,6 @@ class Candidates:
             self._found.append(device)
             wire = device.wire
             if wire.get("consumesCounters") or wire.get("allowMultipleAllocations"):
-                self._leaves_traces = True
+                self._has_side_effects = True
             return True
         return False

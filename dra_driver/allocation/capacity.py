@@ -1,8 +1,8 @@
-"""What a request takes of a device's capacities, and whether that much is left.
+"""What a request consumes of a device's capacities, and whether that much is left.
 
-Owns request policies and the sums. Follows structured/internal/incubating/consumable_capacity.go of
-k8s.io/dynamic-resource-allocation (KEP-5075). Devices that are not shared pass the same check: a request then is a
-lower bound for what the device has.
+Follows structured/internal/incubating/consumable_capacity.go of k8s.io/dynamic-resource-allocation (KEP-5075): request
+policies and sums of shares. Devices that cannot be shared pass the same check; there a request is a lower bound of the
+device's capacity.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ _MILLI: Final = NANO // 1000
 def shortage(
     requests: Wire | None, capacities: Wire, used: Consumed | None, pending: Consumed | None, *, fractions: bool = False
 ) -> CapacityShort | None:
-    """Why the request does not fit, None when it does.
+    """Why the request does not fit, None if it does.
 
-    ``used`` is what shares of other claims take, ``pending`` what this attempt has given away. ``fractions`` counts
-    steps in thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError and AllocationError
-    on policies that the API server refuses.
+    ``used`` is what allocated shares consume, ``pending`` what this search has allocated. ``fractions`` counts steps in
+    thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError and AllocationError on
+    policies that the API server refuses.
     """
     for name in requests or ():
         if name not in capacities:
@@ -49,7 +49,7 @@ def shortage(
 
 
 def consumption(requests: Wire | None, capacities: Wire, *, fractions: bool = False) -> dict[str, Amount]:
-    """What a share takes of every capacity of its device."""
+    """What a share consumes of every capacity of its device."""
     return {
         name: _consumption(requests.get(name) if requests else None, capacity, fractions)
         for name, capacity in capacities.items()

@@ -17,7 +17,7 @@ _KINDS: Final = ("string", "int", "bool", "version")
 
 
 class Constraint(ABC):
-    """One constraint and the values of the devices that it holds. Used by one attempt.
+    """One constraint and the values of the devices added to it. Used by one search.
 
     ``requests`` are names (``main`` or ``main/sub``); none means all.
     """
@@ -33,18 +33,18 @@ class Constraint(ABC):
 
     @abstractmethod
     def add(self, base: str, device: PoolDevice, /) -> bool:
-        """Take the device in if that keeps the constraint; the answer tells. Every True is undone by `remove`."""
+        """Adds the device and returns True if the constraint still holds then. `remove` undoes each True."""
 
     @abstractmethod
     def remove(self, base: str, /) -> None:
-        """Take a device of the request out again, the one that was added last."""
+        """Removes the device of the request that was added last."""
 
     @abstractmethod
     def values(self) -> list[Wire]:
-        """The values that a further device is compared with."""
+        """The values that the next device is compared with."""
 
     def broken_by(self, device: PoolDevice) -> ConstraintBroken:
-        """Why the device was not taken in."""
+        """Why the device cannot be added."""
         seen = attribute_of(device, self.attribute)
         return ConstraintBroken(
             index=self.index,
@@ -56,7 +56,7 @@ class Constraint(ABC):
 
 
 class MatchAttribute(Constraint):
-    """All devices have the value of the first one."""
+    """All devices have the same value."""
 
     __slots__ = ("_count", "_first")
 
@@ -86,9 +86,10 @@ class MatchAttribute(Constraint):
 
 
 class DistinctAttribute(Constraint):
-    """No device has a value that another one has.
+    """All devices have different values.
 
-    Kubernetes 1.36 remembers one value per request, and forgets it when any device of the request is given back.
+    Kubernetes 1.36 remembers one value per request, the last one, and forgets it when it deallocates any device of the
+    request.
     """
 
     __slots__ = ("_count", "_values")
@@ -122,7 +123,7 @@ class DistinctAttribute(Constraint):
 
 
 class DistinctOfAll(DistinctAttribute):
-    """The same, remembering the value of every device, as Kubernetes does from 1.37 on."""
+    """All devices have different values, with the value of every device remembered: Kubernetes 1.37 and later."""
 
     __slots__ = ("_added",)
 
@@ -156,7 +157,7 @@ def attribute_of(device: PoolDevice, name: str) -> Wire | None:
 
 
 def _equal(value: Wire, other: Wire) -> bool:
-    """Same value in the field that ``value`` has set; a type of a later version equals nothing."""
+    """Whether both have the same value of the same type; a type that 1.36 does not have equals nothing."""
     for kind in _KINDS:
         if value.get(kind) is not None:
             return bool(other.get(kind) is not None and value[kind] == other[kind])

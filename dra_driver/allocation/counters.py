@@ -1,8 +1,8 @@
-"""Shared counters: what a pool offers, and what the devices of an attempt consume.
+"""Shared counters: what a pool offers, and what the devices of a search consume (KEP-4815).
 
-Owns the arithmetic and its faults in Kubernetes 1.36 (``checkAvailableCounters``, ``deallocateCountersForDevice`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation, KEP-4815). Counters are
-numbered per pool, so that charging a device is adding to a few places of a list.
+Follows ``checkAvailableCounters`` and ``deallocateCountersForDevice`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation, with their mistakes in
+1.36. Counters are numbered per pool: charging a device adds to a few items of a list.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,14 +20,14 @@ Wire = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CounterSupply:
-    """The counters of a pool, numbered, and what allocated devices leave of them (billionths, perhaps negative)."""
+    """The numbered counters of a pool and what allocated devices leave of them (billionths; may be negative)."""
 
     index: Mapping[tuple[str, str], int]
     left: Sequence[int]
     formats: Sequence[Format]
 
     def charges(self, device: Wire) -> Charges:
-        """What the device consumes of these counters; others do not concern this supply."""
+        """What the device consumes of these counters; counters of other sets are ignored."""
         found = []
         for entry in device.get("consumesCounters") or ():
             for name, counter in (entry.get("counters") or {}).items():
@@ -38,7 +38,7 @@ class CounterSupply:
 
 
 def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> CounterSupply:
-    """The supply of counter sets, less the consumption of devices that are allocated whole or in part."""
+    """The supply of counter sets, less the consumption of devices that are allocated, whole or shared."""
     index: dict[tuple[str, str], int] = {}
     left: list[int] = []
     formats: list[Format] = []
@@ -56,10 +56,11 @@ def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> CounterSuppl
 
 
 class CounterAccount:
-    """What one attempt has charged to one supply.
+    """What one search has charged to one supply.
 
-    ``overdrawn`` counts counters below zero; any one blocks every device of the pool that consumes counters, also those
-    that do not touch it.
+    ``overdrawn`` is the number of counters below zero. A single one blocks every device of the pool that consumes
+    counters, also devices that do not consume this counter: ``checkAvailableCounters`` compares all counters of the
+    pool. Allocated devices that exceed a counter together cause this.
     """
 
     __slots__ = ("left", "overdrawn", "supply")
@@ -70,7 +71,7 @@ class CounterAccount:
         self.overdrawn = sum(value < 0 for value in self.left)
 
     def charge(self, charges: Charges) -> bool:
-        """Take the counters; False, and nothing taken, when some counter of the pool is overdrawn then."""
+        """Charges the counters and returns True; False without a charge if a counter of the pool were overdrawn."""
         self._move(charges, -1)
         if self.overdrawn:
             self._move(charges, 1)
@@ -78,11 +79,11 @@ class CounterAccount:
         return True
 
     def refund(self, charges: Charges) -> None:
-        """Undo one charge."""
+        """Undoes one charge."""
         self._move(charges, 1)
 
     def shortage(self, charges: Charges) -> CounterShort:
-        """The first counter that stands in the way of these charges, after `charge` said no."""
+        """The first counter that prevents these charges. Call it after `charge` returned False."""
         self._move(charges, -1)
         touched = [place for place, _ in charges if self.left[place] < 0]
         place = touched[0] if touched else next(place for place, value in enumerate(self.left) if value < 0)
@@ -107,20 +108,20 @@ class CounterAccount:
 
 
 class Charge(NamedTuple):
-    """What one device was charged, and where."""
+    """The charge of one device."""
 
     account: CounterAccount
     charges: Charges
 
     def refund(self) -> None:
-        """Undo the charge, once."""
+        """Undoes the charge. Call it once."""
         self.account.refund(self.charges)
 
 
 class CounterLedger:
-    """The accounts of one attempt. ``supply_of`` gives the supply of a pool.
+    """The accounts of one search. ``supply_of`` returns the supply of a pool.
 
-    With ``by_name`` pools of one name share the account of the pool that is charged first, whatever their drivers.
+    With ``by_name`` all pools of one name use the account of the pool that is charged first, whatever their drivers.
     """
 
     __slots__ = ("_accounts", "_by_name", "_supply_of")
@@ -131,7 +132,7 @@ class CounterLedger:
         self._accounts: dict[PoolKey | str, CounterAccount] = {}
 
     def charge(self, device: PoolDevice) -> Charge | CounterShort:
-        """Take the device's counters, or say which one is short; then nothing is taken."""
+        """Charges the device's counters, or returns which counter is short; then nothing is charged."""
         pool = device.slice.key
         name = pool[1] if self._by_name else pool
         account = self._accounts.get(name)

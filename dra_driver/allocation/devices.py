@@ -1,7 +1,7 @@
-"""Published devices and slices in the form that the search works on.
+"""Published devices and ResourceSlices in the form that the search works on.
 
-Owns what is computed once for a slice, however many nodes and requests look at it. Records refer to the wire objects
-and never change them.
+What is computed here is computed once per slice, for all nodes and requests. Records refer to the wire objects and do
+not change them.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,11 @@ Charges = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True, eq=False)
 class PoolDevice:
-    """One published device, and what is taken of it. Compared by identity: an ID is unique within a valid pool.
+    """One published device and what is allocated of it. Compared by identity: an ID is unique within a valid pool.
 
     ``allocated``: an allocated claim has it whole. ``shared``: allocated claims have shares of it, which consume
-    ``consumed`` (None when they consume nothing). ``readable`` and ``charges`` are worked out on first use.
+    ``consumed`` (None if they consume nothing). ``readable``: selectors of 1.36 can read every attribute. ``readable``
+    and ``charges`` are computed on first use.
     """
 
     name: str
@@ -40,13 +41,13 @@ class PoolDevice:
 
     @property
     def placement(self) -> Wire:
-        """The object that says which nodes reach the device: the device itself or its slice's spec."""
+        """The object with the node selection of the device: the device itself or its slice's spec."""
         return self.wire if self.slice.per_device else self.slice.spec
 
 
 @dataclass(slots=True, eq=False)
 class PoolSlice:
-    """One ResourceSlice. ``order`` is its place in the input."""
+    """One ResourceSlice. ``order`` is its position in the input."""
 
     wire: Wire
     order: int
@@ -62,7 +63,7 @@ class PoolSlice:
 
     @classmethod
     def read(cls, wire: Wire, order: int) -> "PoolSlice":
-        """The slice's head; its devices are read when a node reaches them."""
+        """The slice without its devices, which `read_contents` reads when a node reaches them."""
         spec = wire["spec"]
         pool = spec["pool"]
         return cls(
@@ -78,20 +79,20 @@ class PoolSlice:
         )
 
     def read_contents(self, use: PoolUse) -> "Contents":
-        """Its devices. Two threads may both do this once; either result serves."""
+        """Its devices. Two threads may compute this at the same time; both results are equal."""
         if self.contents is None:
             self.use = use
             self.contents = _contents(self, use)
         return self.contents
 
     def holders(self, device: str) -> tuple[str, ...]:
-        """The claims that have the device or shares of it, ``namespace/name``."""
+        """The claims (``namespace/name``) that have the device or shares of it."""
         return tuple(self.use.holders.get(device, ()))
 
 
 @dataclass(slots=True, eq=False)
 class Contents:
-    """Devices in the order in which they are listed, and which counters they refer to."""
+    """Devices in the order of the slice, and the counters they refer to. ``binds``: one has binding conditions."""
 
     devices: list[PoolDevice] = field(default_factory=list)
     refers_to: dict[str, set[str]] = field(default_factory=dict)

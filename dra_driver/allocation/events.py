@@ -1,7 +1,6 @@
-"""What a search can tell about the devices that it turned down, for those who explain it.
+"""Events of a search: why a device was rejected and which pools were left out. One class per reason.
 
-Owns the vocabulary: one class per reason, in the words of the API. Refuses to know how reasons are counted or shown. A
-recorder gets a reason each time it applies, so it meets the same device and reason again when the search goes back.
+A recorder gets a reason each time it applies: after backtracking the same device and reason occur again.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ class DeviceId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InUse:
-    """Held by allocated claims (``namespace/name``), or by a claim of the pod itself when there are none."""
+    """Allocated to the claims ``holders`` (``namespace/name``); to a claim of the pod itself if there are none."""
 
     holders: tuple[str, ...]
 
@@ -37,7 +36,7 @@ class NotSelected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOnNode:
-    """The device's own node selection leaves the node out."""
+    """The device's own node selection excludes the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,9 @@ class CapacityShort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterShort:
-    """The first counter that is missing something, after what is allocated and what this attempt has taken.
+    """The first counter with too little left, after allocated devices and the devices of this search.
 
-    ``own`` is False when the device does not touch the counter: another device overdrew it, which blocks the pool.
+    ``own`` is False if the device does not consume the counter: another device overdrew it, which blocks the pool.
     """
 
     counter_set: str
@@ -92,14 +91,12 @@ class ConstraintBroken:
     others: tuple[str, ...]
 
 
-Cause = (
-    InUse | NotSelected | NotOnNode | GateOff | CapacityShort | CounterShort | Tainted | ConstraintBroken
-)  # every reason there is
+Cause = InUse | NotSelected | NotOnNode | GateOff | CapacityShort | CounterShort | Tainted | ConstraintBroken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A device was turned down for a request. ``claim`` is an index, ``request`` ``main`` or ``main/sub``."""
+    """A device was rejected for a request. ``claim`` is an index, ``request`` is ``main`` or ``main/sub``."""
 
     claim: int
     request: str
@@ -109,8 +106,10 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLeftOut:
-    """A pool that the node reaches and whose devices are not looked at. ``why``: ``incomplete``, ``invalid`` or
-    ``obsolete`` (a newer generation exists elsewhere)."""
+    """A pool that the node reaches but whose devices are not tried.
+
+    ``why``: ``incomplete``, ``invalid`` or ``obsolete`` (a newer generation exists, not for this node).
+    """
 
     driver: str
     pool: str
@@ -122,7 +121,7 @@ Event = Rejection | PoolLeftOut
 
 
 class SearchRecorder(Protocol):
-    """Whoever wants to know. Called from the thread that allocates."""
+    """Receives events. Called from the thread that allocates."""
 
     def record(self, event: Event, /) -> None:
-        """Take note; must not change anything that the search reads."""
+        """Handles one event. Must not change objects that the search reads."""

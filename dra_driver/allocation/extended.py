@@ -1,9 +1,8 @@
 """Extended resources that devices satisfy: ``nvidia.com/gpu: 2`` in a container becomes requests of a claim.
 
-Owns the mapping of resource names to classes and the claim that the scheduler makes for a pod (KEP-5004;
-kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go). Refuses to know
-whether a node's device plugin has enough of a resource: where a node offers the resource itself, no device is asked
-for.
+Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004).
+Where a node offers the resource itself, through a device plugin, no device is requested; whether the plugin has enough
+of it is not checked here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,22 +14,22 @@ from dra_driver.allocation.amounts import amount
 Wire = Mapping[str, Any]
 
 IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
-"""Followed by the name of a class: the resource that every class has without saying so."""
+"""With the name of a class appended: the extended resource that every class has implicitly."""
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 UNNAMED: Final = "<extended-resources>"
-"""The claim's name until the API server has generated one."""
+"""The claim's name until the API server generates one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendedClaim:
-    """The claim, not yet created, and which container's resource is served by which request."""
+    """The claim before its creation, and for each container's resource the request that satisfies it."""
 
     claim: Wire
     mappings: Sequence[Wire]
 
 
 def resource_classes(classes: Iterable[Wire]) -> dict[str, str]:
-    """Extended resource -> name of its class. Of several classes the newest counts, of these the first name."""
+    """Extended resource -> name of its class. The newest of several classes wins, then the first by name."""
     found: dict[str, str] = {}
     ordered = sorted(classes, key=lambda item: item["metadata"]["name"], reverse=True)
     for item in sorted(ordered, key=lambda item: item["metadata"].get("creationTimestamp") or ""):
@@ -42,9 +41,9 @@ def resource_classes(classes: Iterable[Wire]) -> dict[str, str]:
 
 
 def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> ExtendedClaim | None:
-    """The claim for resources of the pod that the node does not offer itself; None when there are none.
+    """The claim for resources of the pod that the node does not offer itself; None if there are none.
 
-    ``by_resource`` is from `resource_classes`. Raises ValueError on an amount that is none.
+    ``by_resource`` is the result of `resource_classes`. Raises ValueError on a malformed quantity.
     """
     offered = (node.get("status") or {}).get("allocatable") or {}
     containers = _containers(pod)
@@ -78,7 +77,7 @@ def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> Ext
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """``ends`` is set for init containers that are done before the pod's containers start."""
+    """A container. ``ends`` is set for init containers that end before the pod's containers start."""
 
     index: int
     wire: Wire
@@ -87,7 +86,7 @@ class _Container:
 
 @dataclass(slots=True)
 class _Shared:
-    """One resource in all containers. Init containers that end use devices that later containers get anyway."""
+    """One resource in all containers. Init containers that end share the devices of later containers."""
 
     resource: str
     class_name: str
@@ -116,7 +115,7 @@ class _Shared:
         return ([self.largest] if self.largest else []) + list(self.lasting.values())
 
     def mappings(self) -> list[dict[str, str]]:
-        """Init containers run one after the other, so the largest of their requests serves them all."""
+        """Init containers run one after the other, so the largest of their requests satisfies all of them."""
         for mapping in self._of_ending:
             if self.largest and mapping["requestName"] in self._ending_names:
                 mapping["requestName"] = self.largest["name"]
@@ -159,6 +158,6 @@ def _wanted(container: Wire) -> dict[str, int]:
 
 
 def _count(value: Any) -> int:
-    """A whole number of devices; amounts with a fraction ask for none."""
+    """A whole number of devices; a quantity with a fraction requests none."""
     quantity = amount(value).quantity
     return quantity.as_int() if quantity.is_integer() else 0

@@ -1,6 +1,6 @@
-"""How long one attempt may take, so that no input makes an endless run.
+"""Limits of one search, so that every input ends.
 
-The scheduler gives an attempt ten seconds for each node (FilterTimeout of its plugin dynamicresources).
+The scheduler limits an attempt to ten seconds per node (FilterTimeout of its plugin dynamicresources).
 """
 
 import time
@@ -17,10 +17,10 @@ _LOOK_EVERY: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """For one node: devices looked at, and seconds. ``clock`` gives seconds since any moment.
+    """Limits for one node: ``steps`` (devices checked) and seconds. ``clock`` returns seconds since any moment.
 
-    A search that has looked at every device more than ``reuse_after`` times asks whether a node that is alike has been
-    searched before; earlier, asking would take longer than searching.
+    After checking every device ``reuse_after`` times, a search looks for the cached answer of an equivalent node.
+    Before that, computing the key of the node would take longer than the search.
     """
 
     reuse_after: int = 3
@@ -30,7 +30,7 @@ class Limits:
 
 
 class SearchBudget:
-    """What is left of the limits for one attempt."""
+    """What is left of the limits for one search."""
 
     __slots__ = ("_clock", "_end", "_limits", "_next_look", "steps")
 
@@ -42,7 +42,7 @@ class SearchBudget:
         self.steps = 0
 
     def step(self, where: str) -> None:
-        """Count one device looked at. Raises AllocationError, naming the request, when the budget is spent."""
+        """Counts one device check. Raises AllocationError, naming the request, when the budget is spent."""
         self.steps += 1
         if self.steps >= self._next_look:
             self._look(where)
@@ -51,8 +51,8 @@ class SearchBudget:
         self._next_look = min(self.steps + _LOOK_EVERY, self._limits.steps)
         if self.steps >= self._limits.steps:
             raise AllocationError(
-                f"{where}: no answer after looking at devices {self.steps} times; fewer devices, requests or "
-                "constraints, or narrower selectors make the search shorter"
+                f"{where}: no answer after {self.steps} checks of devices; fewer devices, requests or constraints, or "
+                "narrower selectors make the search shorter"
             )
         if self._clock() > self._end:
             raise AllocationError(

@@ -1,7 +1,7 @@
-"""Objects that no API server returns: one clear error instead of Python's own.
+"""Translates Python's errors on malformed objects into one AllocationError that names the field.
 
-Owns the translation. Checking every field of a large cluster beforehand would cost more than allocating, so what is
-malformed is noticed where it is used, and only then looked for.
+Checking every field of a large cluster in advance would take longer than allocating. So a malformed field is noticed
+where it is used, and only then searched for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from dra_driver.errors import AllocationError
 
 T = TypeVar("T")
 MALFORMED: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError)
-"""What Python raises on objects of other types than the API has."""
+"""What Python raises on values of other types than the API has."""
 
 _TEXT, _COUNT, _FLAG, _NUMBER = "a text", "a whole number", "true or false", "a text or a number"
 _NAMED: Final = {"name!": _TEXT}
@@ -75,9 +75,9 @@ _SHAPES: Final[dict[str, Any]] = {
 
 
 def guarded(work: Callable[[], T], wires: Mapping[str, Any]) -> T:
-    """The result of ``work``. What only malformed objects can cause becomes an AllocationError that names the field.
+    """The result of ``work``. An error of ``MALFORMED`` becomes an AllocationError that names the malformed field.
 
-    ``wires`` are the objects at hand under the names of ``_SHAPES``.
+    ``wires`` are the objects that ``work`` reads, under the names of ``_SHAPES``.
     """
     try:
         return work()

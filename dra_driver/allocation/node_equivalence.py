@@ -1,9 +1,9 @@
-"""Nodes that are alike: equal in everything that a search looks at, whatever their devices are called.
+"""Equivalent nodes: equal in everything that a search reads, except the names of devices.
 
 A cluster has many nodes of one kind, most of them in one of a few states. A search that takes long on one of them takes
-as long on all, so its answer is kept as places in the list of devices, under a key that is equal for nodes that are
-alike. Owns that key. Attributes that only constraints compare are told apart, not read: two nodes whose GPUs have
-different UUIDs are alike.
+as long on all. So its answer is cached as positions in the list of devices, under a key that is equal for equivalent
+nodes. Of attributes that only constraints compare, the key holds which devices have equal values, not the values: two
+nodes whose GPUs have different UUIDs are equivalent.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MOST_KEPT: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a search found: for each claim its alternatives, and its picks as alternatives and places of devices."""
+    """The answer of a search: for each claim its alternatives, and its picks as alternative and device position."""
 
     fits: bool
     stuck_at: str
@@ -48,10 +48,10 @@ class SolutionCache:
             self._kept[key] = solution
 
     def key(self, state: AllocationState, pools: Sequence[Pool]) -> Key | None:
-        """The key of an attempt's node; None when it cannot be told, as with two pools of one name."""
+        """The key of the node of this search; None if it has none, as with two pools of one name."""
         try:
             return self._key(state, pools)
-        except MALFORMED:  # somewhere where the search may never look
+        except MALFORMED:  # in a field that the search may never read
             return None
 
     def _key(self, state: AllocationState, pools: Sequence[Pool]) -> Key | None:
@@ -84,7 +84,7 @@ class SolutionCache:
         )
 
     def _text(self, of: Any) -> int:
-        """A number for a part of a device. Parts live as long as the devices, so their identity can be remembered."""
+        """A number for a part of a device. Parts live as long as the devices, so their identity is a valid key."""
         if not of:
             return -1
         known = self._texts.get(id(of))
@@ -98,7 +98,7 @@ class SolutionCache:
 
 
 class _Values:
-    """The values that constraints compare, as the order in which they first occur."""
+    """The values that constraints compare, numbered in the order of their first occurrence."""
 
     def __init__(self, state: AllocationState) -> None:
         self._names = [(place, one.attribute) for place, claim in enumerate(state.decoded) for one in claim.constraints]

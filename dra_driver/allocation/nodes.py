@@ -1,7 +1,7 @@
 """Whether a node matches a v1 NodeSelector, a pod's required node affinity or the node selection of a slice.
 
-Follows k8s.io/component-helpers scheduling/corev1/nodeaffinity: terms are alternatives, requirements of a term all have
-to hold, a term without any requirement matches nothing, and only ``metadata.name`` exists as a field. A malformed term
+Follows k8s.io/component-helpers scheduling/corev1/nodeaffinity: a selector matches if one term does, a term if all its
+requirements do, and a term without requirements matches nothing. The only field is ``metadata.name``. A malformed term
 matches nothing in a pod's affinity; in a ResourceSlice it ends the scheduling attempt.
 """
 
@@ -53,7 +53,7 @@ def _term_matches(term: Wire, node: Wire) -> bool:
     if not all(_OPERATORS[item["operator"]](labels.get(item["key"]), item.get("values") or []) for item in expressions):
         return False
     name = metadata.get("name", "")
-    # Fields other than the name read as empty, and a node without a name has no fields to compare.
+    # Fields other than the name are empty, and a node without a name has no fields to compare.
     return not name or all(
         ((name if item["key"] == "metadata.name" else "") in item["values"]) == (item["operator"] == "In")
         for item in fields
@@ -61,7 +61,7 @@ def _term_matches(term: Wire, node: Wire) -> bool:
 
 
 def _term_problem(term: Wire) -> str:
-    """What is wrong with the term, empty when nothing is."""
+    """What is wrong with the term; empty if it is valid."""
     for item in term.get("matchExpressions") or ():
         problem = _label_problem(item.get("key", ""), item.get("operator", ""), item.get("values") or [])
         if problem:

@@ -1,9 +1,9 @@
-"""Whether a node takes a pod at all, devices apart: the scheduler's node filters, with its words.
+"""The scheduler's node filters without devices: whether a pod fits a node, with the scheduler's messages.
 
-Owns node name, unschedulable, taints, node selection, room for CPU, memory and other plain resources, host ports.
-Messages are those of kubernetes/kubernetes pkg/scheduler/framework/plugins (nodename, nodeunschedulable,
-tainttoleration, nodeaffinity, noderesources, nodeports). Refuses to weigh what depends on other pods' places or on
-volumes; `unmodelled_constraints` names what of that a pod asks for.
+Checks node name, unschedulable, taints, node selection, host ports, and CPU, memory and other plain resources. Messages
+are those of kubernetes/kubernetes pkg/scheduler/framework/plugins (nodename, nodeunschedulable, tainttoleration,
+nodeaffinity, noderesources, nodeports). Filters that depend on the places of other pods or on volumes are not modelled;
+`unmodelled_constraints` names those that a pod uses.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 @dataclass(slots=True)
 class NodeUsage:
-    """What the pods on a node take of it."""
+    """What the pods on a node use of it."""
 
     pods: int = 0
     taken: Amounts = field(default_factory=dict)
@@ -34,7 +34,7 @@ class NodeUsage:
 
 
 def usage_by_node(pods: Iterable[Wire]) -> dict[str, NodeUsage]:
-    """Use by name of the node, of all pods that are on one and not finished."""
+    """Usage by node name, by all pods that are bound to a node and have not ended."""
     found: dict[str, NodeUsage] = {}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName")
@@ -49,7 +49,7 @@ def usage_by_node(pods: Iterable[Wire]) -> dict[str, NodeUsage]:
 
 
 def unfit_reason(pod: Wire, node: Wire, usage: NodeUsage, served: Iterable[str] = ()) -> str:
-    """Why the pod cannot run on the node, "" when it can. ``served`` are resources that devices stand for there."""
+    """Why the pod cannot run on the node, "" if it can. ``served``: extended resources that devices provide there."""
     spec = node.get("spec") or {}
     wanted = (pod.get("spec") or {}).get("nodeName")
     if wanted and wanted != node["metadata"]["name"]:
@@ -67,9 +67,9 @@ def unfit_reason(pod: Wire, node: Wire, usage: NodeUsage, served: Iterable[str] 
 
 
 def requests_of(pod: Wire) -> Amounts:
-    """What the pod asks of plain resources (k8s.io/component-helpers resource/helpers.go, PodRequests).
+    """The pod's requests of plain resources (k8s.io/component-helpers resource/helpers.go, PodRequests).
 
-    Containers add up; init containers run one after the other, those that restart always beside everything after them.
+    Containers add up. Init containers run one after the other; those with restartPolicy Always keep running.
     """
     spec = pod.get("spec") or {}
     total: Amounts = {}
@@ -94,7 +94,7 @@ def requests_of(pod: Wire) -> Amounts:
 
 
 def host_ports(pod: Wire) -> set[tuple[int, str]]:
-    """Host ports with their protocol. Addresses are not told apart, which errs on the side of a conflict."""
+    """Host ports with their protocol. Host addresses are ignored, so a conflict may be reported where there is none."""
     return {
         (int(port["hostPort"]), port.get("protocol") or "TCP")
         for container in (pod.get("spec") or {}).get("containers") or ()
@@ -104,7 +104,7 @@ def host_ports(pod: Wire) -> set[tuple[int, str]]:
 
 
 def unmodelled_constraints(pod: Wire) -> list[str]:
-    """What the pod asks for that depends on other pods' places, and is not weighed here."""
+    """The constraints of the pod that depend on the places of other pods and are not checked here."""
     spec = pod.get("spec") or {}
     affinity = spec.get("affinity") or {}
     found = []
@@ -123,7 +123,7 @@ def _shortage(pod: Wire, node: Wire, usage: NodeUsage, served: frozenset[str]) -
     if usage.pods >= _nano(most) // NANO:
         return "Too many pods"
     if offered is None:
-        return ""  # a node of a manifest, or of the embedded cluster: nothing is said about its size
+        return ""  # a node from a manifest or of the embedded cluster, which states no capacity
     short = []
     for resource, value in sorted(requests_of(pod).items()):
         if resource not in served and value > _nano(offered.get(resource, 0)) - usage.taken.get(resource, 0):
@@ -168,7 +168,7 @@ def _nano(value: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> int:
-    """Billionths. What is no quantity counts as nothing; the API server lets none in."""
+    """Billionths. A malformed quantity counts as 0; the API server admits none."""
     try:
         return Quantity.parse(text).nano
     except ValueError:

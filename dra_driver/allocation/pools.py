@@ -1,9 +1,8 @@
-"""Pools of devices that one node can reach, and which of their slices count.
+"""The pools of devices that one node reaches, and which of their ResourceSlices count.
 
-Owns which slices are relevant, the newest generation, completeness, validity and the order in which pools are tried.
-Follows structured/internal/incubating/pools_incubating.go of k8s.io/dynamic-resource-allocation (Kubernetes 1.36). What
-does not depend on the node is worked out once: most nodes of a cluster have pools of their own, and every node sees the
-counter slices of all others.
+Follows structured/internal/incubating/pools_incubating.go of k8s.io/dynamic-resource-allocation (Kubernetes 1.36):
+relevant slices, newest generation, completeness, validity, and the order of pools. What does not depend on the node is
+computed once: most nodes of a cluster have pools of their own, and every node reaches the counter slices of all others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +23,8 @@ Wire = Mapping[str, Any]
 class Pool:
     """Devices of one pool that a node reaches, in the order in which they are tried.
 
-    ``why`` is empty, or ``incomplete`` or ``invalid`` with a ``detail``: then there are no devices. ``elsewhere`` are
-    devices of slices for other nodes, which matter for the counters.
+    ``why`` is empty, or ``incomplete`` or ``invalid`` with a ``detail``; then the pool has no devices. ``elsewhere``
+    are devices in slices for other nodes, which consume counters of the pool too.
     """
 
     key: PoolKey
@@ -42,7 +41,7 @@ class Pool:
 
     @property
     def supply(self) -> CounterSupply:
-        """The pool's counters less what allocated devices consume."""
+        """The pool's counters, less the consumption of allocated devices."""
         if self._supply is None:
             taken = [device for device in chain(self.devices, self.elsewhere) if device.allocated or device.shared]
             sets = (entry for item in self.counter_slices for entry in item.spec["sharedCounters"])
@@ -52,7 +51,7 @@ class Pool:
 
 @dataclass(slots=True, kw_only=True)
 class ReachablePools:
-    """What one node reaches: ``pools`` to be tried in this order, and ``broken`` and ``obsolete`` ones."""
+    """What one node reaches: ``pools`` in the order of trial, and pools that are ``broken`` or ``obsolete``."""
 
     pools: list[Pool]
     broken: list[Pool]
@@ -60,12 +59,12 @@ class ReachablePools:
 
 
 class PoolIndex:
-    """All slices of a cluster at one moment. Thread-safe; wire objects are not changed and must not change."""
+    """All ResourceSlices of a cluster at one moment. Thread-safe. The caller must not change the wire objects."""
 
-    def __init__(self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], model: SchedulerRules) -> None:
+    def __init__(self, slices: Sequence[Wire], uses: Mapping[PoolKey, PoolUse], rules: SchedulerRules) -> None:
         self._uses = uses
-        self._features = model.features
-        self._quirks = model.quirks
+        self._features = rules.features
+        self._quirks = rules.quirks
         self._by_pool: dict[PoolKey, list[PoolSlice]] = {}
         self._on_node: dict[str, list[PoolSlice]] = {}
         self._anywhere: list[PoolSlice] = []
@@ -76,7 +75,7 @@ class PoolIndex:
         self._foreign: list[Pool] | None = None
 
     def reachable(self, node: Wire) -> ReachablePools:
-        """The node's pools, by driver and name, those with binding conditions last. Raises AllocationError."""
+        """The node's pools by driver and name, pools with binding conditions last. Raises AllocationError."""
         groups: dict[PoolKey, list[PoolSlice]] = {}
         for item in self._relevant(node):
             groups.setdefault(item.key, []).append(item)
@@ -110,9 +109,9 @@ class PoolIndex:
             self._anywhere.append(item)
 
     def _relevant(self, node: Wire) -> Iterable[PoolSlice]:
-        """The node's own slices, then those for several nodes; both as they stand in the input.
+        """The node's own slices, then those for several nodes, both in the order of the input.
 
-        Where nothing else of a pool is relevant its counter slices are left to `_foreign_broken`.
+        Counter slices of pools without other relevant slices are handled by `_foreign_broken`.
         """
         own = self._on_node.get(node["metadata"]["name"], [])
         shared = [item for item in self._anywhere if _selects(item, node)] if self._anywhere else []
@@ -125,14 +124,14 @@ class PoolIndex:
         return chain(own, shared)
 
     def _foreign_broken(self) -> list[Pool]:
-        """Pools that are broken on every node because their counter slices are relevant on every node."""
+        """Broken pools of other nodes: their counter slices are relevant on every node, so they break every node."""
         if self._foreign is None:
             pools = (self._pool(key, items) for key, items in self._counters.items())
             self._foreign = [pool for pool in pools if pool is not None and pool.why]
         return self._foreign
 
     def _pool(self, key: PoolKey, relevant: Sequence[PoolSlice]) -> Pool | None:
-        """The pool as these slices make it; None when a newer generation exists among the others."""
+        """The pool of these slices; None if other slices of the pool have a newer generation."""
         known_as = tuple([item.order for item in relevant])
         if known_as not in self._known:
             self._known[known_as] = self._assemble(key, relevant)
@@ -189,7 +188,7 @@ def _selects(item: PoolSlice, node: Wire) -> bool:
         return reaches(spec, node)
     if item.per_device:
         return any(reaches(device, node) for device in spec.get("devices") or ())
-    return False  # node selection of a later version
+    return False  # a node selection that 1.36 does not have
 
 
 def _counter_problem(sources: Sequence[PoolSlice], consumers: Sequence[PoolSlice], use: PoolUse) -> str:

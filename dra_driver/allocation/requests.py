@@ -1,8 +1,7 @@
-"""What claims ask for, decoded: requests, their alternatives, their classes and selectors.
+"""Decodes claims: requests, their alternatives, their classes and selectors, once for all nodes.
 
-Owns the errors that make a claim impossible to weigh on any node (``Allocate`` and ``validateDeviceRequest`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation). A plan is made once and
-serves every node.
+Raises the errors that end the attempt on all nodes, as ``Allocate`` and ``validateDeviceRequest`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +15,16 @@ from dra_driver.errors import AllocationError
 Wire = Mapping[str, Any]
 
 MAX_DEVICES: Final = 32
-"""Most devices that one claim may hold (AllocationResultsMaxSize)."""
+"""Most devices that one claim may have (AllocationResultsMaxSize)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Alternative:
-    """One way to satisfy a request: the request itself, or one of its subrequests.
+    """A request without subrequests, or one subrequest of a request.
 
-    ``name`` is ``main`` or ``main/sub``, as results carry it, ``base`` ``main``, ``label`` what messages say.
-    ``wants_all`` makes ``count`` meaningless. ``constraints`` are the places of the claim's constraints that apply.
+    ``name`` is ``main`` or ``main/sub`` as in results, ``base`` is ``main``, ``label`` is for messages. ``place`` is
+    the index of the request in its claim. With ``wants_all`` (mode All) ``count`` has no meaning. ``constraints`` are
+    the indexes of the claim's constraints that apply.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceRequest:
-    """One request of a claim; the first alternative with which everything fits is taken."""
+    """One request of a claim. The first alternative with which all claims fit is chosen."""
 
     name: str
     alternatives: Sequence[Alternative]
@@ -53,7 +53,7 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConstraintSpec:
-    """A constraint as the claim states it."""
+    """A constraint in the claim's spec."""
 
     attribute: str
     requests: frozenset[str]
@@ -70,19 +70,19 @@ class DecodedClaim:
     constraints: Sequence[ConstraintSpec]
 
 
-SelectionOf = Callable[[Sequence[DeviceSelector]], SelectorSet]
+SelectorSetOf = Callable[[Sequence[DeviceSelector]], SelectorSet]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDecoder:
-    """Decodes claims. ``selection_of`` gives equal selectors the same Selection, so that they share their answers."""
+    """Decodes claims. ``selector_set`` returns one SelectorSet for equal selectors, which share their results."""
 
     classes: Mapping[str, Wire]
     features: SchedulerFeatures
-    selection_of: SelectionOf
+    selector_set: SelectorSetOf
 
     def read(self, claims: Sequence[Wire]) -> list[DecodedClaim]:
-        """Plans of a pod's claims, in their order. Raises AllocationError."""
+        """The decoded claims of a pod, in their order. Raises AllocationError."""
         return [self._claim(index, claim) for index, claim in enumerate(claims)]
 
     def _claim(self, index: int, claim: Wire) -> DecodedClaim:
@@ -147,7 +147,7 @@ class ClaimDecoder:
                     claim=claim,
                     place=place,
                     device_class=device_class,
-                    selection=self.selection_of(selectors),
+                    selection=self.selector_set(selectors),
                     count=way.get("count") or 0,
                     wants_all=_wants_all(way, where),
                     admin_access=bool(admin),
@@ -172,12 +172,12 @@ class ClaimDecoder:
 
 
 def claim_label(claim: Wire) -> str:
-    """``claim namespace/name``, as messages name it."""
+    """``claim namespace/name``, for messages."""
     return f"claim {claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"
 
 
 def too_many(label: str, least: int) -> AllocationError:
-    """The error of a claim that can only end with more than 32 devices."""
+    """The error of a claim that needs more than 32 devices."""
     return AllocationError(f"{label}: number of requested devices {least} exceeds the claim limit of {MAX_DEVICES}")
 
 

@@ -1,7 +1,7 @@
-"""An AllocationResult as the scheduler writes it into ``status.allocation``: results, configuration, node selector.
+"""Builds the AllocationResult that the scheduler writes into ``status.allocation``.
 
 Follows the end of ``Allocate`` and ``createNodeSelector`` in structured/internal/incubating/allocator_incubating.go of
-k8s.io/dynamic-resource-allocation. Fields that this version's API does not know are dropped, as decoding does.
+k8s.io/dynamic-resource-allocation. Fields that the API of 1.36 does not have are dropped, as decoding in Go drops them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ def allocation_result(
     chosen: Sequence[Alternative],
     *,
     node: Wire,
-    model: SchedulerRules,
+    rules: SchedulerRules,
     new_share_id: Callable[[], str],
 ) -> dict[str, Any]:
-    """The allocation of one claim. Raises AllocationError when its devices' node selectors cannot be merged."""
-    features, quirks = model.features, model.quirks
+    """The allocation of one claim. Raises AllocationError if the node selectors of its devices cannot be merged."""
+    features, quirks = rules.features, rules.quirks
     devices: dict[str, Any] = {}
     if picks:
         devices["results"] = [_result(pick, features, new_share_id) for pick in picks]
@@ -73,7 +73,7 @@ def _configuration(of: Wire) -> dict[str, Any]:
 
 
 def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
-    """Each class once, for all requests that use it."""
+    """The configuration of each class once, for all requests that use the class."""
     users: dict[str, list[Alternative]] = {}
     for alternative in chosen:
         users.setdefault(alternative.device_class["metadata"]["name"], []).append(alternative)
@@ -85,7 +85,7 @@ def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
 
 
 def _claim_configs(claim: Wire, chosen: Sequence[Alternative], quirks: SchedulerQuirks) -> list[dict[str, Any]]:
-    """Entries for everything once; others once for each request that they name, or once, by version."""
+    """Entries without request names once. Others once for each named request in 1.36, once from 1.37 on."""
     configs: list[dict[str, Any]] = []
     for config in (claim["spec"].get("devices") or {}).get("config") or ():
         entry = {"source": "FromClaim", **_configuration(config)}
@@ -100,7 +100,7 @@ def _claim_configs(claim: Wire, chosen: Sequence[Alternative], quirks: Scheduler
 
 
 def _for_all(entry: dict[str, Any], chosen: Sequence[Alternative]) -> dict[str, Any]:
-    """Without names when the entry is for every request, which means the same."""
+    """The entry without request names if it applies to every request, which means the same."""
     names = entry.get("requests")
     if names and all(one.base in names or one.name in names for one in chosen):
         return {field: value for field, value in entry.items() if field != "requests"}
@@ -134,6 +134,6 @@ def _merge(claim: DecodedClaim, selector: Wire | None, term: dict[str, list[Wire
 
 
 def _same(left: Wire, right: Wire) -> bool:
-    """The same requirement, in whatever order its values are."""
+    """Whether both requirements are equal, in any order of their values."""
     values = [set(item.get("values") or ()) for item in (left, right)]
     return values[0] == values[1] and all(left.get(part) == right.get(part) for part in ("key", "operator"))

@@ -1,8 +1,7 @@
-"""Which scheduler is asked: its feature gates, and its known mistakes by version.
+"""The scheduler whose answer is computed: its feature gates, and its mistakes by version.
 
-Owns the names of gates as ``--feature-gates`` spells them, their defaults in Kubernetes 1.36, and which of the faults
-of 1.36 are gone in 1.37 (k8s.io/dynamic-resource-allocation structured/internal; pkg/features/kube_features.go).
-Refuses to know what the gates and faults do: each is one flag that the rest of the room asks for.
+Gates have the names of ``--feature-gates`` and the defaults of Kubernetes 1.36 (pkg/features/kube_features.go). Each
+mistake of 1.36 that 1.37 corrects (k8s.io/dynamic-resource-allocation structured/internal) is a flag.
 """
 
 from collections.abc import Mapping
@@ -25,12 +24,12 @@ class SchedulerFeatures:
 
     @property
     def stable(self) -> bool:
-        """Whether the scheduler picks its oldest allocator, which knows neither shares nor binding conditions."""
+        """Whether the scheduler uses its ``stable`` allocator, without shares and binding conditions."""
         return not self.binding_conditions and not self.consumable_capacity
 
     @classmethod
     def from_gates(cls, gates: Mapping[str, bool]) -> "SchedulerFeatures":
-        """Features from gates that differ from the default. Gates that do not concern allocation are ignored."""
+        """Features from gates that differ from the default. Gates that do not affect allocation are ignored."""
         known = {GATES[name]: bool(value) for name, value in gates.items() if name in GATES}
         return cls(**known)
 
@@ -48,17 +47,17 @@ GATES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerQuirks:
-    """The faults and habits of one version. The defaults are 1.36's; ``False`` everywhere is 1.37's.
+    """The mistakes of one version. The defaults are those of 1.36; 1.37 has ``False`` everywhere.
 
-    - ``counters_by_pool_name``: counters are kept by the name of the pool alone, so a second driver with a pool of the
-      same name has its counter sets unchecked, or mixed up with the first one's.
-    - ``counters_stay_charged``: a device that passes the counter check and is then refused for a taint, a constraint or
-      capacity keeps its counters for the rest of the attempt.
-    - ``shares_stay_charged``: giving back the share of a multi-allocatable device does not give back its counters.
+    - ``counters_by_pool_name``: counters are kept by pool name without the driver. Counter sets of a second driver with
+      a pool of the same name are not checked, or are mixed up with those of the first driver.
+    - ``counters_stay_charged``: a device that passes the counter check and is then rejected for a taint, a constraint
+      or capacity keeps its counters charged until the attempt ends.
+    - ``shares_stay_charged``: deallocating a share of a multi-allocatable device does not refund its counters.
     - ``distinct_forgets``: distinctAttribute remembers one value per request, the last one.
     - ``config_per_name``: a claim configuration that names two requests is written twice.
-    - ``config_keeps_names``: a configuration for every request still lists them; later, no names mean all.
-    - ``counter_slices_everywhere``: slices with counters concern every node, whatever node they name.
+    - ``config_keeps_names``: a configuration for all requests lists them; from 1.37 on it lists none, which means all.
+    - ``counter_slices_everywhere``: slices with counters are relevant for every node, whatever node they name.
     - ``whole_units``: steps of a validRange are counted in whole units, fractions rounded up, and a negative request is
       accepted.
     """
@@ -74,7 +73,7 @@ class SchedulerQuirks:
 
     @classmethod
     def of_version(cls, version: str) -> "SchedulerQuirks":
-        """The behaviour of a Kubernetes version: ``1.36``, ``v1.36.2``, ``1.37.0-rc.1``. Raises ConfigurationError."""
+        """The quirks of a Kubernetes version: ``1.36``, ``v1.36.2``, ``1.37.0-rc.1``. Raises ConfigurationError."""
         major, _, rest = version.strip().removeprefix("v").partition(".")
         minor = rest.partition(".")[0]
         if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit() and len(version) < 64):
@@ -84,7 +83,7 @@ class SchedulerQuirks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerRules:
-    """The scheduler that is asked."""
+    """Gates and quirks of the scheduler whose answer is computed."""
 
     features: SchedulerFeatures
     quirks: SchedulerQuirks

@@ -1,9 +1,8 @@
-"""The search itself: depth first, first fit, claims by requests by devices, every choice revisable.
+"""The search: depth first over claims, requests and devices, first fit, with backtracking.
 
-Owns the order in which choices are made and taken back. Follows ``allocateOne`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. It is a loop over a stack
-of choices, not a recursion: a pod may have more claims and devices than Python has frames. Whether one device can be
-taken is decided in `state`.
+Follows ``allocateOne`` of structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation.
+It is a loop over a stack of choices, not a recursion: a pod may have more claims and devices than Python has frames.
+`state` decides whether one device can be allocated.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dra_driver.errors import AllocationError
 
 
 class _Answer(Enum):
-    """What became of a choice: go on above it, try the next possibility, or give up the choices that led here."""
+    """The state of the topmost choice: all done, continue above it, it failed, or its claim has too many devices."""
 
     DONE = "done"
     DEEPER = "deeper"
@@ -26,7 +25,7 @@ class _Answer(Enum):
 
 @dataclass(slots=True)
 class _Choice:
-    """A request of which one alternative is being tried."""
+    """A request with subrequests, of which one is being tried."""
 
     claim: int
     request: DeviceRequest
@@ -36,7 +35,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Slot:
-    """One device of a request: the ``have``-th. ``position`` is the next possibility in the lane."""
+    """The ``have``-th device of a request. ``position`` is the next candidate to try."""
 
     claim: int
     alternative: Alternative
@@ -47,7 +46,7 @@ class _Slot:
 
 
 class Search:
-    """One scheduling attempt of one pod on one node. Used once, by one thread."""
+    """The search for one pod on one node. Used once, by one thread."""
 
     def __init__(self, state: AllocationState) -> None:
         self._state = state
@@ -58,9 +57,9 @@ class Search:
         self._answer: _Answer | None = None
 
     def run(self, pause_after: int | None = None) -> bool | None:
-        """Whether everything fits; the picks are in the attempt then. Raises AllocationError and the errors of `cel`.
+        """Whether all claims fit; the picks are then in the state. Raises AllocationError and the errors of `cel`.
 
-        With ``pause_after`` the answer is None when that many steps did not tell; calling again goes on.
+        With ``pause_after`` the result is None if that many steps did not suffice; another call continues the search.
         """
         budget = self._state.budget
         if self._answer is None:
@@ -80,7 +79,7 @@ class Search:
         return True
 
     def _enter(self, claim: int, request: int) -> _Answer:
-        """Go on with a request; past the last one of a claim with the next claim."""
+        """Continues with a request, or with the next claim after the last request of a claim."""
         while claim < len(self._decoded) and request >= len(self._decoded[claim].requests):
             claim, request = claim + 1, 0
         if claim == len(self._decoded):
@@ -93,7 +92,7 @@ class Search:
         return self._fill(wanted.alternatives[0], 0, 0)
 
     def _fill(self, alternative: Alternative, have: int, position: int) -> _Answer:
-        """Go on with the next device of a request, or with the next request when it has all."""
+        """Continues with the next device of a request, or with the next request if it has all its devices."""
         chosen = self.chosen[alternative.claim]
         chosen[alternative.place :] = [alternative]
         candidates = self._state.candidates(alternative)
@@ -107,7 +106,7 @@ class Search:
         return _Answer.DEEPER
 
     def _advance(self, top: _Choice | _Slot) -> _Answer:
-        """Try the next possibility of the topmost choice; without one the choice is gone."""
+        """Tries the next possibility of the topmost choice; removes the choice if none is left."""
         if isinstance(top, _Choice):
             if top.tried < len(top.request.alternatives):
                 top.tried += 1
@@ -122,7 +121,7 @@ class Search:
         return self._fill(top.alternative, top.have + 1, following if self._state.combines else 0)
 
     def _pick(self, top: _Slot) -> int:
-        """Take the next device that can be taken; where the one after it stands in the lane."""
+        """Allocates the next possible device; returns the position of the candidate after it."""
         alternative = top.alternative
         if alternative.wants_all:
             top.pick = self._state.allocate(alternative, top.candidates.every[top.have], must=True)
@@ -139,7 +138,7 @@ class Search:
         return position
 
     def _resume(self, top: _Choice | _Slot, answer: _Answer) -> _Answer:
-        """What was tried above the topmost choice did not work out."""
+        """Undoes the topmost choice after everything above it failed."""
         if isinstance(top, _Choice):
             if answer is _Answer.FAILED:
                 top.all_exceeded = False
@@ -153,7 +152,6 @@ class Search:
         return _Answer.DEEPER
 
     def _exceeded(self, claim: int) -> _Answer:
-        """Too many devices in a claim send its earlier requests back to other alternatives; to other claims it is a
-        failure like any other."""
+        """Too many devices in a claim: its earlier requests try other subrequests; for other claims it is a failure."""
         below = self._stack[-1].claim if self._stack else 0
         return _Answer.EXCEEDED if below == claim else _Answer.FAILED

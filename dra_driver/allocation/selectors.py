@@ -1,8 +1,7 @@
-"""Selectors of a class and a request, evaluated as late and as seldom as possible.
+"""Selectors of a class and a request, compiled and evaluated lazily, with a cache of results.
 
-Owns when an expression is compiled and evaluated, and the memory of answers: devices that are equal in what the
-expressions read get one evaluation, on however many nodes they are. As in the scheduler, neither a compile error nor a
-run-time error does harm before a device reaches the selector (``selectorsMatch`` of
+Devices that are equal in all attributes that the expressions read are evaluated once, on all nodes. As in the
+scheduler, a compile error or run-time error has no effect before a device reaches the selector (``selectorsMatch`` of
 structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation).
 """
 
@@ -20,7 +19,7 @@ Wire = Mapping[str, Any]
 Key = tuple[Any, ...]
 Verdict = int
 SELECTED: Final = -1
-"""The verdict on a device that every selector accepts; others are the place of the first selector that does not."""
+"""The verdict on a device that all selectors accept. Other verdicts are the index of the first false selector."""
 
 _MOST_ANSWERS: Final = 500_000
 _NOTHING: Final[Wire] = {}
@@ -28,7 +27,7 @@ _NOTHING: Final[Wire] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceSelector:
-    """An expression and where it is written: selector ``index`` of the class, or of the claim's request."""
+    """An expression and its origin: selector ``index`` of the class, or of the claim's request."""
 
     expression: str
     where: str
@@ -44,17 +43,17 @@ class DeviceSelector:
 
 
 class SelectorSet:
-    """The selectors that one request applies to a device, class first. Thread-safe; answers are kept for its life.
+    """The selectors of one request: those of its class, then its own. Thread-safe; results are cached for its life.
 
-    Without ``sharing`` every device reads as one that cannot be shared: the oldest allocator of the scheduler does not
-    hand that field on.
+    Without ``sharing`` ``device.allowMultipleAllocations`` is always false: the ``stable`` allocator of the scheduler
+    does not pass that field on.
     """
 
     def __init__(self, selectors: Sequence[DeviceSelector], *, sharing: bool) -> None:
         self.selectors = selectors
         self._sharing = sharing
         self._answers: dict[Key, Verdict | Exception] = {}
-        self._lenses: dict[str, _Lens] = {}
+        self._fields_by_driver: dict[str, _ReadFields] = {}
 
     def verdict(self, device: PoolDevice) -> Verdict:
         """SELECTED, or the index of the first selector that is false. Raises CelSyntaxError and CelEvaluationError."""
@@ -64,13 +63,13 @@ class SelectorSet:
         driver = device.slice.key[0]
         if device.readable is None:
             device.readable = _is_readable(wire.get("attributes"))
-        lens = self._lenses.get(driver) or self._lens(driver)
-        if not device.readable or lens.sees_all:
+        fields = self._fields_by_driver.get(driver) or self._read_fields(driver)
+        if not device.readable or fields.reads_all:
             return self._evaluate(device, wire)
-        key = lens.key(wire)
+        key = fields.key(wire)
         answer = self._answers.get(key)
         if answer is None:
-            answer = self._remember(key, device, lens.narrow(wire))
+            answer = self._remember(key, device, fields.narrow(wire))
         if not isinstance(answer, int):
             raise type(answer)(f"{answer} (on device {device.id})") from answer
         return answer
@@ -97,36 +96,36 @@ class SelectorSet:
                 raise CelEvaluationError(f"{selector.where}: CEL runtime error: {error}") from error
         return SELECTED
 
-    def _lens(self, driver: str) -> "_Lens":
-        lens = _Lens(driver, [selector.expression for selector in self.selectors])
-        self._lenses[driver] = lens
-        return lens
+    def _read_fields(self, driver: str) -> "_ReadFields":
+        fields = _ReadFields(driver, [selector.expression for selector in self.selectors])
+        self._fields_by_driver[driver] = fields
+        return fields
 
 
-class _Lens:
-    """What the selectors see of a driver's devices."""
+class _ReadFields:
+    """Which fields of a driver's devices the selectors read."""
 
-    __slots__ = ("_attributes", "_capacity", "_driver", "sees_all")
+    __slots__ = ("_attributes", "_capacity", "_driver", "reads_all")
 
     def __init__(self, driver: str, expressions: Sequence[str]) -> None:
         self._driver = driver
         attributes: set[tuple[str, str]] = set()
         capacity: set[tuple[str, str]] = set()
-        self.sees_all = False
+        self.reads_all = False
         for expression in expressions:
             try:
                 seen = find_attribute_refs(expression)
             except CelSyntaxError:
-                self.sees_all = True
+                self.reads_all = True
                 break
-            self.sees_all = self.sees_all or seen.everything
+            self.reads_all = self.reads_all or seen.everything
             attributes |= seen.attributes
             capacity |= seen.capacity
         self._attributes = _spellings(driver, attributes)
         self._capacity = _spellings(driver, capacity)
 
     def key(self, wire: Wire) -> Key:
-        """Equal for devices on which the selectors cannot differ."""
+        """Equal for devices for which the selectors have the same result."""
         parts: list[Any] = [self._driver, wire.get("allowMultipleAllocations")]
         attributes = wire.get("attributes") or _NOTHING
         for name in self._attributes:
@@ -140,7 +139,7 @@ class _Lens:
         return tuple(parts)
 
     def narrow(self, wire: Wire) -> Wire:
-        """The device without what the selectors do not see: much quicker to evaluate."""
+        """The device with the fields that the selectors read only, which is faster to evaluate."""
         attributes, capacity = wire.get("attributes") or _NOTHING, wire.get("capacity") or _NOTHING
         return {
             "attributes": {name: value for name, value in attributes.items() if name in self._attributes},
@@ -168,13 +167,13 @@ def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -
 
 
 def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
-    """How names can be spelled in a slice: with their domain, or without when it is the driver's."""
+    """The spellings of names in a slice: with their domain, and without it if it is the driver's."""
     spelled = [f"{domain}/{identifier}" for domain, identifier in sorted(names)]
     return spelled + [identifier for domain, identifier in sorted(names) if domain == driver]
 
 
 def _is_readable(attributes: Wire | None) -> bool:
-    """Whether every attribute has a type that the scheduler of 1.36 reads; one that has not fails every selector."""
+    """Whether the scheduler of 1.36 reads the type of every attribute; one other type fails every selector."""
     for value in (attributes or {}).values():
         if "string" in value or "int" in value or "bool" in value:
             continue

@@ -1,9 +1,8 @@
-"""The state of one attempt: what has been given away so far, and whether one more device can be.
+"""The state of one search: which devices it has allocated so far, and whether one more device can be allocated.
 
-Owns the checks of one device and their order, and taking a device back, with the faults of Kubernetes 1.36 where
-`SchedulerQuirks` says so. Follows ``allocateDevice`` and ``isSelectable`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation. Refuses to know in which
-order devices are tried.
+Follows ``allocateDevice`` and ``isSelectable`` of structured/internal/incubating/allocator_incubating.go in
+k8s.io/dynamic-resource-allocation: the checks of a device, their order, and deallocation, with the mistakes of
+Kubernetes 1.36 where `SchedulerQuirks` has them. `search` decides in which order devices are tried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ _NO_CAPACITY: Wire = {}
 
 @dataclass(slots=True, eq=False)
 class Pick:
-    """One device for one request. ``consumed`` is set for a share, ``charge`` when counters were taken."""
+    """One device for one request. ``consumed`` is set for a share, ``charge`` if counters were charged."""
 
     alternative: Alternative
     device: PoolDevice
@@ -41,7 +40,7 @@ class Pick:
 
 
 class AllocationState:
-    """One pod on one node. Used by one thread, once."""
+    """The search for one pod on one node. Used once, by one thread."""
 
     def __init__(
         self,
@@ -49,28 +48,28 @@ class AllocationState:
         *,
         node: Wire,
         reachable: ReachablePools,
-        model: SchedulerRules,
+        rules: SchedulerRules,
         budget: SearchBudget,
         recorder: SearchRecorder | None = None,
     ) -> None:
         self.decoded = decoded
         self.picks: list[list[Pick]] = [[] for _ in decoded]
-        self.combines = not model.features.stable
+        self.combines = not rules.features.stable
         self._node = node
-        self._features = model.features
-        self._quirks = model.quirks
+        self._features = rules.features
+        self._quirks = rules.quirks
         self.budget = budget
         self._recorder = recorder
         self._reachable = reachable
         self._devices = _devices(reachable.pools)
         self._candidates: dict[Alternative, Candidates] = {}
         self._constraints = [
-            [_constraint(at, one, model.quirks) for at, one in enumerate(p.constraints)] for p in decoded
+            [_constraint(at, one, rules.quirks) for at, one in enumerate(p.constraints)] for p in decoded
         ]
         self._users: dict[PoolDevice, set[int]] = {}
         self._pending: dict[PoolDevice, Consumed] = {}
         supplies = {pool.key: pool for pool in reachable.pools}
-        by_name = model.quirks.counters_by_pool_name
+        by_name = rules.quirks.counters_by_pool_name
         self._ledger = CounterLedger(lambda key: supplies[key].supply, by_name=by_name)
 
     @property
@@ -79,7 +78,7 @@ class AllocationState:
         return len(self._devices)
 
     def prepare(self) -> None:
-        """List the devices of requests that want all. Raises AllocationError and the errors of `cel`."""
+        """Lists the devices of requests with mode All. Raises AllocationError and the errors of `cel`."""
         for claim in self.decoded:
             least = 0
             for request in claim.requests:
@@ -98,7 +97,7 @@ class AllocationState:
             candidates = self._candidates[alternative] = Candidates(alternative, self._devices, self)
         return candidates
 
-    # --- what a lane asks ---
+    # --- DeviceChecks of `candidates` ---
 
     def is_allocated(self, alternative: Alternative, device: PoolDevice) -> bool:
         if not device.allocated or alternative.admin_access:
@@ -138,7 +137,7 @@ class AllocationState:
         return short is None
 
     def unsuitable(self, alternative: Alternative, device: PoolDevice) -> Cause | None:
-        """Why selectors, node selection or a gate rule the device out; `is_suitable` without telling or counting."""
+        """Why selectors, node selection or a gate exclude the device; records and counts nothing."""
         wire = device.wire
         if not self._features.binding_conditions and wire.get("bindingConditions"):
             return GateOff(gate="DRADeviceBindingConditions")
@@ -150,10 +149,10 @@ class AllocationState:
             return NotOnNode()
         return None
 
-    # --- taking and giving back ---
+    # --- allocation and deallocation ---
 
     def allocate(self, alternative: Alternative, device: PoolDevice, *, must: bool) -> Pick | None:
-        """Give the device to the request if counters, taints and constraints allow it.
+        """Allocates the device to the request if counters, taints and constraints allow it; None otherwise.
 
         With ``must`` a broken constraint raises AllocationError. `SchedulerQuirks` says what a refusal leaves charged.
         """
@@ -170,7 +169,7 @@ class AllocationState:
                 charge.refund()
             return None
         if must and not self.has_capacity(alternative, device):
-            # Nothing is taken back here in 1.36: neither constraints nor counters.
+            # 1.36 undoes nothing here, neither constraints nor counters.
             if not self._quirks.counters_stay_charged:
                 self._release(alternative)
                 if charge is not None:
@@ -186,12 +185,12 @@ class AllocationState:
         return pick
 
     def pick_positions(self) -> list[list[tuple[Alternative, int]]]:
-        """The picks, with the places of their devices among all devices of the node."""
+        """The picks, each device as its position among all devices of the node."""
         at = {device: place for place, device in enumerate(self._devices)}
         return [[(pick.alternative, at[pick.device]) for pick in picks] for picks in self.picks]
 
     def reuse_picks(self, pick_positions: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
-        """Take over the picks of an attempt on a node that is alike."""
+        """Takes over the picks of a search on an equivalent node."""
         self.picks = [
             [self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in pick_positions
         ]
@@ -200,7 +199,7 @@ class AllocationState:
         return Pick(alternative, device, self._consumed(alternative, device), None)
 
     def deallocate(self, alternative: Alternative, pick: Pick) -> None:
-        """Undo `allocate`; picks of a claim are given back in reverse."""
+        """Undoes `allocate`. Picks of a claim are deallocated in reverse order."""
         device = pick.device
         self._release(alternative)
         users = self._users.get(device)
@@ -228,7 +227,7 @@ class AllocationState:
         return self.is_allocated(alternative, device) or self.is_taken_by_pod(alternative, device)
 
     def _charge(self, alternative: Alternative, device: PoolDevice, shared: bool) -> Charge | bool:
-        """Take the device's counters; True when there are none to take, False when the device cannot be had."""
+        """Charges the device's counters; True if it consumes none, False if the device is not available."""
         if not device.wire.get("consumesCounters"):
             return True
         if not self._features.partitionable_devices:
@@ -274,7 +273,7 @@ class AllocationState:
         return self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
 
     def _consumed(self, alternative: Alternative, device: PoolDevice) -> dict[str, Amount] | None:
-        """What a share takes; None for a device that is not shared."""
+        """What a share consumes; None for a device that cannot be shared."""
         if not self._is_shared(device):
             return None
         capacities = device.wire.get("capacity") or _NO_CAPACITY

@@ -1,7 +1,7 @@
-"""Taints of devices and what tolerates them.
+"""Device taints and tolerations.
 
-Follows resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation: only NoSchedule and NoExecute keep a
-device from being allocated; other effects, also those of later versions, are ignored.
+Follows resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation: only NoSchedule and NoExecute prevent
+the allocation of a device; other effects, also those of later versions, are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
 def untolerated(taints: Sequence[Wire], tolerations: Sequence[Wire]) -> Tainted | None:
-    """The first taint that keeps the device away, None when nothing does."""
+    """The first taint that prevents the allocation, None if there is none."""
     for taint in taints:
         if taint.get("effect") in _BLOCKING and not any(tolerates(item, taint) for item in tolerations):
             return Tainted(key=taint.get("key") or "", value=taint.get("value") or "", effect=taint["effect"])
