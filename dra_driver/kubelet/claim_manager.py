@@ -1,7 +1,6 @@
-"""The claims room as the node process uses it: opened, recovered, looked after, counted, closed.
+"""Opens, recovers, maintains, counts and closes the claims of one node process.
 
-Owns which collaborators the claims room is given, and when it is asked to look after itself. Refuses to know what
-preparing means.
+Chooses the dependencies that ``claims/`` is given. What preparing means is decided there.
 """
 
 import logging
@@ -33,7 +32,7 @@ MAINTAIN_EVERY_S = 600.0
 
 
 class ClaimManager:
-    """``service`` is what the kubelet's calls go to; ``recover`` comes before the first of them."""
+    """``service`` serves the kubelet's calls; call ``recover`` before the first of them."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
@@ -53,7 +52,7 @@ class ClaimManager:
         hardware: Hardware,
         terms: Callable[[], Terms],
     ) -> Self:
-        """Opens the journal in ``plugin_dir``. Raises ConfigurationError when that is impossible."""
+        """Opens the journal in ``plugin_dir``. Raises ConfigurationError when it cannot be opened."""
         try:
             claims = open_claims(
                 plugin_dir,
@@ -82,20 +81,20 @@ class ClaimManager:
 
     @property
     def problem(self) -> str | None:
-        """Why claims cannot be prepared until this process is started again: the journal is damaged, or gone."""
+        """Why claims cannot be prepared before this process is restarted: the journal is damaged, or was removed."""
         return self._claims.problem
 
     def recover(self) -> None:
-        """Finishes or undoes what an earlier run left; what cannot be done yet is logged, and done by ``maintain``."""
+        """Finishes or undoes what an earlier run left. What is impossible now is logged, and left to ``maintain``."""
         for sentence in self.service.recover().problems:
             log.warning("recovery is not complete", extra={"problem": sentence})
 
     def maintain(self) -> None:
-        """Looks after claims that the kubelet forgot, and what recovery could not do. Slow when the API is."""
+        """Unprepares claims that the kubelet forgot and completes recovery. Waits for the API server."""
         self.service.maintain(self._stopping.is_set)
 
     def counts(self) -> Counts:
-        """What the journal holds; raises StorageError."""
+        """How many claims and devices the journal holds. Raises StorageError."""
         return self._claims.journal.counts()
 
     def close(self) -> None:

@@ -1,17 +1,17 @@
-"""The two sockets as one thing: shown and taken away in the right order, made again when they vanish.
-
-Owns both servers. Refuses to know when to look: the process calls ``check`` about once a second.
+"""Publishes and withdraws the DRA socket and the registration socket, and replaces them when their files vanish.
 
 The DRA socket accepts calls before the registration socket appears, because the kubelet dials it right after
-``GetInfo``. A kubelet that restarts walks its registry again and finds the registration socket by itself. But when the
-file is gone (a cleaned directory, a node reset), nothing would ever bring it back: a unix socket cannot be put back
-under a name, so a new server takes its place, and the old one finishes the calls that it has.
+``GetInfo``. A kubelet that restarts walks its registry again and finds the registration socket by itself. A deleted
+file (a cleaned directory, a node reset) does not come back by itself: a listening unix socket cannot be linked under a
+name again. So a new server takes the path, and the old one finishes its calls.
 
-The registration socket goes last, after the calls in work: once it is gone the kubelet closes its connection with
-every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose prepare was cut
-off waits half a minute for the next. Meanwhile the kubelet sees our service go and prefers a successor's.
+At the stop the registration socket goes last, after the calls in progress. When it disappears, the kubelet closes its
+connection with every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose
+prepare was cut off waits half a minute for the next. Before that, the kubelet sees the DRA service end and prefers a
+successor's.
 
-A socket that somebody else has put in place of ours is left alone: two drivers taking turns would be worse than one.
+A socket that another process has put in place of this driver's is left alone: two drivers that take turns would be
+worse than one that is not ready.
 """
 
 import logging
@@ -29,8 +29,8 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-# For unprepare, and for streams while they open; threads are made when needed. An unprepare waits for a prepare of the
-# same claim, so there are more of them than claims that prepares have locked (``service.PREPARE_THREADS``).
+# For unprepare, and for streams while they open; threads start when needed. An unprepare waits for a prepare of the
+# same claim, so there are more of them than claims that prepares can have locked (``service.PREPARE_THREADS``).
 DRA_THREADS = 12
 REGISTRATION_THREADS = 2
 
@@ -50,11 +50,11 @@ class Endpoints:
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet cannot reach us, None while both sockets are in place. May be read from any thread."""
+        """Why the kubelet cannot reach this driver; None while both sockets are in place. Any thread may read it."""
         return self._problem
 
     def start(self) -> None:
-        """Shows both sockets; raises ConfigurationError when one cannot be made, and then leaves none."""
+        """Publishes both sockets. Raises ConfigurationError when one cannot be created, and then leaves none."""
         self._dra.start()
         try:
             self._registrar.start()
@@ -63,7 +63,7 @@ class Endpoints:
             raise
 
     def check(self) -> None:
-        """Makes sockets again whose files are gone; what stands in the way becomes ``problem``. Never raises."""
+        """Replaces sockets whose files are gone; what prevents that becomes ``problem``. Never raises."""
         problem = None
         try:
             self._restore()
@@ -76,7 +76,7 @@ class Endpoints:
             self._problem = problem
 
     def stop(self, grace_s: float) -> None:
-        """New calls are refused at once, those in work get ``grace_s``; registration ends after that."""
+        """Refuses new calls at once and gives calls in progress ``grace_s``; then the registration socket goes."""
         self._dra.stop(grace_s)
         self._registrar.stop(0)
 
@@ -87,8 +87,8 @@ class Endpoints:
             _started(fresh, self._paths.dra)
             self._dra, old = fresh, self._dra
             metrics.sockets_recreated_total.labels("dra").inc()
-            # Tells a connected kubelet to dial again; it finds the new server at the old path. Registering anew would
-            # do that as well, but the kubelet would cut the calls in work (see above).
+            # Makes a connected kubelet dial again; it finds the new server at the old path. A new registration would do
+            # that as well, but the kubelet would cut the calls in progress (see above).
             old.retire()
         if self._registrar.socket.is_missing():
             _log_missing(self._paths.registration)
@@ -103,8 +103,8 @@ class Endpoints:
         for server in (self._dra, self._registrar):
             if not server.socket.is_in_place():
                 return (
-                    f"{server.socket.path} is not our socket any more: another process has put its own there; stop"
-                    " that one (another driver of this name?) or remove the file, and ours comes back"
+                    f"{server.socket.path} is no longer this driver's socket: another process has put its own there;"
+                    " stop that process (another driver of this name?) or remove the file, and the socket comes back"
                 )
         return None
 
@@ -117,10 +117,10 @@ class Endpoints:
 
 
 def _log_missing(path: Path) -> None:
-    log.warning("socket is gone, making it again", extra={"socket": path})
+    log.warning("socket is gone, creating it again", extra={"socket": path})
 
 
 def _started(server: UnixServer, path: Path) -> None:
     with suppress(OSError):
-        path.parent.mkdir(mode=0o750, exist_ok=True)  # it may be what was removed; its parent is not ours
+        path.parent.mkdir(mode=0o750, exist_ok=True)  # the folder may have been removed; its parent is the kubelet's
     server.start()

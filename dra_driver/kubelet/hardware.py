@@ -1,7 +1,6 @@
-"""Which GPUs this process serves, and what it changes them with.
+"""Chooses the GPUs that this process serves, NVML's or simulated ones, with their files and control tools.
 
-Owns the choice between NVML and simulated GPUs, where the files of either are, and who is given the control of them.
-Refuses to know what is done with snapshots (``follower.py``) and when a GPU is changed (``claims/``).
+Snapshots are used in ``inventory_publisher.py``; ``claims/`` decides when a GPU is changed.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ MPS = "mps"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """GPUs and the files that belong to them. ``renew_root`` makes a simulated driver root show what is there now."""
+    """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date."""
 
     backend: GpuBackend
     root: DriverRoot
@@ -37,7 +36,7 @@ class Hardware:
     renew_root: Callable[[], None] = lambda: None
 
     def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareDependencies:
-        """What the claims room changes GPUs with. ``mps`` is the folder shared with the MPS host."""
+        """The tools with which ``claims/`` changes GPUs. ``mps`` is the folder shared with the MPS host."""
         return HardwareDependencies(
             mig=MigManager(self.backend, notes),
             slicer=TimeSlicer(Smi(self.root.here("/")), self.backend, notes),
@@ -47,8 +46,8 @@ class Hardware:
 
 
 def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
-    """What ``settings`` ask for. Raises ConfigurationError for a spec that cannot be read, and when the simulated GPUs'
-    driver root cannot be written.
+    """The hardware of ``settings``. Raises ConfigurationError for a spec that cannot be read, and when the simulated
+    GPUs' driver root cannot be written.
 
     Imports only what is used: NVML's bindings or the catalogue of models.
     """

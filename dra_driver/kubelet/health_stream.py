@@ -1,12 +1,9 @@
-"""The kubelet's watch on device health, held open.
+"""Holds the kubelet's device health streams open and reports nothing; the kubelet then shows health as Unknown.
 
-Owns the open streams and their number. Refuses to know health itself: nothing is reported, and silence is the honest
-answer, which the kubelet shows as Unknown.
-
-Served although there is nothing to say, because kubelets up to 1.36 open the v1alpha1 stream to every DRA driver,
-advertised or not, and dial again every 5 s with a log line each time when it ends or is not implemented (kubernetes/
-kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock
-after 30 idle minutes.
+The streams are served all the same: kubelets up to 1.36 open the v1alpha1 stream to every DRA driver, advertised or
+not, and dial again every 5 s with a log line each time when it ends or is not implemented (kubernetes/kubernetes
+pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock after 30
+idle minutes.
 
 A stream holds no thread, so streams never take one from a prepare.
 """
@@ -25,7 +22,7 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-# A kubelet holds one; during its restart, two for a moment.
+# A kubelet holds one, and two for a moment during its restart.
 MAX_STREAMS = 16
 
 Send = Callable[[Any], None]
@@ -45,7 +42,7 @@ class HealthStreams:
         return [generic_handler(service, {"NodeWatchResources": self.watch}) for service in services]
 
     def watch(self, _request: Any, context: grpc.ServicerContext, send: Send) -> None:
-        """Takes a stream in and returns; the stream stays open until the kubelet or ``stop`` ends it."""
+        """Registers a stream and returns; it stays open until the kubelet or ``stop`` ends it."""
         key = id(send)
         with self._lock:
             refused = self._stopping or len(self._open) >= MAX_STREAMS
@@ -54,13 +51,13 @@ class HealthStreams:
                 metrics.health_streams.set(len(self._open))
         if refused:
             context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} health streams are open, or we are stopping"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} health streams are open, or the driver stops"
             )
         if not context.add_callback(lambda: self._ended(key)):
             self._ended(key)
 
     def stop(self) -> None:
-        """Ends all streams, so that the server need not wait for them. Idempotent; later ones are refused."""
+        """Ends all streams, so that the server does not wait for them, and refuses later ones. Idempotent."""
         with self._lock:
             self._stopping = True
             ending = list(self._open.values())

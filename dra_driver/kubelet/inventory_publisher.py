@@ -1,19 +1,17 @@
-"""Keeps driver files, base CDI document and slices in step with the hardware.
+"""Keeps driver files, the base CDI document and the slices in step with inventory and policies.
 
-Owns what happens when the inventory, policies or the driver's files change, and whether this node's devices are
-offered: driver files first, slices after, so that no device is offered before a prepare could hand it out. Refuses to
-know sockets and claims.
+Driver files come first and slices after, so that no device is published before a prepare could serve it.
 
-Devices that no container here could get are taken back, because the scheduler goes on placing pods where slices are,
-and each of them waits more than a minute between two tries. How soon depends on what is lost by it:
+Devices that no container could get are withdrawn: the scheduler keeps placing pods where slices are, and each of these
+pods waits more than a minute between two tries. When they are withdrawn depends on what is lost by it:
 
-- *Nothing was offered by this run*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices may be there
-  from an earlier run. When none are, the pool becomes known, with no devices in it.
-- *Devices were offered*, or the first look at the hardware has not come back (which takes long without persistence
-  mode): after ``KEEP_S``. What passes sooner, such as the reload of a driver, moves no pods.
+- *This run has published no device*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices of an
+  earlier run may exist. Otherwise an empty pool is published.
+- *Devices are published*, or the first read of the hardware has not returned (it takes long without persistence mode):
+  after ``KEEP_S``. A shorter failure, such as the reload of a driver, moves no pods.
 
-They are offered again with the next good look. Prepared claims are not affected by any of this: the kubelet and their
-containers do not look at slices, and what they hold stays allocated.
+They are published again after the next good read. Prepared claims are not affected: the kubelet and their containers do
+not read slices, and their devices stay allocated.
 """
 
 import logging
@@ -66,9 +64,9 @@ class TermsUpdater(Protocol):
 
 
 class InventoryPublisher:
-    """Carries each new snapshot to the driver files and the slices. ``changed`` and ``check`` from any thread.
+    """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
-    ``driver_root`` brings a simulated driver root up to date before it is searched.
+    ``driver_root`` brings a simulated driver root up to date before the driver files are searched.
     """
 
     def __init__(
@@ -92,27 +90,27 @@ class InventoryPublisher:
         self._offered: Snapshot | None = None
         self._offered_terms = NO_TERMS
         self._unusable_since: float | None = clock()
-        self._problem: str | None = "the driver's files have not been looked for yet"
+        self._problem: str | None = "the driver's files have not been searched yet"
 
     @property
     def problem(self) -> str | None:
-        """Why containers could not get a GPU; None while driver files are known and the base document is there."""
+        """Why containers could not get a GPU; None while driver files are known and the base document exists."""
         return self._problem
 
     def changed(self, snapshot: Snapshot) -> None:
-        """A callback of the inventory, whose thread it uses."""
+        """Takes a new snapshot; runs in the inventory's thread."""
         metrics.gpus.labels("usable").set(len(snapshot.gpus))
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
             self._newest = snapshot
-            self._terms.update(snapshot)  # first: claims are prepared by them as soon as the inventory is there
+            self._terms.update(snapshot)  # first: prepares use the terms as soon as the inventory is known
             self._look_after(lambda: self._refresh_files(snapshot))
             self._offer()
 
     def check(self) -> None:
-        """For every few seconds: brings back a base document that is gone, tries again what failed, takes devices back.
+        """Restores a missing base document, repeats what failed, withdraws devices. Call it every few seconds.
 
-        Costs what ``CdiProvider.ensure_base`` does while all is well.
+        Costs no more than ``CdiProvider.ensure_base`` while there is no problem.
         """
         with self._lock:
             newest = self._newest
@@ -138,23 +136,23 @@ class InventoryPublisher:
 
     def _ensure_base(self) -> None:
         if self._files.ensure_base():
-            log.warning("the base CDI document was missing or different and is written again")
+            log.warning("base CDI document was missing or different; written again")
 
     def _offer(self) -> None:
-        """What the slices should say now: the newest snapshot, nothing, or what they say already."""
+        """Publishes the newest snapshot or an empty one, or leaves the slices as they are."""
         reason = self._hardware.problem or self._problem
         if reason is None:
             self._unusable_since = None
             self._show(self._newest)
         elif self._is_long():
             if self._offered is not NOTHING:
-                log.warning("no devices are offered until containers can get them", extra={"reason": reason})
+                log.warning("devices are withdrawn until containers can get them", extra={"reason": reason})
             self._show(NOTHING)
         elif self._offered not in (None, NOTHING):
             self._show(self._newest)
 
     def _is_long(self) -> bool:
-        """Whether devices cannot be handed out for so long that they should not attract pods."""
+        """Whether devices have been unusable for so long that they must not attract pods."""
         now = self._clock()
         if self._unusable_since is None:
             self._unusable_since = now

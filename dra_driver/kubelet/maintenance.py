@@ -1,8 +1,8 @@
-"""Small regular work of the node process, on a thread of its own.
+"""Runs small periodic work of the node process on a thread of its own.
 
-Owns the thread and the rhythm. Refuses to know what the chores do. Chores on one thread wait for each other, so those
-that talk to the API server have another than those that look after sockets. A chore that fails is logged and counted,
-and tried again when it is next due: it never ends the thread nor keeps the other chores from running.
+Chores of one thread wait for each other, so chores that talk to the API server have another thread than those that
+check sockets. A failed chore is logged and counted, and repeated when it is next due; it ends neither the thread nor
+the other chores.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chore:
-    """``work`` is called every ``every_s`` seconds, counted from the end of the last time."""
+    """``work`` runs every ``every_s`` seconds, counted from its last end."""
 
     name: str
     every_s: float
@@ -40,13 +40,13 @@ class Maintenance:
         self._thread.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Ends the thread; a chore at work may end after that. Idempotent."""
+        """Ends the thread; a running chore may end later. Idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def step(self) -> float:
-        """Does what is due and returns the seconds until the next chore is. The thread's step; tests call it."""
+        """Runs the due chores and returns the seconds until the next one. One step of the thread; tests call it."""
         for chore in self._chores:
             if self._due[chore.name] <= self._clock():
                 self._do(chore)
@@ -62,7 +62,7 @@ class Maintenance:
         try:
             chore.work()
         except DraError as error:
-            log.warning("chore failed, it will be tried again", extra={"chore": chore.name, "reason": error})
-        except Exception:  # thread boundary: the thread has to live
+            log.warning("chore failed; will retry", extra={"chore": chore.name, "reason": error})
+        except Exception:  # thread boundary: the other chores go on
             log.exception("chore failed unexpectedly", extra={"chore": chore.name})
             metrics.internal_error("maintenance")

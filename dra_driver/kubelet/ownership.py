@@ -1,11 +1,9 @@
-"""Snapshots that say which MIG instances, and which MIG modes, are this driver's own.
+"""Marks in snapshots which MIG instances and MIG modes this driver created.
 
-Owns the comparison of hardware with journal: nothing on a GPU tells who made an instance (MIG UUIDs are derived from
-GPU and instance ids and come again). Refuses to know what follows from it.
-
-The journal is read before and after the hardware. An intent is noted before an instance is made and forgotten after
-it is destroyed, so one that is in neither reading is somebody else's, whatever this or another node process (a
-rolling update) was doing meanwhile.
+A GPU does not record who created an instance (MIG UUIDs are derived from GPU and instance ids and repeat), so the
+hardware is compared with the journal. The journal is read before and after the hardware: an intent is noted before an
+instance is created and removed after it is destroyed. An instance that is in neither reading is foreign, whatever this
+or another node process (a rolling update) did in between.
 """
 
 import threading
@@ -22,16 +20,16 @@ from dra_driver.model.mig import PartitionId
 
 
 class OwnershipJournal(Protocol):
-    """The part of ``claims.journal.journal.Journal`` that tells what is ours. Raises StorageError."""
+    """The part of ``claims.journal.journal.Journal`` that is needed here. Raises StorageError."""
 
     def created_partitions(self) -> frozenset[PartitionId]: ...
     def gpus_with_note(self, key: str) -> Iterable[GpuUuid]: ...
 
 
 class OwnedBackend:
-    """A ``gpu.backend.Backend`` that marks what is ours. Thread-safe.
+    """A ``gpu.backend.Backend`` that marks what this driver created. Thread-safe.
 
-    ``use_journal`` comes before the first snapshot.
+    Call ``use_journal`` before the first snapshot.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -40,7 +38,7 @@ class OwnedBackend:
         self._journal: OwnershipJournal | None = None
 
     def use_journal(self, journal: OwnershipJournal) -> None:
-        """Compare with these from now on; without any, nothing is ours."""
+        """Compare with this journal from now on; before that, every instance counts as foreign."""
         with self._lock:
             self._journal = journal
 
@@ -57,8 +55,8 @@ class OwnedBackend:
         return self._backend.wait_for_event(timeout_s)
 
     def snapshot(self) -> Snapshot:
-        """See ``Backend.snapshot``. DriverUnavailableError also when the journal cannot be read: what is offered stays
-        as it is rather than that our own instances are taken for somebody else's."""
+        """See ``Backend.snapshot``. Raises DriverUnavailableError also when the journal cannot be read: the published
+        devices then stay, and this driver's own instances are not taken for foreign ones."""
         with self._lock:
             journal = self._journal
         if journal is None:
@@ -68,7 +66,7 @@ class OwnedBackend:
             snapshot = self._backend.snapshot()
             after = _Own(journal)
         except StorageError as error:
-            raise DriverUnavailableError(f"which MIG devices are this driver's own is not known: {error}") from error
+            raise DriverUnavailableError(f"it is not known which MIG devices this driver created: {error}") from error
         own, modes = before.partitions | after.partitions, before.modes | after.modes
         return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
 

@@ -1,24 +1,22 @@
-"""The node process: every room wired together, started and stopped in order.
+"""The node process: wires its components, starts and stops them in order, and reports readiness and liveness.
 
-Owns the order of start and stop and the verdicts about health. Refuses to do any work itself.
-
-Start, each step relying on those before it. Whatever ends the start with exit status 2 does so in steps 1 to 5, before
-anything is published: a process in a crash loop must not attract pods.
+Start, in steps that rely on those before them. An error that ends the start with exit status 2 comes in steps 1 to 5,
+before anything is published: a process in a crash loop must not attract pods.
 
 1. directories, lock and the sockets' paths: a second process, a wrong path or a read-only directory ends here
-2. HTTP endpoint: says "not ready" and why, from the first moment
-3. what the settings name: hardware (NVML or simulated GPUs), API client, journal, policies
-4. first look at the hardware, and recovery of what a former process left half done; neither a missing driver nor an API
-   server that is down holds this up for long
-5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods that
-   run from before need their unprepare
+2. HTTP endpoint: reports "not ready" with reasons from the first moment
+3. components that the settings name: hardware (NVML or simulated GPUs), API client, journal, policies
+4. first read of the hardware, and recovery of claims that a former process left half done; a missing driver or an API
+   server that is down does not delay this for long
+5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods from
+   before need their unprepare
 6. events and publisher: driver files and base CDI document follow the inventory, slices follow them; a device is
-   offered when a prepare could hand it out
-7. maintenance: sockets, CDI files and a journal that vanished, a driver that comes or goes, claims that are gone
+   published when a prepare could serve it
+7. maintenance: vanished sockets, CDI files and journal, a driver that comes or goes, claims that no longer exist
 
-Stop is the reverse, so nothing that a call needs goes away before the kubelet stops calling. Calls in work get
-``CALL_GRACE_S``, everything together less than 5 s. Slices and prepared claims stay: a successor takes them over, and
-the kubelet removes the slices of a driver that does not come back.
+Stop is the reverse, so nothing that a call needs ends before the kubelet stops calling. Calls in progress get
+``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay: a successor takes them over,
+and the kubelet removes the slices of a driver that does not come back.
 """
 
 import faulthandler
@@ -62,18 +60,18 @@ from dra_driver.telemetry.http import ObservabilityServer
 log = logging.getLogger(__name__)
 
 COMPONENT = "dra-driver"
-# Sockets of former pods; what else lies in the kubelet's registry may be another driver's, about to listen.
+# Matches sockets of former pods. Any other file in the registry may be another driver's, which is about to listen.
 ANY_UID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 CALL_GRACE_S = 2.0
-# Recovery knows more with a first look at the hardware, but pods that end are not kept waiting for a slow driver.
+# Recovery knows more after a first read of the hardware, but pods that end must not wait for a slow driver.
 FIRST_LOOK_S = 2.0
-# For each room that may hang in a call to the hardware or the API server; its thread ends with the process.
+# For each component that may hang in a call to the hardware or the API server; its thread ends with the process.
 COMPONENT_STOP_S = 0.5
 SOCKETS_EVERY_S, FILES_EVERY_S = 1.0, 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
 LAST_GOOD_POLICIES = "policies-in-force.json"
-# How often it is asked whether a try is due; the tries themselves are half a minute apart and more.
+# How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
 REBUILD_EVERY_S = 5.0
 SETTLE_EVERY_S = 30.0
 
@@ -84,7 +82,7 @@ class NodeProcess:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._stopping = threading.Event()
-        self._running = ExitStack()  # what has to be undone, in the order of the start
+        self._running = ExitStack()  # what the stop undoes, in the order of the start
         driver = settings.driver_name
         self._plugin_dir = Path(settings.kubelet_plugins_dir) / driver
         self._paths = SocketPaths.choose(
@@ -106,7 +104,7 @@ class NodeProcess:
         self._storage: StorageHealth | None = None
 
     def start(self) -> None:
-        """Everything of the module's docstring. Raises ConfigurationError, with everything started so far undone."""
+        """Runs the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
         try:
             self._check_and_lock()
             self._serve_http()
@@ -121,7 +119,7 @@ class NodeProcess:
         self._running.close()
 
     def ready(self) -> list[str]:
-        """Why this node cannot serve a new pod, one sentence each; empty when it can."""
+        """Reasons why this node cannot serve a new pod, one sentence each; empty when it can."""
         if self._stopping.is_set():
             return ["stopping"]
         components = (
@@ -141,11 +139,11 @@ class NodeProcess:
         return [problem for problem in found if problem is not None]
 
     def live(self) -> list[str]:
-        """Why only a restart would help; empty when it would not. Before the sockets are there all is well."""
+        """Reasons why only a restart would help. Empty before the sockets exist."""
         if self._endpoints is None or self._claims is None or self._stopping.is_set():
             return []
         dead = [self._claims.problem] if self._claims.problem else []
-        # A socket that is gone or not ours is the maintenance's business; a restart would not do it better.
+        # Maintenance replaces a socket that is gone or foreign; a restart would not do it better.
         return dead if self._endpoints.problem else dead + probe.problems(self._paths)
 
     def _check_and_lock(self) -> None:
@@ -287,8 +285,8 @@ class NodeProcess:
             self._count_devices(self._claims)
 
     def _report_policies(self) -> None:
-        """A policy that is wrong concerns whoever wrote it, who looks at the Node rather than at a log."""
-        assert self._terms is not None  # noqa: S101 - for the type checker; it is there before any chore
+        """Records an event for a wrong policy: its author reads the Node's events rather than this log."""
+        assert self._terms is not None  # noqa: S101 - for the type checker; set before any chore runs
         problem = self._terms.problem
         metrics.policies_in_force.set(problem is None)
         news = problem is not None and problem != self._policy_problem
@@ -307,21 +305,21 @@ class NodeProcess:
 
 
 def _within(seconds: float, stop: Callable[[], object]) -> None:
-    """Calls ``stop`` and goes on after ``seconds`` even if it has not come back."""
+    """Calls ``stop`` and returns after ``seconds`` even if it has not returned."""
     stopper = threading.Thread(target=stop, name="stop", daemon=True)
     stopper.start()
     stopper.join(seconds)
     if stopper.is_alive():
-        log.warning("a room did not stop in time and ends with the process", extra={"room": stop})
+        log.warning(f"component did not stop within {seconds:g} s; abandoning it", extra={"component": stop})
 
 
 def run(settings: NodeSettings) -> None:
     """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
 
-    SIGUSR2 prints all threads' stacks on stderr, for a process that seems to hang.
+    SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
     """
-    # Not an Event: its lock is not reentrant, and a handler that runs while this very thread is inside wait() would
-    # wait for it for ever. SimpleQueue.put is made for signal handlers.
+    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
+    # for ever. SimpleQueue.put is safe in signal handlers.
     wanted: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: wanted.put(received))

@@ -1,8 +1,8 @@
-"""What must hold before the node process starts, checked on the machine; anything else is a sentence and exit status 2.
+"""Checks the machine before the node process starts; a failed check ends it with a sentence and exit status 2.
 
-Owns the checks of directories and the lock that keeps one process per node and driver. Refuses to check what may come
-later: a missing NVIDIA driver or API server is waited for, because pods that already run need their unprepare. Nor does
-a full file system end the start, for the same reason; ``disk.py`` looks at that while the process runs.
+Checks directories and takes the lock that allows one process per node and driver. A missing NVIDIA driver or API server
+does not end the start: running pods need their unprepare, so the process waits for them. Nor does a full file system,
+for the same reason; ``storage_health.py`` checks that while the process runs.
 """
 
 import os
@@ -34,9 +34,9 @@ def check_driver_root(path: Path) -> None:
 
 
 def check_registrar_dir(path: Path) -> None:
-    """Raises ConfigurationError unless the kubelet's registry is there and writable.
+    """Raises ConfigurationError unless the kubelet's registry exists and is writable.
 
-    It is not created: a registry in which no kubelet looks would leave the driver unregistered for ever.
+    It is not created: in a registry that no kubelet reads, the driver would stay unregistered for ever.
     """
     if not path.is_dir():
         raise ConfigurationError(
@@ -47,7 +47,7 @@ def check_registrar_dir(path: Path) -> None:
 
 
 def make_plugin_dir(plugins_dir: Path, driver: str) -> Path:
-    """The driver's own directory, made if missing, for root alone. Raises ConfigurationError when that fails."""
+    """The driver's own directory, created if missing, for root alone. Raises ConfigurationError when that fails."""
     path = plugins_dir / driver
     _make(path, 0o750, "the driver's directory", "--kubelet-plugins-dir")
     _check_writable(path, "the driver's directory", "--kubelet-plugins-dir")
@@ -55,7 +55,7 @@ def make_plugin_dir(plugins_dir: Path, driver: str) -> Path:
 
 
 def make_cdi_dir(path: Path) -> None:
-    """Makes the CDI directory if missing (it is often on tmpfs). Raises ConfigurationError when it is not writable."""
+    """Creates a missing CDI directory (it is often on tmpfs). Raises ConfigurationError when it is not writable."""
     _make(path, 0o755, "the CDI directory", "--cdi-dir")
     _check_writable(path, "the CDI directory", "--cdi-dir")
 
@@ -72,7 +72,7 @@ class ProcessLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock or raises ConfigurationError, naming who has it. Never waits."""
+        """Takes the lock, or raises ConfigurationError that names the process that has it. Never waits."""
         try:
             self._descriptor = lock_file(self._path, shared=self._shared, create_mode=0o640)
         except BlockingIOError as error:
@@ -86,7 +86,7 @@ class ProcessLock:
         name_holder(self._descriptor)
 
     def release(self) -> None:
-        """Lets go; idempotent. The file stays: removing it would let two processes lock two files of one name."""
+        """Releases the lock. Idempotent. The file stays: two processes could otherwise lock two files of one name."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -96,7 +96,7 @@ def _make(path: Path, mode: int, what: str, setting: str) -> None:
     try:
         path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"cannot make {what} {path}: {error.strerror}; see {setting}") from error
+        raise ConfigurationError(f"cannot create {what} {path}: {error.strerror}; see {setting}") from error
 
 
 def _check_writable(path: Path, what: str, setting: str) -> None:
@@ -105,8 +105,8 @@ def _check_writable(path: Path, what: str, setting: str) -> None:
 
 
 def why_not_writable(path: Path, what: str, setting: str) -> str | None:
-    """A sentence when nothing can be written in the directory ``path``, else None. Writes nothing itself."""
-    # access(2) knows read-only file systems and immutable directories too, also for root.
+    """Why nothing can be written in the directory ``path``, or None. Writes nothing itself."""
+    # access(2) also reports read-only file systems and immutable directories, to root as well.
     if os.access(path, os.W_OK | os.X_OK) and path.is_dir():
         return None
     if not path.is_dir():

@@ -1,8 +1,7 @@
-"""Asks this process' own sockets whether they answer, as the kubelet would: what liveness means here.
+"""The liveness probe: calls this process' own sockets as the kubelet would.
 
-Owns one short call and its timeout. ``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread.
-The DRA socket is only connected to: its workers may rightly be busy for as long as an API server is slow, and a
-restart would not make that one faster.
+``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread. The DRA socket is only connected to:
+its workers may be busy for as long as an API server is slow, and a restart would not make the API server faster.
 """
 
 import grpc
@@ -14,7 +13,7 @@ TIMEOUT_S = 2.0
 
 
 def problems(paths: SocketPaths) -> list[str]:
-    """Why the kubelet would get no answer; empty when it would. Takes at most some 3 s."""
+    """Reasons why the kubelet would get no answer; empty when it would get one. Takes at most about 3 s."""
     found = []
     if not is_served(paths.dra):
         found.append(f"nothing accepts connections on {paths.dra}")
@@ -27,7 +26,7 @@ def problems(paths: SocketPaths) -> list[str]:
 
 def get_info(paths: SocketPaths) -> pb.PluginInfo:
     """One ``GetInfo`` on a connection of its own; raises grpc.RpcError."""
-    # The subchannel pool is process-wide; a local one makes sure that nothing outlives the probe.
+    # The default subchannel pool is process-wide; with a local one nothing outlives the probe.
     with grpc.insecure_channel(
         f"unix:{paths.registration}", options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:

@@ -1,9 +1,9 @@
-"""What the kubelet is told about this driver, and what it answered.
+"""The registration service: describes this driver to the kubelet and remembers the kubelet's last answer.
 
-Owns the registration service and the memory of the kubelet's last answer. Refuses to know sockets: the kubelet finds
-the registration socket in its directory, dials it, asks ``GetInfo`` and reports with ``NotifyRegistrationStatus``
-(kubernetes/kubernetes pkg/kubelet/pluginmanager). After a refusal it asks again by itself, with growing pauses of up to
-two minutes, so there is nothing to retry here: the refusal is logged, counted and a reason for not being ready.
+The kubelet finds the registration socket in its directory, dials it, calls ``GetInfo`` and reports with
+``NotifyRegistrationStatus`` (kubernetes/kubernetes pkg/kubelet/pluginmanager). After a refusal it asks again by itself,
+with growing pauses of up to two minutes. So nothing is retried here: a refusal is logged, counted and a reason for not
+being ready.
 """
 
 import logging
@@ -19,10 +19,10 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-# The kubelet takes the first entry that it knows, so the newest stands first.
+# The kubelet uses the first entry that it knows, so the newest comes first.
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 _NOT_YET = (
-    "the kubelet has not registered this driver yet: see whether it runs and looks in the directory of"
+    "the kubelet has not registered this driver yet: check that it runs and reads the directory of"
     " --kubelet-registrar-dir"
 )
 
@@ -42,7 +42,7 @@ class Registration:
         return generic_handler(pb.DESCRIPTOR.services_by_name["Registration"], methods)
 
     def get_info(self, _request: Any, _context: grpc.ServicerContext) -> Any:
-        """Who we are and where the DRA service is."""
+        """The driver's name, the DRA socket and the supported services."""
         return pb.PluginInfo(
             type="DRAPlugin",
             name=self._driver,
@@ -51,7 +51,7 @@ class Registration:
         )
 
     def notify(self, request: Any, _context: grpc.ServicerContext) -> Any:
-        """Remembers whether the kubelet took us."""
+        """Remembers whether the kubelet registered this driver."""
         if request.plugin_registered:
             self._answered(None)
             log.info("registered with the kubelet", extra={"driver": self._driver, "endpoint": self._endpoint})
@@ -63,12 +63,12 @@ class Registration:
         return pb.RegistrationStatusResponse()
 
     def forget(self) -> None:
-        """Back to not registered: the socket was made again, and the kubelet will ask again."""
+        """Back to not registered: the socket was created again, and the kubelet will ask again."""
         self._answered(_NOT_YET)
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet does not know this driver, None while it does."""
+        """Why this driver is not registered with the kubelet; None while it is."""
         with self._lock:
             return self._problem
 

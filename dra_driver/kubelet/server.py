@@ -1,10 +1,8 @@
-"""A gRPC server on one unix socket, and handlers made from descriptors.
+"""A gRPC server on one unix socket, and handlers built from descriptors.
 
-Owns the server's limits and the order in which a socket appears and disappears. Refuses to know the services.
-
-Handlers are built from the generated ``DESCRIPTOR``: generated service code would tie the project to one range of
-grpcio versions. Synchronous gRPC with few threads: a prepare is file and network work of a few milliseconds, and the
-kubelet calls once per pod. Sockets are mode 0755 as gRPC makes them; the directories above them belong to root.
+Handlers come from the generated ``DESCRIPTOR``: generated service code would tie the project to one range of grpcio
+versions. Synchronous gRPC with few threads suffices: a prepare is file and network work of a few milliseconds, and the
+kubelet calls once per pod. Sockets have mode 0755, which gRPC sets; the directories above them belong to root.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +19,11 @@ from dra_driver.kubelet.sockets import Published, private_path, publish
 
 # A pod's claims take some 100 bytes each, and a pod has at most a few dozen. The kubelet accepts answers of 4 MiB.
 MAX_REQUEST_BYTES = 256 * 1024
-# Calls in work or waiting for a thread; beyond it gRPC answers RESOURCE_EXHAUSTED at once, to an unprepare too. A
-# kubelet has one call per pod in work (110 pods, 250 on large nodes) and repeats those that it gave up. A
+# Calls in progress or waiting for a thread. Beyond it gRPC answers RESOURCE_EXHAUSTED at once, to an unprepare too. A
+# kubelet has one call per starting or ending pod (110 pods, 250 on large nodes) and repeats calls that it gave up. A
 # waiting call takes 21 KiB.
 MAX_CONCURRENT_CALLS = 512
-# The kubelet gives up on a call after 45 s; nobody waits for an answer later than that.
+# The kubelet gives up on a call after 45 s; a later answer is lost.
 RETIREMENT_S = 45.0
 
 Method = Callable[..., Any]
@@ -37,7 +35,7 @@ def generic_handler(
     """A handler for ``service``. ``methods`` has one callable ``(request, context)`` for each of its methods.
 
     A method named in ``pools`` runs on those threads instead of the server's, so that its calls wait for each other and
-    never in front of the others. (gRPC's own mark for that is ``experimental_thread_pool``, unchanged since 1.23.)
+    never delay the others. (gRPC reads the attribute ``experimental_thread_pool``, unchanged since 1.23.)
 
     A method that streams its answer is called as ``(request, context, send)`` and holds no thread: it returns at
     once, ``send(message)`` may be called later from any thread, and ``send(None)`` ends the stream. (gRPC's own health
@@ -77,7 +75,7 @@ class _NonBlocking:
 
 
 class _InPool:
-    """Marks a method as one that has threads of its own."""
+    """Marks a method as one that runs on threads of its own."""
 
     def __init__(self, method: Method, pool: ThreadPoolExecutor) -> None:
         self._method = method
@@ -102,9 +100,9 @@ class UnixServer:
         self._published: Published | None = None
 
     def start(self) -> None:
-        """Accepts calls; then, and not before, the socket appears under its public name.
+        """Accepts calls, and only then publishes the socket under its public name.
 
-        Raises ConfigurationError when the socket cannot be made; nothing is left behind then.
+        Raises ConfigurationError when the socket cannot be created, and leaves no file behind.
         """
         private = private_path(self._path)
         try:
@@ -127,11 +125,11 @@ class UnixServer:
         return self._published
 
     def retire(self) -> None:
-        """Stops without waiting: a successor serves the path; calls in work here end by themselves."""
+        """Stops without waiting: a successor serves the path; calls in progress here end by themselves."""
         self._server.stop(RETIREMENT_S)
 
     def stop(self, grace_s: float) -> None:
-        """Takes the socket away, refuses new calls, and gives those in work ``grace_s``. Idempotent.
+        """Withdraws the socket, refuses new calls, and gives calls in progress ``grace_s``. Idempotent.
 
         A call that outlives the grace is cancelled for its caller and runs on in its thread.
         """

@@ -1,15 +1,15 @@
 """The DRA service as the kubelet calls it, versions v1 and v1beta1.
 
-Owns the translation between messages and values, the check of what a message may hold, and the rule that a call answers
-every claim it was asked for: a failure is an entry with a sentence, never the end of the call, so that the pod's event
-names the claim at fault. Refuses to know how a claim is prepared (``ClaimPreparer``).
+Translates messages to values, checks them, and answers every claim of a call: a failure is an entry with a sentence,
+never the end of the call, so that the pod's event names the claim at fault. ``ClaimPreparer`` does the work.
 
-Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. It
-gives up on a call after 45 s while the call runs on here, so a second one for the same claim may overlap the first;
-both arrive at the preparer, which has to cope.
+Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. The
+kubelet gives up on a call after 45 s while the call goes on here, so a second call for the same claim may overlap the
+first. Both reach the preparer, which handles that.
 
-A prepare may wait for an API server, a driver or a device; an unprepare needs none of them and may be what frees the
-device. So prepares have a few threads of their own, and however many wait there, an unprepare is served at once.
+A prepare may wait for an API server, a driver or a device. An unprepare needs none of them, and it may release the
+device that a prepare waits for. So prepares have a few threads of their own, and waiting prepares never delay an
+unprepare.
 """
 
 import logging
@@ -39,13 +39,13 @@ from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-# Prepares at work at the same time. Also how many claims prepares can have locked at once (see ``endpoints.py``).
+# Prepares that run at the same time. Also how many claims prepares can have locked at once (see ``endpoints.py``).
 PREPARE_THREADS = 8
-# A pod lists at most a few dozen claims; more is no pod.
+# A pod lists at most a few dozen claims; more is not a kubelet's call.
 MAX_CLAIMS = 256
-# What ends in an event of the pod; the API server takes 1024 characters of it, a log more.
+# The error becomes an event of the pod, of which the API server keeps 1024 characters; a log keeps more.
 MAX_ERROR_LENGTH = 2000
-# The UID becomes part of file names. The API server makes RFC 4122 UIDs; this is what any of them stays within.
+# The UID becomes part of file names. The API server generates RFC 4122 UIDs, which all match.
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -53,9 +53,9 @@ Prepared = tuple[PreparedDevice, ...]
 
 
 class ClaimPreparer(Protocol):
-    """What this room needs: answers per claim, for every claim asked. Both are called from several threads.
+    """Answers per claim, for every claim asked. Several threads call both methods.
 
-    ``within_s`` is how long the kubelet still listens, None when it did not say.
+    ``within_s`` is the time until the kubelet's deadline, None when the call has none.
     """
 
     def prepare(
@@ -67,7 +67,7 @@ class ClaimPreparer(Protocol):
 
 
 def prepare_threads() -> ThreadPoolExecutor:
-    """Threads for ``handlers``, made when first needed; whoever asks for them shuts them down."""
+    """Threads for ``handlers``, started when first needed; the caller shuts the pool down."""
     return ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
 
 
@@ -96,8 +96,8 @@ class DraService:
         """Times and counts; ``_prepare`` does the work."""
         _check_size(request, context)
         if not context.is_active():
-            # It waited for a thread until the kubelet gave it up. The next one is for those who still listen.
-            log.warning("a prepare was given up before its turn", extra={"claims": len(request.claims)})
+            # It waited for a thread until the kubelet gave it up; the thread serves calls that still have a caller.
+            log.warning("prepare was given up by the kubelet before it began", extra={"claims": len(request.claims)})
             return self._messages.NodePrepareResourcesResponse()
         return self._timed("prepare", lambda: self._prepare(request, context.time_remaining()))
 
@@ -149,7 +149,7 @@ class DraService:
 
 
 class _InternalError(DraError):
-    """A defect of this driver, as the kubelet is told of it; the log has the traceback."""
+    """A defect of this driver, as a sentence for the kubelet; the log has the traceback."""
 
 
 Answers = dict[str, Any]
@@ -157,12 +157,12 @@ Answers = dict[str, Any]
 
 def _check_size(request: Any, context: grpc.ServicerContext) -> None:
     if len(request.claims) > MAX_CLAIMS:
-        message = f"the call names {len(request.claims)} claims, at most {MAX_CLAIMS} are taken in one call"
+        message = f"the call names {len(request.claims)} claims, expected at most {MAX_CLAIMS}"
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 def _split(request: Any) -> tuple[list[ClaimRef], Answers]:
-    """The claims that may be worked on, each once, and errors for the others."""
+    """The well-formed claims, each once, and errors for the others."""
     refs: dict[str, ClaimRef] = {}
     errors: Answers = {}
     for claim in request.claims:
@@ -184,7 +184,7 @@ def _problem(claim: Any) -> str | None:
 
 
 def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Any) -> Answers:
-    """The preparer's answers, with an error for each claim it raised over or left out."""
+    """The preparer's answers, with an error for each claim that it left out or failed on unexpectedly."""
     if not refs:
         return {}
     reason = "gave no answer"
@@ -200,13 +200,13 @@ def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Any) -> A
     for ref in refs:
         if ref.uid not in answers:
             metrics.internal_error("grpc")
-            message = f"cannot {operation} claim {ref}: the driver {reason}; its log says more, the call is repeated"
+            message = f"cannot {operation} claim {ref}: the driver {reason}; see its log; the kubelet repeats the call"
         complete[ref.uid] = answers[ref.uid] if ref.uid in answers else _InternalError(message)
     return complete
 
 
 def _outcomes(operation: metrics.Operation, refs: list[ClaimRef], answers: Answers) -> list[metrics.Result]:
-    """One metric label per claim; failures get a log line, successes have one from whoever did the work."""
+    """One metric label per claim. Logs failures; the preparer has logged successes."""
     names = {ref.uid: str(ref) for ref in refs}
     for uid, answer in answers.items():
         if isinstance(answer, DraError):

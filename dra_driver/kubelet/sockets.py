@@ -1,17 +1,15 @@
-"""Which unix sockets this driver uses, and putting them where the kubelet looks.
-
-Owns names, the length limit, and the life of a socket's file. Refuses to know what is served on one (``server.py``).
+"""The unix sockets of this driver: their names, and publishing them where the kubelet looks.
 
 Names (``kubernetes/dynamic-resource-allocation`` kubeletplugin/draplugin.go): ``<driver>-reg.sock`` and ``dra.sock``
 for one process per node; with a pod's UID ``<driver>-<uid>-reg.sock`` and ``dra-<uid>.sock``, so that two pods can
-overlap in a rolling update. The kubelet takes any socket in its registry and asks for the other one's path, so names
-that would be too long are replaced by hashes. The kernel takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
+overlap in a rolling update. The kubelet accepts any socket in its registry and asks it for the other one's path, so
+hashes replace names that would be too long. The kernel takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
 
 A server binds under a private, hidden name (the kubelet skips names with a leading dot: pkg/kubelet/pluginmanager/
-pluginwatcher/plugin_watcher.go) and ``publish`` renames it into place once the server accepts calls. That is why: gRPC
-listens from the moment of binding, before handlers run; it silently takes over the path of a living process; and when
-it stops it removes whatever lies at the path it bound, even a successor's socket. Renamed, it finds nothing to remove,
-and ``withdraw`` removes the file only if it is still the very socket that was published.
+pluginwatcher/plugin_watcher.go) and ``publish`` renames it into place once the server accepts calls. Without that, gRPC
+listens from the moment of binding, before handlers run; it silently replaces the socket of a living process; and when
+it stops it removes any file at the path it bound, even a successor's socket. After the rename it finds nothing to
+remove, and ``withdraw`` removes the file only if it is still the socket that was published.
 """
 
 import base64
@@ -31,7 +29,7 @@ _CONNECT_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketPaths:
-    """The two public paths. ``registration`` lies in the kubelet's registry, ``dra`` in the driver's own directory."""
+    """The two public paths. ``registration`` is in the kubelet's registry, ``dra`` in the driver's own directory."""
 
     registration: Path
     dra: Path
@@ -59,18 +57,18 @@ class SocketPaths:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One socket's file in its public place, recognisable as ours."""
+    """The file of one published socket, identified by device and inode."""
 
     path: Path
     device: int
     inode: int
 
     def is_in_place(self) -> bool:
-        """Whether the public path still leads to this socket."""
+        """Whether the public path still is this socket."""
         return self._found() == (self.device, self.inode)
 
     def is_missing(self) -> bool:
-        """Whether nothing at all lies at the public path."""
+        """Whether no file of any kind is at the public path."""
         return self._found() is None
 
     def _found(self) -> tuple[int, int] | None:
@@ -81,7 +79,7 @@ class Published:
         return status.st_dev, status.st_ino
 
     def withdraw(self) -> bool:
-        """Removes the file if it is still ours; whether it was. Idempotent."""
+        """Removes the file if it is still this socket; returns whether it was. Idempotent."""
         if not self.is_in_place():
             return False
         with suppress(FileNotFoundError):
@@ -98,9 +96,9 @@ def private_path(public: Path) -> Path:
 
 
 def publish(private: Path, public: Path) -> Published:
-    """Renames a bound socket into its public place, over a dead process' socket if one is left there.
+    """Renames a bound socket to its public path, over the socket of a dead process if there is one.
 
-    Raises ConfigurationError when something else lies there, or a living process answers.
+    Raises ConfigurationError when another kind of file is there, or a living process answers.
     """
     check_free(public)
     status = private.lstat()
@@ -109,13 +107,13 @@ def publish(private: Path, public: Path) -> Published:
 
 
 def check_free(path: Path) -> None:
-    """Raises ConfigurationError unless ``path`` is missing or a socket on which nobody listens."""
+    """Raises ConfigurationError unless ``path`` is missing or a socket on which no process listens."""
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not stat.S_ISSOCK(mode):
             kind = "directory" if stat.S_ISDIR(mode) else "file that is no socket"
             raise ConfigurationError(
-                f"cannot serve on {path}: a {kind} of that name is there, expected nothing or an old socket: remove it"
+                f"cannot serve on {path}: there is a {kind}, expected no file or an old socket: remove it"
             )
         if is_served(path):
             raise ConfigurationError(
@@ -131,17 +129,17 @@ def is_served(path: Path) -> bool:
         try:
             probe.connect(str(path))
         except TimeoutError:
-            return True  # somebody holds it, with a full backlog
+            return True  # a process listens, with a full backlog
         except OSError:
             return False
     return True
 
 
 def remove_dead(directory: Path, pattern: str) -> list[Path]:
-    """Removes sockets matching ``pattern`` on which nobody listens, and returns them.
+    """Removes sockets matching ``pattern`` on which no process listens, and returns them.
 
-    A pod that was killed leaves its sockets behind, and the kubelet would dial a dead registration socket for ever.
-    Sockets of living processes accept connections from the moment they are visible, so they are safe.
+    A killed pod leaves its sockets behind, and the kubelet would dial a dead registration socket for ever. Sockets of
+    living processes accept connections from the moment they are visible, so they are never removed.
     """
     removed = []
     for path in _sockets(directory, pattern):

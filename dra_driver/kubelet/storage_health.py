@@ -1,11 +1,10 @@
-"""Whether this driver can keep its promises on disk, looked at while nobody asks for anything.
+"""Checks directories, free space and claims' CDI files between the kubelet's calls, for readiness.
 
-Owns what readiness says about directories, free space and claims' CDI files. Refuses to know what is in them: the
-claims room brings its files back, ``follower.py`` the base document.
+A prepare that cannot write a file fails, and its pod waits more than a minute for the next try. A check beforehand
+reports the problem to the node's owner first. The check writes nothing: a container runtime reads its CDI directory
+again after every change there.
 
-A file that cannot be written is noticed by a prepare, whose pod then waits more than a minute for its next try. Looking
-beforehand tells the node's owner first. Nothing is written to find out: a container runtime reads its CDI directory
-again whenever something changes there.
+``claims/`` restores its own files, ``inventory_publisher.py`` the base document.
 """
 
 import logging
@@ -19,14 +18,14 @@ from dra_driver.kubelet.preflight import why_not_writable
 
 log = logging.getLogger(__name__)
 
-# A claim's CDI file has some 10 KiB; the journal grows by pages of 4 KiB, some ten of them for a claim.
+# A claim's CDI file has about 10 KiB; the journal grows by pages of 4 KiB, about ten of them for a claim.
 ENOUGH_BYTES = 256 * 1024
 ENOUGH_FILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A directory in which this driver has to write; ``what`` and ``setting`` are for the sentence about it."""
+    """A directory in which this driver writes; ``what`` and ``setting`` name it in messages."""
 
     path: Path
     what: str
@@ -35,21 +34,21 @@ class Folder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What is left in a file system; ``files`` is None where their number has no limit."""
+    """Free space of a file system; ``files`` is None where their number has no limit."""
 
     bytes: int
     files: int | None
 
 
 def space(path: Path) -> Space:
-    """What this process may still write below ``path``; raises OSError."""
+    """How much this process may still write below ``path``. Raises OSError."""
     found = os.statvfs(path)
     blocks, files = (found.f_bfree, found.f_ffree) if os.geteuid() == 0 else (found.f_bavail, found.f_favail)
     return Space(bytes=blocks * found.f_frsize, files=files if found.f_files else None)
 
 
 class StorageHealth:
-    """``check`` from one thread, every few seconds; ``problem`` from any."""
+    """Call ``check`` from one thread, every few seconds; ``problem`` from any."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class StorageHealth:
         bring_back: Callable[[], Sequence[str]],
         space: Callable[[Path], Space] = space,
     ) -> None:
-        """``bring_back`` writes claims' files that are missing and returns sentences about those that stay missing."""
+        """``bring_back`` writes missing files of claims and returns sentences about those that stay missing."""
         self._folders = folders
         self._bring_back = bring_back
         self._space = space
@@ -65,17 +64,17 @@ class StorageHealth:
 
     @property
     def problem(self) -> str | None:
-        """What keeps claims from being prepared or running containers from starting again; None while nothing does."""
+        """Why claims cannot be prepared or running containers cannot restart; None while there is no reason."""
         return self._problem
 
     def check(self) -> None:
-        """Looks once, and brings back what is missing. Never raises for the world's faults."""
+        """Checks once and restores missing files. Never raises a DraError or OSError."""
         problem = "; ".join([*self._missing(), *self._full()]) or None
         if problem != self._problem:
             if problem:
-                log.error("files of this driver are missing or cannot be written", extra={"reason": problem})
+                log.error("driver files are missing or cannot be written", extra={"reason": problem})
             else:
-                log.info("files of this driver are all right again")
+                log.info("driver files can be written again")
         self._problem = problem
 
     def _missing(self) -> Sequence[str]:
@@ -94,7 +93,7 @@ class StorageHealth:
         try:
             left = self._space(folder.path)
         except OSError as error:
-            return f"{folder.what} {folder.path} cannot be looked at: {error.strerror}; see {folder.setting}"
+            return f"{folder.what} {folder.path} cannot be checked: {error.strerror}; see {folder.setting}"
         if left.bytes < ENOUGH_BYTES:
             free_kib = left.bytes // 1024
             return f"{folder.what} {folder.path} is on a full file system ({free_kib} KiB free): free space there"

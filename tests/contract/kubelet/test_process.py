@@ -1,4 +1,4 @@
-"""The whole node process from outside: how it starts, what it survives, how it ends."""
+"""The whole node process from outside: its start, failures and stop."""
 
 import http.client
 import json
@@ -41,7 +41,7 @@ def kubeconfig(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def rest(kubeconfig: str) -> Iterator[RestClient]:
-    """A cluster with the node's object and no slices."""
+    """A cluster with the Node object and no slices."""
     connection = Connection.load(kubeconfig)
     client = RestClient(connection)
     client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
@@ -54,7 +54,7 @@ def rest(kubeconfig: str) -> Iterator[RestClient]:
 
 @pytest.fixture
 def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., NodeProcess]]:
-    """Makes node processes in one folder and ends them."""
+    """Creates node processes in one folder and ends them."""
     made: list[NodeProcess] = []
 
     def make(**flags: str | None) -> NodeProcess:
@@ -108,7 +108,7 @@ def devices(rest: RestClient) -> list[str]:
             "registry /nowhere/plugins_registry is not a directory",
         ),
         ({"simulate": None, "driver_root": "/nowhere/driver"}, "driver root /nowhere/driver is not a directory"),
-        ({"cdi_dir": "/proc/version"}, "cannot make the CDI directory /proc/version"),
+        ({"cdi_dir": "/proc/version"}, "cannot create the CDI directory /proc/version"),
         ({"cdi_dir": "/proc/sys"}, "the CDI directory /proc/sys is not writable"),
         ({"kubeconfig": "/nowhere/kubeconfig"}, "kubeconfig /nowhere/kubeconfig does not exist"),
         ({"simulate": "3xnonsense"}, "nonsense"),
@@ -118,7 +118,7 @@ def devices(rest: RestClient) -> list[str]:
 def test_wrong_configuration_ends_with_status_2_and_a_sentence(
     node: Callable[..., NodeProcess], flags: dict[str, str | None], sentence: str
 ) -> None:
-    """Whoever reads the pod's last log line must know which setting to correct."""
+    """The pod's last log line names the setting to correct."""
     status, text = node(**flags).refused()
     assert status == 2, text
     last = text.splitlines()[-1]
@@ -130,8 +130,8 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: a directory of that name is there"),
-        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: a directory of that name is there"),
+        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: there is a directory"),
+        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: there is a directory"),
         ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
         ("plugins/gpu.nvidia.com/simulated-root/usr/bin/nvidia-smi", "cannot start without a driver root"),
     ],
@@ -139,7 +139,7 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
 def test_process_that_cannot_start_has_published_nothing(
     rest: RestClient, node: Callable[..., NodeProcess], path: str, sentence: str
 ) -> None:
-    """In a crash loop it would attract pods which no process here could ever serve."""
+    """In a crash loop, published devices would attract pods that no process could serve."""
     process = node()
     (process.folder / path).mkdir(parents=True)
     status, text = process.refused()
@@ -149,7 +149,7 @@ def test_process_that_cannot_start_has_published_nothing(
 
 
 def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Two processes with one --pod-uid share the lock; the socket tells them apart, before any work is begun."""
+    """Two processes with one --pod-uid share the lock; the socket detects the second before it changes anything."""
     first = node(pod_uid="aaaa").start()
     first.wait_for(lambda: len(generations(rest)) == POOL)
     smi = first.folder / "plugins" / DRIVER / "simulated-root" / "usr" / "bin" / "nvidia-smi"
@@ -252,7 +252,7 @@ def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[.
 
 
 def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Within the time in which a kubelet would notice."""
+    """They come back before a kubelet would notice."""
     process = node().start()
     process.wait_for(process.registration.exists)
     for path in (process.registration, process.dra):
@@ -313,7 +313,7 @@ def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
 
 
 def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """A container that restarts is started by the runtime alone: no prepare would bring them back."""
+    """The runtime restarts a container without a prepare, so no prepare would restore the files."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
     ensure_namespace(rest)
@@ -334,7 +334,7 @@ def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., N
 def test_cdi_directory_that_cannot_be_written_is_a_reason_for_not_being_ready(
     rest: RestClient, node: Callable[..., NodeProcess]
 ) -> None:
-    """Before a pod finds out, which then waits more than a minute for its next try."""
+    """It is reported before a prepare fails, whose pod would wait more than a minute for its next try."""
     port = free_port()
     process = node(http_addr=f"127.0.0.1:{port}").start()
     process.wait_for(process.registration.exists)
@@ -353,7 +353,7 @@ def test_cdi_directory_that_cannot_be_written_is_a_reason_for_not_being_ready(
 def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
     rest: RestClient, node: Callable[..., NodeProcess]
 ) -> None:
-    """SQLite goes on in the unlinked file, and a successor would know nothing of what was noted there."""
+    """SQLite goes on in the unlinked file, and a successor would not see its entries."""
     port = free_port()
     process = node(http_addr=f"127.0.0.1:{port}").start()
     process.wait_for(lambda: ask(port, "/healthz")[0] == 200 and process.registration.exists())
@@ -365,7 +365,7 @@ def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
 def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
     tmp_path: Path, node: Callable[..., NodeProcess]
 ) -> None:
-    """A node that is cut off from its control plane must still shut down in order."""
+    """A node without a connection to its control plane must still shut down in order."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(64)
@@ -415,7 +415,7 @@ FORBIDDEN_PACKAGES = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.clien
 
 
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Its 60 MiB come from there; one import too many in a shared room would cost every node 20 MiB."""
+    """Its 60 MiB come from there; one import too many in a shared package would cost every node 20 MiB."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
     process.end()

@@ -40,8 +40,8 @@ def until(condition: object, timeout_s: float = 5.0) -> bool:
     return bool(condition())
 
 
-def test_registration_says_who_where_and_newest_version_first(plugin: Plugin) -> None:
-    """The kubelet takes the first version in the list that it knows."""
+def test_registration_names_driver_endpoint_and_newest_version_first(plugin: Plugin) -> None:
+    """The kubelet uses the first version in the list that it knows."""
     with dial(plugin.paths.registration) as channel:
         info = get_info(channel)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(plugin.paths.dra))
@@ -127,7 +127,7 @@ def test_defect_in_the_preparer_is_an_answer_for_each_claim_not_a_dead_process(
         (A, {"name": ""}),
     ],
 )
-def test_malformed_claim_gets_an_error_and_reaches_nobody(
+def test_a_malformed_claim_gets_an_error_and_reaches_no_preparer(
     plugin: Plugin, client: DraClient, uid: str, fields: dict[str, Any]
 ) -> None:
     """UIDs become file names, names become URL paths."""
@@ -169,7 +169,7 @@ def test_calls_run_side_by_side(plugin: Plugin, client: DraClient) -> None:
     assert {ref.uid for ref in plugin.preparer.prepared} == {A, B}
 
 
-def test_call_that_outlived_the_kubelets_patience_does_not_block_the_next(plugin: Plugin, client: DraClient) -> None:
+def test_a_call_that_the_kubelet_gave_up_does_not_block_the_next(plugin: Plugin, client: DraClient) -> None:
     """After 45 s the kubelet gives up and later calls again, while the first call still runs here."""
     release = threading.Event()
     first = threading.Event()
@@ -189,7 +189,7 @@ def test_call_that_outlived_the_kubelets_patience_does_not_block_the_next(plugin
 
 
 def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: DraClient) -> None:
-    """With a silent API server all prepares wait; a pod that ends needs none of that, and it may free their devices."""
+    """With a silent API server all prepares wait; an unprepare needs none, and it may release their devices."""
     release = threading.Event()
     plugin.preparer.before = lambda _: wait_for(release)
     request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
@@ -201,18 +201,16 @@ def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: 
     assert all(call.result(10).claims[A].devices for call in waiting)
 
 
-def test_the_preparer_knows_how_long_the_kubelet_still_listens(plugin: Plugin, client: DraClient) -> None:
-    """Time that a call spent in a queue counts: the sentence about a claim has to leave before the kubelet hangs up."""
+def test_the_preparer_gets_the_time_left_until_the_kubelets_deadline(plugin: Plugin, client: DraClient) -> None:
+    """Time that a call spent in a queue counts: the answer has to leave before the kubelet's deadline."""
     client.prepare(A, timeout=5.0)
     client.unprepare(A, timeout=5.0)
     heard = [left or 0.0 for left in plugin.preparer.time_left]
     assert heard == pytest.approx([5.0, 5.0], abs=0.5), "the wire rounds a deadline"
 
 
-def test_prepare_that_was_given_up_while_it_waited_for_a_thread_is_not_worked_on(
-    plugin: Plugin, client: DraClient
-) -> None:
-    """After an outage the threads are for the calls whose answer somebody still wants."""
+def test_a_prepare_that_was_given_up_before_it_began_is_dropped(plugin: Plugin, client: DraClient) -> None:
+    """After an outage the threads serve calls that still have a caller."""
     release = threading.Event()
     plugin.preparer.before = lambda _: wait_for(release)
     request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
@@ -220,7 +218,7 @@ def test_prepare_that_was_given_up_while_it_waited_for_a_thread_is_not_worked_on
     assert until(lambda: len(plugin.prepares._threads) == PREPARE_THREADS)
     with pytest.raises(grpc.RpcError):
         client.prepare(B, timeout=0.1)
-    client.unprepare(A)  # comes after the news that nobody waits any more, on the same connection
+    client.unprepare(A)  # arrives after the cancellation, on the same connection
     release.set()
     assert all(call.result(10).claims[A].devices for call in busy)
     plugin.preparer.before = lambda _: None

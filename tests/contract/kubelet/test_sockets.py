@@ -1,4 +1,4 @@
-"""What the kubelet finds in its directories: when sockets appear, how they come back, whose they are."""
+"""Sockets as the kubelet finds them: when they appear, how they are replaced, which are foreign."""
 
 import socket
 import stat
@@ -51,7 +51,7 @@ def test_registry_never_shows_a_socket_that_is_not_ready(folder: Path) -> None:
 
 
 def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None:
-    """A cleaned registry must not leave the node without its driver until somebody restarts the pod."""
+    """A cleaned registry must not leave the node without its driver until a person restarts the pod."""
     register(plugin.paths.registration)
     assert plugin.registration.problem is None
     plugin.paths.registration.unlink()
@@ -62,7 +62,7 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
 
 
 def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
-    """The old connection is told to go and leads to the new socket; registering anew would cut calls in work."""
+    """The old connection is told to go and leads to the new socket; a new registration would cut calls in progress."""
     registered = plugin.paths.registration.lstat().st_ino
     with dial(plugin.paths.dra) as channel:
         client = DraClient(channel)
@@ -76,7 +76,7 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
     assert plugin.paths.registration.lstat().st_ino == registered
 
 
-def test_call_in_work_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
+def test_a_call_in_progress_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
     """A prepare that has begun is worth finishing: a failed one costs the pod more than a minute."""
     entered, release = threading.Event(), threading.Event()
     plugin.preparer.before = lambda _: enter_and_wait(entered, release, 10)
@@ -91,7 +91,7 @@ def test_call_in_work_is_answered_although_its_socket_was_deleted(plugin: Plugin
         assert future.result(10).claims[UID].devices
 
 
-def test_registry_directory_that_was_removed_is_made_again(plugin: Plugin) -> None:
+def test_a_registry_directory_that_was_removed_is_created_again(plugin: Plugin) -> None:
     """Resetting a node removes whole directories."""
     plugin.paths.registration.unlink()
     plugin.paths.registration.parent.rmdir()
@@ -99,7 +99,7 @@ def test_registry_directory_that_was_removed_is_made_again(plugin: Plugin) -> No
     assert register(plugin.paths.registration).name == DRIVER
 
 
-def test_nothing_is_remade_while_all_is_well(plugin: Plugin) -> None:
+def test_sockets_in_place_are_not_replaced(plugin: Plugin) -> None:
     """The check runs every second; it must not cut the kubelet's connection."""
     before = [path.lstat().st_ino for path in (plugin.paths.dra, plugin.paths.registration)]
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_nothing_is_remade_while_all_is_well(plugin: Plugin) -> None:
 
 
 def test_socket_of_another_process_is_reported_and_left_alone(plugin: Plugin) -> None:
-    """Two drivers which take turns in stealing one path would be worse than one that says so."""
+    """Two drivers that replace each other's socket in turn would be worse than one that is not ready."""
     plugin.paths.dra.unlink()
     with socket.socket(socket.AF_UNIX) as thief:
         thief.bind(str(plugin.paths.dra))
@@ -122,7 +122,7 @@ def test_socket_of_another_process_is_reported_and_left_alone(plugin: Plugin) ->
 
 
 def test_stopping_leaves_a_successors_socket(folder: Path) -> None:
-    """gRPC itself would remove whatever lies at the path it once bound."""
+    """gRPC itself would remove any file at the path that it bound."""
     first = Plugin(folder)
     first.endpoints.start()
     for path in (first.paths.dra, first.paths.registration):
@@ -135,7 +135,7 @@ def test_stopping_leaves_a_successors_socket(folder: Path) -> None:
 
 
 def test_stale_sockets_of_a_killed_process_are_replaced(folder: Path) -> None:
-    """After kill -9 the files are still there, with nobody behind them."""
+    """After kill -9 the files still exist, and no process listens."""
     plugin = Plugin(folder)
     for path in (plugin.paths.dra, plugin.paths.registration):
         with socket.socket(socket.AF_UNIX) as dead:
@@ -146,24 +146,26 @@ def test_stale_sockets_of_a_killed_process_are_replaced(folder: Path) -> None:
 
 
 def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path) -> None:
-    """Whoever put it there may want it; it is not silently replaced, and no other socket stays behind."""
+    """It may be needed, so it is not silently replaced, and no other socket stays behind."""
     plugin = Plugin(folder)
     plugin.paths.registration.write_text("notes")
-    with pytest.raises(ConfigurationError, match=r"gpu\.nvidia\.com-reg\.sock: a file that is no socket.*remove it"):
+    with pytest.raises(
+        ConfigurationError, match=r"gpu\.nvidia\.com-reg\.sock: there is a file that is no socket.*remove it"
+    ):
         plugin.endpoints.start()
     assert plugin.paths.registration.read_text() == "notes"
     assert not plugin.paths.dra.exists()
 
 
 def test_second_process_on_the_same_sockets_is_refused(plugin: Plugin, folder: Path) -> None:
-    """Also when it is another program, which knows nothing of our lock."""
+    """Also when it is another program, which does not take this driver's lock."""
     with pytest.raises(ConfigurationError, match="another process already serves"):
         Plugin(folder).endpoints.start()
     assert register(plugin.paths.registration).name == DRIVER
 
 
 def test_two_pods_of_a_rolling_update_serve_side_by_side(folder: Path) -> None:
-    """The kubelet switches to the newer one when it registers; the older one may still be at work."""
+    """The kubelet switches to the newer one when it registers; the older one may still serve calls."""
     old, new = Plugin(folder, pod_uid=UID), Plugin(folder, pod_uid=UID.replace("b1", "b2"))
     old.endpoints.start()
     new.endpoints.start()
@@ -176,7 +178,7 @@ def test_two_pods_of_a_rolling_update_serve_side_by_side(folder: Path) -> None:
 
 
 def test_sockets_work_at_the_longest_path_the_kernel_takes(folder: Path) -> None:
-    """Names are chosen up to the last byte, and the private name during binding must fit as well."""
+    """Names use every byte of the limit, and the private name during binding must fit as well."""
     registrar_dir = folder / ("d" * (MAX_PATH_BYTES - len(str(folder)) - len("/" + "/dra-reg.sock") - 23))
     registrar_dir.mkdir()
     paths = SocketPaths.choose(driver=DRIVER, registrar_dir=registrar_dir, plugin_dir=registrar_dir, pod_uid=UID)
@@ -229,7 +231,7 @@ def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: P
         release.set()
 
 
-def test_registration_outlives_the_calls_in_work(plugin: Plugin) -> None:
+def test_registration_outlives_the_calls_in_progress(plugin: Plugin) -> None:
     """The kubelet drops its connection, calls included, when the registration socket goes: a prepare would be lost."""
     entered, release = threading.Event(), threading.Event()
     plugin.preparer.before = lambda _: enter_and_wait(entered, release, 30)

@@ -1,4 +1,4 @@
-"""What follows from a new snapshot, from files that vanish and from a driver that goes, and in which order."""
+"""What the inventory publisher does with new snapshots, missing files and a missing driver, and in which order."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ NOTHING = Snapshot()
 
 
 class Files:
-    """Driver files that are there, or not; writes what happened into a shared list."""
+    """Driver files that exist or not; records calls in a shared list."""
 
     def __init__(self, happened: list[str]) -> None:
         self.error: DraError | None = None
@@ -52,7 +52,7 @@ class Slices:
 
 
 class Policies:
-    """Terms that somebody may replace."""
+    """Terms that a test may replace."""
 
     def __init__(self) -> None:
         self.terms: Terms = {}
@@ -65,7 +65,7 @@ class Policies:
 
 @dataclass
 class Hardware:
-    """How the newest look went; before the first one there is a problem, but nothing has failed."""
+    """The state of the newest read; before the first one there is a problem, but no failure."""
 
     problem: str | None = "the GPUs have not been read yet"
     failing: bool = False
@@ -78,7 +78,7 @@ class Hardware:
 
 
 class Node:
-    """A publisher with everything around it."""
+    """A publisher with all its dependencies."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -100,7 +100,7 @@ class Node:
         self.publisher.changed(snapshot)
 
     def after(self, seconds: float) -> list[Snapshot]:
-        """What has been offered so far when the chore comes after ``seconds``."""
+        """The snapshots published so far when the chore runs after ``seconds``."""
         self.now += seconds
         self.publisher.check()
         return self.slices.offered
@@ -119,13 +119,13 @@ def test_driver_files_come_before_slices(node: Node) -> None:
 
 
 def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
-    """A claim is told of the files, not that nobody knows what its GPU may be used as."""
+    """A claim's error names the missing files, not unknown terms."""
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
     assert node.policies.seen == [SNAPSHOT]
 
 
-def test_new_terms_are_published_with_the_inventory_of_before(node: Node) -> None:
+def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
     """An administrator changes a policy while nothing happens on the hardware."""
     node.sees(SNAPSHOT)
     node.policies.terms = hidden = {SNAPSHOT.gpus[0].uuid: GpuTerms(offered=False)}
@@ -134,8 +134,8 @@ def test_new_terms_are_published_with_the_inventory_of_before(node: Node) -> Non
     assert node.after(5.0) == [SNAPSHOT, SNAPSHOT], "said once"
 
 
-def test_nothing_is_offered_until_the_drivers_files_are_found(node: Node) -> None:
-    """Pods are better placed on another node than stuck on this one."""
+def test_no_device_is_published_until_the_drivers_files_are_found(node: Node) -> None:
+    """Pods are placed on another node rather than waiting on this one."""
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
     assert (node.after(1.0), node.publisher.problem) == ([], "no libcuda")
@@ -143,7 +143,7 @@ def test_nothing_is_offered_until_the_drivers_files_are_found(node: Node) -> Non
     assert (node.after(1.0), node.publisher.problem) == ([SNAPSHOT], None)
 
 
-def test_files_that_go_missing_for_a_short_time_take_no_devices_back(node: Node) -> None:
+def test_files_that_are_missing_for_a_short_time_withdraw_no_devices(node: Node) -> None:
     """Pods that run hold them; and a changed inventory is still published."""
     node.sees(SNAPSHOT)
     node.files.error = StorageError("disk full")
@@ -152,7 +152,7 @@ def test_files_that_go_missing_for_a_short_time_take_no_devices_back(node: Node)
     assert node.publisher.problem == "disk full"
 
 
-def test_devices_that_no_container_can_get_are_taken_back_and_come_back(node: Node) -> None:
+def test_devices_that_no_container_can_get_are_withdrawn_and_come_back(node: Node) -> None:
     """Every pod placed on them would wait more than a minute between two tries."""
     node.sees(SNAPSHOT)
     node.files.error = StorageError("disk full")
@@ -176,14 +176,14 @@ def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node) -
     assert node.slices.offered == [NOTHING, SNAPSHOT]
 
 
-def test_slow_first_look_gets_its_time(node: Node) -> None:
-    """Without persistence mode the driver takes seconds per GPU; a look that never returns is no driver either."""
+def test_a_slow_first_read_gets_more_time(node: Node) -> None:
+    """Without persistence mode the driver takes seconds per GPU; a read that never returns counts as no driver."""
     assert node.after(KEEP_S - 0.1) == []
     assert node.after(0.2) == [NOTHING]
 
 
-def test_driver_that_is_reloaded_moves_no_pods_and_one_that_is_gone_does(node: Node) -> None:
-    """Each absence is counted from its own begin; the inventory tells nobody when the same GPUs are back."""
+def test_a_reloaded_driver_moves_no_pods_and_a_missing_one_does(node: Node) -> None:
+    """Each absence has its own begin; the inventory calls no subscriber when the same GPUs are back."""
     node.sees(SNAPSHOT)
     for _ in range(3):
         node.hardware.fails()
@@ -199,7 +199,7 @@ def test_driver_that_is_reloaded_moves_no_pods_and_one_that_is_gone_does(node: N
 
 
 def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """A container that restarts needs it, and no prepare comes then that would notice."""
+    """A container that restarts needs it, and no prepare would restore it then."""
     node.after(1.0)
     assert node.happened == [], "before the first look nothing is known that could be written"
     node.sees(SNAPSHOT)
@@ -211,7 +211,7 @@ def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCa
 
 
 def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: Node) -> None:
-    """Not ready, with the reason, although nobody prepares anything."""
+    """The node is not ready, with the reason, also without a prepare."""
     node.sees(SNAPSHOT)
     node.files.error = StorageError("read-only")
     node.after(5.0)

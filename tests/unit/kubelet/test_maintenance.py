@@ -1,4 +1,4 @@
-"""The rhythm of chores, on a clock that a test turns."""
+"""When chores run, on a fake clock."""
 
 import pytest
 
@@ -14,7 +14,7 @@ class Clock:
         return self.now
 
 
-def test_each_chore_comes_at_its_own_interval() -> None:
+def test_each_chore_runs_at_its_own_interval() -> None:
     clock, done = Clock(), []
     chores = [
         Chore(name="often", every_s=1.0, work=lambda: done.append("often")),
@@ -28,8 +28,8 @@ def test_each_chore_comes_at_its_own_interval() -> None:
     assert done == ["often", "often", "often", "rarely", "often", "often", "often", "rarely"]
 
 
-def test_failing_chore_is_tried_again_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk or a defect must not stop the watch over sockets."""
+def test_a_failing_chore_is_repeated_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk or a defect must not stop the check of sockets."""
     clock, done = Clock(), []
 
     def fails(error: Exception) -> None:
@@ -51,8 +51,8 @@ def test_failing_chore_is_tried_again_and_harms_no_other(caplog: pytest.LogCaptu
     assert metrics.internal_errors_total.labels("maintenance")._value.get() == counted + 2
 
 
-def test_slow_chore_is_not_made_up_for() -> None:
-    """After a minute's hang there is one round, not sixty."""
+def test_missed_runs_of_a_slow_chore_are_skipped() -> None:
+    """After a hang of a minute the chores run once, not sixty times."""
     clock, done = Clock(), []
     maintenance = Maintenance("test", [Chore(name="c", every_s=1.0, work=lambda: done.append(1))], clock)
     clock.now = 60.0

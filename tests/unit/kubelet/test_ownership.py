@@ -56,34 +56,34 @@ def owned(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
     return [instance.owned for instance in backend.snapshot().gpus[0].mig_instances]
 
 
-def test_only_what_the_journal_made_is_ours() -> None:
-    """One that nobody noted is somebody else's."""
+def test_an_instance_is_owned_only_if_the_journal_has_it() -> None:
+    """An instance without a journal entry is foreign."""
     assert owned(Hardware(AT_0, AT_4), FakeJournal(AT_0)) == [True, False]
     assert owned(Hardware(AT_0), FakeJournal(AT_4)) == [False]
     assert owned(Hardware(AT_0), None) == [False]
 
 
-def test_instance_destroyed_during_the_look_is_not_taken_for_a_foreign_one() -> None:
-    """It was seen, then destroyed and forgotten: published as foreign, it would be handed out again."""
+def test_an_instance_destroyed_during_the_read_is_not_marked_as_foreign() -> None:
+    """It was read, then destroyed and removed from the journal: as a foreign one it would be published again."""
     hardware, journal = Hardware(AT_0), FakeJournal(AT_0)
     hardware.during = journal.made.clear
     assert owned(hardware, journal) == [True]
 
 
-def test_instance_made_during_the_look_is_not_taken_for_a_foreign_one() -> None:
+def test_an_instance_created_during_the_read_is_not_marked_as_foreign() -> None:
     hardware, journal = Hardware(AT_0), FakeJournal()
     hardware.during = lambda: journal.made.append(AT_0)
     assert owned(hardware, journal) == [True]
 
 
-def test_mig_mode_that_we_switched_on_is_marked() -> None:
+def test_mig_mode_that_the_driver_switched_on_is_marked() -> None:
     backend = OwnedBackend(Hardware())
     backend.use_journal(FakeJournal(modes=(UUID,)))
     assert backend.snapshot().gpus[0].mig_mode_owned
 
 
-def test_unreadable_journal_keeps_the_last_inventory_instead_of_guessing() -> None:
+def test_an_unreadable_journal_fails_the_snapshot() -> None:
     journal = FakeJournal()
     journal.error = StorageError("disk full")
-    with pytest.raises(DriverUnavailableError, match="own is not known: disk full"):
+    with pytest.raises(DriverUnavailableError, match="not known which MIG devices this driver created: disk full"):
         owned(Hardware(AT_0), journal)

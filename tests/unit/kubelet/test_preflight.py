@@ -10,7 +10,7 @@ from dra_driver.kubelet.preflight import ProcessLock
 
 
 def test_registry_is_never_created(tmp_path: Path) -> None:
-    """A registry in which no kubelet looks would leave the driver unregistered for ever."""
+    """In a registry that no kubelet reads, the driver would stay unregistered for ever."""
     with pytest.raises(ConfigurationError, match="--kubelet-registrar-dir"):
         preflight.check_registrar_dir(tmp_path / "reg")
     assert not (tmp_path / "reg").exists()
@@ -18,14 +18,14 @@ def test_registry_is_never_created(tmp_path: Path) -> None:
 
 def test_own_directories_are_created(tmp_path: Path) -> None:
     plugin_dir = preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
-    assert plugin_dir.stat().st_mode & 0o777 == 0o750, "the journal is nobody else's business"
+    assert plugin_dir.stat().st_mode & 0o777 == 0o750, "only root reads the journal"
     preflight.make_cdi_dir(tmp_path / "run" / "cdi")
     assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
 
 
 def test_file_in_a_directorys_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot make the CDI directory .*/cdi: .*--cdi-dir"):
+    with pytest.raises(ConfigurationError, match=r"cannot create the CDI directory .*/cdi: .*--cdi-dir"):
         preflight.make_cdi_dir(tmp_path / "cdi")
 
 
@@ -69,7 +69,7 @@ def test_processes_of_pods_share_and_exclude_one_without_a_pod(tmp_path: Path) -
 
 
 def test_lock_through_a_link_is_refused(tmp_path: Path) -> None:
-    """Opening for writing must not be led to another file."""
+    """A symbolic link must not lead the write to another file."""
     (tmp_path / "target").write_text("precious")
     (tmp_path / preflight.LOCK_NAME).symlink_to(tmp_path / "target")
     with pytest.raises(ConfigurationError, match="lock file"):

@@ -20,12 +20,12 @@ from dra_driver.telemetry.metrics import RESULTS
     ],
 )
 def test_every_branch_of_the_error_tree_has_its_label(error: errors.DraError | None, result: str) -> None:
-    """Who has to act differs: the user, the administrator, the hardware's owner, or us."""
+    """Each label names who has to act: the user, the administrator, the owner of the hardware, or a developer."""
     assert result_of(error) == result
     assert result in RESULTS
 
 
-def test_every_branch_but_our_own_defects_has_a_label() -> None:
+def test_every_branch_of_errors_has_a_label_of_its_own() -> None:
     """A new branch of errors must get a label of its own rather than be counted as a defect."""
     branches = [branch for branch in errors.DraError.__subclasses__() if branch.__module__ == errors.__name__]
     assert len(branches) > 4

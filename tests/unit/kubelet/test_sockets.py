@@ -1,4 +1,4 @@
-"""Names of sockets, as pure as they are chosen."""
+"""How names of sockets are chosen."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def choose(
 
 
 def test_names_are_the_usual_ones() -> None:
-    """Scripts and people look for them."""
+    """Scripts and people expect them."""
     paths = choose()
     assert paths.registration == REGISTRY / "gpu.nvidia.com-reg.sock"
     assert str(paths.dra) == "/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock"

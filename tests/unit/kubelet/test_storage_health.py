@@ -1,4 +1,4 @@
-"""What is said about directories, free space and claims' files before a pod finds out."""
+"""Problems with directories, free space and claims' files are reported before a prepare fails."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ PLENTY = Space(bytes=2**30, files=None)
 
 
 class Node:
-    """A directory that is all right until a test changes something."""
+    """A usable directory until a test changes it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cdi"
@@ -44,8 +44,8 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_directory_that_is_all_right_is_no_problem_and_stays_untouched(node: Node) -> None:
-    """A runtime reads all CDI files again when something changes there."""
+def test_a_usable_directory_is_no_problem_and_stays_untouched(node: Node) -> None:
+    """A runtime reads all CDI files again after each change there."""
     before = node.folder.stat().st_mtime_ns
     assert node.problem() is None
     assert (node.looks, node.folder.stat().st_mtime_ns) == (1, before)
@@ -56,12 +56,10 @@ def test_directory_that_is_all_right_is_no_problem_and_stays_untouched(node: Nod
     [
         (Space(bytes=4096, files=None), "is on a full file system (4 KiB free)"),
         (Space(bytes=2**30, files=0), "is on a file system without free inodes"),
-        (OSError(5, "Input/output error"), "cannot be looked at: Input/output error; see --cdi-dir"),
+        (OSError(5, "Input/output error"), "cannot be checked: Input/output error; see --cdi-dir"),
     ],
 )
-def test_file_system_that_takes_nothing_more_is_a_problem_until_it_does(
-    node: Node, left: Space | OSError, sentence: str
-) -> None:
+def test_a_full_file_system_is_a_problem_until_space_is_freed(node: Node, left: Space | OSError, sentence: str) -> None:
     node.left = left
     problem = node.problem()
     assert problem is not None
@@ -70,15 +68,15 @@ def test_file_system_that_takes_nothing_more_is_a_problem_until_it_does(
     assert node.problem() is None
 
 
-def test_directory_that_is_gone_or_something_else_is_a_problem(node: Node) -> None:
+def test_a_missing_directory_or_a_file_in_its_place_is_a_problem(node: Node) -> None:
     node.folder.rmdir()
     assert node.problem() == f"the CDI directory {node.folder} is not writable: it is gone; see --cdi-dir"
     node.folder.write_text("")
     assert node.problem() == f"the CDI directory {node.folder} is not writable: it is no directory; see --cdi-dir"
 
 
-def test_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """Its container would not start again; said once in the log, however often it is looked at."""
+def test_a_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Its container could not restart; the problem is logged once, however often it is checked."""
     node.missing = ["the CDI file of claim a/b is missing and cannot be written"]
     assert node.problem() == node.missing[0]
     node.missing = StorageError("the journal cannot be read")
@@ -87,5 +85,5 @@ def test_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytest.
 
 
 def test_space_is_what_this_process_may_use(tmp_path: Path) -> None:
-    """On a file system of this machine there is some, or the test could not run."""
+    """The file system of this machine has free space, or the test could not run."""
     assert space(tmp_path).bytes > 0
