@@ -12,9 +12,7 @@ from typing import Self
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.writer import CdiWriter
-from dra_driver.claims.assembly import Claims, open_claims
-from dra_driver.claims.journal.journal import Counts, Journal
-from dra_driver.claims.workflow.service import ClaimService
+from dra_driver.claims import Claims, ClaimService, Counts, Journal, open_claims
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.inventory import Inventory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.cdi.root import DriverRoot
-from dra_driver.claims.dependencies import HardwareDependencies
+from dra_driver.claims import HardwareDependencies
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.backend import GpuBackend

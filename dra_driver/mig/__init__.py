@@ -1,0 +1,1 @@
+"""Partitions of GPUs: created and destroyed (`manager`), and the order in which they are published (`order`)."""

@@ -1,0 +1,1 @@
+"""What happens to a claim, step by step. `service.ClaimService` has the operations."""
