@@ -1,7 +1,7 @@
 """Prepare, repeat and unprepare of one claim with the real journal and real CDI files, without gRPC and API server.
 
-Shows what the claims room alone costs, and that nothing grows with the number of claims already prepared. The API read
-is answered from memory. Figures depend on the disk, because each prepare and unprepare waits for one sync: the last
+Measures dra_driver.claims alone, and that no cost grows with the number of prepared claims. Claims are read from
+memory. Figures depend on the disk, because each prepare and unprepare waits for one sync: the last
 lines say what a bare sync of one page costs in the same directories.
 
 usage: python -m tests.bench.claims_bench [--rounds 500] [--state-dir DIR] [--cdi-dir DIR]
@@ -43,7 +43,7 @@ def main() -> None:
             report(f"sync of one page, {label} directory", sync_times(Path(folder), args.rounds))
 
 
-def open_room(state: Path, cdi: Path, api: FakeClaims) -> Claims:
+def open_service(state: Path, cdi: Path, api: FakeClaims) -> Claims:
     writer = CdiWriter(str(cdi), NAMES)
     snapshot = machine(8)
     return open_claims(
@@ -60,44 +60,44 @@ def open_room(state: Path, cdi: Path, api: FakeClaims) -> Claims:
 
 def measure(state: Path, cdi: Path, prepared: int, rounds: int) -> None:
     api = FakeClaims()
-    room = open_room(state, cdi, api)
-    room.service.recover()
+    claims = open_service(state, cdi, api)
+    claims.service.recover()
     for number in range(prepared):  # with admin access, so that they may overlap
         api.put(claim(number, result(f"gpu-{number % 8}", admin_access=True)))
-        must(room.service.prepare([ref(number)]))
+        must(claims.service.prepare([ref(number)]))
     times: dict[str, list[float]] = {"prepare": [], "repeat": [], "unprepare": []}
     for number in range(100_000, 100_000 + rounds + WARM_UP):
         api.put(claim(number, result(f"gpu-{number % 8}")))
         refs = [ref(number)]
         for what, call in (
-            ("prepare", room.service.prepare),
-            ("repeat", room.service.prepare),
-            ("unprepare", room.service.unprepare),
+            ("prepare", claims.service.prepare),
+            ("repeat", claims.service.prepare),
+            ("unprepare", claims.service.unprepare),
         ):
             times[what].append(timed(lambda call=call, refs=refs: must(call(refs))))  # type: ignore[misc]
         api.remove(refs[0])
     for what, figures in times.items():
         report(f"{what}, {prepared} prepared before", figures[WARM_UP:])
-    room.close()
+    claims.close()
     begin = time.perf_counter()
-    room = open_room(state, cdi, api)
-    room.service.recover()
+    claims = open_service(state, cdi, api)
+    claims.service.recover()
     print(f"{f'open and recover, {prepared} prepared':<44} {(time.perf_counter() - begin) * 1000:8.2f} ms")
-    room.close()
+    claims.close()
 
 
 def parallel(state: Path, cdi: Path, rounds: int) -> None:
     """Four threads, as in the kubelet, with a device each."""
     api = FakeClaims()
-    room = open_room(state, cdi, api)
+    claims = open_service(state, cdi, api)
     figures: list[float] = []
 
     def work(lane: int) -> None:
         for number in range(rounds // 4):
             refs = [ref(lane * 1_000_000 + number)]
             api.put(claim(lane * 1_000_000 + number, result(f"gpu-{lane}")))
-            figures.append(timed(lambda refs=refs: must(room.service.prepare(refs))))  # type: ignore[misc]
-            must(room.service.unprepare(refs))
+            figures.append(timed(lambda refs=refs: must(claims.service.prepare(refs))))  # type: ignore[misc]
+            must(claims.service.unprepare(refs))
 
     threads = [threading.Thread(target=work, args=(lane,)) for lane in range(4)]
     for thread in threads:
@@ -105,7 +105,7 @@ def parallel(state: Path, cdi: Path, rounds: int) -> None:
     for thread in threads:
         thread.join()
     report("prepare, 4 threads at once", figures)
-    room.close()
+    claims.close()
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -121,6 +121,6 @@ class Host:
 
 def _essence(device: Mapping[str, Any]) -> tuple[str, ...]:
     """The parts of slices that depend on GPUs and policies, in the API server's spelling."""
-    told = device["attributes"]
-    texts = [str(told.get(name, {}).get("string")) for name in ("productName", "uuid", "sharingStrategy")]
+    attributes = device["attributes"]
+    texts = [str(attributes.get(name, {}).get("string")) for name in ("productName", "uuid", "sharingStrategy")]
     return (device["name"], *texts, *sorted(device.get("capacity") or ()))

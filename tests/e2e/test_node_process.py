@@ -63,7 +63,7 @@ class Pods:
         wait(lambda: self._unready(names), timeout_s)
 
     def wait_gone(self, name: str) -> None:
-        wait(lambda: f"pod {name} is there" if name in self._names() else None, RETRY_S)
+        wait(lambda: f"pod {name} still exists" if name in self._names() else None, RETRY_S)
 
     def wait_warning(self, reason: str) -> str:
         """The first warning event of that reason in the namespace."""

@@ -13,7 +13,7 @@ from tests.e2e.forms import Forms, slice_of
 from tests.e2e.host import Host
 
 PROFILE = "2g.10gb"
-# The GPUs are looked at each second, and a change is told as an event before that.
+# The GPUs are read each second; an event reports a change earlier.
 NOTICED_S = 15.0
 
 
@@ -62,8 +62,8 @@ def test_a_foreign_partition_is_published_allocated_and_stays(
     assert len(published(cluster)) < before, "what overlaps it is still offered"
 
     request = slice_of(PROFILE)
-    told = 'device.attributes["gpu.nvidia.com"]'
-    request["selectors"].append({"cel": {"expression": f'"uuid" in {told} && {told}.uuid == "{uuid}"'}})
+    attributes = 'device.attributes["gpu.nvidia.com"]'
+    request["selectors"].append({"cel": {"expression": f'"uuid" in {attributes} && {attributes}.uuid == "{uuid}"'}})
     forms.create("given", request)
     forms.wait_ready("given")
     assert forms.partition("given") == uuid

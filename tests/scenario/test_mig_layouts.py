@@ -25,7 +25,7 @@ from tests.fakes.mig_cluster import Scheduler, built, partition, published
 from tests.scenario.mig_table import Board, Layout, Place
 
 MODELS = ["a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb"]
-# Without b300 and gb300: no engine of theirs is known, so no counter can tell that "+me" is there once. Hardware tells.
+# Without b300 and gb300: their engines are unknown, so no counter limits "+me" to one instance. The hardware does.
 MORE = ["rtx-pro-6000-blackwell-se-96gb", "h100-nvl-94gb", "gh200-96gb", "gh200-144gb", "gb200-186gb"]
 Obj = dict[str, Any]
 
@@ -164,8 +164,8 @@ def test_published_is_what_the_table_has(model: str) -> None:
         assert device["attributes"]["profile"]["string"] == profile.name
         assert device["attributes"]["placementStart"]["int"] == start
         assert device["attributes"]["placementSize"]["int"] == profile.memory_slices
-        told = device["capacity"].get("memory")
-        assert (told is None) is (profile.memory_mib is None)
+        memory = device["capacity"].get("memory")
+        assert (memory is None) is (profile.memory_mib is None)
 
 
 @pytest.mark.parametrize("model", ["a30-24gb", "a100-sxm4-40gb", "b200-180gb"])

@@ -89,11 +89,15 @@ def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster,
     published(cluster, {"gpu-0", "gpu-0-mig-7g80gb-0-0"})
     file.write_text(POLICY % "{forms: {migProfile: ['1g.*']}}")
 
-    def untold() -> str | None:
-        told = [e["message"] for e in cluster.store.list(EVENTS).items if e.get("reason") == "GpuPolicyProblem"]
-        return None if any("spec.forms.migProfile: unknown field" in text for text in told) else f"told: {told}"
+    def unmessages() -> str | None:
+        messages = [e["message"] for e in cluster.store.list(EVENTS).items if e.get("reason") == "GpuPolicyProblem"]
+        return (
+            None
+            if any("spec.forms.migProfile: unknown field" in text for text in messages)
+            else f"messages: {messages}"
+        )
 
-    cluster.wait(untold, TIMEOUT_S, "an event at the node")
+    cluster.wait(unmessages, TIMEOUT_S, "an event at the node")
     node = cluster.nodes["gpu-a"]
     node.process.kill()
     node.process.start()

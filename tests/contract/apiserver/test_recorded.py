@@ -28,10 +28,10 @@ def test_answers_like_the_recorded_server(server: Server, name: str) -> None:
     for step in load(name):
         answer = ask(server, step, known)
         capture(step, answer, known)
-        ours = json.loads(json.dumps(comparable(step, answer)))
-        if ours != recorded[step["name"]]:
-            differing.append((step["name"], ours, recorded[step["name"]]))
+        embedded = json.loads(json.dumps(comparable(step, answer)))
+        if embedded != recorded[step["name"]]:
+            differing.append((step["name"], embedded, recorded[step["name"]]))
     assert not differing, "\n\n".join(
-        f"{step}\n  embedded: {json.dumps(ours)[:3000]}\n  recorded: {json.dumps(theirs)[:3000]}"
-        for step, ours, theirs in differing
+        f"{step}\n  embedded: {json.dumps(embedded)[:3000]}\n  recorded: {json.dumps(real)[:3000]}"
+        for step, embedded, real in differing
     )
