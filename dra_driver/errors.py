@@ -1,28 +1,28 @@
-"""Every error this project raises on purpose.
+"""All errors that this project raises on purpose.
 
     DraError
-    ├── ConfigurationError          the person who configured or wrote it can fix it
+    ├── ConfigurationError          the author of the setting or object can fix it
     │   ├── InvalidParametersError  opaque claim or class parameters are wrong (names the field's path)
     │   ├── CelSyntaxError          an expression cannot be used, whatever the device (names line and column)
     │   └── CelEvaluationError      an expression failed on one device; ends the pod's scheduling attempt on all nodes
     ├── ClaimError                  this claim cannot be prepared as it stands
     │   ├── ClaimReplacedError      the claim of that name is a different object (UID differs) or is gone
     │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
-    │   ├── AllocationError         its requests cannot be weighed at all; ends the scheduling attempt on all nodes
+    │   ├── AllocationError         its requests cannot be evaluated; ends the scheduling attempt on all nodes
     │   ├── UnknownDeviceError      an allocated device does not exist on this node
     │   └── DeviceInUseError        the device is prepared for another claim
-    ├── InvalidSpecError            a CDI document breaks the specification and is neither written nor believed
-    ├── HardwareError               a GPU or its driver does not do what it should
-    │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used at all
-    │   ├── DeviceLostError         one GPU does not answer any more, or a MIG device is gone
+    ├── InvalidSpecError            a CDI document breaks the specification; it is not written or used
+    ├── HardwareError               a GPU or its driver failed
+    │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used
+    │   ├── DeviceLostError         one GPU does not answer, or a MIG device is gone
     │   ├── MigUnsupportedError     the GPU has no MIG, or not this profile or placement
-    │   ├── GpuBusyError            somebody has the GPU or the instance open, so it cannot be changed now
-    │   ├── ResetRequiredError      the change would take a GPU reset, which nobody but a person may decide
-    │   ├── NoRoomError             the placement is taken, or what the profile needs is
-    │   ├── NotPermittedError       this process may not change the GPU
-    │   ├── CommandError            a program of the driver (nvidia-smi) is missing, failed or did not come back
+    │   ├── GpuBusyError            a process has the GPU or the instance open, so it cannot be changed now
+    │   ├── ResetRequiredError      the change needs a GPU reset, which an administrator must decide
+    │   ├── NoRoomError             the placement, or engines that the profile needs, are taken
+    │   ├── NotPermittedError       this process lacks permission to change the GPU
+    │   ├── CommandError            a program of the driver (nvidia-smi) is missing, failed or did not end in time
     │   └── MpsUnavailableError     the MPS daemon of a GPU is not ready
-    ├── RetryableError              nothing is wrong with the request; the same call may succeed later
+    ├── RetryableError              a temporary condition; the same call may succeed later
     │   └── StorageError            a file or the journal cannot be written or read (disk full, read-only)
     └── KubernetesApiError          the API server refused or could not be reached
         ├── ApiUnreachableError     no answer: connection refused, reset, timed out, TLS
@@ -30,13 +30,13 @@
         ├── ForbiddenError          403: RBAC or an admission policy refuses
         ├── NotFoundError           404
         ├── AlreadyExistsError      409 with reason AlreadyExists
-        ├── ConflictError           409 otherwise: somebody else wrote first
+        ├── ConflictError           409 otherwise: another client wrote first
         ├── GoneError               410: the watch's resourceVersion is too old
         ├── InvalidObjectError      400 and 422: the object breaks a validation rule
         └── ServerBusyError         429 and 5xx
 
 A message says what failed, on which object, what was seen, what was expected and what to do next, because it ends up in
-``kubectl describe pod``. Foreign exceptions are translated where they enter (``raise ... from``), nowhere else.
+``kubectl describe pod``. Exceptions of libraries are translated where they are first caught (``raise ... from``).
 """
 
 from typing import Any
@@ -57,8 +57,8 @@ class InvalidParametersError(ConfigurationError):
 class CelSyntaxError(ConfigurationError):
     """A CEL expression does not compile: syntax, an unknown name, too long. The message points at the place.
 
-    ``line`` and ``column`` count from 1 and are 0 where no place is to blame; ``caret`` is the line of text and a
-    caret below it, ``problem`` the message without place and caret.
+    ``line`` and ``column`` count from 1 and are 0 when no place is known; ``caret`` is the line of text with a caret
+    below it, ``problem`` the message without place and caret.
     """
 
     def __init__(self, message: str, *, line: int = 0, column: int = 0, caret: str = "", problem: str = "") -> None:
@@ -70,7 +70,7 @@ class CelSyntaxError(ConfigurationError):
 
 
 class CelEvaluationError(ConfigurationError):
-    """A CEL expression failed on a device or gave no bool. The scheduler gives the pod up for now, on all nodes."""
+    """A CEL expression failed on a device or gave no bool. The scheduler then fails the pod's attempt on all nodes."""
 
 
 class ClaimError(DraError):
@@ -82,11 +82,11 @@ class ClaimReplacedError(ClaimError):
 
 
 class ClaimNotAllocatedError(ClaimError):
-    """``status.allocation`` is missing, or holds nothing for this driver."""
+    """``status.allocation`` is missing or has no result of this driver."""
 
 
 class AllocationError(ClaimError):
-    """A claim's requests cannot be weighed: class missing, too many devices, a pool in the middle of a change."""
+    """A claim's requests cannot be evaluated: missing class, too many devices, a pool that is being updated."""
 
 
 class UnknownDeviceError(ClaimError):
@@ -104,8 +104,8 @@ class InvalidSpecError(DraError):
 class HardwareError(DraError):
     """A GPU or its driver failed; other GPUs are not affected.
 
-    ``left_over`` is set by whoever failed half-way and could not remove what it had made: the caller must not forget
-    about it.
+    ``left_over`` is True when the failed operation could not remove what it had created: the caller must keep its
+    record of it.
     """
 
     left_over: bool = False
@@ -116,7 +116,7 @@ class DriverUnavailableError(HardwareError):
 
 
 class DeviceLostError(HardwareError):
-    """One GPU stopped answering, or a MIG device that was handed out is gone."""
+    """One GPU does not answer, or a MIG device of a claim is gone."""
 
 
 class MigUnsupportedError(HardwareError):
@@ -124,31 +124,31 @@ class MigUnsupportedError(HardwareError):
 
 
 class GpuBusyError(HardwareError):
-    """A client has the GPU or the instance open; it works once that one has let go."""
+    """A client has the GPU or the instance open; retry after it has closed it."""
 
 
 class ResetRequiredError(HardwareError):
-    """The change takes a GPU reset, which ends everything that runs there: a person has to decide it."""
+    """The change needs a GPU reset, which ends everything that runs there: an administrator must decide it."""
 
 
 class NoRoomError(HardwareError):
-    """A placement is taken, or the engines or slices that a profile needs are."""
+    """A placement, or engines or slices that a profile needs, are taken."""
 
 
 class NotPermittedError(HardwareError):
-    """The process lacks the right to change the GPU."""
+    """The process lacks permission to change the GPU."""
 
 
 class CommandError(HardwareError):
-    """A program of the driver is missing, failed, or did not end in time; the message holds what it printed."""
+    """A program of the driver is missing, failed, or did not end in time; the message quotes its output."""
 
 
 class MpsUnavailableError(HardwareError):
-    """The MPS daemon for a GPU is not ready; the message says who should run it and what it said last."""
+    """The MPS daemon for a GPU is not ready; the message names the MPS host and quotes its last status."""
 
 
 class RetryableError(DraError):
-    """A passing condition; the same call may succeed later."""
+    """A temporary condition; the same call may succeed later."""
 
 
 class StorageError(RetryableError):
@@ -159,7 +159,7 @@ class KubernetesApiError(DraError):
     """The API server answered with an error; ``status`` is the HTTP status, 0 when there was no answer.
 
     ``reason`` is the machine-readable reason of the Status object (``AlreadyExists``, ``Expired``), possibly empty.
-    ``details`` are the Status object's details (name, kind, causes) where the raiser knows them.
+    ``details`` are the Status object's details (name, kind, causes), when known.
     """
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
@@ -170,15 +170,15 @@ class KubernetesApiError(DraError):
 
 
 class ApiUnreachableError(KubernetesApiError):
-    """No answer at all. Callers keep their state and retry with backoff."""
+    """No answer. Callers keep their state and retry with backoff."""
 
 
 class UnauthorizedError(KubernetesApiError):
-    """401. Tokens rotate, so one retry with fresh credentials is sensible; then it is a configuration problem."""
+    """401. Retry once with new credentials, because tokens rotate; a second 401 is a configuration problem."""
 
 
 class ForbiddenError(KubernetesApiError):
-    """403. Not retried quickly: an administrator has to change RBAC or a policy."""
+    """403. Retry slowly: an administrator must change RBAC or a policy."""
 
 
 class NotFoundError(KubernetesApiError):
@@ -190,7 +190,7 @@ class AlreadyExistsError(KubernetesApiError):
 
 
 class ConflictError(KubernetesApiError):
-    """409 Conflict. Read again, then decide again."""
+    """409 Conflict. Read the object again and decide again."""
 
 
 class GoneError(KubernetesApiError):
@@ -198,11 +198,11 @@ class GoneError(KubernetesApiError):
 
 
 class InvalidObjectError(KubernetesApiError):
-    """400 or 422. Retrying the same object is pointless."""
+    """400 or 422. Do not retry with the same object."""
 
 
 class ServerBusyError(KubernetesApiError):
-    """429 or 5xx. Retried with backoff; ``retry_after_s`` is what the server asked for, 0 when it did not say."""
+    """429 or 5xx. Retried with backoff; ``retry_after_s`` is the pause that the server requested, else 0."""
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, status=status, reason=reason)

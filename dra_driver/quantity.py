@@ -1,8 +1,8 @@
-"""Kubernetes quantities: ``80Gi``, ``1500m``, ``2e3``.
+"""Kubernetes quantities such as ``80Gi``, ``1500m`` and ``2e3``: parsing, exact arithmetic, order and canonical text.
 
-Owns parsing, exact arithmetic, order and the canonical text. Refuses to know what a quantity measures. Follows
-k8s.io/apimachinery pkg/api/resource (quantity.go, suffix.go): a value is a whole number of nano units, finer fractions
-are rounded away from zero, a value written with a binary suffix never exceeds 2**63-1, and a suffix alone is zero.
+Follows k8s.io/apimachinery pkg/api/resource (quantity.go, suffix.go): a value is a whole number of nano units, finer
+fractions are rounded away from zero, a value written with a binary suffix never exceeds 2**63-1, and a suffix alone is
+zero.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 
 NANO: Final = 10**9
 _BINARY_MAX: Final = (2**63 - 1) * NANO
-# The widest numbers that anybody writes have some twenty digits; without a bound "1e999999999" would eat all memory.
+# Real numbers have up to twenty digits; without a limit "1e999999999" would use up all memory.
 _MAX_TEXT: Final = 1024
 _MAX_EXPONENT: Final = 1024
 
@@ -25,7 +25,7 @@ _BINARY_SUFFIX: Final = {exponent: suffix for suffix, exponent in _BINARY.items(
 
 
 class Format(Enum):
-    """How a quantity was written, and so how it is printed."""
+    """How a quantity was written, which decides how it is printed."""
 
     DECIMAL_SI = "DecimalSI"
     BINARY_SI = "BinarySI"
@@ -49,7 +49,7 @@ class Quantity:
         object.__setattr__(self, "format", number_format)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Quantity does not change: cannot set {name}")
+        raise AttributeError(f"a Quantity is immutable: cannot set {name}")
 
     @classmethod
     def parse(cls, text: str) -> "Quantity":

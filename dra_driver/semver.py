@@ -1,8 +1,8 @@
-"""Versions by Semantic Versioning 2.0.0, and the repair of version texts that only look like them.
+"""Versions by Semantic Versioning 2.0.0, and the conversion of similar texts to them.
 
-Owns parsing, precedence and text. Refuses to know what is versioned. The strict form is what the API server demands of
-a device attribute of type version (k8s.io/api resource/v1, DeviceAttribute.version): three numbers without leading
-zeros, each below 2**64, then optional pre-release and build parts.
+The strict form is what the API server demands of a device attribute of type version (k8s.io/api resource/v1,
+DeviceAttribute.version): three numbers without leading zeros, each below 2**64, then optional pre-release and build
+parts.
 """
 
 import re
@@ -75,9 +75,9 @@ class Semver:
 
 
 def from_loose(text: str) -> str | None:
-    """A strict version for a text such as ``580.65.06`` (580.65.6), ``8.0`` (8.0.0) or ``v1.2``; None when hopeless.
+    """A strict version for a text such as ``580.65.06`` (580.65.6), ``8.0`` (8.0.0) or ``v1.2``; None otherwise.
 
-    A leading v goes, missing numbers become 0, leading zeros go; pre-release and build parts stay as they are.
+    Removes a leading v and leading zeros, and adds missing numbers as 0; pre-release and build parts stay as they are.
     """
     match = _LOOSE.match(text.strip()) if len(text) <= _MAX_TEXT else None
     if match is None:

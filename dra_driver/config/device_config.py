@@ -1,7 +1,6 @@
-"""What a claim's or class's opaque parameters ask for, as plain values.
+"""Opaque parameters of a claim or class as plain values, the result of `parameters.decode`.
 
-Owns the values that `parameters.decode` makes. Refuses to know how they were written down (``parameters.py``), which
-device they apply to (``claims.planning.configs``) and how anything of them is applied (``sharing/``).
+``claims.planning.configs`` decides to which device they apply, ``sharing/`` applies them.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ class MpsLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSharing:
-    """How containers share a GPU. ``mps`` is set exactly under strategy MPS, where it may be without any limit."""
+    """How containers share a GPU. ``mps`` is set if and only if the strategy is MPS; it may have no limits."""
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
@@ -36,7 +35,7 @@ class GpuSharing:
 
     @property
     def asks_for(self) -> str | None:
-        """What would have to be set up, in words; None when the hardware shares like that by itself."""
+        """What must be set up, in words; None when the hardware shares like this by itself."""
         if self.strategy is Strategy.MPS:
             return "sharing through MPS"
         return None if self.interval is Interval.DEFAULT else f"time-slicing with interval {self.interval}"
@@ -44,7 +43,7 @@ class GpuSharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSharing:
-    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for those."""
+    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for MIG devices."""
 
     strategy: Strategy
     mps: MpsLimits | None = None
@@ -64,7 +63,7 @@ class GpuConfig:
 
     @property
     def asks_for(self) -> str | None:
-        """What has to be set up for it, in words; None when it asks for nothing beyond what the hardware does."""
+        """What must be set up, in words; None when the hardware does it by itself."""
         return self.sharing.asks_for if self.sharing else None
 
 

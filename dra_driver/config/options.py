@@ -1,11 +1,10 @@
-"""How one setting appears to people: a flag, an environment variable, a group and a sentence.
+"""Map a settings class to command line flags and environment variables, with errors that name both.
 
-Owns the mapping between a settings class and its flags and variables, and the wording of errors about them. Refuses to
-know argparse (``cli/``) and what a setting is for (``settings.py``). Order of precedence: flag, environment, default.
-An environment variable that is set but empty counts as not set, because manifests often carry empty ones.
+Order of precedence: flag, environment, default. An environment variable that is set but empty counts as not set,
+because manifests often have empty ones.
 
-Plain dataclasses, not pydantic as for what people write into claims: settings are flat strings, and pydantic would be
-9 MiB and 80 ms in every node process, most of which never see a claim with parameters.
+Settings are plain dataclasses. pydantic, which describes claims and policies, would cost 9 MiB and 80 ms in every node
+process.
 """
 
 import dataclasses
@@ -24,9 +23,9 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """``group`` is the heading in ``--help``, ``env`` the environment twin of the flag.
+    """``group`` is the heading in ``--help``, ``env`` the environment variable of the flag.
 
-    ``parse`` makes the value of its text, or raises ValueError with what was expected.
+    ``parse`` converts the text to the value, or raises ValueError with the expected form.
     """
 
     group: str
@@ -38,7 +37,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One setting as a command line offers it."""
+    """One setting as a command line flag."""
 
     field: str
     flag: str
@@ -65,10 +64,10 @@ def flag_name(field: str) -> str:
 
 
 def load(settings: type[Settings], given: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
-    """Builds ``settings`` from flags (``given``, by field name, None when absent) and ``environ``.
+    """Build ``settings`` from flags (``given``, by field name, None when absent) and ``environ``.
 
-    Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable; a ValueError of the
-    class's own ``__post_init__`` becomes one too.
+    Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable. A ValueError of the
+    class's ``__post_init__`` is translated, too.
     """
     values: dict[str, Any] = {}
     wrong: list[str] = []

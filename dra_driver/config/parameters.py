@@ -1,16 +1,15 @@
 """Opaque parameters of claims and device classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Owns strict decoding: JSON of any shape in, plain values (``device_config.py``) or one sentence out. Refuses to know the
-fields (the models in ``config/schemas/device_config.py``, from which the schema used here is generated), which device a
-config applies to (``claims.planning.configs``) and how anything of it is applied.
+Decodes JSON of any shape strictly, to plain values (``device_config.py``) or one sentence. The schema is generated from
+the models in ``config/schemas/device_config.py``.
 
 Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``), so that claims written
-for it decode here. Differences: what NVIDIA's driver finds only while preparing (an MPS section under TimeSlicing, a
-memory limit below 1 MiB) is found while decoding, so that admission can refuse it; and JSON null means absent
-everywhere, as Kubernetes reads it, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
+for it decode here. Two differences: errors that NVIDIA's driver finds only while preparing (an MPS section under
+TimeSlicing, a memory limit below 1 MiB) are found while decoding, so that admission can refuse them; and JSON null
+means absent everywhere, as in Kubernetes, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
 
-Parameters are written by whoever may create a claim, so their size is bounded before anything looks at them, and an
-error shows at most a few short pieces of them, with whatever is not printable escaped: it ends in events and logs.
+Any user who may create a claim writes parameters. Their size is checked first, and an error, which ends in events and
+logs, quotes only a few short pieces of them, with unprintable characters escaped.
 """
 
 from collections.abc import Mapping
@@ -43,7 +42,7 @@ __all__ = [
 
 API_VERSION: Final = "resource.nvidia.com/v1beta1"
 MAX_BYTES: Final = 10 * 1024
-"""What the API server allows for opaque parameters (resource/v1 ``OpaqueParametersMaxLength``), in characters here."""
+"""Limit of the API server for opaque parameters (resource/v1 ``OpaqueParametersMaxLength``), in characters here."""
 MAX_DEPTH: Final = 16
 _KINDS: Final = ("GpuConfig", "MigDeviceConfig")
 
@@ -51,9 +50,9 @@ Fields = Mapping[str, Any]
 
 
 def decode(parameters: object) -> DeviceConfig:
-    """The config that ``parameters`` (decoded JSON of any shape) hold.
+    """Decode ``parameters`` (parsed JSON of any shape) to a config. Pure.
 
-    Pure. Raises `InvalidParametersError` with the path of every wrong field (the first five of them) and nothing else.
+    Raises only `InvalidParametersError`, with the paths of the first five wrong fields.
     """
     if not isinstance(parameters, Mapping):
         raise InvalidParametersError(f"parameters are {shown(parameters)}, expected an object with apiVersion and kind")

@@ -1,8 +1,6 @@
-"""``GpuPolicy`` of gpu.dra-driver.io/v1alpha1 as plain values.
+"""Decode ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1 to plain values.
 
-Owns decoding of one policy object. Refuses to know where it comes from and which GPUs it meets (``policy/``), and the
-fields' bounds and meaning: those are the model in ``config/schemas/gpu_policy.py``, from which the schema used here is
-generated.
+The schema is generated from the model in ``config/schemas/gpu_policy.py``, which has the fields' bounds and meaning.
 """
 
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ Fields = Mapping[str, Any]
 
 
 class Availability(StrEnum):
-    """For whom a GPU is."""
+    """Which claims may have a GPU."""
 
     OPEN = "Open"
     RESERVED = "Reserved"
@@ -35,7 +33,7 @@ class Availability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSelection:
-    """Which GPUs a policy is for: every field that is set has to match. None and empty differ: empty matches nothing.
+    """Which GPUs a policy is for: every field that is set must match. None matches all, an empty list nothing.
 
     Names and architectures are shell patterns; UUIDs and PCI addresses are lower-case, the latter as in sysfs.
     """
@@ -67,7 +65,7 @@ class GpuPolicy:
 
 
 def policy_problems(written: object) -> list[FieldProblem]:
-    """Everything that is wrong with a policy object of any shape; empty when `policy_of` can be asked. Pure."""
+    """All problems of a policy object of any shape; empty when `policy_of` accepts it. Pure."""
     if not isinstance(written, Mapping):
         return [FieldProblem((), f"expected a {KIND} object, got {shown(written)}")]
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
@@ -79,7 +77,7 @@ def policy_problems(written: object) -> list[FieldProblem]:
 
 
 def policy_of(written: Fields) -> GpuPolicy:
-    """The policy that an object without problems holds."""
+    """Decode an object without problems."""
     spec: Fields = written["spec"]
     forms = _section(spec, "forms")
     whole = forms.get("whole")

@@ -1,8 +1,8 @@
 """Conditions over several fields of one object, by name.
 
-Owns each condition twice: as a function of the object as it was written (null fields are absent), and as a CEL
-expression for the API server (``x-kubernetes-validations``). Refuses to know where in a document the object stands.
-A rule is asked only about objects whose fields have the right shape. It holds no state.
+Each condition exists twice: as a function of the object as it was written (null fields are absent), and as a CEL
+expression for the API server (``x-kubernetes-validations``). A rule is evaluated only on objects whose fields are
+valid.
 """
 
 import re
@@ -38,18 +38,19 @@ OWN_ATTRIBUTES: Final = (
     "type",
     "uuid",
 )
-"""What this driver publishes itself, in whatever domain: a policy must not say otherwise."""
+"""Attributes that this driver publishes; a policy must not set them, in any domain."""
 OWN_ATTRIBUTE_DOMAIN: Final = "gpu.nvidia.com"
-"""The driver's name as it comes: a selector finds an attribute without a domain under it."""
+"""The driver's default name, which is the domain of an attribute without one."""
 OWN_TAINT_DOMAIN: Final = "gpu.dra-driver.io/"
-# Searched, as CEL's matches() does; RE2 and Python read them the same.
+# For search, as in CEL's matches(); RE2 and Python read them alike.
 _OWN_NAME: Final = f"(^|/)({'|'.join(OWN_ATTRIBUTES)})$"
 _FOREIGN_DOMAIN: Final = r"^([^/]*\.)?(kubernetes|k8s)\.io/"
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaRule:
-    """``broken`` tells whether an object breaks it; ``cel`` holds where it does not; ``message`` is for the writer."""
+    """``broken`` is True when an object breaks the rule; ``cel`` is true when it does not; ``message`` says how to fix
+    it."""
 
     message: str
     cel: str
@@ -128,12 +129,12 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         lambda it: _shares(it) and _inner(it, "forms").get("whole") is False,
     ),
     "something-left": SchemaRule(
-        "whole false and migProfiles [] leave nothing that a GPU may become; availability Hidden says that",
+        "whole false and migProfiles [] allow no form of the GPU: use availability Hidden to hide it",
         "!has(self.whole) || self.whole || !has(self.migProfiles) || size(self.migProfiles) > 0",
         _nothing_left,
     ),
     "memory-range": SchemaRule(
-        "minMemory is more than maxMemory, which no GPU fulfils",
+        "minMemory is more than maxMemory, so no GPU matches",
         "!has(self.minMemory) || !has(self.maxMemory)"
         " || quantity(string(self.minMemory)).compareTo(quantity(string(self.maxMemory))) <= 0",
         _memory_backwards,
@@ -144,20 +145,20 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         lambda it: sum(_has(it, name) for name in ("string", "int", "bool")) != 1,
     ),
     "attribute-not-reserved": SchemaRule(
-        "name is one that the driver or Kubernetes gives a meaning: choose another, best in a domain of your own such"
-        " as example.com/team",
+        "name is reserved by the driver or Kubernetes: choose another, best in a domain of your own such as"
+        " example.com/team",
         f"!self.name.matches(r'{_OWN_NAME}') && !self.name.matches(r'{_FOREIGN_DOMAIN}')",
         _reserved_attribute,
     ),
     "attribute-once": SchemaRule(
-        "attributes name one twice: a name without a domain is in the driver's, so that team and"
-        f" {OWN_ATTRIBUTE_DOMAIN}/team are the same to a selector; leave one of them out",
+        "an attribute is repeated: a name without a domain is in the driver's domain, so that team and"
+        f" {OWN_ATTRIBUTE_DOMAIN}/team are the same to a selector; remove one of them",
         "!has(self.attributes) || self.attributes.all(a,"
         f" !self.attributes.exists(b, b.name == '{OWN_ATTRIBUTE_DOMAIN}/' + a.name))",
         _attribute_twice,
     ),
     "taint-not-reserved": SchemaRule(
-        f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are the driver's own; availability Reserved sets such a taint",
+        f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are reserved for the driver; availability Reserved sets such a taint",
         f"!self.key.startsWith('{OWN_TAINT_DOMAIN}')",
         _reserved_taint,
     ),

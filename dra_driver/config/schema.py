@@ -1,23 +1,22 @@
-"""Checks what people wrote against a compact schema, and names the path of every wrong field.
+"""Check a value against a compact schema, and name the path of every wrong field.
 
-Owns walking a value beside its schema, and the words for what is wrong. Refuses to know what fields mean: the schemas
-are in ``schema.json``, which ``scripts/gen.py`` makes of the models in ``config/schemas``; those are the source, but
-loading them takes 9 MiB, which is too much for every node process. Conditions over several fields are in ``rules.py``.
+The schemas are in ``schema.json``, which ``scripts/gen.py`` generates from the models in ``config/schemas``. Loading
+the models takes 9 MiB, which is too much for every node process. Conditions over several fields are in ``rules.py``.
 
-The walk goes no deeper than the schema does, which is finite, and never prints more than short, escaped pieces of what
-was written: sentences end in events and logs. JSON null in an optional field means that it is absent, as Kubernetes
-reads it. Booleans are no numbers, numbers no text, and there are no fractions.
+The recursion is as deep as the schema. Messages end in events and logs, so they quote only short, escaped pieces of the
+input. JSON null in an optional field means that it is absent, as in Kubernetes. Booleans are not numbers, numbers are
+not text, and fractions are not supported.
 
 A schema is a mapping with ``type`` and, by type:
-    object    fields, required, rules (names); ``open`` when other fields are somebody else's business
+    object    fields, required, rules (names); ``open`` when other fields are allowed
     map       values, max (number of entries)
     list      items, max, unique (the field of an item that must not repeat)
-    string    min, max (characters), pattern (of all of it), says (what to expect, in words)
+    string    min, max (characters), pattern (of all of it), says (the expected form, in words)
     enum      values
     integer   min, max
     quantity  min, max (whole units)
     boolean
-    any       an object that nobody looks into
+    any       an object that is not checked further
 """
 
 import functools
@@ -41,7 +40,7 @@ _FILE: Final = Path(__file__).with_name("schema.json")
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One wrong field: where it is (the empty path is the value itself), and what is wrong, in words."""
+    """One wrong field: its path (empty for the value itself) and the problem in words."""
 
     path: tuple[Step, ...]
     text: str
@@ -58,12 +57,12 @@ def schemas() -> Mapping[str, Schema]:
 
 
 def problems(value: object, schema: Schema) -> list[FieldProblem]:
-    """Everything that is wrong with ``value``, in the schema's order; empty when it fits. Pure."""
+    """All problems of ``value``, in the schema's order; empty when it is valid. Pure."""
     return list(_value(value, schema, ()))
 
 
 def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None:
-    """How ``value`` is larger than its JSON text may be, or deeper; None while it is not. Never recurses."""
+    """How ``value`` exceeds a limit of size or depth of its JSON; None when it does not. Does not recurse."""
     level: list[Any] = [value]
     size = 0
     for _ in range(max_depth):
@@ -80,14 +79,14 @@ def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None
 
 
 def sentence(found: Sequence[FieldProblem]) -> str:
-    """The first problems in one line, and how many more there are."""
+    """The first problems in one line, and the number of the others."""
     shown = [str(problem) for problem in found[:MAX_SHOWN_PROBLEMS]]
     more = len(found) - len(shown)
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
 def path_text(path: Sequence[Step]) -> str:
-    """``spec.taints[0].key``; keys that people chose are cut to a readable length."""
+    """``spec.taints[0].key``; long keys are shortened."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -98,14 +97,14 @@ def path_text(path: Sequence[Step]) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line and without a way to command a terminal; what is printable already stays as it is."""
+    """``text`` on one line, with unprintable characters such as terminal commands escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shown(value: object) -> str:
-    """What was seen, short enough for an event; containers are named, not printed."""
+    """A value, short enough for an event; objects and lists only by type."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -145,7 +144,7 @@ def _object(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[F
             found.append(FieldProblem((*path, name), "is required"))
     if not schema.get("open"):
         found.extend(FieldProblem((*path, str(name)), "unknown field") for name in value if name not in fields)
-    if not found:  # a rule reads fields that are known to have the right shape
+    if not found:  # rules are evaluated only on valid fields
         rules = (RULES[name] for name in schema.get("rules", ()))
         found.extend(FieldProblem(path, rule.message) for rule in rules if rule.broken(value))
     yield from found
@@ -180,7 +179,7 @@ def _list(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Fie
 
 
 def repeated(items: Sequence[Mapping[str, Any]], field: str) -> object:
-    """The first value of ``field`` that a second item has as well, or None."""
+    """The first value of ``field`` that two items have, or None."""
     seen = set()
     for item in items:
         if item[field] in seen:
@@ -201,7 +200,7 @@ def _string(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[F
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be stored: JSON can escape half of a character pair, which no other text can hold."""
+    """Whether it can be stored: JSON can escape half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -236,8 +235,7 @@ def _quantity(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator
 
 
 def quantity_of(value: object, low: int, high: int) -> Quantity:
-    """The quantity that JSON holds as text or as a whole number. ValueError in words when it is none, or too small or
-    large."""
+    """The quantity of a text or a whole number. Raises ValueError when it is none, too small or too large."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"expected a quantity such as 10Gi, got {shown(value)}")  # noqa: TRY004 - one kind of error
     if isinstance(value, int) and value.bit_length() > 128:

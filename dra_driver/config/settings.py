@@ -1,7 +1,7 @@
 """The settings of the node process.
 
-Owns names, defaults and the checks that need nothing but the value. Refuses to look at the machine: whether a directory
-exists and can be written is checked where it is used (``kubelet/preflight.py``).
+Names, defaults and checks of the values alone. ``kubelet/preflight.py`` checks that directories exist and can be
+written.
 
 Directories are those of the kubelet (``--root-dir``, by default ``/var/lib/kubelet``) and of the Container Device
 Interface (``/etc/cdi`` and ``/var/run/cdi`` are what runtimes read). Name rules: ResourceSlice ``spec.driver`` is a DNS
@@ -90,11 +90,11 @@ _log_level = _one_of(*get_args(LogLevel))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What ``dra-driver kubelet-plugin`` is told; made by ``load_node_settings``, which checks each value."""
+    """Settings of ``dra-driver kubelet-plugin``, created and checked by ``load_node_settings``."""
 
     node_name: str = setting(Option(NODE, "NODE_NAME", "NAME", "name of this node's Node object", _subdomain(253)))
     kubeconfig: str | None = setting(
-        Option(NODE, "KUBECONFIG", "FILE", "how to reach the API server; in a pod, its service account serves"),
+        Option(NODE, "KUBECONFIG", "FILE", "kubeconfig of the API server; default in a pod: its service account"),
         None,
     )
     driver_name: str = setting(
@@ -102,7 +102,7 @@ class NodeSettings:
             NODE,
             "DRIVER_NAME",
             "NAME",
-            "what claims and ResourceSlices call this driver; its pool is NODE/NAME",
+            "driver name in claims and ResourceSlices; its pool is NODE/NAME",
             _subdomain(63),
         ),
         "gpu.nvidia.com",
@@ -112,7 +112,7 @@ class NodeSettings:
             KUBELET,
             "KUBELET_REGISTRAR_DIR",
             "DIR",
-            "where the kubelet looks for registration sockets; the same path on the host and in the container",
+            "folder of the kubelet's registration sockets; the same path on the host and in the container",
             _absolute,
         ),
         "/var/lib/kubelet/plugins_registry",
@@ -133,14 +133,16 @@ class NodeSettings:
             KUBELET,
             "POD_UID",
             "UID",
-            "UID of the pod that runs this process: gives it sockets of its own, so that two pods can overlap in "
-            "a rolling update; without it, one process per node",
+            "UID of this process' pod; with it, sockets have a name per pod, so that two pods can overlap in a "
+            "rolling update; without it, only one process per node can run",
             _pod_uid,
         ),
         None,
     )
     cdi_dir: str = setting(
-        Option(KUBELET, "CDI_DIR", "DIR", "where the container runtime reads CDI specifications", _absolute),
+        Option(
+            KUBELET, "CDI_DIR", "DIR", "directory from which the container runtime reads CDI specifications", _absolute
+        ),
         "/var/run/cdi",
     )
     driver_root: str = setting(
@@ -148,7 +150,7 @@ class NodeSettings:
             HARDWARE,
             "DRIVER_ROOT",
             "DIR",
-            "where this process sees the root of the NVIDIA driver's installation",
+            "root of the NVIDIA driver's installation, as this process sees it",
             _absolute,
         ),
         "/",
@@ -158,7 +160,7 @@ class NodeSettings:
             HARDWARE,
             "DRIVER_ROOT_ON_HOST",
             "DIR",
-            "where the container runtime sees that root, if elsewhere",
+            "the same root as the container runtime sees it, if different",
             _absolute,
         ),
         None,
@@ -168,8 +170,8 @@ class NodeSettings:
             HARDWARE,
             "DEV_ROOT",
             "DIR",
-            "parent of the dev directory with the GPUs' device nodes, as this process sees it; the driver root if "
-            "that has a dev directory, else /",
+            "parent of the dev directory with the GPUs' device nodes, as this process sees it; default: the driver "
+            "root if it has a dev directory, else /",
             _absolute,
         ),
         None,
@@ -179,7 +181,7 @@ class NodeSettings:
             HARDWARE,
             "DEV_ROOT_ON_HOST",
             "DIR",
-            "where the container runtime sees that parent, if elsewhere",
+            "the same parent as the container runtime sees it, if different",
             _absolute,
         ),
         None,
@@ -189,7 +191,7 @@ class NodeSettings:
             HARDWARE,
             "NVIDIA_CDI_HOOK_PATH",
             "FILE",
-            "NVIDIA's CDI hook on the host; looked for if not given; none to do without",
+            "path of NVIDIA's CDI hook on the host; default: search for it; none: use no hook",
             _hook_path,
         ),
         None,
@@ -199,7 +201,7 @@ class NodeSettings:
         "/proc/devices",
     )
     poll_interval: float = setting(
-        Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "how often the GPUs are looked at", _seconds),
+        Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "interval between two polls of the GPUs", _seconds),
         10.0,
     )
     policy_dir: str | None = setting(
@@ -207,8 +209,8 @@ class NodeSettings:
             HARDWARE,
             "POLICY_DIR",
             "DIR",
-            "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; without it a GPU may be "
-            "taken whole or cut into any MIG profile",
+            "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; default: claims may "
+            "have GPUs whole or as any MIG profile",
             _absolute,
         ),
         None,
@@ -218,7 +220,7 @@ class NodeSettings:
             HARDWARE,
             "SIMULATE",
             "SPEC",
-            "GPUs that do not exist instead of the node's own: 8xh100-sxm5-80gb, 4xa100-sxm4-40gb,2xl4-24gb, or a "
+            "simulate these GPUs instead of using the node's: 8xh100-sxm5-80gb, 4xa100-sxm4-40gb,2xl4-24gb, or a "
             "YAML file",
             _spec,
         ),
@@ -229,7 +231,7 @@ class NodeSettings:
             TELEMETRY,
             "HTTP_ADDR",
             "HOST:PORT",
-            "where /metrics, /healthz and /readyz are served; nowhere if empty",
+            "address that serves /metrics, /healthz and /readyz; none if empty",
             _http_addr,
         ),
         "",

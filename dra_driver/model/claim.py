@@ -1,4 +1,4 @@
-"""A ResourceClaim as the node sees it: who it is, what was allocated, what will be answered to the kubelet."""
+"""A ResourceClaim on its node: identity, allocated devices, and the devices that are answered to the kubelet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRef:
-    """What the kubelet sends: enough to find the claim, nothing about its content."""
+    """The claim's identity as the kubelet sends it."""
 
     namespace: str
     name: str

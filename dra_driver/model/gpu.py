@@ -1,7 +1,6 @@
-"""What a node has: GPUs as plain values, without handles, without Kubernetes.
+"""The GPUs of a node as plain values, without NVML handles and Kubernetes objects.
 
-Owns the shape of an inventory. Refuses to know how it was read (``gpu/``) and how it is published (``slices/``).
-A field is ``None`` when the hardware or driver does not tell it: absent, never guessed.
+A field is ``None`` when the hardware or driver does not report it.
 """
 
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ class Gpu:
     ``None`` on unified-memory parts. ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
     ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
 
-    ``mig_profiles`` are in order of profile id and () where the GPU cannot be cut; ``mig_instances`` are what exists,
-    in order of ``start``. ``mig_resetless`` tells whether MIG mode can be switched while the node runs, None when that
-    is not known. ``mig_mode_owned`` is True while this driver's journal says that it switched the mode on and has to
-    switch it off again.
+    ``mig_profiles`` are in order of profile id, () for a GPU without MIG; ``mig_instances`` are the existing ones in
+    order of ``start``. ``mig_resetless``: MIG mode can be switched without resetting the GPU; None when that is not
+    known. ``mig_mode_owned`` is True while this driver's journal says that it switched the mode on and has to switch it
+    off again.
     """
 
     uuid: GpuUuid
@@ -50,7 +49,7 @@ class Gpu:
 
     @property
     def memory_slices(self) -> int:
-        """How many memory slices its partitions are cut from, 0 where it cannot be cut."""
+        """The number of its memory slices for partitions; 0 for a GPU without MIG."""
         ends = (start + profile.memory_slices for profile in self.mig_profiles for start in profile.starts)
         return max(ends, default=0)
 
@@ -61,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutGpu:
-    """A GPU that is on the node but not usable. ``label`` is the best name known: UUID, PCI address or NVML index."""
+    """A GPU on the node that cannot be used. ``label`` is its UUID, else its PCI address or NVML index."""
 
     label: str
     reason: str

@@ -1,11 +1,8 @@
-"""MIG as plain values: how a GPU can be cut, and how it is cut now.
+"""MIG profiles, instances and partitions as plain values.
 
-Owns names and shapes. Refuses to know how they were read (``gpu/``), who made an instance (``owned`` is told by whoever
-keeps the books) and how partitions are published (``slices/``).
-
-Words are NVML's (nvml.h): a *GPU instance* (GI) owns memory slices, a *compute instance* (CI) inside it owns
-multiprocessors and is what programs see; a *profile* is a size, a *placement* where it begins, in memory slices.
-A *partition* here is a profile at a placement, made or not: a GI with one CI that spans it.
+The terms are NVML's (nvml.h): a *GPU instance* (GI) owns memory slices; a *compute instance* (CI) inside it owns
+multiprocessors and is what programs see; a *profile* is a size, a *placement* its first memory slice. A *partition* is
+a profile at a placement, existing or not: a GI with one CI that spans it.
 """
 
 import re
@@ -19,11 +16,11 @@ _FOREIGN_TO_LABELS = re.compile(r"[^a-z0-9-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigProfile:
-    """One size of partition that a GPU offers, as NVML tells it.
+    """One size of partition of a GPU, as NVML reports it.
 
     ``name`` is ``1g.10gb+me``, without NVML's prefix "MIG ". ``starts`` are the placements, ascending; each covers
-    ``memory_slices`` memory slices. ``max_instances`` is NVML's and wrong on some boards: placements decide. Numbers
-    are None where they are not known.
+    ``memory_slices`` memory slices. ``max_instances`` is NVML's and wrong on some boards; the placements are right.
+    Numbers are None when they are not known.
     """
 
     name: str
@@ -43,7 +40,7 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeInstance:
-    """One CI. ``spans`` tells whether it has all of its GPU instance; ``uuid`` is None while it cannot be read."""
+    """One CI. ``spans``: it has all of its GPU instance. ``uuid`` is None when it cannot be read."""
 
     ci_id: int
     uuid: MigUuid | None
@@ -54,9 +51,9 @@ class ComputeInstance:
 class MigInstance:
     """One GPU instance that exists, with its compute instances in order of id.
 
-    ``owned`` is True for those that this driver's journal says it made (or is about to make or destroy); any other
-    belongs to somebody else and is never destroyed. ``profile`` is what its own device tells of its size, without
-    placements, where the GPU does not list the profile (in a vGPU guest); None everywhere else.
+    ``owned`` is True when this driver's journal says that the driver created it (or is about to create or destroy it);
+    other instances are never destroyed. ``profile`` is set only when the GPU does not list the profile (in a vGPU
+    guest): the size that its own device reports, without placements.
     """
 
     gi_id: int
@@ -70,7 +67,7 @@ class MigInstance:
 
     @property
     def device(self) -> ComputeInstance | None:
-        """The one compute instance that spans it all; None when it is half made or cut in another way."""
+        """The single compute instance that spans it; None when it is incomplete or divided."""
         return self.compute[0] if len(self.compute) == 1 and self.compute[0].spans and self.compute[0].uuid else None
 
     def overlaps(self, start: int, size: int) -> bool:
@@ -80,7 +77,7 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionId:
-    """One partition of one GPU, whether it exists or not: what intents, locks and lookups are about."""
+    """One partition of one GPU, whether it exists or not."""
 
     gpu_uuid: GpuUuid
     profile_id: int
@@ -91,9 +88,9 @@ class PartitionId:
 
 
 def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -> DeviceName:
-    """``gpu-0-mig-1g10gb-me-20-4``: NVIDIA's rule, so that names in logs and dashboards mean the same.
+    """``gpu-0-mig-1g10gb-me-20-4``, as NVIDIA's driver names it.
 
-    Dots are dropped, other characters that a DNS label cannot hold become dashes.
+    Dots are dropped; other characters that a DNS label cannot have become dashes.
     """
     label = _FOREIGN_TO_LABELS.sub("-", profile_name.lower().replace(".", "")).strip("-")
     return DeviceName(f"gpu-{minor}-mig-{label}-{profile_id}-{start}")
@@ -101,7 +98,7 @@ def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -
 
 @dataclass(frozen=True, slots=True)
 class PartitionName:
-    """What a partition's device name says; the profile's text is not needed, its id is."""
+    """The parts of a partition's device name, without the profile's text."""
 
     minor: int
     profile_id: int

@@ -1,7 +1,6 @@
-"""What an administrator lets a GPU become, and what it is being used as, as values.
+"""Terms of GPUs (what they may be published as) and uses of GPUs, as values.
 
-Owns the words: form, sharing strategy, interval, terms. Refuses to know policies and where they come from
-(``policy/``), how terms are published (``slices/``) and how they are carried out (``sharing/``, ``mig/``).
+``policy/`` derives terms, ``slices/`` publishes them, ``sharing/`` and ``mig/`` carry them out.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ Effect = Literal["NoSchedule", "NoExecute", "None"]
 
 
 class Strategy(StrEnum):
-    """How several users have one device at a time. Names of ``GpuConfig`` (resource.nvidia.com/v1beta1)."""
+    """How several claims use one device at the same time. Names of ``GpuConfig`` (resource.nvidia.com/v1beta1)."""
 
     TIME_SLICING = "TimeSlicing"
     MPS = "MPS"
@@ -39,7 +38,7 @@ class Interval(StrEnum):
 
 
 class Form(StrEnum):
-    """What a GPU is to one claim."""
+    """What a claim has of a GPU."""
 
     WHOLE = "whole"
     PARTITION = "partition"
@@ -48,10 +47,10 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingTerms:
-    """A GPU that several claims may have at once. ``max_shares`` None sets no limit beside memory and compute.
+    """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number of shares.
 
-    ``default_percent`` is what a claim consumes of compute that does not ask for any: 100 leaves none for others, 0
-    takes none and is not limited.
+    ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 takes none and is
+    not limited.
     """
 
     strategy: Strategy
@@ -71,13 +70,12 @@ class Taint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTerms:
-    """What one GPU may be published as. The default is what holds without any policy: whole or cut, never shared.
+    """What one GPU may be published as. The default applies without a policy: whole or partitions, not shared.
 
     ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
-    in use that stay published although ``profiles`` does not have them. ``shares_in_use`` tells that claims have shares
-    of the GPU, or one has all of it as a share: schedulers count those only while the GPU is published as shared.
-    ``policy`` names the policy in force, '' for none; ``waiting`` says in a sentence which newer terms wait for the GPU
-    to be free.
+    in use that stay published although ``profiles`` does not have them. ``shares_in_use``: claims have shares of the
+    GPU, or one has all of it as a share; schedulers count those only while the GPU is published as shared. ``policy``
+    is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
     """
 
     policy: str = ""
@@ -97,7 +95,7 @@ class GpuTerms:
 
 
 Terms = Mapping[GpuUuid, GpuTerms]
-"""Terms by GPU; a GPU that is not in it has the default ones."""
+"""Terms by GPU; a GPU without an entry has the default terms."""
 
 DEFAULT_TERMS = GpuTerms()
 

@@ -1,4 +1,4 @@
-"""What each GPU of a node may be published as: policies of an administrator, and what is in use already.
+"""Decide what each GPU of a node may be published as, from an administrator's policies and the present uses.
 
 ``source.py`` reads policies from a folder, ``resolve.py`` chooses the policy that applies to a GPU, and ``in_use.py``
 keeps the form of a GPU that is in use. The caller supplies the uses, which it reads from the journal.

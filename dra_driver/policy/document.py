@@ -1,11 +1,10 @@
-"""The documents of one YAML or JSON text, and the line that each value stands on.
+"""Parse the documents of a YAML or JSON text, with the line number of each value.
 
-Owns reading text that an administrator wrote, so that a wrong field can be shown by file and line. Refuses to know what
-fields mean. Stricter than YAML, and closer to what Kubernetes takes: no key twice, no anchors and aliases (a few lines
-of them expand to gigabytes), no tags, and scalars as in YAML 1.2's core schema, so that ``no`` and ``0000:17:00.0`` are
-text. Works through parser events, so that nesting costs no stack.
+Line numbers let messages name the place of a wrong field. The parser is stricter than YAML and close to Kubernetes: no
+repeated keys, no anchors and aliases (a few lines of them expand to gigabytes), no tags, and scalars as in YAML 1.2's
+core schema, so that ``no`` and ``0000:17:00.0`` are text. It works on parser events, so nesting needs no stack.
 
-PyYAML is loaded by the first YAML text, not by importing this module: most nodes never see one.
+PyYAML is loaded at the first YAML text and not with this module: most nodes have none.
 """
 
 import json
@@ -29,13 +28,13 @@ _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([e
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document. ``lines`` has the line (from 1) of each value by its path, as far as that is known."""
+    """One document. ``lines`` has the line number (from 1) of values by their paths; JSON has none."""
 
     value: Any
     lines: Mapping[tuple[Step, ...], int] = field(default_factory=dict)
 
     def line_of(self, path: tuple[Step, ...]) -> int | None:
-        """The line of the value, or of what is nearest above it."""
+        """The line of the value, or of its nearest parent with a line."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
@@ -43,7 +42,7 @@ class Document:
 
 
 class UnreadableError(ConfigurationError):
-    """The text is no YAML or JSON that this module takes. ``line`` is 0 where no line is to blame."""
+    """The text is not YAML or JSON that this module accepts. ``line`` is 0 when no line is known."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -51,7 +50,7 @@ class UnreadableError(ConfigurationError):
 
 
 def read_documents(data: bytes, *, is_json: bool) -> list[Document]:
-    """The documents of a text, empty ones left out. Raises UnreadableError with what is wrong and where."""
+    """The non-empty documents of a text. Raises UnreadableError with the problem and its line."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,7 +73,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} stands twice in one object")
+            raise ValueError(f"the key {key!r} is repeated in one object")
         found[key] = value
     return found
 
@@ -103,7 +102,7 @@ class _Frame:
 
 
 class _Builder:
-    """Makes documents of parser events."""
+    """Builds documents from parser events."""
 
     def __init__(self) -> None:
         self.documents: list[Document] = []
@@ -134,7 +133,7 @@ class _Builder:
             self._place(_resolved(event), line)
             return
         if event.value in frame.container:
-            raise UnreadableError(f"the key {event.value!r} stands twice in this mapping", line)
+            raise UnreadableError(f"the key {event.value!r} is repeated in this mapping", line)
         frame.key = event.value
 
     def _open(self, container: dict[str, Any] | list[Any], line: int) -> None:
@@ -144,7 +143,7 @@ class _Builder:
         self._frames.append(_Frame(container, path))
 
     def _place(self, value: Any, line: int) -> tuple[Step, ...]:
-        """Puts a value where it belongs; its path."""
+        """Add a value to the open container; returns its path."""
         if not self._frames:
             self._lines = {(): line}
             self.documents.append(Document(value, self._lines))
@@ -155,7 +154,7 @@ class _Builder:
             step = len(frame.container)
             frame.container.append(value)
         elif frame.key is None:
-            raise UnreadableError("a key has to be text", line)
+            raise UnreadableError("a key must be text", line)
         else:
             step, frame.key = frame.key, None
             frame.container[step] = value

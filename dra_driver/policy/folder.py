@@ -1,11 +1,9 @@
-"""The policy files of one folder, read as one consistent set.
+"""Read the policy files of one folder as one consistent set, and detect that they changed.
 
-Owns which files count (``*.yaml``, ``*.yml``, ``*.json``; hidden ones do not), their bounds, and noticing that they
-changed. Refuses to know their content.
-
-A ConfigMap mount is a folder of links into ``..data``, itself a link to a hidden folder that the kubelet swaps in one
-step (k8s.io/kubernetes ``pkg/volume/util/atomic_writer.go``); there the files are read from where ``..data`` points, so
-that no set is half old and half new. In any other folder the set is read again until it holds still.
+Policy files are ``*.yaml``, ``*.yml`` and ``*.json``, without hidden ones. A ConfigMap mount is a folder of links into
+``..data``, itself a link to a hidden folder that the kubelet replaces atomically (k8s.io/kubernetes
+``pkg/volume/util/atomic_writer.go``); there the files are read from the target of ``..data``, so that no set is half
+old and half new. In any other folder the set is read again until it does not change during the read.
 """
 
 import os
@@ -20,7 +18,7 @@ from dra_driver.errors import ConfigurationError
 MAX_FILES: Final = 64
 MAX_FILE_BYTES: Final = 256 * 1024
 MAX_BYTES: Final = 2 * 1024 * 1024
-"""In all. A ConfigMap holds at most 1 MiB."""
+"""Limit of all files together. A ConfigMap has at most 1 MiB."""
 _ENDINGS: Final = (".yaml", ".yml", ".json")
 _ATTEMPTS: Final = 3
 
@@ -40,7 +38,7 @@ class PolicyFile:
 
 
 def fingerprint(folder: Path) -> Print:
-    """Something that differs when a file may have changed. Never raises: a folder that cannot be read has one too."""
+    """A value that differs when a file may have changed. Raises nothing, also for an unreadable folder."""
     try:
         base = _base(folder)
         return (str(base), *(_mark(base / name) for name in _names(base)))
@@ -49,30 +47,30 @@ def fingerprint(folder: Path) -> Print:
 
 
 def read_folder(folder: Path) -> tuple[PolicyFile, ...]:
-    """The files in order of name. Raises ConfigurationError naming the folder or file."""
+    """The files by name. Raises ConfigurationError that names the folder or file."""
     for _ in range(_ATTEMPTS):
         before = fingerprint(folder)
         try:
             files = _read(_base(folder))
         except FileNotFoundError as error:
             if fingerprint(folder) != before:
-                continue  # swapped meanwhile
+                continue  # replaced meanwhile
             raise ConfigurationError(f"{error.filename or folder} does not exist") from error
         except OSError as error:
             raise ConfigurationError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
         if fingerprint(folder) == before:
             return files
-    raise ConfigurationError(f"the files of {folder} change while they are read; write them elsewhere and rename them")
+    raise ConfigurationError(f"the files of {folder} change while they are read: write them elsewhere and rename them")
 
 
 def read_file(path: Path) -> PolicyFile:
-    """One file, whatever its name. Raises OSError, or ConfigurationError where it is no file or too large."""
+    """One file of any name. Raises OSError, or ConfigurationError for something else than a file or a large one."""
     # O_NONBLOCK: opening a FIFO would wait for its writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # Before Python makes a file of it, which it refuses for a folder with the descriptor's number as its name.
+        # Before os.fdopen, whose error for a folder names only the descriptor's number.
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigurationError(f"{path} is not a file")
+            raise ConfigurationError(f"{path} is not a regular file")
         with os.fdopen(fd, "rb", closefd=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     finally:
@@ -102,5 +100,5 @@ def _mark(path: Path) -> Print:
 def _read(base: Path) -> tuple[PolicyFile, ...]:
     files = tuple(read_file(base / name) for name in _names(base))
     if sum(len(file.data) for file in files) > MAX_BYTES:
-        raise ConfigurationError(f"the policy files of {base} have more than {MAX_BYTES // 1024} KiB in all")
+        raise ConfigurationError(f"the policy files of {base} have more than {MAX_BYTES // 1024} KiB together")
     return files

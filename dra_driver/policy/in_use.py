@@ -1,20 +1,19 @@
-"""What a GPU may be published as while it is in use.
+"""Keep the form of a GPU that is in use, until it is free. Pure.
 
-Pure. Owns the rule that nobody's GPU changes under them: a form in use stays until it is free, and only then do newer
-terms take its place. Refuses to know policies and the journal.
+Newer terms never change a device of a running pod. They apply when the form in use is free:
 
-    in use as          stays until it is free
+    in use as          published until it is free
     whole, exclusive   the whole GPU, exclusive
-    all of a shared    the whole GPU, shared as the newest terms say: its claim consumed all there is, which is counted
-                       as long as it is published as shared; a scheduler would take it for free if it were not
-    shared             the whole GPU, shared with the same strategy and interval (a new number of shares counts at once)
-    partitions         those partitions; everything else follows the newest terms
+    all of a shared    the whole GPU, shared as the newest terms say: its claim consumed all capacity, which a scheduler
+                       counts only while the GPU is published as shared; otherwise it would take the GPU for free
+    shared             the whole GPU, shared with the same strategy and interval (a new number of shares applies at
+    once) partitions         those partitions; everything else follows the newest terms
 
-Terms say that shares are in use (all of a shared GPU is one), so that the GPU is published as shared or not at all.
+The terms say that shares are in use (all of a shared GPU is one), so that the GPU is published as shared or not at all.
 
-While the newest terms offer nothing that could be had now, the devices that are left carry a taint that keeps new
-claims away (``gpu.dra-driver.io/draining``, NoSchedule): otherwise one claim after another would take them, and the
-GPU would never be free. It disturbs no pod that is scheduled already.
+While the newest terms cannot apply yet, the remaining devices carry a taint that keeps new claims away
+(``gpu.dra-driver.io/draining``, NoSchedule): otherwise one claim after another would take them, and the GPU would never
+be free. The taint does not affect pods that are scheduled already.
 """
 
 from collections.abc import Sequence
@@ -27,17 +26,17 @@ from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strat
 
 DRAINING_TAINT: Final = "gpu.dra-driver.io/draining"
 _MAX_SHOWN: Final = 3
-_SHARED_SOMEHOW: Final = SharingTerms(strategy=Strategy.TIME_SLICING)
-"""For a GPU that one claim has all of and that is not to be shared any more: nobody gets a share before it is free."""
+_SHARED_UNTIL_FREE: Final = SharingTerms(strategy=Strategy.TIME_SLICING)
+"""For a shared GPU that one claim has as a whole, when newer terms do not share it: no claim gets a share of it."""
 
 
 def keep_in_use(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
-    """``wanted`` with what ``uses`` of this GPU keep; ``waiting`` says what waits for what."""
+    """``wanted``, with the form that ``uses`` of this GPU keep; ``waiting`` says which terms wait for what."""
     partitions = frozenset(use.partition for use in uses if use.partition is not None)
     if any(use.form is not Form.PARTITION for use in uses):
         held = next((use.sharing for use in uses if use.sharing is not None), None)
         if held is None and any(use.of_shared for use in uses):
-            held = wanted.sharing or _SHARED_SOMEHOW
+            held = wanted.sharing or _SHARED_UNTIL_FREE
         return _whole_in_use(replace(wanted, shares_in_use=held is not None), held, partitions)
     return _cut_in_use(wanted, gpu, partitions) if partitions else wanted
 
@@ -101,10 +100,10 @@ def _named(gpu: Gpu, kept: frozenset[PartitionId]) -> str:
 
 
 def _next(wanted: GpuTerms, subject: str) -> str:
-    """What comes once it is free."""
+    """What applies when the GPU is free."""
     source = f" (policy {wanted.policy})" if wanted.policy else ""
     if not wanted.offered:
-        return f"{subject} is not offered any more{source}"
+        return f"{subject} is no longer offered{source}"
     if not wanted.whole:
         return f"{subject} is offered as MIG partitions only{source}"
     return f"{subject} is offered {_words(wanted.sharing)}{source}"

@@ -1,7 +1,7 @@
-"""The last set of policies that could be applied, in a file: a restart with a broken folder keeps it.
+"""The file with the last policies that could be applied, which a restart with a broken policy folder uses.
 
-Owns that file (JSON, 0600). A set replaces the one before in one step; if the process dies half-way, the old one stays
-and a temporary file is left, which the next writing removes. Refuses to know when a set is good (``source.py``).
+It is JSON with mode 0600, replaced atomically. A crash leaves the old file and at most a temporary one beside it.
+``source.py`` decides when a set is good.
 """
 
 import json
@@ -17,7 +17,7 @@ _FORMAT: Final = 1
 
 
 def save(path: Path, found: PolicySet) -> None:
-    """Durable on return. Raises StorageError."""
+    """Save the set, durable on return. Raises StorageError."""
     data = json.dumps({"format": _FORMAT, "policies": found.written}, separators=(",", ":")).encode()
     try:
         replace_file(path, data, durable=True)
@@ -26,7 +26,7 @@ def save(path: Path, found: PolicySet) -> None:
 
 
 def load(path: Path) -> PolicySet | None:
-    """The set that was saved, None when there is none. Raises StorageError or ConfigurationError if it is of no use."""
+    """The saved set, or None. Raises StorageError or ConfigurationError for a file that cannot be used."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -39,7 +39,7 @@ def load(path: Path) -> PolicySet | None:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("policies"), list):
-        raise ConfigurationError(f"{path} holds no policies of format {_FORMAT}")
+        raise ConfigurationError(f"{path} does not contain policies of format {_FORMAT}")
     try:
         return decode_set(found["policies"])
     except ConfigurationError as error:

@@ -1,7 +1,7 @@
 """All policies of a node as one value: decoded, and as they were written.
 
-Owns what makes files a set: every document is a right GpuPolicy, and no name comes twice. Refuses to know GPUs, so that
-what can be said without them can be said offline (`complaints`).
+In a set every document is a valid GpuPolicy and names are unique. Nothing here needs GPUs, so the command line can
+check files offline (`examine`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _MAX_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """Policies in the order of their files. ``written`` are the objects that they were made of."""
+    """Policies in the order of their files. ``written`` are the objects as in the files."""
 
     policies: tuple[GpuPolicy, ...] = ()
     written: tuple[Mapping[str, Any], ...] = ()
@@ -28,7 +28,7 @@ class PolicySet:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """Something wrong in a file; ``line`` is None where it is not known."""
+    """A problem in a file; ``line`` is None when it is not known."""
 
     file: str
     line: int | None
@@ -40,7 +40,7 @@ class Complaint:
 
 
 def read_set(files: Sequence[PolicyFile]) -> PolicySet:
-    """The set that files hold. Raises ConfigurationError with the first complaints."""
+    """The set of the files. Raises ConfigurationError with the first problems."""
     found, wrong = examine(files)
     if wrong:
         more = len(wrong) - _MAX_SHOWN
@@ -50,7 +50,7 @@ def read_set(files: Sequence[PolicyFile]) -> PolicySet:
 
 
 def decode_set(written: Sequence[object]) -> PolicySet:
-    """The set of objects that were right once. Raises ConfigurationError when they are not any more."""
+    """The set of objects that an earlier version saved. Raises ConfigurationError when they are not valid now."""
     for item in written:
         if wrong := policy_problems(item):
             raise ConfigurationError(str(wrong[0]))
@@ -59,7 +59,7 @@ def decode_set(written: Sequence[object]) -> PolicySet:
 
 
 def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
-    """The policies that are right, and everything that is wrong, in order of files and documents."""
+    """The valid policies and all problems, in order of files and documents."""
     wrong: list[Complaint] = []
     places: dict[str, str] = {}
     written: list[Mapping[str, Any]] = []
@@ -73,7 +73,7 @@ def examine(files: Sequence[PolicyFile]) -> tuple[PolicySet, list[Complaint]]:
             places[document.value["metadata"]["name"]] = _place(file, document)
             written.append(document.value)
     if len(written) > MAX_POLICIES:
-        wrong.append(Complaint(files[-1].name, None, FieldProblem((), f"more than {MAX_POLICIES} policies in all")))
+        wrong.append(Complaint(files[-1].name, None, FieldProblem((), f"more than {MAX_POLICIES} policies together")))
     return PolicySet(tuple(policy_of(item) for item in written), tuple(written)), wrong
 
 

@@ -1,11 +1,10 @@
-"""Which policy counts for which GPU, and the terms that follow.
+"""Choose the policy that applies to each GPU, and derive the GPU's terms. Pure.
 
-Pure. Owns matching and precedence: the matching policy of highest priority counts, whole and alone; nothing is merged,
-so that one object says all about a GPU. Two of the same highest priority are a contradiction unless they come to the
-same. Refuses to know what is in use (``in_use.py``).
+The matching policy of highest priority applies, whole and alone: nothing is merged, so that one object describes a GPU.
+Two matching policies of the same highest priority conflict unless they give the same terms.
 
-Selection is by plain matchers, not CEL: what a policy can tell apart is what the node reads of a GPU anyway, and an
-expression engine would cost each node more memory than everything else here together.
+Selection uses plain matchers and not CEL: policies distinguish GPUs by what the node reads of them anyway, and an
+expression engine would cost each node more memory than everything else in this package.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,7 @@ _MAX_SHOWN_CONFLICTS = 3
 
 
 def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
-    """The terms of each GPU whose terms are not the default ones.
+    """The terms of GPUs, without those that have the default terms.
 
     A form in use stays until it is free (see `keep_in_use`). Raises ConfigurationError, naming policies and GPU, when
     policies contradict each other for a GPU of this node.
@@ -41,7 +40,7 @@ def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Us
 def survey(
     policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str
 ) -> tuple[Terms, tuple[str, ...]]:
-    """As `resolve`, but a GPU for which policies contradict each other is not offered; the sentences come second."""
+    """As `resolve`, but a GPU with conflicting policies is not offered; also returns the conflicts as sentences."""
     in_use = _by_gpu(uses)
     terms: dict[str, GpuTerms] = {}
     conflicts: list[str] = []
@@ -56,13 +55,13 @@ def survey(
 
 
 def closed(snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-    """Terms under which nothing is offered but what is in use."""
+    """Terms that offer only what is in use."""
     in_use = _by_gpu(uses)
     return {gpu.uuid: keep_in_use(CLOSED_TERMS, gpu, in_use.get(gpu.uuid, ())) for gpu in snapshot.gpus}
 
 
 def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
-    """What policies say about a GPU, whatever it is used as. Raises ConfigurationError as `resolve` does."""
+    """The terms of a GPU by policies alone, without its uses. Raises ConfigurationError as `resolve` does."""
     matching = sorted(
         (policy for policy in policies if matches(policy.select, gpu, node_name)),
         key=lambda policy: (-policy.priority, policy.name),
@@ -83,7 +82,7 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
 
 
 def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
-    """Whether every field that is set matches. What a GPU does not tell matches nothing."""
+    """Whether every field that is set matches. A property that a GPU does not report matches nothing."""
     memory = gpu.memory_bytes
     return (
         _like(node_name, select.node_names)

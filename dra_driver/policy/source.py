@@ -1,9 +1,9 @@
 """The policies in force on this node: those of a folder, or the last ones that could be applied.
 
-Owns which set counts. A set counts when every file of it is right and, asked with the node's GPUs, its policies do not
-contradict each other; until then the last set that did stays in force and ``problem`` says why. That set is kept in a
-file, so that a restart does not forget it. Without any such set nothing is offered: a GPU must not become free for all
-because of a spelling mistake. Refuses to know when to look again (the caller's poll) and what is done with terms.
+A set is applied when all its files are valid and its policies do not contradict each other for the node's GPUs. Until
+then the last good set stays in force, and ``problem`` says why. That set is saved in a file for the next start.
+Without any good set no GPU is offered: a spelling mistake must not make a reserved GPU available to all. The caller
+polls with `check`.
 """
 
 import logging
@@ -34,56 +34,58 @@ class PolicySource:
         self._node_name = node_name
         self._lock = threading.Lock()  # guards everything below
         self._seen: Print | None = None
-        self._newest: PolicySet | None = None if folder else PolicySet()  # of right files, not yet known to contradict
+        self._newest: PolicySet | None = (
+            None if folder else PolicySet()
+        )  # of valid files, not checked for conflicts yet
         self._good: PolicySet | None = None if folder else PolicySet()
         self._saved: PolicySet | None = None
         self._unreadable: str | None = None
         self._conflict: str | None = None
         self._unsaved: str | None = None
-        self._told: str | None = None
+        self._logged: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why the newest policies are not in force, and what is instead; None while they are. For logs and probes."""
+        """Why the newest policies are not in force, and which are; None while they are. For logs and probes."""
         with self._lock:
             return self._problem()
 
     def load(self) -> None:
-        """Reads the last good set and the folder. Once, before anything else; raises nothing for wrong content."""
+        """Read the last good set and the folder. Call it once, first; raises nothing for invalid content."""
         if self._folder is None:
             return
         with self._lock:
             try:
                 self._good = self._saved = last_good.load(self._file)
             except DraError as error:
-                log.warning("the last good policies are of no use", extra={"reason": error})
+                log.warning("cannot use the saved policies", extra={"reason": error})
             self._read(self._folder)
-            self._tell()
+            self._log_problem()
 
     def check(self) -> bool:
-        """Looks at the folder again if its files changed. True when terms have to be worked out again."""
+        """Read the folder again if its files changed. True when `terms` must be called again."""
         if self._folder is None:
             return False
         with self._lock:
             if self._unsaved is not None and self._good is not None:
-                self._save(self._good)  # the disk may have room again
-                self._tell()
+                self._save(self._good)  # the disk may have space again
+                self._log_problem()
             if fingerprint(self._folder) == self._seen:
                 return False
             before = (self._newest, self._problem())
             self._read(self._folder)
-            self._tell()
+            self._log_problem()
             return (self._newest, self._problem()) != before
 
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-        """The terms of each GPU, those left out that have the default ones. What is in use stays as it is.
+        """The terms of GPUs, without those that have the default terms. Forms in use stay until they are free.
 
-        Makes the newest policies the last good ones, on disk too, when they hold for this node's GPUs.
+        Saves the newest policies as the last good ones, on disk too, when they can be applied to this node's GPUs.
         """
         in_use = tuple(uses)
         with self._lock:
             found = self._terms(snapshot, in_use)
-            self._tell()
+            self._log_problem()
             return found
 
     def _terms(self, snapshot: Snapshot, uses: tuple[Use, ...]) -> Terms:
@@ -94,7 +96,7 @@ class PolicySource:
             except ConfigurationError as error:
                 self._conflict = str(error)
             else:
-                if snapshot.gpus:  # without any GPU no policies contradict each other, which says nothing
+                if snapshot.gpus:  # without GPUs no policies conflict, which proves nothing
                     self._adopt(self._newest)
                 return terms
         if self._good is None:
@@ -118,13 +120,13 @@ class PolicySource:
         try:
             last_good.save(self._file, found)
         except StorageError as error:
-            self._unsaved = f"the policies in force would be forgotten in a restart: {error}"
+            self._unsaved = f"the policies in force cannot be saved for the next start: {error}"
         else:
             self._saved = found
             self._unsaved = None
 
     def _read(self, folder: Path) -> None:
-        # Taken before reading: what changes meanwhile is then seen as a change.
+        # Before the read, so that a change during the read is found by the next check.
         self._seen = fingerprint(folder)
         try:
             self._newest = read_set(read_folder(folder))
@@ -143,11 +145,11 @@ class PolicySource:
             return f"policies cannot be used, so no GPU is offered: {reason}"
         if self._conflict is not None and self._newest == self._good:
             return f"policies contradict each other, so the GPU is not offered: {reason}"
-        return f"policies cannot be used, those of before stay in force: {reason}"
+        return f"policies cannot be used, so the previous ones stay in force: {reason}"
 
-    def _tell(self) -> None:
-        """Logs a new problem once."""
+    def _log_problem(self) -> None:
+        """Log a new problem once."""
         problem = self._problem()
-        if problem != self._told and problem is not None:
-            log.warning("policies", extra={"reason": problem})
-        self._told = problem
+        if problem != self._logged and problem is not None:
+            log.warning("policy problem", extra={"reason": problem})
+        self._logged = problem

@@ -1,7 +1,7 @@
-"""What the models of everything that people write have in common.
+"""Base of the models of claims' parameters and policies: strictness, quantities and the rules of ``config/rules.py``.
 
-Owns strictness, quantities and the bridge to ``config/rules.py``. Only the command line, the webhook, the generator and
-tests load these models: pydantic takes 9 MiB, and the node process checks against the schema that is generated of them.
+Only the command line, the webhook, the generator and tests load these models: pydantic takes 9 MiB, and the node
+process uses the schema that is generated from them.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from dra_driver.config.schema import quantity_of, repeated, shown
 
 MIB: Final = 2**20
 MOST_BYTES: Final = 2**60
-"""No device has an exbibyte, and a number without a bound would be printed into a command some day."""
+"""One exbibyte, which no device has; it bounds numbers that are printed into commands."""
 
 
 class Strict(BaseModel):
     """Unknown fields and loose types are errors; null in place of an optional field means that it is absent.
 
-    ``rules`` are names of conditions over several fields, asked when each field is right by itself.
+    ``rules`` are names of conditions over several fields, evaluated when all fields are valid.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
@@ -49,7 +49,7 @@ class Strict(BaseModel):
 
 
 def text(*, longest: int, says: str = "text", shortest: int = 1, pattern: str | None = None) -> Any:
-    """A field's text; ``pattern`` is of all of it, and ``says`` names in words what is expected."""
+    """A text field; ``pattern`` must match the whole text, ``says`` is the expected form in words."""
     return Field(
         min_length=shortest,
         max_length=longest,
@@ -71,7 +71,7 @@ MemoryQuantity = Annotated[
 
 @dataclass(frozen=True)
 class AtMost:
-    """Annotates a list or mapping with its greatest length, which is looked at before its entries are."""
+    """Annotates a list or mapping with its maximum length, which is checked before its entries."""
 
     count: int
     unique: str | None = None

@@ -1,6 +1,6 @@
 """The models of opaque parameters: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Owns fields, bounds and descriptions. Group, kinds and fields are those of NVIDIA's DRA driver
+Group, kinds and fields are those of NVIDIA's DRA driver
 (``api/nvidia.com/resource/v1beta1``), so that claims written for it decode here.
 """
 
@@ -14,7 +14,7 @@ StrategyName = Literal["TimeSlicing", "MPS"]
 
 
 class TimeSlicingConfig(Strict):
-    """How long a process keeps the GPU while others wait; ``Default`` is what the hardware does untold."""
+    """How long a process keeps the GPU while others wait; ``Default`` is the hardware's own interval."""
 
     interval: Literal["Default", "Short", "Medium", "Long"] | None = None
 
@@ -41,7 +41,7 @@ class GpuSharing(Strict):
 
 
 class MigSharing(Strict):
-    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for those."""
+    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for MIG devices."""
 
     rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps",)
 

@@ -1,9 +1,8 @@
-"""Turns the models into what others check with: the node's compact schemas and a CustomResourceDefinition.
+"""Translate the models to the node's compact schemas and to a CustomResourceDefinition. Pure.
 
-Owns both translations of pydantic's JSON schema. Pure. Refuses to write files (``scripts/gen.py``). The compact form is
-described in ``config/schema.py``; the structural schema follows the rules of apiextensions.k8s.io/v1: no references, no
-``additionalProperties: false`` beside properties (the API server prunes unknown fields itself, or refuses them under
-``kubectl --validate=strict``), no null alternatives.
+``scripts/gen.py`` writes the files. The compact form is described in ``config/schema.py``; the structural schema
+follows the rules of apiextensions.k8s.io/v1: no references, no ``additionalProperties: false`` beside properties (the
+API server prunes unknown fields itself, or refuses them under ``kubectl --validate=strict``), no null alternatives.
 """
 
 from collections.abc import Mapping
@@ -119,7 +118,7 @@ def _generated(model: type[BaseModel]) -> tuple[Json, Json]:
 
 
 def _resolved(schema: Json, definitions: Json) -> Json:
-    """The schema without references and null alternatives; what stands beside those is laid over what they name."""
+    """The schema with references resolved and without null alternatives; keys beside a reference override it."""
     own = {key: value for key, value in schema.items() if key not in {"anyOf", "$ref"}}
     if "$ref" in schema:
         return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions) | own

@@ -67,7 +67,7 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         (policy(sharing={"strategy": "Exclusive", "defaultComputePercent": 5}), "belongs to a shared GPU"),
         (policy(sharing={"strategy": "MPS", "defaultComputePercent": 101}), "from 0 to 100, got 101"),
         (policy(sharing={"strategy": "MPS"}, forms={"whole": False}), "spec: a GPU is shared as a whole"),
-        (policy(forms={"whole": False, "migProfiles": []}), "spec.forms: whole false and migProfiles [] leave nothing"),
+        (policy(forms={"whole": False, "migProfiles": []}), "spec.forms: whole false and migProfiles [] allow no form"),
         (policy(select={"minMemory": "2Gi", "maxMemory": "1Gi"}), "spec.select: minMemory is more than maxMemory"),
         (policy(select={"minors": [0, 256]}), "spec.select.minors[1]: expected a whole number from 0 to 255, got 256"),
         (policy(taints=[{"key": "a"}, {"key": "a"}]), "spec.taints: two entries have key 'a'"),
@@ -76,7 +76,7 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         (policy(taints=[{"key": "gpu.dra-driver.io/reserved"}]), "spec.taints[0]: keys in gpu.dra-driver.io are"),
         (policy(attributes=[{"name": "x"}]), "spec.attributes[0]: expected exactly one of string, int and bool"),
         (policy(attributes=[{"name": "x", "int": 1, "bool": True}]), "expected exactly one of string, int and bool"),
-        (policy(attributes=[{"name": "a.kubernetes.io/x", "int": 1}]), "spec.attributes[0]: name is one that"),
+        (policy(attributes=[{"name": "a.kubernetes.io/x", "int": 1}]), "spec.attributes[0]: name is reserved by"),
         (policy(attributes=[{"name": "x", "int": 2**53}]), "got 9007199254740992"),
         (policy(attributes=[{"name": "x", "string": "é"}]), "string: expected printable ASCII text, got 'é'"),
         (policy() | {"status": {"x": "y" * 70_000}}, "larger than 65536 bytes"),
@@ -104,7 +104,7 @@ def test_no_attribute_is_given_under_both_of_its_names(names: list[str], is_take
     if is_taken:
         assert list(decode_policy(written).attributes) == names
     else:
-        assert "spec: attributes name one twice" in refusal(written)
+        assert "spec: an attribute is repeated" in refusal(written)
 
 
 @pytest.mark.parametrize("domain", ["", "example.com/", "gpu.nvidia.com/"])

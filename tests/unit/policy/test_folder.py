@@ -63,7 +63,7 @@ def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
         read_folder(tmp_path)
     (tmp_path / "a.yaml").unlink()
     os.mkfifo(tmp_path / "b.yaml")
-    with pytest.raises(ConfigurationError, match=r"b.yaml is not a file"):
+    with pytest.raises(ConfigurationError, match=r"b.yaml is not a regular file"):
         read_folder(tmp_path)
     (tmp_path / "b.yaml").unlink()
     (tmp_path / "c.yaml").symlink_to("gone")
@@ -81,7 +81,7 @@ def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) 
     (tmp_path / "a.yaml").mkdir()
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for _ in range(3):
-        with pytest.raises(ConfigurationError, match=r"a.yaml is not a file"):
+        with pytest.raises(ConfigurationError, match=r"a.yaml is not a regular file"):
             read_folder(tmp_path)
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
@@ -90,5 +90,5 @@ def test_a_set_has_a_bound_in_all(tmp_path: Path) -> None:
     """Many files of allowed size together."""
     for number in range(room.MAX_BYTES // room.MAX_FILE_BYTES + 1):
         (tmp_path / f"{number}.yaml").write_bytes(b"#" * room.MAX_FILE_BYTES)
-    with pytest.raises(ConfigurationError, match="more than 2048 KiB in all"):
+    with pytest.raises(ConfigurationError, match="more than 2048 KiB together"):
         read_folder(tmp_path)

@@ -68,7 +68,7 @@ def test_a_free_gpu_follows_at_once() -> None:
     [
         ({"sharing": MPS}, "then it is offered shared by MPS (policy p)"),
         ({"sharing": SLICED}, "then it is offered time-sliced (policy p)"),
-        ({"availability": "Hidden"}, "then it is not offered any more (policy p)"),
+        ({"availability": "Hidden"}, "then it is no longer offered (policy p)"),
         ({"forms": {"whole": False}}, "then it is offered as MIG partitions only (policy p)"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_whole_gpu_in_use_waits_for_nothing_that_it_fulfils(spec: dict[str, An
         ({}, "shared by MPS", "it is offered exclusive (policy p)"),
         ({"sharing": SLICED}, "shared by MPS", "it is offered time-sliced (policy p)"),
         (None, "shared by MPS", "it is offered exclusive"),
-        ({"availability": "Hidden"}, "shared by MPS", "it is not offered any more (policy p)"),
+        ({"availability": "Hidden"}, "shared by MPS", "it is no longer offered (policy p)"),
     ],
 )
 def test_a_shared_gpu_keeps_its_strategy_until_the_last_share_is_gone(spec: Any, stays: str, then: str) -> None:
@@ -160,7 +160,7 @@ def test_a_hidden_gpu_offers_no_more_than_the_partitions_in_use() -> None:
     found = settled({"availability": "Hidden"}, *(partition(ONE_G, start) for start in range(5)))
     assert (found.whole, found.profiles, len(found.kept)) == (False, frozenset(), 5)
     assert str(found.waiting).startswith("MIG 1g.10gb at memory slice 0, 1g.10gb at memory slice 1, 1g.10gb at memory")
-    assert "and 2 more stay until released; then the GPU is not offered any more" in str(found.waiting)
+    assert "and 2 more stay until released; then the GPU is no longer offered" in str(found.waiting)
 
 
 def test_partitions_that_the_terms_allow_make_nothing_wait() -> None:

@@ -85,8 +85,8 @@ def test_a_wrong_file_leaves_the_last_good_set_in_force(desk: Desk) -> None:
     desk.write("z", written("z", sharing={"strategy": "mps"}))
     assert desk.names() == ["a", "a"]
     assert desk.source.problem == (
-        "policies cannot be used, those of before stay in force: z.yaml:1: spec.sharing.strategy: expected 'Exclusive',"
-        " 'TimeSlicing' or 'MPS', got 'mps'"
+        "policies cannot be used, so the previous ones stay in force: z.yaml:1: spec.sharing.strategy: expected"
+        " 'Exclusive', 'TimeSlicing' or 'MPS', got 'mps'"
     )
     assert desk.remove("z")
     assert desk.names() == ["a", "a"]
@@ -113,7 +113,7 @@ def test_a_restart_with_a_broken_folder_keeps_the_last_good_set(desk: Desk) -> N
     desk.write("a", {"kind": "Nonsense"})
     desk.start()
     assert desk.names() == ["a", "a"]
-    assert "those of before stay in force: a.yaml:1: apiVersion: expected" in str(desk.source.problem)
+    assert "so the previous ones stay in force: a.yaml:1: apiVersion: expected" in str(desk.source.problem)
 
 
 def test_with_nothing_good_nothing_is_offered(desk: Desk) -> None:
@@ -172,7 +172,7 @@ def test_policies_that_cannot_be_saved_are_in_force_all_the_same(desk: Desk) -> 
     desk.last_good.parent.rmdir()
     desk.write("a", written("a"))
     assert desk.names() == ["a", "a"]
-    assert "would be forgotten in a restart" in str(desk.source.problem)
+    assert "cannot be saved for the next start" in str(desk.source.problem)
     desk.last_good.parent.mkdir()
     assert not desk.source.check(), "the terms are the same"
     assert desk.source.problem is None
