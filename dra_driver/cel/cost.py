@@ -9,17 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.cel.values import (
-    LISTS,
-    MAPS,
-    AbortedError,
-    CelQuantity,
-    NamedFormat,
-    Optional,
-    Url,
-    size_of,
-    spend,
-)
+from dra_driver.cel.values import LISTS, MAPS, CelQuantity, NamedFormat, Optional, Url, size_of
+from dra_driver.cel.work_limits import AbortedError, spend
 from dra_driver.semver import Semver
 
 COST_LIMIT: Final = 1_000_000

@@ -23,9 +23,9 @@ from dra_driver.cel.values import (
     UInt,
     Url,
     no_overload,
-    spend,
     type_name,
 )
+from dra_driver.cel.work_limits import spend
 from dra_driver.semver import Semver
 
 # Types whose equality against another type is an error rather than false.

@@ -11,7 +11,8 @@ from dra_driver.cel.closures import Closure, Failure, decided, tested
 from dra_driver.cel.equality import equal
 from dra_driver.cel.eval_common import ClosureBuilder, Selection
 from dra_driver.cel.ir import Chain, Choice, Constant, Equality, Invoke, IrNode, Logic, Qualifier
-from dra_driver.cel.values import MISSING, AbortedError, EvalError, reset_work
+from dra_driver.cel.values import MISSING, EvalError
+from dra_driver.cel.work_limits import AbortedError, reset_work
 
 _QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 

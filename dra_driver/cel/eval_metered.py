@@ -13,7 +13,8 @@ from dra_driver.cel.closures import Closure, tested
 from dra_driver.cel.equality import equal
 from dra_driver.cel.eval_common import ClosureBuilder, Selection
 from dra_driver.cel.ir import Chain, Choice, Equality, Invoke, Qualifier
-from dra_driver.cel.values import MISSING, AbortedError, EvalError
+from dra_driver.cel.values import MISSING, EvalError
+from dra_driver.cel.work_limits import AbortedError
 
 
 class Meter:

@@ -18,11 +18,10 @@ from dra_driver.cel.values import (
     GrowingList,
     Timestamp,
     UInt,
-    check_size,
-    check_text,
     no_overload,
     size_of,
 )
+from dra_driver.cel.work_limits import check_size, check_text
 
 _MIN: Final = -(2**63)
 _MAX: Final = 2**63 - 1

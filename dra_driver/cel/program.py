@@ -16,12 +16,14 @@ from dra_driver.cel.cost_bound import cost_bound
 from dra_driver.cel.device import DeviceView
 from dra_driver.cel.eval_fast import FastBuilder
 from dra_driver.cel.eval_metered import Meter, MeteredBuilder
-from dra_driver.cel.ir import FIRST_SLOT, IrBuilder, IrNode
+from dra_driver.cel.ir import FIRST_SLOT, IrNode
+from dra_driver.cel.ir_builder import IrBuilder
 from dra_driver.cel.libraries.kube import forget_promotions
 from dra_driver.cel.parser import parse
 from dra_driver.cel.source import SourceText
 from dra_driver.cel.validate import validate
-from dra_driver.cel.values import AbortedError, EvalError, reset_work, type_name, well_formed
+from dra_driver.cel.values import EvalError, type_name, well_formed
+from dra_driver.cel.work_limits import AbortedError, reset_work
 from dra_driver.errors import CelEvaluationError, CelSyntaxError
 
 MAX_LENGTH: Final = 10 * 1024

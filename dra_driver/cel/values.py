@@ -5,21 +5,13 @@ UInt; lists are ``list`` (or ``range``); maps are CelMap. Also counts work that 
 """
 
 import re
-import threading
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from typing import Any, Final
 
+from dra_driver.cel.work_limits import AbortedError
 from dra_driver.quantity import Quantity
 from dra_driver.semver import Semver
-
-MAX_ELEMENTS: Final = 4_000_000
-"""Longest list that an evaluation may build. cel-go has no limit but memory."""
-MAX_TEXT: Final = 1 << 26
-"""Longest string or bytes that an evaluation may build."""
-MAX_WORK: Final = 5_000_000
-"""Comparisons and copies of elements within one evaluation, which the cost model leaves out for nested values."""
-
 
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
@@ -31,47 +23,6 @@ def well_formed(text: str) -> str:
 
 class EvalError(Exception):
     """A run-time error of the language; ``&&``, ``||`` and some macros can absorb it."""
-
-
-class AbortedError(Exception):
-    """Ends the evaluation whatever absorbs errors: the cost limit, our own limits, what would be a panic in Go."""
-
-
-class _Work(threading.local):
-    """How much is left in this thread's evaluation."""
-
-    left: int = MAX_WORK
-
-
-_work = _Work()
-
-
-def reset_work() -> None:
-    """Start of an evaluation that may build or compare large values."""
-    _work.left = MAX_WORK
-
-
-def spend(amount: int) -> None:
-    """Counts work that is not part of the cost model. Raises AbortedError when there was too much."""
-    _work.left -= amount
-    if _work.left < 0:
-        raise AbortedError("the expression takes too much work on large values")
-
-
-def check_size(size: int) -> int:
-    """``size`` if a list of it may be built. Raises AbortedError."""
-    if size > MAX_ELEMENTS:
-        raise AbortedError(f"a list of {size} elements is too large, at most {MAX_ELEMENTS} are allowed")
-    spend(size)
-    return size
-
-
-def check_text(size: int) -> int:
-    """``size`` if a string or bytes of it may be built. Raises AbortedError."""
-    if size > MAX_TEXT:
-        raise AbortedError(f"a string of {size} characters is too large, at most {MAX_TEXT} are allowed")
-    spend(size >> 6)
-    return size
 
 
 class UInt(int):

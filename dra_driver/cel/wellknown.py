@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from dra_driver.cel import types as t
 from dra_driver.cel.types import Type
-from dra_driver.cel.values import LISTS, MAPS, AbortedError, CelMap, Duration, EvalError, Timestamp, UInt, type_name
+from dra_driver.cel.values import LISTS, MAPS, CelMap, Duration, EvalError, Timestamp, UInt, type_name
+from dra_driver.cel.work_limits import AbortedError
 
 
 def _nullable(term: Type) -> Type:

@@ -9,18 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from dra_driver.cel.libraries.convert import to_string
-from dra_driver.cel.values import (
-    LISTS,
-    MAPS,
-    Duration,
-    EvalError,
-    Timestamp,
-    TypeValue,
-    UInt,
-    check_text,
-    spend,
-    type_name,
-)
+from dra_driver.cel.values import LISTS, MAPS, Duration, EvalError, Timestamp, TypeValue, UInt, type_name
+from dra_driver.cel.work_limits import check_text, spend
 
 _DEFAULT_PRECISION: Final = 6
 _MAX_PRECISION: Final = 4096

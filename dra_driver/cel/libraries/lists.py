@@ -21,12 +21,11 @@ from dra_driver.cel.values import (
     Optional,
     Timestamp,
     UInt,
-    check_size,
     encode_key,
     no_overload,
-    spend,
     type_name,
 )
+from dra_driver.cel.work_limits import check_size, spend
 
 _MAX_INCLUDES: Final = 48
 

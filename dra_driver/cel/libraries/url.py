@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.cel.values import CelMap, EvalError, Url, spend
+from dra_driver.cel.values import CelMap, EvalError, Url
+from dra_driver.cel.work_limits import spend
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)?:")
 _PORT: Final = re.compile(r"(?::[0-9]*)?\Z")
