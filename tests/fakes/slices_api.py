@@ -1,7 +1,7 @@
 """The API server's ResourceSlices in memory, behind the interface that publishing declares.
 
-Owns names, UIDs, versions, conflicts and the dropping of gated fields. Every write is recorded in ``writes``; every
-change, whoever made it, reaches ``listeners`` as a watch event would.
+It has names, UIDs, versions, conflicts and drops gated fields. Every write is recorded in ``writes``; every change,
+whatever client made it, reaches ``listeners`` as a watch event would.
 """
 
 import copy

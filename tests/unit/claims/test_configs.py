@@ -23,7 +23,7 @@ def entry(interval: str, *requests: str, source: Source = "FromClaim", kind: str
 
 
 def winner(request: str, *configs: OpaqueConfig) -> str | None:
-    """What the config that applies to ``request`` asks for."""
+    """The setting of the config that applies to ``request``."""
     found = config_for(result(request=request), decode_all(ref(1), configs), GpuConfig)
     return found[1].asks_for if found else None
 
@@ -33,8 +33,8 @@ def test_later_wins() -> None:
     assert winner("gpu", entry("Short"), entry("Long")) == "time-slicing with interval Long"
 
 
-def test_claim_goes_before_class_wherever_it_stands() -> None:
-    """A user's own config is never beaten by the administrator's default."""
+def test_a_claim_config_wins_over_a_class_config_in_any_order() -> None:
+    """A user's config always beats the administrator's default."""
     assert winner("gpu", entry("Short"), entry("Long", source="FromClass")) == "time-slicing with interval Short"
 
 
@@ -67,7 +67,7 @@ def test_a_mig_config_that_names_a_gpu_request_is_refused() -> None:
 
 
 def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_named() -> None:
-    """The other way round: what a class says for whole GPUs does not keep anybody from a partition."""
+    """As for MIG configs: a class default for whole GPUs does not exclude partitions."""
     part = result("gpu-0-mig-1g10gb-19-0")
     meant = entry("", kind="MigDeviceConfig")
     found = config_for(part, decode_all(ref(1), [meant, entry("Short")]), MigDeviceConfig)
@@ -78,7 +78,7 @@ def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_nam
 
 
 def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
-    """The error names the entry and who has to correct it."""
+    """The error names the entry and who must correct it."""
     wrong = OpaqueConfig(source="FromClass", requests=(), parameters={"kind": "GpuConfig"})
     with pytest.raises(InvalidParametersError) as caught:
         decode_all(ref(1), [wrong, entry("Short")])

@@ -1,4 +1,4 @@
-"""Locks of GPUs, among threads and among processes (two `GpuLocks` over one folder are what two processes have)."""
+"""Locks of GPUs, between threads and between processes (two `GpuLocks` in one folder act like two processes)."""
 
 import stat
 import threading
@@ -15,8 +15,8 @@ ONE, TWO = gpu(1).uuid, gpu(2).uuid
 
 
 @pytest.mark.parametrize("same_process", [True, False])
-def test_one_holder_at_a_time(tmp_path: Path, same_process: bool) -> None:
-    """Whoever comes second waits as long as it said and is told."""
+def test_a_lock_has_one_holder(tmp_path: Path, same_process: bool) -> None:
+    """A second caller waits for its timeout and gets False."""
     first = GpuLocks(tmp_path)
     second = first if same_process else GpuLocks(tmp_path)
     with first.acquire((ONE,), 1.0) as acquired:
@@ -29,7 +29,7 @@ def test_one_holder_at_a_time(tmp_path: Path, same_process: bool) -> None:
         assert now
 
 
-def test_several_are_held_all_or_none(tmp_path: Path) -> None:
+def test_several_locks_are_acquired_all_or_none(tmp_path: Path) -> None:
     """A claim of several GPUs keeps none of them while it cannot have one."""
     here, there = GpuLocks(tmp_path), GpuLocks(tmp_path)
     with there.acquire((TWO,), 0.0), here.acquire((TWO, ONE, TWO), 0.0) as acquired:
@@ -38,8 +38,8 @@ def test_several_are_held_all_or_none(tmp_path: Path) -> None:
             assert free
 
 
-def test_a_wait_ends_when_the_holder_lets_go(tmp_path: Path) -> None:
-    """It is not tried again from the start: the next in line gets it."""
+def test_a_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
+    """The waiting caller gets the lock."""
     locks, inside, done = GpuLocks(tmp_path), threading.Event(), threading.Event()
 
     def other() -> None:
@@ -58,8 +58,8 @@ def test_a_wait_ends_when_the_holder_lets_go(tmp_path: Path) -> None:
     timer.join()
 
 
-def test_an_exception_lets_go(tmp_path: Path) -> None:
-    """As every end of a holder does."""
+def test_an_exception_releases_the_locks(tmp_path: Path) -> None:
+    """As every end of the block does."""
     locks = GpuLocks(tmp_path)
     with pytest.raises(KeyError), locks.acquire((ONE,), 0.0):
         raise KeyError
@@ -77,8 +77,8 @@ def test_files_are_private_and_stay_in_their_folder(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_for_users(tmp_path: Path) -> None:
-    """And leaves nothing locked."""
+def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
+    """Nothing stays locked."""
     (tmp_path / "locks").write_text("")
     locks = GpuLocks(tmp_path / "locks")
     for _ in range(2):

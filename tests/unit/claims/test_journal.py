@@ -1,4 +1,4 @@
-"""The journal: states, holdings, and two runs over one file."""
+"""The journal: states, assignments, and two runs with one file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,8 +66,10 @@ def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt
     return attempt
 
 
-def test_an_entry_comes_back_as_it_was_noted(journal: Journal) -> None:
-    """Everything that a repeat, an unprepare or a person needs is in the file, namespace and name included."""
+def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
+    """Everything that a repeated prepare, an unprepare or a person needs is in the file, with the claim's namespace and
+    name.
+    """
     devices = (assigned(1, share=SHARES[0]), assigned(0, admin=True))
     begun(journal, 1, *devices)
     entry = journal.entry(uid(1))
@@ -94,8 +96,8 @@ def test_states_follow_one_another(journal: Journal) -> None:
     assert journal.counts() == Counts(claims=0, devices=0)
 
 
-def test_a_device_is_held_once_from_the_first_step_to_the_last(journal: Journal) -> None:
-    """Neither intent nor a half-done unprepare leaves a moment in which two claims have one device."""
+def test_a_device_is_assigned_once_from_the_first_step_to_the_last(journal: Journal) -> None:
+    """In no state, preparing and unpreparing included, do two claims have one device."""
     attempt = begun(journal, 1)
     for step in (
         lambda: None,
@@ -109,23 +111,23 @@ def test_a_device_is_held_once_from_the_first_step_to_the_last(journal: Journal)
     assert journal.entry(uid(2)) is None
 
 
-def test_a_claim_that_is_blocked_takes_none_of_its_devices(journal: Journal) -> None:
+def test_a_blocked_claim_gets_none_of_its_devices(journal: Journal) -> None:
     """Two claims that want the same two GPUs must not end with one each."""
     prepared(journal, 1, assigned(0))
     assert isinstance(journal.begin(ref(2), [assigned(1), assigned(0)]), Blocked)
     prepared(journal, 3, assigned(1))
 
 
-def test_admin_access_neither_occupies_nor_is_kept_out(journal: Journal) -> None:
-    """Monitoring disturbs nobody, in whichever order it comes."""
+def test_admin_access_neither_blocks_nor_is_blocked(journal: Journal) -> None:
+    """In whichever order the claims come."""
     prepared(journal, 1, assigned(admin=True))
     prepared(journal, 2, assigned())
     prepared(journal, 3, assigned(admin=True))
     assert journal.counts() == Counts(claims=3, devices=3)
 
 
-def test_shares_exclude_whole_holdings_and_themselves_but_not_each_other(journal: Journal) -> None:
-    """A share belongs to one claim, and a device held whole has no shares."""
+def test_shares_exclude_whole_gpus_and_themselves_but_not_each_other(journal: Journal) -> None:
+    """A share belongs to one claim, and a GPU that is assigned whole has no shares."""
     prepared(journal, 1, assigned(0, share=SHARES[0]))
     prepared(journal, 2, assigned(0, share=SHARES[1]))
     assert isinstance(journal.begin(ref(3), [assigned(0)]), Blocked)
@@ -135,7 +137,7 @@ def test_shares_exclude_whole_holdings_and_themselves_but_not_each_other(journal
 
 
 def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:
-    """Of two runs that prepare one claim at once, one finds the other at work."""
+    """Of two runs that prepare one claim at once, one finds the entry of the other."""
     begun(journal, 1)
     blocked = other.begin(ref(1), [assigned()])
     assert isinstance(blocked, Blocked)
@@ -143,7 +145,7 @@ def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal,
 
 
 def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other: Journal) -> None:
-    """A slow prepare must not bring back what another run has unprepared meanwhile."""
+    """A slow prepare must not restore what another run has unprepared meanwhile."""
     slow = begun(journal, 1)
     undoing = other.start_unprepare(uid(1))
     assert undoing is not None
@@ -156,7 +158,7 @@ def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other:
 
 
 def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal) -> None:
-    """Who cleans up after a failure must not undo what another run has done since."""
+    """A cleanup after a failure must not undo what another run has done since."""
     first = begun(journal, 1)
     assert journal.start_unprepare(uid(1), only=AttemptToken(owner=OwnerId("run-9"), number=1)) is None
     entry = journal.entry(uid(1))
@@ -165,8 +167,8 @@ def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal)
     assert other.start_unprepare(uid(1), only=first) is not None
 
 
-def test_earlier_boots_are_dropped_and_only_they(tmp_path: Path, journal: Journal) -> None:
-    """After a reboot nothing is prepared; within one boot everything stays."""
+def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Journal) -> None:
+    """After a reboot nothing is prepared; within one boot all entries stay."""
     prepared(journal, 1)
     assert journal.drop_older_boots() == ()
     journal.close()
@@ -177,7 +179,7 @@ def test_earlier_boots_are_dropped_and_only_they(tmp_path: Path, journal: Journa
 
 
 def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None:
-    """Not knowing is no reason to forget what running pods use."""
+    """Running pods may use the devices."""
     prepared(journal, 1)
     unknown = open_journal(tmp_path, "run-2", boot_id="")
     assert unknown.drop_older_boots() == ()
@@ -198,8 +200,8 @@ def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) 
     again.close()
 
 
-def test_what_happens_inside_exclusive_sees_the_journal(journal: Journal) -> None:
-    """A decision about files is taken on what the journal says at that moment."""
+def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
+    """A decision about files needs the entries of that moment."""
     prepared(journal, 1)
     with journal.exclusive():
         assert journal.uids() == {uid(1)}
@@ -207,7 +209,7 @@ def test_what_happens_inside_exclusive_sees_the_journal(journal: Journal) -> Non
     prepared(journal, 2, assigned(1))
 
 
-def test_adopting_keeps_to_the_rules(journal: Journal) -> None:
+def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> None:
     """A rebuilt journal does not let two claims have one device either."""
     assert journal.adopt(ref(1), [assigned()]) is None
     blocked = journal.adopt(ref(2), [assigned()])
@@ -217,8 +219,8 @@ def test_adopting_keeps_to_the_rules(journal: Journal) -> None:
     assert entry.state is State.PREPARED
 
 
-def test_a_new_journal_says_that_it_knows_nothing_yet(tmp_path: Path, journal: Journal) -> None:
-    """Until somebody has looked, files without an entry are not known to be orphans; that outlives a restart."""
+def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal) -> None:
+    """Until a rebuild, files without an entry may belong to prepared claims; the note survives a restart."""
     assert journal.rebuild_pending
     again = open_journal(tmp_path, "run-2")
     assert again.rebuild_pending
@@ -227,8 +229,8 @@ def test_a_new_journal_says_that_it_knows_nothing_yet(tmp_path: Path, journal: J
     assert not journal.rebuild_pending
 
 
-def test_a_closed_journal_answers_with_an_error_for_users(journal: Journal) -> None:
-    """A call that comes while the process stops gets a sentence, not a foreign exception."""
+def test_a_closed_journal_raises_a_storage_error(journal: Journal) -> None:
+    """A call that comes while the process stops gets a readable error."""
     journal.close()
     journal.close()
     with pytest.raises(StorageError, match="cannot look up a claim in the journal"):
@@ -236,7 +238,7 @@ def test_a_closed_journal_answers_with_an_error_for_users(journal: Journal) -> N
 
 
 def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: Journal) -> None:
-    """What the log holds moves into the file at a quiet moment, so that no call has to pay for it."""
+    """The log is checkpointed at a quiet moment, so that no call has to do it."""
     prepared(journal, 1)
     before = (tmp_path / "state.db").read_bytes()
     journal.tidy()

@@ -38,7 +38,7 @@ def mode(path: Path) -> int:
 
 
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
-    """Which pod uses which GPU is nobody else's business, whatever the umask says; the log file beside it included."""
+    """Which pod uses which GPU is private, whatever the umask; the log file beside it too."""
     path = tmp_path / "made" / "state.db"
     before = os.umask(0)
     try:
@@ -51,8 +51,8 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_it_is_synced_and_logs_ahead(tmp_path: Path) -> None:
-    """What the promises rest on, seen from outside: write-ahead logging, and the schema's version."""
+def test_it_uses_write_ahead_logging_and_has_a_version(tmp_path: Path) -> None:
+    """As another connection sees it."""
     path = tmp_path / "state.db"
     filled(path)
     connection = sqlite3.connect(path)
@@ -62,8 +62,8 @@ def test_it_is_synced_and_logs_ahead(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_no_process_can_hold_a_device_twice_whatever_it_does(tmp_path: Path) -> None:
-    """The rule is in the database, not only in the code that asks first."""
+def test_the_database_refuses_a_second_assignment_of_a_device(tmp_path: Path) -> None:
+    """The rule is in the database, not only in the code that checks first."""
     path = tmp_path / "state.db"
     filled(path)
     connection = sqlite3.connect(path)
@@ -98,7 +98,7 @@ def foreign_database(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [damage_header, damage_content, drop_table, foreign_database])
 def test_a_damaged_file_is_moved_aside_and_a_new_one_works(damage: object, tmp_path: Path) -> None:
-    """A bad disk block must not keep a node from working; the old file stays for whoever wants to look."""
+    """A bad disk block must not stop a node; the old file stays for diagnosis."""
     path = tmp_path / "state.db"
     filled(path, 3)
     assert callable(damage)
@@ -134,7 +134,7 @@ BROKEN_VALUES = [
     ("UPDATE claim SET uid = ?", "../../etc"),
     ("UPDATE device SET admin = ?", 7),
     ("UPDATE device SET gpu_uuid = CAST(? AS TEXT)", b"\xc3\x28"),
-    ("UPDATE device SET uid = ?", "nobody"),
+    ("UPDATE device SET uid = ?", "unknown"),
     ("DELETE FROM device WHERE gpu_uuid <> ?", ""),
     ("INSERT INTO note VALUES (?, 'yes')", "rebuild-pendinG"),
 ]
@@ -142,7 +142,7 @@ BROKEN_VALUES = [
 
 @pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES)
 def test_a_value_that_this_driver_never_wrote_is_damage(statement: str, value: object, tmp_path: Path) -> None:
-    """SQLite's own check passes these; each of them once ended the process at every start, or every call for ever."""
+    """SQLite's own check accepts these; each of them once ended the process at every start, or failed every call."""
     path = tmp_path / "state.db"
     filled(path)
     change(path, statement, value)
@@ -153,7 +153,7 @@ def test_a_value_that_this_driver_never_wrote_is_damage(statement: str, value: o
 
 
 def forget_holders(path: Path) -> None:
-    """Empties the index of who holds what, behind SQLite's back."""
+    """Empty the index of assigned devices without SQLite noticing."""
     change(path, "DROP INDEX holder")
     change(path, "CREATE UNIQUE INDEX holder ON device (pool, device, share_id) WHERE admin = 0 AND 0")
     connection = sqlite3.connect(path, isolation_level=None)
@@ -163,7 +163,7 @@ def forget_holders(path: Path) -> None:
 
 
 def test_an_index_that_contradicts_its_table_is_damage(tmp_path: Path) -> None:
-    """A device would be free for whoever looks and taken for whoever writes."""
+    """A device would look free to a read and taken to a write."""
     path = tmp_path / "state.db"
     filled(path)
     forget_holders(path)
@@ -172,8 +172,8 @@ def test_an_index_that_contradicts_its_table_is_damage(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_device_whose_claim_vanishes_later_is_said_and_remembered(tmp_path: Path) -> None:
-    """Nobody is found in the way and the device cannot be taken: no other try changes that."""
+def test_a_device_without_its_claim_is_reported_as_damage(tmp_path: Path) -> None:
+    """No claim blocks the device and it cannot be assigned: another try does not help."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)
@@ -185,7 +185,7 @@ def test_a_device_whose_claim_vanishes_later_is_said_and_remembered(tmp_path: Pa
 
 
 def test_damage_that_is_quoted_in_sqlites_own_message_is_damage(tmp_path: Path) -> None:
-    """Python cannot decode the message then, and raises what is no database error."""
+    """Python cannot decode the message then, and raises an error that is no database error."""
     path = tmp_path / "state.db"
     filled(path)
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE claim", b"CREATE TABLE \xff\xfe\xff\xfe\xff"))
@@ -198,7 +198,7 @@ def test_damage_that_is_quoted_in_sqlites_own_message_is_damage(tmp_path: Path) 
 def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
     offset: int, data: bytes, tmp_path: Path
 ) -> None:
-    """Bytes 60-63 are the schema's version and byte 18 says whether SQLite may write (SQLite's file format, 1.3)."""
+    """Bytes 60-63 are the schema's version, and byte 18 is 1 or 2 for a writable file (SQLite's file format, 1.3)."""
     path = tmp_path / "state.db"
     filled(path)
     patch(path, offset, data)
@@ -210,8 +210,8 @@ def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=40))
-def test_no_damage_ends_in_anything_but_a_working_journal_or_a_sentence(changes: list[tuple[int, int]]) -> None:
-    """Whatever a disk does to the file, the process starts; or says why not, in words."""
+def test_any_damage_ends_in_a_working_journal_or_a_readable_error(changes: list[tuple[int, int]]) -> None:
+    """Whatever a disk does to the file, the process starts or reports why not."""
     with TemporaryDirectory(dir=memory_folder()) as folder:
         path = Path(folder) / "state.db"
         filled(path, 2)
@@ -227,8 +227,8 @@ def test_no_damage_ends_in_anything_but_a_working_journal_or_a_sentence(changes:
 
 
 @pytest.mark.parametrize(("statement", "value"), BROKEN_VALUES[:8])
-def test_a_broken_value_met_later_is_said_and_remembered(statement: str, value: object, tmp_path: Path) -> None:
-    """Trying again does not help, so the sentence does not promise it, and liveness asks for the restart that does."""
+def test_a_broken_value_found_later_is_reported_and_remembered(statement: str, value: object, tmp_path: Path) -> None:
+    """Another try does not help, so the error promises none, and liveness requests the restart that does."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)
@@ -240,7 +240,7 @@ def test_a_broken_value_met_later_is_said_and_remembered(statement: str, value: 
 
 
 def test_a_truncated_file_is_damage_too(tmp_path: Path) -> None:
-    """A file cut in the middle by a crashed disk is replaced; one cut to nothing is a new journal."""
+    """A file that a crashed disk truncated is replaced; an empty file is a new journal."""
     path = tmp_path / "state.db"
     filled(path, 3)
     os.truncate(path, 5000)
@@ -264,8 +264,8 @@ def test_only_the_newest_damaged_files_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_damage_met_later_is_said_and_remembered(tmp_path: Path) -> None:
-    """The process goes on answering with a sentence, and its liveness can ask for the restart that repairs."""
+def test_damage_found_later_is_reported_and_remembered(tmp_path: Path) -> None:
+    """The process keeps answering with an error, and liveness can request the restart that repairs it."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)
@@ -278,7 +278,7 @@ def test_damage_met_later_is_said_and_remembered(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """A downgrade must not throw away what the newer version knows; the sentence says what to do."""
+    """A downgrade must not delete the entries of the newer version; the error says what to do."""
     path = tmp_path / "state.db"
     filled(path)
     connection = sqlite3.connect(path)
@@ -289,22 +289,22 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.damaged-*")) == []
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_for_users(tmp_path: Path) -> None:
-    """The sentence names the path and the reason."""
+def test_a_directory_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
+    """The error names the path and the reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot open the journal .*state.db: (file exists|not a directory)"):
         open_at(tmp_path / "file" / "state.db")
 
 
 def test_a_start_that_fails_promises_no_other_try(tmp_path: Path) -> None:
-    """The sentence is the process' last one: it says what is in the way, and nothing tries again by itself."""
+    """The error is the last output of the process: it names the problem, and nothing tries again by itself."""
     (tmp_path / "state.db").mkdir()
     with pytest.raises(StorageError, match=r"it must be a file or missing, .* \(SQLITE_CANTOPEN\)$"):
         open_at(tmp_path / "state.db")
 
 
-def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path: Path) -> None:
-    """SQLite's busy answer becomes a sentence, and nothing is changed."""
+def test_a_database_locked_too_long_is_a_storage_error(tmp_path: Path) -> None:
+    """SQLite's busy error becomes a readable error, and nothing is changed."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)
@@ -322,7 +322,7 @@ def test_a_lock_held_too_long_by_another_process_is_an_error_for_users(tmp_path:
 
 @pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-shm"])
 def test_a_file_removed_under_an_open_journal_is_noticed(name: str, tmp_path: Path) -> None:
-    """SQLite works on in a file that nobody else sees: another process would give the same device again."""
+    """SQLite continues in a file that no other process sees: another process would assign the same device again."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)
@@ -338,7 +338,7 @@ def test_a_file_removed_under_an_open_journal_is_noticed(name: str, tmp_path: Pa
 
 
 def test_a_journal_that_another_process_replaced_is_noticed(tmp_path: Path) -> None:
-    """The directory was emptied and a successor began anew: the two must not both give devices away."""
+    """The directory was emptied and a new process created a journal: the two must not both assign devices."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)
@@ -352,7 +352,7 @@ def test_a_journal_that_another_process_replaced_is_noticed(tmp_path: Path) -> N
 
 
 def test_other_processes_coming_and_going_leave_the_files_in_place(tmp_path: Path) -> None:
-    """A rolling update, a repeat of one, and a log that was moved into the file are no reason for a restart."""
+    """A rolling update, a repeated one, and a checkpoint are no reason for a restart."""
     path = tmp_path / "state.db"
     filled(path)
     journal = open_at(path)

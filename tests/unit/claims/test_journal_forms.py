@@ -1,4 +1,4 @@
-"""What the journal keeps of partitions, shares and GPUs, also beside a process of the version before."""
+"""Partitions, shares and GPU notes in the journal, also beside a process of an older version."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ PRAGMA user_version = 1;
 
 
 class OlderProcess:
-    """The statements of the version before, over the same file."""
+    """The statements of the version before partitions and shares, on the same file."""
 
     def __init__(self, path: Path) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)
@@ -67,7 +67,7 @@ class OlderProcess:
         self.connection.execute("DELETE FROM claim WHERE uid = ?", (uid(number),))
 
     def is_content(self) -> bool:
-        """Whether what it checks at its start is as it expects it."""
+        """Whether its own checks at its start pass."""
         (version,) = self.connection.execute("PRAGMA user_version").fetchone()
         foreign = self.connection.execute("PRAGMA foreign_key_check").fetchone()
         notes = self.connection.execute("SELECT key FROM note WHERE key <> 'rebuild-pending'").fetchone()
@@ -144,7 +144,7 @@ DEVICES = [
 def test_everything_that_unprepare_needs_comes_back(
     journal: Journal, tmp_path: Path, devices: tuple[AssignedDevice, ...]
 ) -> None:
-    """Another run reads what this one noted, to the last limit."""
+    """Another run reads all details that this one wrote."""
     begun(journal, 1, *devices)
     again = open_journal(tmp_path, "run-2")
     entry = again.entry(uid(1))
@@ -153,8 +153,8 @@ def test_everything_that_unprepare_needs_comes_back(
     again.close()
 
 
-def test_what_becomes_known_is_noted_with_the_result(journal: Journal) -> None:
-    """Ids of a partition come with making it; an attempt that was overtaken notes nothing."""
+def test_details_that_become_known_are_stored_with_the_result(journal: Journal) -> None:
+    """Ids of a partition are known once it is created; an attempt that was overtaken stores nothing."""
     attempt = begun(journal, 1, cut(partition(live=None)))
     assert journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False, live=None)),))
     assert not journal.uses()[0].created_by_driver
@@ -168,8 +168,8 @@ def test_what_becomes_known_is_noted_with_the_result(journal: Journal) -> None:
     assert journal.uses()[0].created_by_driver
 
 
-def test_uses_are_told_in_every_state_but_not_admin_access(journal: Journal) -> None:
-    """Whatever a GPU is on the way to be, it is not free to become something else."""
+def test_uses_include_every_state_but_no_admin_access(journal: Journal) -> None:
+    """A GPU that is being prepared or unprepared is not free for another form."""
     begun(journal, 1, cut(partition()))
     prepared(journal, 2, assigned(1))
     prepared(journal, 3, cut(partition(3, created_by_driver=False), admin=True))
@@ -181,8 +181,10 @@ def test_uses_are_told_in_every_state_but_not_admin_access(journal: Journal) -> 
     assert len(journal.uses()) == 2
 
 
-def test_made_partitions_are_told_from_the_intent_until_they_are_gone(journal: Journal) -> None:
-    """One that is left out would be published as somebody else's; what a claim only uses is somebody else's."""
+def test_created_partitions_are_listed_from_the_intent_until_they_are_destroyed(journal: Journal) -> None:
+    """A partition that is missing in the list would be published as foreign; a partition that a claim only uses is
+    foreign.
+    """
     begun(journal, 1, cut(partition(0, live=None)))
     prepared(journal, 2, cut(partition(1)))
     prepared(journal, 3, cut(partition(2, created_by_driver=False)))
@@ -193,13 +195,13 @@ def test_made_partitions_are_told_from_the_intent_until_they_are_gone(journal: J
     assert undoing is not None
     assert journal.created_partitions() == ours
     assert journal.forget(uid(2), undoing, partitions_left=True)
-    assert journal.created_partitions() == ours, "a partition of nobody is still ours to remove"
+    assert journal.created_partitions() == ours, "the driver has to destroy an orphaned partition"
     (orphan,) = journal.orphaned_partitions()
     journal.forget_orphaned_partition(orphan)
     assert journal.created_partitions() == {PartitionId(GPU, 19, 0)}
 
 
-def test_uses_of_a_share_tell_its_terms(journal: Journal) -> None:
+def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
     """A newer policy waits for these."""
     begun(journal, 1, shared(Strategy.TIME_SLICING))
     terms = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG, max_shares=4)
@@ -217,10 +219,10 @@ def test_uses_of_a_share_tell_its_terms(journal: Journal) -> None:
         (assigned(1), cut(partition()), True),
     ],
 )
-def test_a_gpu_is_one_thing_at_a_time(
+def test_a_gpu_has_one_form_at_a_time(
     journal: Journal, one: AssignedDevice, other: AssignedDevice, together: bool
 ) -> None:
-    """In either order, whoever comes second is told who was first."""
+    """In either order, the second claim is blocked by the first."""
     for first, second in ((one, other), (other, one)):
         prepared(journal, 1, first)
         answer = journal.begin(ref(2), [second])
@@ -254,7 +256,7 @@ def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
     assert "asks for 50Gi of memory where 30Gi of 80Gi are left" in answer.conflict.shortage
 
 
-def test_notes_are_durable_and_each_gpus_own(journal: Journal, tmp_path: Path) -> None:
+def test_notes_are_durable_and_separate_per_gpu(journal: Journal, tmp_path: Path) -> None:
     """Set, read, changed, cleared; another run sees them."""
     assert journal.gpu_note(GPU, "mig-mode") is None
     journal.set_gpu_note(GPU, "mig-mode", "on")
@@ -283,10 +285,8 @@ def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal
     rebooted.close()
 
 
-def test_entries_of_an_earlier_boot_that_changed_hardware_stay_for_whoever_looks(
-    journal: Journal, tmp_path: Path
-) -> None:
-    """The others go at once."""
+def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal, tmp_path: Path) -> None:
+    """The others are removed at once."""
     prepared(journal, 1, assigned(1))
     prepared(journal, 2, cut(partition()))
     rebooted = open_journal(tmp_path, "run-2", boot_id="boot-2")
@@ -295,8 +295,8 @@ def test_entries_of_an_earlier_boot_that_changed_hardware_stay_for_whoever_looks
     rebooted.close()
 
 
-def test_a_file_of_the_version_before_is_carried_on(tmp_path: Path) -> None:
-    """An update keeps what runs; the version before can still be gone back to."""
+def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
+    """An update keeps what runs, and a downgrade stays possible."""
     path = tmp_path / "state.db"
     connection = sqlite3.connect(path)
     connection.executescript(OLD_SCHEMA)
@@ -315,7 +315,7 @@ def test_a_file_of_the_version_before_is_carried_on(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_process_of_the_version_before_goes_on_working(journal: Journal, older: OlderProcess) -> None:
+def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: OlderProcess) -> None:
     """During an update it prepares and frees whole GPUs in the same file."""
     prepared(journal, 1, cut(partition()))
     older.prepare(2, "gpu-1")
@@ -325,8 +325,8 @@ def test_a_process_of_the_version_before_goes_on_working(journal: Journal, older
     assert older.is_content()
 
 
-def test_what_that_process_frees_without_knowing_stays_noted_as_ours(journal: Journal, older: OlderProcess) -> None:
-    """It deletes the claim; the partition on the hardware is still there and nobody else's."""
+def test_a_partition_whose_claim_an_older_process_frees_is_orphaned(journal: Journal, older: OlderProcess) -> None:
+    """It deletes the claim; the partition still exists, and this driver created it."""
     prepared(journal, 1, cut(partition()))
     prepared(journal, 2, cut(partition(5, created_by_driver=False)))
     for number in (1, 2):
@@ -344,8 +344,8 @@ def test_what_that_process_frees_without_knowing_stays_noted_as_ours(journal: Jo
     assert journal.orphaned_partitions() == ()
 
 
-def test_a_stray_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> None:
-    """Between listing and forgetting, somebody may have prepared the claim anew."""
+def test_an_orphaned_partition_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> None:
+    """Another thread may have prepared the claim again between listing and forgetting."""
     prepared(journal, 1, cut(partition()))
     row = journal._connection.execute("SELECT * FROM device").fetchone()
     journal._connection.execute("DELETE FROM claim")
@@ -382,7 +382,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("statement", "value"), BROKEN)
 def test_a_detail_that_this_driver_never_wrote_is_damage(statement: str, value: object, tmp_path: Path) -> None:
-    """A partition would be destroyed in the wrong place, a daemon's folder be somebody else's."""
+    """Otherwise a partition would be destroyed at the wrong placement, or a foreign daemon would be stopped."""
     path = tmp_path / "state.db"
     journal = open_at(path)
     prepared(journal, 1, cut(partition()))

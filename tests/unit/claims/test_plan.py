@@ -1,4 +1,4 @@
-"""What an allocation becomes, and which allocations are refused with which sentence."""
+"""Plans of allocations, and the errors for allocations that are refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def gpu_config(sharing: Any, *requests: str) -> OpaqueConfig:
 
 
 def test_each_result_becomes_one_answer_in_order() -> None:
-    """The kubelet keys health and pod resources on pool and device, so no result may be missing or merged."""
+    """The kubelet uses pool and device as keys of health and pod resources, so no result may be missing or merged."""
     done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a")))
     assert done.prepared == (
         PreparedDevice(
@@ -57,7 +57,7 @@ def test_a_subrequest_is_answered_under_its_base_name() -> None:
 
 
 def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
-    """Two shares of one device in one claim must not meet in one CDI device."""
+    """Two shares of one device in one claim must not have one CDI device."""
     shared = {"memory": "1Gi", "computePercent": "10"}
     other = SHARE[::-1].replace("-", "a")
     done = plan(
@@ -73,21 +73,21 @@ def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
 
 
 def test_the_same_gpu_with_admin_access_beside_a_normal_request_is_fine() -> None:
-    """Admin access ignores who has the device, also within a claim."""
+    """Admin access ignores other assignments, also within a claim."""
     done = planned(claim(1, result(request="work"), result(request="watch", admin_access=True)))
     assert [device.cdi_device for device in done.devices] == [f"{uid(1)}-gpu-0"] * 2
     assert [answer.request_names for answer in done.prepared] == [("work",), ("watch",)]
 
 
 def test_a_device_twice_is_refused() -> None:
-    """A broken allocation must not become a document with one name twice."""
+    """A broken allocation must not become a document with a duplicate name."""
     error = refusal(claim(1, result(request="a"), result(request="b")))
     assert isinstance(error, ClaimError)
     assert "lists device gpu-0 twice" in str(error)
 
 
 def test_an_unknown_gpu_is_refused_with_the_names_that_exist() -> None:
-    """The reader sees at once whether the device or the node is the wrong one."""
+    """The reader sees whether the device or the node is wrong."""
     error = refusal(claim(1, result("gpu-7")))
     assert isinstance(error, UnknownDeviceError)
     assert "device gpu-7 of claim default/claim-1" in str(error)
@@ -95,7 +95,7 @@ def test_an_unknown_gpu_is_refused_with_the_names_that_exist() -> None:
 
 
 def test_an_unknown_gpu_is_refused_with_the_reason_why_one_is_missing() -> None:
-    """A GPU that fell off the bus explains the error better than its absence."""
+    """A GPU that fell off the bus explains the error."""
     snapshot = replace(machine(1), left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),))
     assert "0000:65:00.0 is left out: it does not answer" in str(refusal(claim(1, result("gpu-1")), snapshot))
 
@@ -108,12 +108,12 @@ def test_another_pool_is_refused() -> None:
 
 
 def test_another_kind_of_device_is_refused_as_such() -> None:
-    """A name of another driver's, or of a newer version's, is no typing mistake."""
+    """The name may be another driver's, or a newer version's."""
     assert "of a kind that this version of the driver does not prepare" in str(refusal(claim(1, result("vfio-0"))))
 
 
 def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:
-    """Whole, it runs nothing; for looking at it, its mode does not matter."""
+    """A whole GPU in MIG mode runs nothing; monitoring works in any mode."""
     snapshot = changed(machine(1), 0, mig_enabled=True)
     assert "in MIG mode" in str(refusal(claim(1), snapshot))
     assert planned(claim(1, result(admin_access=True)), snapshot).devices[0].gpu.mig_enabled
@@ -121,7 +121,7 @@ def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:
 
 @pytest.mark.parametrize("count", [0, 33])
 def test_the_number_of_devices_is_bounded(count: int) -> None:
-    """Neither an empty answer nor a document of any size is ever made."""
+    """Neither an empty answer nor a document of unlimited size is created."""
     results = tuple(result(f"gpu-{minor}") for minor in range(count))
     error = refusal(replace(claim(1), results=results), machine(40))
     assert f"has {count} devices of this driver, expected 1 to 32" in str(error)
@@ -132,12 +132,12 @@ def test_the_number_of_devices_is_bounded(count: int) -> None:
     [None, {"strategy": "TimeSlicing"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}],
 )
 def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
-    """A setting that is the default of the hardware is not applied."""
+    """A setting that equals the hardware default is not applied."""
     assert planned(claim(1, configs=[gpu_config(sharing)])) == planned(claim(1))
 
 
-def test_a_wish_for_another_request_does_not_matter() -> None:
-    """Only what applies to one of our devices has to be applied."""
+def test_a_config_for_another_request_is_ignored() -> None:
+    """Only configs that apply to this driver's devices are applied."""
     assert planned(claim(1, configs=[gpu_config({"strategy": "MPS"}, "elsewhere")])) == planned(claim(1))
 
 
@@ -149,7 +149,7 @@ def journalled(done: PreparePlan) -> Entry:
 
 
 def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
-    """The answer to a repeat is the answer to the first call, or the kubelet would mix two up."""
+    """A repeated call must get the answer of the first call."""
     done = planned(
         claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
     )
@@ -157,13 +157,13 @@ def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
 
 
 @pytest.mark.parametrize("now", [machine(1), changed(machine(2), 1, uuid=gpu(5).uuid)])
-def test_a_gpu_that_is_gone_or_another_is_noticed_on_repeat(now: Snapshot) -> None:
-    """The name alone does not make it the GPU that the containers were given."""
+def test_a_missing_or_replaced_gpu_is_found_on_repeat(now: Snapshot) -> None:
+    """An equal name does not make it the GPU that the containers use."""
     entry = journalled(planned(claim(1, result("gpu-1"))))
     with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which no longer exists"):
         restore(entry, now, NAMES)
 
 
-def test_the_reference_names_the_claim_by_what_people_know() -> None:
-    """Namespace and name find the object, the UID tells replaced ones apart."""
+def test_the_reference_has_namespace_name_and_uid() -> None:
+    """Namespace and name find the object, and the UID tells replaced objects apart."""
     assert str(ref(1)) == f"default/claim-1 (uid {uid(1)})"

@@ -11,7 +11,7 @@ from dra_driver.errors import StorageError
 
 
 def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
-    """Another run can tell, and does not disturb by asking."""
+    """Another run can check it without disturbing it."""
     first, second = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
     assert second.is_alive(first.own)
     assert second.is_alive(first.own)
@@ -23,8 +23,8 @@ def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
     second.close()
 
 
-def test_two_askers_do_not_take_each_other_for_the_owner(tmp_path: Path) -> None:
-    """A run that died is dead for everybody, also when several ask at once."""
+def test_concurrent_checks_do_not_make_a_dead_run_look_alive(tmp_path: Path) -> None:
+    """Several runs may check at once."""
     dead = tmp_path / "owner-dead.lock"
     asker, other = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
     dead.write_text("")
@@ -35,7 +35,7 @@ def test_two_askers_do_not_take_each_other_for_the_owner(tmp_path: Path) -> None
 
 
 def test_a_run_whose_file_cannot_be_opened_counts_as_alive(tmp_path: Path) -> None:
-    """In doubt its claims stay: tearing them down would end a living run's containers during an update."""
+    """Its claims stay: a teardown would end a living run's containers during an update."""
     asker = ProcessRegistry.register(tmp_path, "one")
     (tmp_path / "owner-linked.lock").symlink_to(tmp_path / "elsewhere")  # opening it fails with ELOOP
     assert asker.is_alive(OwnerId("linked"))
@@ -43,7 +43,7 @@ def test_a_run_whose_file_cannot_be_opened_counts_as_alive(tmp_path: Path) -> No
 
 
 def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
-    """Crashes leave a file each, and a start removes them; living runs keep theirs."""
+    """Crashes leave one file each, and a start removes them; living runs keep theirs."""
     (tmp_path / "owner-dead.lock").write_text("")
     living = ProcessRegistry.register(tmp_path, "living")
     ProcessRegistry.register(tmp_path, "new").close()
@@ -51,15 +51,15 @@ def test_files_of_dead_runs_are_swept_at_the_next_start(tmp_path: Path) -> None:
     living.close()
 
 
-def test_a_directory_that_refuses_is_an_error_for_users(tmp_path: Path) -> None:
-    """The sentence names the directory."""
+def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
+    """The error names the directory."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot register this process in"):
         ProcessRegistry.register(tmp_path / "file" / "below", "one")
 
 
 def test_runs_that_start_together_do_not_sweep_each_other_away(tmp_path: Path) -> None:
-    """A file that is made but not locked yet looks dead; its run must come out alive all the same."""
+    """A file that was created but not locked yet looks dead; its run must still register."""
     for attempt in range(5):
         made: list[ProcessRegistry] = []
         gate = threading.Barrier(4)

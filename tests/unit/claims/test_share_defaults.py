@@ -1,11 +1,11 @@
-"""What a claim for a part of a shared GPU gets of compute when it asks for none, by policy."""
+"""Compute of a claim that asks for a part of a shared GPU and not for compute, by policy."""
 
 from tests.fakes.claims import claim, ref, share_result
 from tests.unit.claims.conftest import ClaimsNode
 from tests.unit.claims.test_sharing import file, shared
 
 
-def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(node: ClaimsNode) -> None:
+def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: ClaimsNode) -> None:
     """Under a policy by which a claim that asks for no compute consumes none."""
     run = shared(node, default_percent=0)
     for number in (1, 2):
@@ -14,8 +14,8 @@ def test_shares_of_memory_alone_are_neighbours_and_have_no_limit_of_compute(node
         assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
 
 
-def test_plain_claim_has_the_gpu_alone_whatever_it_consumes_of_compute_by_default(node: ClaimsNode) -> None:
-    """It asked for nothing, so it runs without a daemon and without limits; who asked for a part gets that part."""
+def test_a_plain_claim_gets_the_gpu_alone_whatever_the_default_of_compute(node: ClaimsNode) -> None:
+    """It asks for nothing and has neither daemon nor limits; a claim that asks for a part gets that part."""
     run = shared(node, default_percent=10)
     run.prepare(claim(1, share_result(1, "81559Mi", 10)))
     assert "CUDA_MPS" not in file(run, 1)

@@ -1,4 +1,4 @@
-"""Locks per claim, and the bell."""
+"""Locks per claim, and the clock that can be woken."""
 
 import threading
 
@@ -8,8 +8,8 @@ from dra_driver.claims.waiting import ClaimLocks, MonotonicClock
 from tests.fakes.claims import uid
 
 
-def test_a_claim_is_held_by_one_thread() -> None:
-    """A second thread is told instead of let in, and another claim is free."""
+def test_a_claim_lock_has_one_holder() -> None:
+    """A second thread gets False, and another claim is free."""
     locks, seen = ClaimLocks(), []
 
     def ask() -> None:
@@ -43,8 +43,8 @@ def test_a_lock_is_released_when_the_work_fails() -> None:
         assert acquired
 
 
-def test_a_ring_wakes_who_waits() -> None:
-    """An unprepare lets the call that waits for its device go on at once, not after its pause."""
+def test_wake_all_ends_a_wait() -> None:
+    """After an unprepare, a call that waits for the device continues at once."""
     clock = MonotonicClock()
     begin = clock.now()
     waiter = threading.Thread(target=clock.wait, args=(60.0,))
@@ -56,7 +56,7 @@ def test_a_ring_wakes_who_waits() -> None:
 
 
 def test_a_wait_ends_by_itself() -> None:
-    """Nobody has to ring."""
+    """Without `wake_all`, after its seconds."""
     clock = MonotonicClock()
     clock.wait(0.001)
     assert clock.now() > 0

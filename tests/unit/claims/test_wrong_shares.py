@@ -1,4 +1,4 @@
-"""Allocations of shares that cannot be right: refused at once, and with what would be."""
+"""Allocations of shares that cannot be right: refused at once, with what would be valid."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from tests.unit.claims.test_sharing import one_of_some, shared
         ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
     ],
 )
-def test_a_claim_that_never_fits_is_told_so_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
+def test_a_claim_that_never_fits_is_refused_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
     """Waiting for other shares to end would occupy a worker for most of a call, and blame other claims."""
     run = shared(node, Strategy.TIME_SLICING, max_shares=2)
     run.prepare(claim(1, one_of_some(1)))
@@ -43,10 +43,10 @@ def test_a_claim_that_never_fits_is_told_so_at_once(node: ClaimsNode, shares: li
         ("shares", "0", "shares is 0, expected at least 1"),
     ],
 )
-def test_amounts_that_no_scheduler_wrote_are_refused_with_what_is_possible(
+def test_amounts_that_no_scheduler_wrote_are_refused_with_the_valid_range(
     node: ClaimsNode, capacity: str, amount: str, why: str
 ) -> None:
-    """They end in environments of containers and in sums with other claims' amounts."""
+    """They would get into containers' environments and into sums with other claims' amounts."""
     run = shared(node, max_shares=4)
     share = share_result(1, "5Gi", 10)
     broken = replace(share, consumed_capacity={**share.consumed_capacity, capacity: amount})
