@@ -17,7 +17,7 @@ from dra_driver.errors import (
 )
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.problems import FieldProblem
+from dra_driver.sim.apiserver.problems import StatusCause
 
 
 def _details(kind: ResourceKind, name: str) -> Obj:
@@ -70,7 +70,7 @@ def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, fo
 
 
 def invalid_object(
-    kind: ResourceKind, name: str, problems: Sequence[FieldProblem], kind_name: str = ""
+    kind: ResourceKind, name: str, problems: Sequence[StatusCause], kind_name: str = ""
 ) -> InvalidObjectError:
     """422 with every broken rule as a cause. ``kind_name`` replaces the kind's name in the message."""
     texts = [str(problem) for problem in problems]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.problems import FieldProblem
+from dra_driver.sim.apiserver.problems import StatusCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class WriteRules:
     default: Callable[[Obj], None] = lambda _obj: None
     prepare_create: Callable[[Obj], None] = lambda _obj: None
     prepare_update: Callable[[Obj, Obj, str], None] = lambda _obj, _old, _sub: None
-    validate: Callable[[Obj, Review], list[FieldProblem]] = lambda _obj, _review: []
+    validate: Callable[[Obj, Review], list[StatusCause]] = lambda _obj, _review: []
     warn: Callable[[Obj], list[str]] = lambda _obj: []
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class FieldProblem:
-    """One broken rule. ``reason`` is a metav1.CauseType such as FieldValueInvalid; ``message`` is without the path."""
+class StatusCause:
+    """One broken rule. ``reason`` is a CauseType such as FieldValueInvalid; ``message`` does not have the path."""
 
     field: str
     reason: str
@@ -25,49 +25,47 @@ def quoted(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def invalid(path: str, value: object, detail: str) -> FieldProblem:
+def invalid(path: str, value: object, detail: str) -> StatusCause:
     """A value that breaks a rule."""
-    return FieldProblem(path, "FieldValueInvalid", f"Invalid value: {quoted(value)}: {detail}")
+    return StatusCause(path, "FieldValueInvalid", f"Invalid value: {quoted(value)}: {detail}")
 
 
-def required(path: str, detail: str = "") -> FieldProblem:
+def required(path: str, detail: str = "") -> StatusCause:
     """A required field that is missing."""
-    return FieldProblem(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
+    return StatusCause(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
 
 
-def duplicate(path: str, value: object) -> FieldProblem:
+def duplicate(path: str, value: object) -> StatusCause:
     """A value that must be unique in its list."""
-    return FieldProblem(path, "FieldValueDuplicate", f"Duplicate value: {quoted(value)}")
+    return StatusCause(path, "FieldValueDuplicate", f"Duplicate value: {quoted(value)}")
 
 
-def unsupported(path: str, value: object, supported: Sequence[str]) -> FieldProblem:
+def unsupported(path: str, value: object, supported: Sequence[str]) -> StatusCause:
     """A value outside an enumeration."""
     known = ", ".join(f'"{item}"' for item in supported)
-    return FieldProblem(
-        path, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {known}"
-    )
+    return StatusCause(path, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {known}")
 
 
-def forbidden_field(path: str, detail: str) -> FieldProblem:
+def forbidden_field(path: str, detail: str) -> StatusCause:
     """A field that may not be set or changed."""
-    return FieldProblem(path, "FieldValueForbidden", f"Forbidden: {detail}")
+    return StatusCause(path, "FieldValueForbidden", f"Forbidden: {detail}")
 
 
-def too_many(path: str, count: int, limit: int) -> FieldProblem:
+def too_many(path: str, count: int, limit: int) -> StatusCause:
     """A list that is too long."""
-    return FieldProblem(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
+    return StatusCause(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
 
 
-def too_long(path: str, limit: int) -> FieldProblem:
+def too_long(path: str, limit: int) -> StatusCause:
     """A text that is too long; the message leaves out the value."""
-    return FieldProblem(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
+    return StatusCause(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
 
 
-def not_found_field(path: str, value: object, detail: str) -> FieldProblem:
+def not_found_field(path: str, value: object, detail: str) -> StatusCause:
     """A reference to a part of the object that does not exist."""
-    return FieldProblem(path, "FieldValueNotFound", f"Not found: {quoted(value)}: {detail}")
+    return StatusCause(path, "FieldValueNotFound", f"Not found: {quoted(value)}: {detail}")
 
 
-def wrong_type(path: str, value: object, expected: str) -> FieldProblem:
+def wrong_type(path: str, value: object, expected: str) -> StatusCause:
     """A value with another JSON type than the schema has."""
-    return FieldProblem(path, "FieldValueTypeInvalid", f"Invalid value: {quoted(value)}: must be {expected}")
+    return StatusCause(path, "FieldValueTypeInvalid", f"Invalid value: {quoted(value)}: must be {expected}")

@@ -15,7 +15,7 @@ from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.patch.patching import APPLY_PATCH, PATCH_TYPES, Patch
 from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import FieldProblem, unsupported
+from dra_driver.sim.apiserver.problems import StatusCause, unsupported
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
@@ -47,7 +47,7 @@ def selection(request: ApiRequest, target: Target) -> list[Match]:
     return [match for match in matches if match]
 
 
-def _options_invalid(options: str, problem: FieldProblem) -> Exception:
+def _options_invalid(options: str, problem: StatusCause) -> Exception:
     text = f'{options}.meta.k8s.io "" is invalid: {problem}'
     cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
     return status_error(422, "Invalid", text, {"group": "meta.k8s.io", "kind": options, "causes": [cause]})
@@ -117,12 +117,10 @@ class Verbs:
         checks, is_apply = _FieldValidation(request, target), request.content_type == APPLY_PATCH
         manager, force = request.query.get("fieldManager", ""), request.query.get("force")
         if is_apply and not manager:
-            problem = FieldProblem("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
+            problem = StatusCause("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
             raise _options_invalid("PatchOptions", problem)
         if force is not None and not is_apply:
-            problem = FieldProblem(
-                "force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch"
-            )
+            problem = StatusCause("force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch")
             raise _options_invalid("PatchOptions", problem)
         known = self._known(target)
         made = self._store.patch(
@@ -174,7 +172,7 @@ class Verbs:
         if not sent:
             if match and not request.flag("sendInitialEvents"):
                 text = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
-                problem = FieldProblem("resourceVersionMatch", "FieldValueForbidden", text)
+                problem = StatusCause("resourceVersionMatch", "FieldValueForbidden", text)
                 raise _options_invalid("ListOptions", problem)
             return
         revision, current = revision_number(sent), self._store.revision

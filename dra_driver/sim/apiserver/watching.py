@@ -14,7 +14,7 @@ from dra_driver.sim.apiserver.api_errors import status_body, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dump
 from dra_driver.sim.apiserver.messages import ApiRequest
 from dra_driver.sim.apiserver.paths import Target
-from dra_driver.sim.apiserver.problems import FieldProblem
+from dra_driver.sim.apiserver.problems import StatusCause
 from dra_driver.sim.apiserver.selectors import Match
 from dra_driver.sim.apiserver.state import ObjectChange, Record
 from dra_driver.sim.apiserver.tables import partial, table
@@ -45,10 +45,10 @@ def plan_watch(request: ApiRequest, target: Target) -> WatchPlan:
     match = request.query.get("resourceVersionMatch", "")
     if match and initial is None:
         text = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-        raise _list_options(FieldProblem("resourceVersionMatch", "FieldValueForbidden", text))
+        raise _list_options(StatusCause("resourceVersionMatch", "FieldValueForbidden", text))
     if initial is not None and match != "NotOlderThan":
         text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        raise _list_options(FieldProblem("resourceVersionMatch", "FieldValueForbidden", text))
+        raise _list_options(StatusCause("resourceVersionMatch", "FieldValueForbidden", text))
     streams = request.flag("sendInitialEvents")
     from_start = streams or (not sent and initial is None) or (sent == "0" and initial is None)
     timeout = request.query.get("timeoutSeconds", "")
@@ -71,7 +71,7 @@ def _watch_revision(text: str) -> int:
     raise status_error(500, "", wrong)
 
 
-def _list_options(problem: FieldProblem) -> Exception:
+def _list_options(problem: StatusCause) -> Exception:
     cause = {"reason": problem.reason, "message": problem.message, "field": problem.field}
     details = {"group": "meta.k8s.io", "kind": "ListOptions", "causes": [cause]}
     return status_error(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {problem}', details)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, mapping
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     forbidden_field,
     invalid,
     required,
@@ -37,7 +37,7 @@ MAX_RESERVATIONS = 256
 MAX_CONDITIONS = 8
 MAX_IPS = 16
 
-ReferenceCheck = Callable[[str, str], list[FieldProblem]]
+ReferenceCheck = Callable[[str, str], list[StatusCause]]
 
 
 def device_key(item: Obj) -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ def shown_device(item: Obj) -> Obj:
     return {"Driver": driver, "Pool": pool, "Device": device, "ShareID": share or ""}
 
 
-def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[FieldProblem]:
+def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list[StatusCause]:
     """The problems of a new status."""
     status, before = mapping(obj, "status"), mapping(old, "status")
     allocation, reserved = status.get("allocation"), entries(status, "reservedFor")
@@ -60,7 +60,7 @@ def status_problems(obj: Obj, old: Obj, check_reference: ReferenceCheck) -> list
     )
     allocated = {device_key(item) for item in entries(allocation, "devices", "results")}
 
-    def check_device(item: Obj, path: str) -> list[FieldProblem]:
+    def check_device(item: Obj, path: str) -> list[StatusCause]:
         return _device_status(item, path, allocated)
 
     problems += each_unique(entries(status, "devices"), -1, check_device, device_key, "status.devices")
@@ -92,16 +92,16 @@ def forget_deallocated(obj: Obj, old: Obj, subresource: str) -> None:
         del obj["status"]["devices"]
 
 
-def _consumer(item: Obj, path: str) -> list[FieldProblem]:
+def _consumer(item: Obj, path: str) -> list[StatusCause]:
     return [required(f"{path}.{field}") for field in ("resource", "name", "uid") if not item.get(field)]
 
 
-def _allocation(allocation: Obj, path: str, check_reference: ReferenceCheck) -> list[FieldProblem]:
-    def check_result(item: Obj, here: str) -> list[FieldProblem]:
+def _allocation(allocation: Obj, path: str, check_reference: ReferenceCheck) -> list[StatusCause]:
+    def check_result(item: Obj, here: str) -> list[StatusCause]:
         problems = check_reference(item.get("request", ""), f"{here}.request") + _device(item, here)
         return problems + binding_conditions(item, here)
 
-    def check_config(item: Obj, here: str) -> list[FieldProblem]:
+    def check_config(item: Obj, here: str) -> list[StatusCause]:
         source, problems = item.get("source", ""), []
         if not source:
             problems.append(required(f"{here}.source"))
@@ -119,7 +119,7 @@ def _allocation(allocation: Obj, path: str, check_reference: ReferenceCheck) -> 
     return problems
 
 
-def _device(item: Obj, path: str) -> list[FieldProblem]:
+def _device(item: Obj, path: str) -> list[StatusCause]:
     return [
         *driver_name(item.get("driver", ""), f"{path}.driver"),
         *pool_name(item.get("pool", ""), f"{path}.pool"),
@@ -128,7 +128,7 @@ def _device(item: Obj, path: str) -> list[FieldProblem]:
     ]
 
 
-def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> list[FieldProblem]:
+def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> list[StatusCause]:
     problems = _device(item, path)
     if device_key(item) not in allocated:
         problems.append(invalid(path, shown_device(item), "must be an allocated device in the claim"))
@@ -149,7 +149,7 @@ def _device_status(item: Obj, path: str, allocated: set[tuple[Any, ...]]) -> lis
     return problems
 
 
-def _condition(item: Obj, path: str) -> list[FieldProblem]:
+def _condition(item: Obj, path: str) -> list[StatusCause]:
     """A metav1.Condition."""
     problems = [] if item.get("type") else [required(f"{path}.type")]
     if item.get("status") not in {"True", "False", "Unknown"}:

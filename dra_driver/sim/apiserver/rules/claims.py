@@ -10,7 +10,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import label_key
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     forbidden_field,
     invalid,
     required,
@@ -58,7 +58,7 @@ def _default_devices(devices: Obj) -> None:
                 toleration.setdefault("operator", "Equal")
 
 
-def _one_of_problems(request: Obj, path: str) -> list[FieldProblem]:
+def _one_of_problems(request: Obj, path: str) -> list[StatusCause]:
     text = "exactly one of `exactly` or `firstAvailable` is required"
     has_subs, has_exactly = bool(entries(request, "firstAvailable")), "exactly" in request
     if has_subs and has_exactly:
@@ -66,7 +66,7 @@ def _one_of_problems(request: Obj, path: str) -> list[FieldProblem]:
     return [] if has_subs or has_exactly else [required(path, text)]
 
 
-def _requested(part: Obj, path: str, review: Review) -> list[FieldProblem]:
+def _requested(part: Obj, path: str, review: Review) -> list[StatusCause]:
     """The fields that ``exactly`` and subrequests share."""
     problems = class_name(part.get("deviceClassName", ""), f"{path}.deviceClassName")
     problems += selectors(part, path, review)
@@ -80,17 +80,17 @@ def _requested(part: Obj, path: str, review: Review) -> list[FieldProblem]:
     return problems + tolerations(part, path)
 
 
-def device_claim_problems(devices: Obj, path: str, review: Review) -> list[FieldProblem]:
+def device_claim_problems(devices: Obj, path: str, review: Review) -> list[StatusCause]:
     """The problems of ``spec.devices``."""
     names = request_names(devices)
 
     def name_of(item: Obj) -> Any:
         return item.get("name", "")
 
-    def check_sub(sub: Obj, here: str) -> list[FieldProblem]:
+    def check_sub(sub: Obj, here: str) -> list[StatusCause]:
         return label_name(sub.get("name", ""), f"{here}.name") + _requested(sub, here, review)
 
-    def check_request(request: Obj, here: str) -> list[FieldProblem]:
+    def check_request(request: Obj, here: str) -> list[StatusCause]:
         problems = label_name(request.get("name", ""), f"{here}.name")
         if wrong := _one_of_problems(request, here):
             return problems + wrong
@@ -99,7 +99,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Field
         subs, where = entries(request, "firstAvailable"), f"{here}.firstAvailable"
         return problems + each_unique(subs, MAX_SUBREQUESTS, check_sub, name_of, where)
 
-    def check_constraint(constraint: Obj, here: str) -> list[FieldProblem]:
+    def check_constraint(constraint: Obj, here: str) -> list[StatusCause]:
         problems = references(constraint, here, names)
         for field in ("matchAttribute", "distinctAttribute"):
             if field in constraint:
@@ -107,7 +107,7 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Field
         text = 'exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set'
         return [*problems, required(here, text)]
 
-    def check_config(config: Obj, here: str) -> list[FieldProblem]:
+    def check_config(config: Obj, here: str) -> list[StatusCause]:
         return references(config, here, names) + configuration(config, here)
 
     return [
@@ -117,16 +117,16 @@ def device_claim_problems(devices: Obj, path: str, review: Review) -> list[Field
     ]
 
 
-def references(owner: Obj, path: str, names: RequestNames) -> list[FieldProblem]:
+def references(owner: Obj, path: str, names: RequestNames) -> list[StatusCause]:
     """Problems of the request names that a constraint or configuration applies to."""
 
-    def check(name: str, here: str) -> list[FieldProblem]:
+    def check(name: str, here: str) -> list[StatusCause]:
         return reference_problems(name, here, names)
 
     return each_unique(entries(owner, "requests"), MAX_REQUESTS, check, lambda name: name, f"{path}.requests")
 
 
-def reference_problems(name: str, path: str, names: RequestNames) -> list[FieldProblem]:
+def reference_problems(name: str, path: str, names: RequestNames) -> list[StatusCause]:
     """Problems of one reference, ``request`` or ``request/subrequest``."""
     request, slash, sub = name.partition("/")
     if "/" in sub:
@@ -137,7 +137,7 @@ def reference_problems(name: str, path: str, names: RequestNames) -> list[FieldP
     return problems
 
 
-def _admin_access(devices: Obj, path: str, review: Review) -> list[FieldProblem]:
+def _admin_access(devices: Obj, path: str, review: Review) -> list[StatusCause]:
     for at, request in enumerate(entries(devices, "requests")):
         if mapping(request, "exactly").get("adminAccess"):
             if review.namespace_labels().get(ADMIN_ACCESS_LABEL) == "true":
@@ -149,11 +149,11 @@ def _admin_access(devices: Obj, path: str, review: Review) -> list[FieldProblem]
     return []
 
 
-def _validate_claim(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_claim(obj: Obj, review: Review) -> list[StatusCause]:
     if review.subresource == "status" and review.old is not None:
         names = request_names(mapping(obj, "spec", "devices"))
 
-        def check(name: str, here: str) -> list[FieldProblem]:
+        def check(name: str, here: str) -> list[StatusCause]:
             return reference_problems(name, here, names)
 
         return status_problems(obj, review.old, check)
@@ -164,7 +164,7 @@ def _validate_claim(obj: Obj, review: Review) -> list[FieldProblem]:
     return _admin_access(devices, path, review) + device_claim_problems(devices, path, review)
 
 
-def _validate_template(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_template(obj: Obj, review: Review) -> list[StatusCause]:
     if review.old is not None:
         changed = mapping(obj, "spec") != mapping(review.old, "spec")
         return [invalid("spec", obj.get("spec"), "field is immutable")] if changed else []
@@ -174,7 +174,7 @@ def _validate_template(obj: Obj, review: Review) -> list[FieldProblem]:
     return _admin_access(devices, "spec.devices", review) + problems + device_claim_problems(devices, path, review)
 
 
-def _validate_class(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_class(obj: Obj, review: Review) -> list[StatusCause]:
     spec = mapping(obj, "spec")
     problems = selectors(spec, "spec", review)
     problems += each(entries(spec, "config"), MAX_CONFIGS, configuration, "spec.config")

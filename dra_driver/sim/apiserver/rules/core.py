@@ -4,7 +4,7 @@ import base64
 
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.problems import FieldProblem, invalid, required
+from dra_driver.sim.apiserver.problems import StatusCause, invalid, required
 
 
 def _label_namespace(obj: Obj) -> None:
@@ -30,10 +30,10 @@ def _default_service(obj: Obj) -> None:
             port["targetPort"] = port.get("port", 0)
 
 
-def _validate_service(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_service(obj: Obj, review: Review) -> list[StatusCause]:
     if review.subresource:
         return []
-    problems: list[FieldProblem] = []
+    problems: list[StatusCause] = []
     headless = dig(obj, "spec", "clusterIP") == "None" or dig(obj, "spec", "type") == "ExternalName"
     if not entries(obj, "spec", "ports") and not headless:
         problems.append(required("spec.ports"))
@@ -51,7 +51,7 @@ def _default_secret(obj: Obj) -> None:
         child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()
 
 
-def _validate_secret(obj: Obj, _review: Review) -> list[FieldProblem]:
+def _validate_secret(obj: Obj, _review: Review) -> list[StatusCause]:
     problems = []
     for key, value in (obj.get("data") or {}).items():
         try:
@@ -74,7 +74,7 @@ def _create_service(obj: Obj) -> None:
     obj["status"] = {"loadBalancer": {}}
 
 
-def _validate_event(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_event(obj: Obj, review: Review) -> list[StatusCause]:
     """An event is in the namespace of its object, events of cluster-scoped objects in default."""
     if review.old is not None:
         return []

@@ -11,7 +11,7 @@ from dra_driver.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.names import dns_subdomain, label_key
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     forbidden_field,
     invalid,
     required,
@@ -42,7 +42,7 @@ _SEMVER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+{
 _SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
-def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[FieldProblem]:
+def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[StatusCause]:
     """The problems of one device; unchanged taints of ``old`` are not checked again."""
     problems = label_name(device.get("name", ""), f"{path}.name")
     attributes, capacity = mapping(device, "attributes"), mapping(device, "capacity")
@@ -61,15 +61,15 @@ def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool
     return problems + _node_selection(device, path, per_device=per_device) + binding_conditions(device, path)
 
 
-def _named(values: Obj, path: str, check: Callable[[Obj, str], list[FieldProblem]]) -> list[FieldProblem]:
-    problems: list[FieldProblem] = []
+def _named(values: Obj, path: str, check: Callable[[Obj, str], list[StatusCause]]) -> list[StatusCause]:
+    problems: list[StatusCause] = []
     for name, value in values.items():
         problems += qualified_name(name, path) + check(value, f"{path}[{name}]")
     return problems
 
 
-def _attribute(value: Obj, path: str) -> list[FieldProblem]:
-    problems: list[FieldProblem] = []
+def _attribute(value: Obj, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
     if len(value.get("string", "").encode()) > MAX_VALUE_BYTES:
         problems.append(too_long(f"{path}.string", MAX_VALUE_BYTES))
     if "version" in value:
@@ -83,14 +83,14 @@ def _attribute(value: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _whole_capacity(value: Obj, path: str) -> list[FieldProblem]:
+def _whole_capacity(value: Obj, path: str) -> list[StatusCause]:
     if "requestPolicy" in value:
         text = "allowMultipleAllocations must be true"
         return [forbidden_field(f"{path}.requestPolicy", text)]
     return []
 
 
-def _shared_capacity(value: Obj, path: str) -> list[FieldProblem]:
+def _shared_capacity(value: Obj, path: str) -> list[StatusCause]:
     policy, where = value.get("requestPolicy"), f"{path}.requestPolicy"
     if policy is None:
         return []
@@ -111,14 +111,14 @@ def _shared_capacity(value: Obj, path: str) -> list[FieldProblem]:
     return _valid_range(bounds, default, limit, f"{where}.validRange")
 
 
-def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, path: str) -> list[FieldProblem]:
+def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, path: str) -> list[StatusCause]:
     problems = [
         invalid(f"{path}[{at + 1}]", str(options[at + 1]), "values must be sorted in ascending order")
         for at in range(len(options) - 1)
         if options[at] > options[at + 1]
     ]
 
-    def check(option: Quantity, here: str) -> list[FieldProblem]:
+    def check(option: Quantity, here: str) -> list[StatusCause]:
         return [invalid(here, str(option), f"option is larger than capacity value: {limit}")] if option > limit else []
 
     def identity(option: Quantity) -> str:
@@ -130,7 +130,7 @@ def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, p
     return problems
 
 
-def _valid_range(bounds: dict[str, Quantity], default: Quantity, limit: Quantity, path: str) -> list[FieldProblem]:
+def _valid_range(bounds: dict[str, Quantity], default: Quantity, limit: Quantity, path: str) -> list[StatusCause]:
     if "min" not in bounds:
         return [required(f"{path}.min", "required when validRange is defined")]
     low, problems = bounds["min"], []
@@ -153,7 +153,7 @@ def _valid_range(bounds: dict[str, Quantity], default: Quantity, limit: Quantity
 
 def _steps(
     bounds: dict[str, Quantity], step: Quantity, values: list[Quantity], limit: Quantity, path: str
-) -> list[FieldProblem]:
+) -> list[StatusCause]:
     low, size = bounds["min"].as_int(), step.as_int()
     problems = []
     if low + size > limit.as_int():
@@ -167,7 +167,7 @@ def _steps(
     return problems
 
 
-def _consumption(item: Obj, path: str) -> list[FieldProblem]:
+def _consumption(item: Obj, path: str) -> list[StatusCause]:
     name, counters = item.get("counterSet", ""), mapping(item, "counters")
     problems = label_name(name, f"{path}.counterSet") if name else [required(f"{path}.counterSet")]
     if not counters:
@@ -177,7 +177,7 @@ def _consumption(item: Obj, path: str) -> list[FieldProblem]:
     return problems + [problem for counter in counters for problem in label_name(counter, f"{path}.counters")]
 
 
-def _node_selection(device: Obj, path: str, *, per_device: bool) -> list[FieldProblem]:
+def _node_selection(device: Obj, path: str, *, per_device: bool) -> list[StatusCause]:
     fields = ("nodeName", "nodeSelector", "allNodes")
     chosen = [f"`{field}`" for field in fields if device.get(field) not in {"", False, None}]
     if not per_device:
@@ -186,7 +186,7 @@ def _node_selection(device: Obj, path: str, *, per_device: bool) -> list[FieldPr
             "is set to true in the ResourceSlice spec"
         )
         return [invalid(path, None, text)] if any(field in device for field in fields) else []
-    problems: list[FieldProblem] = []
+    problems: list[StatusCause] = []
     if "nodeName" in device:
         if not device["nodeName"]:
             problems.append(invalid(f"{path}.nodeName", "", "must not be empty"))
@@ -207,12 +207,12 @@ def _node_selection(device: Obj, path: str, *, per_device: bool) -> list[FieldPr
     return problems
 
 
-def node_selector_problems(selector: Any, path: str) -> list[FieldProblem]:
+def node_selector_problems(selector: Any, path: str) -> list[StatusCause]:
     """Problems of a core/v1 NodeSelector: no terms, unknown operators, missing or surplus values."""
     terms = entries(selector, "nodeSelectorTerms")
     if not terms:
         return [required(f"{path}.nodeSelectorTerms", "must have at least one node selector term")]
-    problems: list[FieldProblem] = []
+    problems: list[StatusCause] = []
     for at, term in enumerate(terms):
         for field in ("matchExpressions", "matchFields"):
             for index, item in enumerate(entries(term, field)):
@@ -220,7 +220,7 @@ def node_selector_problems(selector: Any, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _requirement(item: Obj, path: str) -> list[FieldProblem]:
+def _requirement(item: Obj, path: str) -> list[StatusCause]:
     operator, values = item.get("operator", ""), entries(item, "values")
     problems = [invalid(f"{path}.key", item.get("key", ""), text) for text in label_key(item.get("key", ""))]
     if operator in {"In", "NotIn"} and not values:

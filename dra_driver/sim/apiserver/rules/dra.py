@@ -12,7 +12,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
 from dra_driver.sim.apiserver.kind import Review
 from dra_driver.sim.apiserver.names import c_identifier, dns_label, dns_subdomain, label_key, label_value
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     duplicate,
     invalid,
     required,
@@ -31,10 +31,10 @@ TAINT_EFFECTS = ("NoExecute", "NoSchedule", "None")
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-Check = Callable[[Any, str], list[FieldProblem]]
+Check = Callable[[Any, str], list[StatusCause]]
 
 
-def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[FieldProblem]:
+def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[StatusCause]:
     """Check the items of a list; a list that is too long is one problem, and its items are not checked."""
     if limit >= 0 and len(items) > limit:
         return [too_many(path, len(items), limit)]
@@ -43,7 +43,7 @@ def each(items: Sequence[Any], limit: int, check: Check, path: str) -> list[Fiel
 
 def each_unique(
     items: Sequence[Any], limit: int, check: Check, key: Callable[[Any], Hashable], path: str
-) -> list[FieldProblem]:
+) -> list[StatusCause]:
     """Like `each`; also reports items with a key that an earlier item has."""
     problems = each(items, limit, check, path)
     if limit >= 0 and len(items) > limit:
@@ -57,12 +57,12 @@ def each_unique(
     return problems
 
 
-def label_name(name: str, path: str) -> list[FieldProblem]:
+def label_name(name: str, path: str) -> list[StatusCause]:
     """A DNS label: devices, requests, counters."""
     return [invalid(path, name, text) for text in dns_label(name)]
 
 
-def driver_name(name: str, path: str) -> list[FieldProblem]:
+def driver_name(name: str, path: str) -> list[StatusCause]:
     """A driver's name: a subdomain of at most 63 characters, upper case allowed."""
     if not name:
         return [required(path)]
@@ -70,7 +70,7 @@ def driver_name(name: str, path: str) -> list[FieldProblem]:
     return problems + [invalid(path, name, text) for text in dns_subdomain(name.lower())]
 
 
-def pool_name(name: str, path: str) -> list[FieldProblem]:
+def pool_name(name: str, path: str) -> list[StatusCause]:
     """A pool's name: subdomains separated by slashes."""
     if not name:
         return [required(path)]
@@ -78,12 +78,12 @@ def pool_name(name: str, path: str) -> list[FieldProblem]:
     return problems + [invalid(path, part, text) for part in name.split("/") for text in dns_subdomain(part)]
 
 
-def class_name(name: str, path: str) -> list[FieldProblem]:
+def class_name(name: str, path: str) -> list[StatusCause]:
     """The name of a DeviceClass."""
     return [invalid(path, name, text) for text in dns_subdomain(name)] if name else [required(path)]
 
 
-def qualified_name(name: str, path: str) -> list[FieldProblem]:
+def qualified_name(name: str, path: str) -> list[StatusCause]:
     """``[domain/]identifier``: names of attributes and capacities."""
     domain, slash, identifier = name.partition("/")
     if not slash:
@@ -96,7 +96,7 @@ def qualified_name(name: str, path: str) -> list[FieldProblem]:
     )
 
 
-def fully_qualified_name(name: str, path: str) -> list[FieldProblem]:
+def fully_qualified_name(name: str, path: str) -> list[StatusCause]:
     """A qualified name with its domain: matchAttribute and distinctAttribute."""
     problems = qualified_name(name, path)
     if "/" not in name:
@@ -105,12 +105,12 @@ def fully_qualified_name(name: str, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _identifier(name: str, path: str) -> list[FieldProblem]:
+def _identifier(name: str, path: str) -> list[StatusCause]:
     problems = [too_long(path, 32)] if len(name) > 32 else []
     return problems + [invalid(path, name, text) for text in c_identifier(name[:32])]
 
 
-def lower_uuid(text: str, path: str) -> list[FieldProblem]:
+def lower_uuid(text: str, path: str) -> list[StatusCause]:
     """A share's ID."""
     if _UUID.fullmatch(text):
         return []
@@ -121,7 +121,7 @@ def lower_uuid(text: str, path: str) -> list[FieldProblem]:
     return [invalid(path, text, f"uid must be in RFC 4122 normalized form, {form}")]
 
 
-def json_object(value: Any, path: str, limit: int) -> list[FieldProblem]:
+def json_object(value: Any, path: str, limit: int) -> list[StatusCause]:
     """Free-form data: an object of at most ``limit`` bytes as JSON."""
     if value is None:
         return [required(path)]
@@ -130,7 +130,7 @@ def json_object(value: Any, path: str, limit: int) -> list[FieldProblem]:
     return [] if isinstance(value, dict) else [invalid(path, "<value omitted>", "must be a valid JSON object")]
 
 
-def configuration(config: Obj, path: str) -> list[FieldProblem]:
+def configuration(config: Obj, path: str) -> list[StatusCause]:
     """The opaque part of a configuration entry."""
     opaque = config.get("opaque")
     if opaque is None:
@@ -139,10 +139,10 @@ def configuration(config: Obj, path: str) -> list[FieldProblem]:
     return problems + json_object(opaque.get("parameters"), f"{path}.opaque.parameters", MAX_OPAQUE_BYTES)
 
 
-def selectors(owner: Obj, path: str, review: Review) -> list[FieldProblem]:
+def selectors(owner: Obj, path: str, review: Review) -> list[StatusCause]:
     """CEL selectors of a request or class."""
 
-    def check(selector: Obj, here: str) -> list[FieldProblem]:
+    def check(selector: Obj, here: str) -> list[StatusCause]:
         if selector.get("cel") is None:
             return [required(f"{here}.cel")]
         expression = selector["cel"].get("expression", "")
@@ -157,10 +157,10 @@ def selectors(owner: Obj, path: str, review: Review) -> list[FieldProblem]:
     return each(entries(owner, "selectors"), MAX_SELECTORS, check, f"{path}.selectors")
 
 
-def tolerations(owner: Obj, path: str) -> list[FieldProblem]:
+def tolerations(owner: Obj, path: str) -> list[StatusCause]:
     """Tolerations of a request."""
 
-    def check(toleration: Obj, here: str) -> list[FieldProblem]:
+    def check(toleration: Obj, here: str) -> list[StatusCause]:
         problems = [invalid(f"{here}.key", toleration["key"], text) for text in label_key(toleration.get("key") or "a")]
         operator, value = toleration.get("operator", ""), toleration.get("value", "")
         if operator == "Exists" and value:
@@ -177,7 +177,7 @@ def tolerations(owner: Obj, path: str) -> list[FieldProblem]:
     return each(entries(owner, "tolerations"), MAX_TOLERATIONS, check, f"{path}.tolerations")
 
 
-def taint(item: Obj, path: str) -> list[FieldProblem]:
+def taint(item: Obj, path: str) -> list[StatusCause]:
     """A taint on a device."""
     key, value, effect = item.get("key", ""), item.get("value", ""), item.get("effect", "")
     problems = [invalid(f"{path}.key", key, text) for text in label_key(key)]
@@ -189,11 +189,11 @@ def taint(item: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def binding_conditions(owner: Obj, path: str) -> list[FieldProblem]:
+def binding_conditions(owner: Obj, path: str) -> list[StatusCause]:
     """bindingConditions and bindingFailureConditions: both or none, disjoint, at most four each."""
     conditions, failures = entries(owner, "bindingConditions"), entries(owner, "bindingFailureConditions")
 
-    def check(name: str, here: str) -> list[FieldProblem]:
+    def check(name: str, here: str) -> list[StatusCause]:
         return [invalid(here, name, text) for text in label_key(name)]
 
     def identity(name: str) -> str:

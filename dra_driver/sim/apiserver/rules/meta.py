@@ -4,7 +4,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.names import label_key, label_value
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     forbidden_field,
     invalid,
     required,
@@ -16,10 +16,10 @@ MAX_ANNOTATION_BYTES = 256 * 1024
 _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
-def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[FieldProblem]:
+def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[StatusCause]:
     """The problems of a new object's metadata."""
     metadata = mapping(obj, "metadata")
-    problems: list[FieldProblem] = []
+    problems: list[StatusCause] = []
     base = metadata.get("generateName")
     if isinstance(base, str) and base:
         # generateName may end in "-", because a suffix is appended.
@@ -33,7 +33,7 @@ def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[
     return problems + common_problems(metadata, path)
 
 
-def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[FieldProblem]:
+def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[StatusCause]:
     """The problems of a changed object's metadata."""
     new, before = mapping(obj, "metadata"), mapping(old, "metadata")
     problems = [
@@ -53,7 +53,7 @@ def _go_list(items: list[str]) -> str:
     return f"[]string{{{quoted}}}"
 
 
-def common_problems(metadata: Obj, path: str) -> list[FieldProblem]:
+def common_problems(metadata: Obj, path: str) -> list[StatusCause]:
     """Problems of labels, annotations, finalizers and owners, checked on creates and updates."""
     return [
         *label_problems(metadata.get("labels"), f"{path}.labels"),
@@ -63,9 +63,9 @@ def common_problems(metadata: Obj, path: str) -> list[FieldProblem]:
     ]
 
 
-def label_problems(labels: object, path: str) -> list[FieldProblem]:
+def label_problems(labels: object, path: str) -> list[StatusCause]:
     """Problems of the keys and values of a label map."""
-    problems: list[FieldProblem] = []
+    problems: list[StatusCause] = []
     for key, value in labels.items() if isinstance(labels, dict) else ():
         problems += [invalid(path, key, text) for text in label_key(key)]
         if not isinstance(value, str):
@@ -75,8 +75,8 @@ def label_problems(labels: object, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _annotation_problems(annotations: object, path: str) -> list[FieldProblem]:
-    problems: list[FieldProblem] = []
+def _annotation_problems(annotations: object, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
     size = 0
     for key, value in annotations.items() if isinstance(annotations, dict) else ():
         problems += [invalid(path, key, text) for text in label_key(key.lower())]
@@ -89,7 +89,7 @@ def _annotation_problems(annotations: object, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _finalizer_problems(metadata: Obj, path: str) -> list[FieldProblem]:
+def _finalizer_problems(metadata: Obj, path: str) -> list[StatusCause]:
     problems = []
     for at, name in enumerate(entries(metadata, "finalizers")):
         problems += [invalid(path, name, text) for text in label_key(str(name))]
@@ -99,8 +99,8 @@ def _finalizer_problems(metadata: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _owner_problems(metadata: Obj, path: str) -> list[FieldProblem]:
-    problems: list[FieldProblem] = []
+def _owner_problems(metadata: Obj, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
     controllers: list[str] = []
     for reference in entries(metadata, "ownerReferences"):
         for field in ("apiVersion", "kind", "name", "uid"):

@@ -8,7 +8,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entri
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import dns_label, dns_subdomain, label_key
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     duplicate,
     forbidden_field,
     invalid,
@@ -100,7 +100,7 @@ def qos_class(spec: Obj) -> str:
     return kinds.pop() if len(kinds) == 1 else "Burstable" if kinds else "BestEffort"
 
 
-def pod_spec_problems(spec: Obj, path: str) -> list[FieldProblem]:
+def pod_spec_problems(spec: Obj, path: str) -> list[StatusCause]:
     """The problems of containers, their names and claims."""
     problems, seen = _claim_problems(spec, f"{path}.resourceClaims"), set()
     claims = {item.get("name") for item in entries(spec, "resourceClaims")}
@@ -122,8 +122,8 @@ def pod_spec_problems(spec: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _claim_problems(spec: Obj, path: str) -> list[FieldProblem]:
-    problems: list[FieldProblem] = []
+def _claim_problems(spec: Obj, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
     seen = set()
     for at, item in enumerate(entries(spec, "resourceClaims")):
         here, name = f"{path}[{at}]", item.get("name", "")
@@ -145,7 +145,7 @@ def _claim_problems(spec: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _container_problems(container: Obj, path: str, claims: set[object]) -> list[FieldProblem]:
+def _container_problems(container: Obj, path: str, claims: set[object]) -> list[StatusCause]:
     name = container.get("name", "")
     problems = [invalid(f"{path}.name", name, text) for text in dns_label(name)] if name else [required(f"{path}.name")]
     if not container.get("image"):
@@ -175,7 +175,7 @@ def _frozen(spec: Obj) -> Obj:
     return kept
 
 
-def _validate_pod(pod: Obj, review: Review) -> list[FieldProblem]:
+def _validate_pod(pod: Obj, review: Review) -> list[StatusCause]:
     if review.subresource:
         return extended_claim_problems(pod) if review.subresource == "status" else []
     spec = mapping(pod, "spec")

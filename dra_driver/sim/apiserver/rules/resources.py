@@ -11,7 +11,7 @@ from dra_driver.quantity import Quantity
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries, mapping
 from dra_driver.sim.apiserver.names import dns_label, dns_subdomain
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     duplicate,
     invalid,
     required,
@@ -35,12 +35,12 @@ def is_extended(resource: str) -> bool:
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
 
-def resource_problems(container: Obj, path: str) -> list[FieldProblem]:
+def resource_problems(container: Obj, path: str) -> list[StatusCause]:
     """The problems of a container's requests and limits; ``path`` is the container's."""
     return list(_problems(mapping(container, "resources"), f"{path}.resources"))
 
 
-def _problems(resources: Obj, path: str) -> Iterator[FieldProblem]:
+def _problems(resources: Obj, path: str) -> Iterator[StatusCause]:
     limits, requests = mapping(resources, "limits"), mapping(resources, "requests")
     for where, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
@@ -52,7 +52,7 @@ def _problems(resources: Obj, path: str) -> Iterator[FieldProblem]:
             yield required(f"{path}.limits", _NO_LIMIT)
 
 
-def _amount_problems(name: str, text: str, path: str) -> Iterator[FieldProblem]:
+def _amount_problems(name: str, text: str, path: str) -> Iterator[StatusCause]:
     amount = _quantity(text)
     if amount is None:
         return  # the decoder rejects it
@@ -62,7 +62,7 @@ def _amount_problems(name: str, text: str, path: str) -> Iterator[FieldProblem]:
         yield invalid(path, text, "must be an integer")
 
 
-def _unequal(name: str, text: str, limit_text: str, path: str) -> Iterator[FieldProblem]:
+def _unequal(name: str, text: str, limit_text: str, path: str) -> Iterator[StatusCause]:
     amount, limit = _quantity(text), _quantity(limit_text)
     if amount is None or limit is None or amount == limit:
         return
@@ -79,13 +79,13 @@ def _quantity(text: str) -> Quantity | None:
         return None
 
 
-def extended_claim_problems(pod: Obj) -> list[FieldProblem]:
+def extended_claim_problems(pod: Obj) -> list[StatusCause]:
     """The problems of ``status.extendedResourceClaimStatus``."""
     status = mapping(pod, "status", "extendedResourceClaimStatus")
     return list(_status_problems(pod, status)) if status else []
 
 
-def _status_problems(pod: Obj, status: Obj) -> Iterator[FieldProblem]:
+def _status_problems(pod: Obj, status: Obj) -> Iterator[StatusCause]:
     path, name = "status.extendedResourceClaimStatus", status.get("resourceClaimName", "")
     asked = {
         container.get("name"): mapping(container, "resources", "requests")

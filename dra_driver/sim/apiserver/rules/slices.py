@@ -12,7 +12,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, rfc33
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.names import dns_subdomain
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     invalid,
     required,
     too_many,
@@ -44,7 +44,7 @@ def _drop_gated(obj: Obj) -> None:
                 attribute.pop(field, None)
 
 
-def _pool(spec: Obj, path: str) -> list[FieldProblem]:
+def _pool(spec: Obj, path: str) -> list[StatusCause]:
     pool = mapping(spec, "pool")
     problems = pool_name(pool.get("name", ""), f"{path}.name")
     if (count := pool.get("resourceSliceCount", 0)) <= 0:
@@ -54,7 +54,7 @@ def _pool(spec: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _immutable(spec: Obj, old: Obj) -> list[FieldProblem]:
+def _immutable(spec: Obj, old: Obj) -> list[StatusCause]:
     pairs = (
         ("spec.pool.name", dig(spec, "pool", "name"), dig(old, "pool", "name")),
         ("spec.driver", spec.get("driver"), old.get("driver")),
@@ -63,8 +63,8 @@ def _immutable(spec: Obj, old: Obj) -> list[FieldProblem]:
     return [invalid(path, new, "field is immutable") for path, new, before in pairs if new != before]
 
 
-def _node_selection(spec: Obj, path: str) -> list[FieldProblem]:
-    problems: list[FieldProblem] = []
+def _node_selection(spec: Obj, path: str) -> list[StatusCause]:
+    problems: list[StatusCause] = []
     chosen: list[str] = []
     if "nodeName" in spec:
         if spec["nodeName"]:
@@ -94,7 +94,7 @@ def _node_selection(spec: Obj, path: str) -> list[FieldProblem]:
     return problems
 
 
-def _counter_set(item: Obj, path: str) -> list[FieldProblem]:
+def _counter_set(item: Obj, path: str) -> list[StatusCause]:
     name, counters = item.get("name", ""), mapping(item, "counters")
     problems = label_name(name, f"{path}.name") if name else [required(f"{path}.name")]
     if not counters:
@@ -109,7 +109,7 @@ def _is_limited(device: Obj) -> bool:
     return bool(device.get("taints") or device.get("consumesCounters"))
 
 
-def _validate(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate(obj: Obj, review: Review) -> list[StatusCause]:
     spec, path = mapping(obj, "spec"), "spec"
     problems = driver_name(spec.get("driver", ""), f"{path}.driver") + _pool(spec, f"{path}.pool")
     old_devices: dict[Any, Obj] = {}
@@ -122,7 +122,7 @@ def _validate(obj: Obj, review: Review) -> list[FieldProblem]:
     devices, per_device = entries(spec, "devices"), bool(spec.get("perDeviceNodeSelection"))
     limit = MAX_DEVICES_WITH_TAINTS_OR_COUNTERS if any(map(_is_limited, devices)) else MAX_DEVICES
 
-    def check(device: Obj, here: str) -> list[FieldProblem]:
+    def check(device: Obj, here: str) -> list[StatusCause]:
         return device_problems(device, old_devices.get(device.get("name")), here, per_device=per_device)
 
     def name_of(item: Obj) -> Any:

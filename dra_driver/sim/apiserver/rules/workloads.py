@@ -7,7 +7,7 @@ Follows kubernetes/kubernetes pkg/apis/{apps,batch}/v1/defaults.go, their valida
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, copy_json, dig, entries, mapping
 from dra_driver.sim.apiserver.kind import Review, WriteRules
 from dra_driver.sim.apiserver.problems import (
-    FieldProblem,
+    StatusCause,
     invalid,
     required,
     unsupported,
@@ -104,7 +104,7 @@ def _keep_selector(obj: Obj, old: Obj, subresource: str) -> None:
                 labels.setdefault(key, value)
 
 
-def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) -> list[FieldProblem]:
+def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) -> list[StatusCause]:
     if review.subresource:
         return []
     spec = mapping(obj, "spec")
@@ -125,7 +125,7 @@ def _template_problems(obj: Obj, review: Review, *, restart: tuple[str, ...]) ->
     return problems
 
 
-def _selector_problems(spec: Obj) -> list[FieldProblem]:
+def _selector_problems(spec: Obj) -> list[StatusCause]:
     selector = spec.get("selector")
     if selector is None:
         return [required("spec.selector")]
@@ -137,11 +137,11 @@ def _selector_problems(spec: Obj) -> list[FieldProblem]:
     return []
 
 
-def _validate_always(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_always(obj: Obj, review: Review) -> list[StatusCause]:
     return _template_problems(obj, review, restart=("Always",))
 
 
-def _validate_job(obj: Obj, review: Review) -> list[FieldProblem]:
+def _validate_job(obj: Obj, review: Review) -> list[StatusCause]:
     problems = _template_problems(obj, review, restart=("OnFailure", "Never"))
     if review.old is not None and not review.subresource:
         template, before = dig(obj, "spec", "template"), dig(review.old, "spec", "template")
