@@ -214,12 +214,17 @@ def test_a_replaced_partition_is_adopted_as_foreign(node: ClaimsNode) -> None:
     lose_journal(node)
     node.api.remove(ref(2))
     (file,) = (node.folder / "made").iterdir()
-    proof = json.loads(file.read_text())
-    for each in proof["partitions"]:
-        each["live"]["gi"] += 40  # ids follow from the place here, so it is the proof that is moved
-    file.write_text(json.dumps(proof))
+    backup = json.loads(file.read_text())
+    for each in backup["partitions"]:
+        each["live"]["gi"] += 40  # a simulated instance's ids follow from its place, so the backup's are changed
+    file.write_text(json.dumps(backup))
     there = node.gpus[0].mig_instances
     run = node.run("run-2")
+    entry = run.journal.entry(uid(1))
+    assert entry is not None
+    assert entry.devices[0].partition is not None
+    assert not entry.devices[0].partition.created_by_driver
+    run.prepare(ref(1))
     assert run.unprepare(ref(1)) is None
     run.service.maintain()
     assert node.gpus[0].mig_instances == there
