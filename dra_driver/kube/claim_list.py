@@ -1,7 +1,7 @@
-"""All claims that hold devices of one pool: asked once, when a node has lost its journal.
+"""Lists all claims with devices of one pool, for a node that has lost its journal.
 
-Owns the paging and the choice. Refuses to know why it is asked. Claims cannot be selected by pool on the server, so the
-whole cluster's are read, page by page, keeping only those that matter.
+The API server cannot select claims by pool, so the claims of the whole cluster are read page by page, and only those of
+the pool are kept.
 """
 
 import logging
@@ -33,7 +33,7 @@ class ApiClaimLister:
         self._driver = driver_name
 
     def allocated(self, pool: PoolName) -> Sequence[AllocatedClaim]:
-        """Claims that are reserved and allocated from ``pool``; malformed ones are logged and left out.
+        """Claims that are reserved and allocated from ``pool``. Malformed ones are logged and left out.
 
         Raises KubernetesApiError: GoneError when paging took so long that it has to begin again, ForbiddenError without
         the right to list claims.
@@ -60,7 +60,7 @@ class ApiClaimLister:
             claim = allocated_claim(item, ref, self._driver)
         except ClaimError as error:
             if any(result.get("driver") == self._driver for result in _results(status)):
-                log.warning("a claim cannot be read", extra={"claim": ref, "reason": error})
+                log.warning("claim is malformed; left out", extra={"claim": ref, "reason": error})
             return None
         return claim if any(result.pool == pool for result in claim.results) else None
 

@@ -1,9 +1,7 @@
-"""Reads ResourceClaims and reduces their allocation to values, trusting nothing.
+"""Reads ResourceClaims and reduces their allocation to values, after checking every field that it uses.
 
-Owns the path from the wire object to ``model.AllocatedClaim`` and the check of every field on it: a claim is written
-by users and controllers, and its strings end in file names and container environments. Refuses to know devices
-(``claims/`` looks them up). Limits: kubernetes/kubernetes pkg/apis/resource/validation/validation.go and
-resource/v1/types.go.
+Users and controllers write claims, and strings of a claim end in file names and container environments. ``claims/``
+looks up the devices. Limits: kubernetes/kubernetes pkg/apis/resource/validation/validation.go and resource/v1/types.go.
 """
 
 import json
@@ -21,7 +19,7 @@ MAX_RESULTS = 32
 MAX_CONFIGS = 64
 MAX_CAPACITIES = 32
 MAX_PARAMETERS_BYTES = 10 * 1024
-MAX_PARAMETERS_DEPTH = 32  # ours: no parameter kind of this driver nests deeper, and deeper ones exhaust Python's stack
+MAX_PARAMETERS_DEPTH = 32  # this driver's own: its kinds nest less, and deeper ones exhaust Python's stack
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
@@ -35,7 +33,7 @@ class Getter(Protocol):
 
 
 class BoundedGetter(Protocol):
-    """The same with a deadline of the caller's own."""
+    """The same with a deadline of the caller."""
 
     def get(
         self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
@@ -52,8 +50,8 @@ class ApiClaimReader:
     def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
         """The claim with this driver's results and configs, in the object's order.
 
-        Takes at most ``within_s``; None leaves it to the client. Raises ClaimReplacedError when it is gone or another
-        object has its name, ClaimNotAllocatedError when nothing in it is for this driver, ClaimError when it is
+        Takes at most ``within_s``; None means the client's own limit. Raises ClaimReplacedError when it is gone or
+        another object has its name, ClaimNotAllocatedError when no result is for this driver, ClaimError when it is
         malformed, KubernetesApiError when it could not be read.
         """
         try:
@@ -64,7 +62,7 @@ class ApiClaimReader:
             document = self._rest.get(path, within_s=within_s)
         except NotFoundError as error:
             if error.reason != "NotFound":
-                raise  # the server does not know the API group at all
+                raise  # the server does not serve the API group
             raise ClaimReplacedError(f"claim {ref} does not exist any more; the pod has to be deleted") from error
         return allocated_claim(document, ref, self._driver)
 
@@ -151,7 +149,7 @@ def _configs(at: "_At", value: Any, driver: str) -> Iterator[OpaqueConfig]:
         config = at.mapping(entry, place)
         opaque = config.get("opaque")
         if opaque is None:
-            continue  # a kind of configuration that is not for drivers
+            continue  # another kind of configuration, not for drivers
         opaque = at.mapping(opaque, f"{place}.opaque")
         if at.text(opaque.get("driver"), f"{place}.opaque.driver", 63) == driver:
             yield _config(at, config, opaque.get("parameters"), place)
@@ -234,7 +232,7 @@ class _At:
 
 
 def _cut(value: Any) -> str:
-    """What was seen, short enough for an event; deep objects are never printed (repr would recurse)."""
+    """The value as text, short enough for an event; deep objects are never printed (repr would recurse)."""
     if isinstance(value, dict | list) and _deeper_than(3, value):
         return f"a nested {type(value).__name__}"
     shown = repr(value)

@@ -1,9 +1,8 @@
-"""Where the API server is, how to trust it, and which credentials to show.
+"""The API server's address, its CA and this process' credentials, from a service account or a kubeconfig.
 
-Owns the choice between the pod's service account and a kubeconfig, and the renewal of credentials. Refuses to know
-requests and objects (``rest.py``). Reading kubeconfig, TLS settings, proxies, exec plugins and the service account's
-token stays the ``kubernetes`` client's job; the token file is re-read once a minute there, because the kubelet
-rotates projected tokens (BoundServiceAccountTokenVolume; a token lives about an hour).
+The ``kubernetes`` client reads kubeconfig, TLS settings, proxies, exec plugins and the service account's token. It
+reads the token file again once a minute, because the kubelet rotates projected tokens (BoundServiceAccountTokenVolume;
+a token is valid for about an hour).
 """
 
 import logging
@@ -29,9 +28,9 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Dead peers are found after 15 + 3 x 5 s, not only at the end of a watch's read timeout.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
 
-# For this long the same headers are shown without asking the client, which with a kubeconfig sets up its whole
-# configuration again for every question (a quarter of the CPU time of a GET). A token that expires meanwhile costs one
-# 401, after which everything is read anew.
+# For this long the same headers are sent without asking the client, which with a kubeconfig builds its whole
+# configuration again for each request (a quarter of the CPU time of a GET). A token that expires in this time costs one
+# 401, after which everything is read again.
 _HEADERS_FOR_S = 5.0
 
 # One reflector, four workers of the plugin, the publisher and the event recorder; more are opened and closed as needed.
@@ -68,8 +67,7 @@ class Connection:
         """The connection described by ``kubeconfig``; else the pod's service account; else KUBECONFIG or
         ``~/.kube/config``.
 
-        Opens no connection yet. Raises ConfigurationError with a sentence when there is nothing to use or it is
-        unreadable.
+        Opens no connection yet. Raises ConfigurationError when none of them exists or one is unreadable.
         """
         if kubeconfig is None and _in_cluster(environ, service_account_dir):
             return cls._in_cluster(environ, service_account_dir)
@@ -104,7 +102,7 @@ class Connection:
             try:
                 parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
             except (AttributeError, LookupError, TypeError, UnicodeError) as error:
-                # How the client's reader trips over a file of another shape; its text would help nobody.
+                # The client's reader fails like that on a file of another shape; its own message does not help.
                 raise ConfigurationError(
                     f"{path} is not a kubeconfig, expected the YAML that kubectl config view --raw prints "
                     f"({type(error).__name__}: {error})"
@@ -120,11 +118,11 @@ class Connection:
 
     @property
     def pool(self) -> Any:
-        """The ``urllib3.PoolManager`` that knows the TLS and proxy settings; thread-safe."""
+        """The ``urllib3.PoolManager`` with the TLS and proxy settings; thread-safe."""
         return self._session.pool
 
     def auth_headers(self) -> dict[str, str]:
-        """The headers that prove who we are, read anew when they are about to expire; empty with a client certificate.
+        """The headers with the credentials, read again when they expire; empty with a client certificate.
 
         Raises ConfigurationError when the token file has become unreadable.
         """
@@ -164,15 +162,15 @@ class Connection:
         )
         configuration.connection_pool_maxsize = _POOL_CONNECTIONS
         if not configuration.verify_ssl:
-            # urllib3 warns on every single request; once in the log is enough, and where people look.
+            # urllib3 warns on every request; one line in the log is enough.
             urllib3.disable_warnings(InsecureRequestWarning)
             log.warning("the API server's certificate is not verified", extra={"source": self.source})
         return _Session(configuration, self._guarded(lambda: self._parts.rest_client(configuration).pool_manager))
 
     def _guarded(self, read: Callable[[], Any]) -> Any:
-        """Runs code of the client that reads configuration; whatever it raises becomes a sentence.
+        """Runs code of the client that reads configuration, and turns any exception into ConfigurationError.
 
-        The client lets YAML errors, KeyError, TypeError and binascii errors of a damaged file through as they are.
+        The client raises YAML errors, KeyError, TypeError and binascii errors for a damaged file.
         """
         try:
             return read()
@@ -184,7 +182,7 @@ class Connection:
 
 
 def _is_server(address: str) -> bool:
-    """Whether requests can be sent there at all; a typing mistake would otherwise look like a server that is down."""
+    """Whether requests can be sent there; a typing mistake would otherwise look like a server that is down."""
     try:
         url = parse_url(address)
     except LocationParseError:

@@ -1,16 +1,15 @@
-"""What the API server is: its version, and whether it serves the API that this project speaks.
+"""Reads the API server's version.
 
-Owns two reads. Refuses to know feature gates, which no endpoint tells (``slices/features.py`` probes for their
-effects).
+No endpoint reports feature gates; ``slices/features.py`` probes for their effects.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.errors import KubernetesApiError
 from dra_driver.kube.claims import Getter
-from dra_driver.kube.paths import RESOURCE_API, version
+from dra_driver.kube.paths import version
 
 _LEADING_NUMBER = re.compile(r"\d{1,4}")
 
@@ -35,15 +34,6 @@ def server_version(rest: Getter) -> ServerVersion:
     if not isinstance(git_version, str) or major is None or minor is None:
         raise KubernetesApiError(f"GET /version: expected gitVersion, major and minor, got {str(answer)[:120]}")
     return ServerVersion(git_version=git_version[:64], major=major, minor=minor)
-
-
-def serves_resource_v1(rest: Getter) -> bool:
-    """Whether resource.k8s.io/v1 with ResourceSlices is there: Kubernetes 1.34 or later with the API not turned off."""
-    try:
-        found = rest.get(RESOURCE_API).get("resources")
-    except NotFoundError:
-        return False
-    return isinstance(found, list) and any(isinstance(r, dict) and r.get("name") == "resourceslices" for r in found)
 
 
 def _number(value: Any) -> int | None:

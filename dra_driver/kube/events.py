@@ -1,8 +1,7 @@
-"""Records Kubernetes events, as ``kubectl describe`` shows them, without ever holding up who reports.
+"""Records Kubernetes events, as ``kubectl describe`` shows them, without blocking the caller.
 
-Owns a bounded queue, one writer thread and the joining of repeats into one event with a count. Best effort by design:
-an event that cannot be written is dropped and counted. Refuses to know what events mean. Source: core/v1 Event; the
-fields are those of client-go's tools/record.
+A bounded queue and one writer thread; repeats become one event with a count. Best effort: an event that cannot be
+written is dropped and counted. Source: core/v1 Event; the fields are those of client-go's tools/record.
 """
 
 import logging
@@ -22,7 +21,7 @@ from dra_driver.kube.types import ObjectReference
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
-# How many written events are remembered, to raise their count instead of writing a new one.
+# How many written events are remembered, so that a repeat raises a count instead of creating an event.
 MAX_REMEMBERED = 128
 # A repeat within this time is counted on the old event; kubectl and the API server forget events after an hour.
 REMEMBER_S = 600.0
@@ -82,7 +81,7 @@ class EventRecorder:
 
     @property
     def dropped(self) -> int:
-        """How many reports were lost: the queue was full or the API server refused."""
+        """How many events were lost: the queue was full or the API server refused them."""
         with self._changed:
             return self._dropped
 
@@ -134,7 +133,7 @@ class EventRecorder:
         return self._stopping or written is None or self._clock() - written.written_s >= REPEAT_S
 
     def flush(self) -> None:
-        """Writes all events that are due. The writer thread's step; tests call it instead of starting the thread."""
+        """Writes all due events. One step of the writer thread; tests call it instead of starting the thread."""
         with self._changed:
             due = [key for key in self._pending if self._is_due(key)]
             events = [(key, self._pending.pop(key)) for key in due]
@@ -144,19 +143,21 @@ class EventRecorder:
             except KubernetesApiError as error:
                 with self._changed:
                     self._dropped += event.count
-                log.warning("event not written", extra={"reason": event.reason, "error": str(error)})
+                log.warning("event not written; dropped", extra={"reason": event.reason, "error": str(error)})
 
     def _write(self, key: Key, event: _Pending) -> None:
         known = self._written.get(key)
         if known is not None and self._clock() - known.written_s < REMEMBER_S and self._repeat(known, event):
             return
-        namespace = event.about.get("namespace") or "default"  # where events about cluster-scoped objects live
+        namespace = (
+            event.about.get("namespace") or "default"
+        )  # the API server accepts no other for cluster-scoped objects
         name = f"{event.about.get('name', 'unknown')[:200]}.{os.urandom(8).hex()}"
         self._rest.create(paths.events(namespace), self._body(namespace, name, event))
         self._remember(key, _Written(namespace, name, event.count, self._clock()))
 
     def _repeat(self, known: _Written, event: _Pending) -> bool:
-        """Raises the count of an event written before; False when that one is gone."""
+        """Raises the count of an earlier event; False when that event is gone."""
         count = known.count + event.count
         try:
             self._rest.merge_patch(

@@ -1,4 +1,4 @@
-"""Which strings Kubernetes takes as names.
+"""Which strings Kubernetes accepts as names.
 
 Pure. Source: RFC 1123 as kubernetes/kubernetes staging/src/k8s.io/apimachinery/pkg/util/validation reads it, and the
 pool name rule of pkg/apis/resource/validation/validation.go.

@@ -1,4 +1,4 @@
-"""Paths of the few API resources that this project touches; names from objects are quoted, so none can leave its place.
+"""Paths of the API resources that this project uses. Names are quoted, so that none can address another path.
 
 Source: kubernetes/kubernetes staging/src/k8s.io/api (core/v1, resource/v1) and the API's URL conventions.
 """
@@ -23,10 +23,6 @@ def resource_claims(namespace: str | None = None) -> str:
     return f"{RESOURCE_API}{inside}/resourceclaims"
 
 
-def device_classes(name: str | None = None) -> str:
-    return _named(f"{RESOURCE_API}/deviceclasses", name)
-
-
 def node(name: str) -> str:
     return f"{CORE_API}/nodes/{_segment(name)}"
 
@@ -44,7 +40,7 @@ def _named(collection: str, name: str | None) -> str:
 
 
 def _segment(text: str) -> str:
-    """One path segment. Empty, ``.`` and ``..`` would address something else, and no object can be called that."""
+    """One path segment. Empty, ``.`` and ``..`` would address another path, and no object has such a name."""
     if text in {"", ".", ".."}:
         raise ValueError(f"{text!r} is not the name of a Kubernetes object")
     return quote(text, safe="")

@@ -1,7 +1,6 @@
-"""Keeps a copy of a collection and says what changed: list, then watch, for as long as the process lives.
+"""Keeps a copy of a collection and reports its changes: list, then watch, for as long as the process runs.
 
-Owns resuming, listing again, waiting after failures. Refuses to know what the objects mean. Three nested generators,
-each dealing with one kind of ending, so that the endless loop is the smallest of them:
+Three nested generators, each of which handles one kind of ending, so that the endless loop is the smallest of them:
 
     _forever     the API server fails       -> wait (backoff with jitter), then go on where the watch stopped
     _generation  the version has expired    -> ends; the collection is listed again
@@ -51,7 +50,7 @@ class ListWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReflectorChange:
-    """One change of the copy. ``listed`` stands for any number of changes: the collection was read anew."""
+    """One change of the copy. ``listed`` means any number of changes: the collection was listed again."""
 
     kind: Literal["listed", "added", "modified", "deleted"]
     name: str = ""
@@ -61,8 +60,8 @@ class ReflectorChange:
 class Reflector:
     """A copy of the objects at ``path`` that match ``field_selector``, by name (of one namespace or cluster-scoped).
 
-    ``on_event`` runs in the reflector's thread and must return soon; what it raises is logged and ends nothing.
-    ``slim`` takes what is not needed from an object before it is kept and handed on; it may change the object.
+    ``on_event`` runs in the reflector's thread and must return soon; its exceptions are logged and end nothing.
+    ``slim`` drops fields of an object before it is kept and passed on; it may change the object.
     ``start`` and ``stop`` are called once, by one owner; everything else from any thread.
     """
 
@@ -82,29 +81,22 @@ class Reflector:
         self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards the four fields below
+        self._lock = threading.Lock()  # guards the three fields below
         self._items: dict[str, Any] = {}
-        self._synced = False
         self._problem: str | None = None
         self._open: Stream | None = None
-        self._version = ""  # of the reflector's thread alone; empty means that a list is due
+        self._version = ""  # used by the reflector's thread alone; empty means that a list is due
         self._progress = False  # whether a watch has worked since the last list; same thread
         self._thread = threading.Thread(target=self._run, name="reflector", daemon=True)
 
     @property
-    def synced(self) -> bool:
-        """Whether the collection was listed at least once."""
-        with self._lock:
-            return self._synced
-
-    @property
     def problem(self) -> str | None:
-        """Why the copy may be old just now; None while all is well."""
+        """Why the copy may be outdated; None while it is current."""
         with self._lock:
             return self._problem
 
     def items(self) -> dict[str, Any]:
-        """The copy as of now, by name; the objects are shared and must not be changed."""
+        """The current copy, by name. The objects are shared and must not be changed."""
         with self._lock:
             return dict(self._items)
 
@@ -126,7 +118,7 @@ class Reflector:
             try:
                 self._on_event(change)
             except Exception:
-                log.exception("a listener failed", extra={"path": self._path})
+                log.exception("listener failed", extra={"path": self._path})
                 metrics.internal_error("publisher")  # the only listener of a node process
 
     def _forever(self) -> Iterator[ReflectorChange]:
@@ -146,7 +138,7 @@ class Reflector:
         except GoneError:
             self._version = ""  # an ordinary event: the copy was away for longer than the server remembers
             if not self._progress:
-                raise  # but not right after a list: without a wait that would be a busy loop
+                raise  # right after a list, an immediate repeat would be a busy loop
         except ApiUnreachableError:
             raise
         except KubernetesApiError:
@@ -160,7 +152,7 @@ class Reflector:
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
         items = {name: self._slim(item) for item in document["items"] if (name := _name(item))}
         with self._lock:
-            self._items, self._synced = items, True
+            self._items = items
         self._progress = False
         self._version = _version(document)
         if not self._version:
@@ -199,7 +191,7 @@ class Reflector:
             if recovered:
                 self._problem = None
         if recovered:
-            log.info("watching again", extra={"path": self._path})
+            log.info("watch works again", extra={"path": self._path})
         if stream is not None and self._stopping.is_set():
             stream.close()  # stop() came while the request was being opened
 
@@ -235,12 +227,14 @@ class Reflector:
         with self._lock:
             self._problem = str(error)
         # One line for the first failures, then one per doubling: the longest wait bounds the rest to two a minute.
-        log.warning("watch failed", extra={"path": self._path, "error": str(error), "wait_s": round(wait_s, 1)})
+        log.warning(
+            "watch failed; will retry", extra={"path": self._path, "error": str(error), "wait_s": round(wait_s, 1)}
+        )
         self._stopping.wait(wait_s)
 
 
 def _slim(item: dict[str, Any]) -> dict[str, Any]:
-    """Drops managedFields, about half of a small object; changes the item, which nobody else has yet."""
+    """Drops managedFields, about half of a small object. Changes the item, which no other code has yet."""
     metadata = item.get("metadata")
     if isinstance(metadata, dict):
         metadata.pop("managedFields", None)

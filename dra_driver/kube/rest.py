@@ -1,9 +1,7 @@
-"""Requests to the API server over raw dicts.
+"""Requests to the API server over raw dicts: verbs, timeouts, body limits, one retry after a 401, error translation.
 
-Owns verbs, timeouts, body limits, the one retry after a 401 and the translation of transport failures into errors.
-Refuses to know objects: what comes back is the JSON as it is, so fields newer than this program survive a read and a
-write (the client's typed models drop them). Source: Kubernetes API concepts ("Resource operations", "Efficient
-detection of changes").
+Objects are the JSON as it arrives, so fields newer than this program survive a read and a write (the client's typed
+models drop them). Source: Kubernetes API concepts ("Resource operations", "Efficient detection of changes").
 """
 
 import json
@@ -33,7 +31,7 @@ _CHUNK_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. ``total_s`` bounds the whole answer, so a server that drips bytes cannot hold a caller."""
+    """Seconds. ``total_s`` bounds the whole answer, so that a server that sends single bytes cannot block a caller."""
 
     connect_s: float = 5.0
     read_s: float = 10.0
@@ -46,14 +44,14 @@ class RestClient:
     def __init__(self, connection: Connection, *, timeouts: Timeouts | None = None) -> None:
         self._connection = connection
         self._timeouts = timeouts or Timeouts()
-        # The API server takes the part before the slash as the field manager of our writes.
+        # The API server uses the part before the slash as the field manager of writes.
         self._headers = {"Accept": "application/json", "User-Agent": f"dra-driver/{__version__}"}
 
     def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
-        """One object. Repeated once on a connection that broke, as reading twice does no harm.
+        """One object. Repeated once on a connection that broke, because a second read is harmless.
 
-        ``within_s`` bounds everything that is done for it, repeats included, where a caller has a deadline of its own;
-        ApiUnreachableError when that is over.
+        ``within_s`` bounds the whole request, repeats included, for a caller with a deadline; ApiUnreachableError when
+        it is over.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         return self._exchange(_Request("GET", path, query, deadline=deadline))
@@ -78,9 +76,9 @@ class RestClient:
             asked["continue"] = token
 
     def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """What the API server stored (or, with ``dry_run``, would store).
+        """The object as the API server stored it (or, with ``dry_run``, would store it).
 
-        Not repeated on a lost answer, which may have been a success.
+        Not repeated when the answer is lost: the request may have succeeded.
         """
         return self._exchange(_Request("POST", path, _dry_run(dry_run), body))
 
@@ -126,14 +124,13 @@ class RestClient:
         try:
             return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
-            # A kept-alive connection may be closed by the server just as it is used: no fault, but only GET may be
-            # repeated.
+            # The server may close a kept-alive connection in the moment of its use. Only GET may be repeated then.
             if request.verb != "GET" or not isinstance(error.__cause__, ProtocolError):
                 raise
             return self._read(request, self._send(request), deadline)
 
     def _send(self, request: "_Request") -> Any:
-        """A response with a good status, its body unread. A 401 is tried once more with credentials read anew."""
+        """A response with a good status and an unread body. After a 401 the credentials are read again, once."""
         try:
             return self._send_once(request)
         except UnauthorizedError as refused:
@@ -184,7 +181,7 @@ class RestClient:
             raise UnauthorizedError(str(error)) from error
 
     def _read(self, request: "_Request", response: Any, deadline: float) -> bytes:
-        """The whole body, within the deadline and the size limit; only then the connection goes back to the pool."""
+        """The whole body, within deadline and size limit; only then the connection returns to the pool."""
         body = bytearray()
         try:
             while chunk := _next_chunk(request, response):
@@ -202,7 +199,7 @@ class RestClient:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is asked; ``str()`` is how errors name it."""
+    """One request; errors name it by ``str()``."""
 
     verb: str
     path: str
@@ -224,10 +221,10 @@ class _Request:
 
 
 def _next_chunk(request: _Request, response: Any) -> bytes:
-    """The next bytes of a body, b"" at its end. Waits for them until the request's deadline at most.
+    """The next bytes of a body, b"" at its end. Waits at most until the request's deadline.
 
-    A socket's timeout begins anew with each wait, so it is shortened to what is left. (Between headers it is not: an
-    API server sends those in one piece.)
+    A socket's timeout begins again with each wait, so it is shortened to the time left. (Not between headers: an API
+    server sends them in one piece.)
     """
     socket = getattr(response.connection, "sock", None)
     if request.deadline is not None and socket is not None:
@@ -249,7 +246,7 @@ def _unreachable(request: _Request, connection: Connection, error: Exception) ->
     hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
     # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
     what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
-    what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # another number each time makes another event each time
+    what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # a changing number would make each event a new one
     return ApiUnreachableError(
         f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
     )

@@ -1,9 +1,8 @@
-"""What the scheduler looks at, at one moment: the objects of a whole cluster as raw dicts, read from it or from a file.
+"""The objects of a whole cluster that the scheduler uses, as raw dicts, read from the cluster or from a file.
 
-Owns which kinds matter and what to do when one is not served or not allowed. Refuses to know what they mean:
-`explain`, `lint` and `capacity` do. Of every object only what weighing needs is kept (``state_parts.py``), so a state
-can be passed on without passing on secrets. Source: kubernetes/kubernetes pkg/scheduler/framework/plugins (what each
-looks at).
+`explain`, `lint` and `capacity` evaluate them. Only fields that these need are kept (``state_parts.py``), so a state
+can be passed on without secrets. A kind that is not served or not allowed becomes a gap. Source: kubernetes/kubernetes
+pkg/scheduler/framework/plugins (the kinds that each plugin reads).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,10 +25,10 @@ TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """Objects by kind, in the order of the API server. Not to be changed by readers.
+    """Objects by kind, in the order of the API server. Readers must not change them.
 
     ``gaps`` are sentences about what could not be read; an empty list of a kind with a gap means unknown, not none.
-    ``server_version`` is ``v1.36.2`` or empty when unknown. ``source`` says for people where this comes from.
+    ``server_version`` is ``v1.36.2`` or empty when unknown. ``source`` names the origin for people.
     """
 
     nodes: Sequence[Wire] = ()
@@ -85,10 +84,10 @@ class StateReader(Protocol):
 
 
 def read_cluster(rest: StateReader, namespace: str | None = None, *, only: Sequence[str] = ()) -> ClusterState:
-    """The state of a live cluster, paged, each kind by itself: kinds are not of the very same moment.
+    """The state of a live cluster. Each kind is listed by itself, in pages, so kinds differ by some moments.
 
-    With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from
-    everywhere unless that is forbidden. ``only`` names the fields that are read, the others stay empty. A kind that is
+    With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from all
+    namespaces unless that is forbidden. ``only`` names the fields that are read, the others stay empty. A kind that is
     not served or forbidden becomes a gap. Raises KubernetesApiError when the server cannot be reached or refuses the
     credentials.
     """
@@ -100,9 +99,9 @@ def read_cluster(rest: StateReader, namespace: str | None = None, *, only: Seque
 
 
 def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
-    """The state as it would be with these objects applied; one of the same kind, namespace and name is replaced.
+    """The state with these objects applied; an object of the same kind, namespace and name is replaced.
 
-    Objects of kinds that do not matter here are passed over.
+    Objects of other kinds are ignored.
     """
     by_kind: dict[str, list[Wire]] = {}
     for item in objects:
@@ -178,7 +177,7 @@ def _listed(rest: StateReader, path: str, kind: StateKind, keep: Callable[[Wire]
     try:
         answer = rest.list(path, query)
     except GoneError:
-        # Paging took longer than the server keeps old versions (five minutes by default); a second try starts afresh.
+        # Paging took longer than the server keeps old versions (five minutes by default); the second try begins again.
         answer = rest.list(path, query)
     items = answer["items"]
     if not all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items):

@@ -1,7 +1,7 @@
 """Cluster states as files: one ``v1 List`` in YAML or JSON, so that ``kubectl get -o yaml`` output can be read as well.
 
-Owns reading, writing and the limits of size and depth. A file is hostile until its shapes are checked
-(``state_shapes.py``); after `load` the rest of the program may rely on them.
+Reading has limits of size and depth. A file is hostile until its shapes are checked (``state_shapes.py``); after `load`
+the rest of the program may rely on them.
 """
 
 import json
@@ -24,7 +24,7 @@ Wire = Mapping[str, Any]
 SCHEMA_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 1 << 30
 _MAX_YAML_BYTES: Final = 64 << 20
-"""The YAML parser needs some fifty bytes of memory per byte; larger states are written and read as JSON."""
+"""The YAML parser needs about fifty bytes of memory per byte; larger states are written and read as JSON."""
 
 _MAX_ALIASED_NODES: Final = 1_000_000
 _ALIAS: Final = re.compile(r"(?:^|[\s\[{,:-])\*\w")
@@ -33,7 +33,7 @@ _HEADER: Final = "draState"
 
 
 def load(path: Path | str) -> ClusterState:
-    """The state in a file, whoever wrote it: `dump`, or kubectl. Raises ConfigurationError with a sentence."""
+    """The state in a file that `dump` or kubectl wrote. Raises ConfigurationError with a sentence."""
     file = Path(path)
     documents = list(read_documents(file))
     header = next((found for item in documents if isinstance(found := item.get(_HEADER), dict)), {})
@@ -50,7 +50,7 @@ def load(path: Path | str) -> ClusterState:
 
 
 def dump(state: ClusterState, path: Path | str) -> None:
-    """Writes the state; YAML when the name ends so, else JSON. The file appears whole or not at all. StorageError."""
+    """Writes the state, as YAML when the name ends so, else JSON; whole or not at all. Raises StorageError."""
     file = Path(path)
     text = text_of(state, as_yaml=file.suffix in (".yaml", ".yml"))
     try:
@@ -79,7 +79,7 @@ def to_document(state: ClusterState) -> dict[str, Any]:
 
 
 def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
-    """The documents of a YAML or JSON file (or of ``text`` that stands for it) that are objects."""
+    """The objects among the documents of a YAML or JSON file (or of ``text`` in its place)."""
     content = _text(file) if text is None else text
     try:
         found = [json.loads(content)] if content.lstrip()[:1] == "{" and _is_json(content) else _yaml(file, content)
@@ -94,7 +94,7 @@ def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
 
 
 def objects_of(documents: Sequence[Wire], where: str, namespace: str = "default") -> list[dict[str, Any]]:
-    """Single objects and those in lists, of the kinds that matter, with a name and their shape checked.
+    """Single objects and those in lists, of the kinds of a state, with name and shape checked.
 
     Those without a namespace get ``namespace`` if their kind has one.
 
@@ -160,7 +160,7 @@ def _text(file: Path) -> str:
 
 
 def _is_json(content: str) -> bool:
-    """JSON is YAML too, but reading it as that takes fifty times longer. YAML may start with ``{`` as well."""
+    """Whether to read as JSON: as YAML it would take fifty times longer. YAML may start with ``{`` as well."""
     start = content.lstrip()[1:].lstrip()[:1]
     return start in ('"', "}")
 
@@ -177,7 +177,7 @@ def _yaml(file: Path, content: str) -> list[Any]:
 
 
 def _check_size(file: Path, documents: list[Any]) -> None:
-    """A few bytes of YAML aliases can stand for gigabytes, or for themselves."""
+    """Limits aliases: a few bytes of YAML can expand to gigabytes, or contain themselves."""
     waiting, seen = list(documents), 0
     while waiting:
         value = waiting.pop()

@@ -1,8 +1,8 @@
-"""What is kept of each object in a cluster's state: what scheduling and claims need, and no secrets.
+"""Reduces objects of a cluster's state to the fields that scheduling and claims need, without secrets.
 
-Owns the lists of fields. Pods are the ones with something to hide: environment, arguments, commands, volumes and
-annotations are left out, and so is every field that is not named here. Events with output of containers (probes, hooks)
-are left out whole. Claims, templates and classes are kept with their opaque parameters, which `lint` checks.
+Every field that is not named here is dropped; of pods these include environment, arguments, commands, volumes and
+annotations. Events with output of containers (probes, hooks) are dropped whole. Claims, templates and classes keep
+their opaque parameters, which `lint` checks.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ _EVENT_OBJECTS: Final = frozenset(
 
 
 def reduced(kind: str, item: Wire) -> dict[str, Any]:
-    """The object with the fields that are kept, as a new dict; deeper parts are shared with the original."""
+    """A new dict with the kept fields of the object; deeper parts are shared with the original."""
     reduce = _REDUCERS.get(kind)
     body = reduce(item) if reduce is not None else {}
     return {"metadata": _metadata(item.get("metadata"), with_last_applied=kind in _DRA_KINDS), **body}

@@ -1,7 +1,7 @@
-"""The shapes that objects from files must have before anybody looks into them.
+"""Checks the shapes of objects from files before other code reads them.
 
-Owns types of fields, as the API server would enforce them, for the parts that this program reads; everything else
-passes. An API server's own answers need no check.
+Fields that this program reads must have the types that the API server enforces; other fields pass. Answers of an API
+server need no check.
 """
 
 from collections.abc import Callable, Mapping
@@ -160,7 +160,7 @@ Check = Callable[[Any], bool]
 
 
 def misfit(kind: str, item: Mapping[str, Any]) -> str:
-    """What is wrong with the shape of an object of this kind, with the field's path; "" when it can be used."""
+    """What is wrong with the shape of an object of this kind, with the field's path; "" when it is right."""
     if not _check_of(kind)(item):
         return _misfit(item, _shape_of(kind), "")
     metadata = item["metadata"]
@@ -177,7 +177,7 @@ def _check_of(kind: str) -> Check:
 
 
 def _compiled(shape: Shape) -> Check:
-    """Whether a value has the shape, and nothing about why not: a large cluster has millions of fields, all good."""
+    """A check without an explanation: a large cluster has millions of fields, nearly all of them right."""
     if isinstance(shape, list):
         inner = _compiled(shape[0])
         return lambda value: isinstance(value, list) and all(map(inner, value))
@@ -211,7 +211,7 @@ def _compiled_fields(checks: Mapping[str, Check], required: list[str]) -> Check:
 
 
 def _misfit(value: Any, shape: Shape, path: str) -> str:
-    """null is as good as missing, as in Go; only required fields mind."""
+    """What is wrong with a value, or "". null counts as missing, as in Go, and is wrong for required fields alone."""
     if isinstance(shape, dict):
         return _of_object(value, shape, path)
     if isinstance(shape, list):

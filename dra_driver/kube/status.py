@@ -1,7 +1,6 @@
-"""Turns what the API server (or the network) says about a failure into this project's errors.
+"""Translates failed requests into this project's errors: from HTTP status and Status object to class and hint.
 
-Owns the table from HTTP status and Status object to error class, and the hint what to do next. Pure. Refuses to know
-retries: the errors' docstrings say what a caller should do. Source: API conventions, "Response Status Kind"
+Pure. The errors' docstrings say what a caller should do. Source: API conventions, "Response Status Kind"
 (kubernetes/community contributors/devel/sig-architecture/api-conventions.md).
 """
 
@@ -21,7 +20,7 @@ from dra_driver.errors import (
     UnauthorizedError,
 )
 
-# A Status message may quote a whole object; what people read is cut to this many characters.
+# A Status message may quote a whole object; messages are cut to this many characters.
 _MESSAGE_LIMIT = 600
 _RETRY_AFTER_LIMIT_S = 300.0
 

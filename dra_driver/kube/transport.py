@@ -1,7 +1,6 @@
-"""Loads the few modules of the ``kubernetes`` client that this project uses, and nothing else of it.
+"""Loads only the modules of the ``kubernetes`` client that this project uses.
 
-Owns the decision which parts of the client are in memory: its ``Configuration``, its transport (``client.rest``) and
-its two configuration loaders. Refuses to know how they are used (``connection.py``).
+These are its ``Configuration``, its transport (``client.rest``) and its two configuration loaders.
 
 Why not ``from kubernetes import client, config``: the package's ``__init__`` imports stream, dynamic, informer, utils
 and kube_config, which pull in requests, oauthlib, websocket and multiprocessing. Measured with kubernetes 37.0.2 on
@@ -10,8 +9,8 @@ way (2.8 MiB and 51 ms with a kubeconfig). The whole node process may use 60 MiB
 
 How: a package whose ``__init__`` has not run is an ordinary module object with a ``__path__``, which is all that
 importing a submodule needs (importlib's ``module_from_spec`` without ``exec_module``). The placeholders are taken out
-of ``sys.modules`` afterwards, so somebody who imports ``kubernetes`` later in the same process gets the real package.
-Rejected: a kubeconfig reader of our own (exec plugins, merging and relative paths would be ours to keep right).
+of ``sys.modules`` afterwards, so a later import of ``kubernetes`` in the same process gets the real package. Rejected:
+a kubeconfig reader of this project (it would have to follow exec plugins, merging and relative paths).
 """
 
 import contextlib
@@ -33,13 +32,12 @@ _import_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientParts:
-    """What is taken from the client. ``load_config`` is ``InClusterConfigLoader`` or ``load_kube_config``."""
+    """The client's parts. ``load_config`` is ``InClusterConfigLoader`` or ``load_kube_config``."""
 
     configuration: Any
     rest_client: Any
     keepalive_options: Any
     load_config: Any
-    config_error: type[Exception]
 
 
 @functools.cache
@@ -57,15 +55,14 @@ def client_parts(source: Literal["in-cluster", "kubeconfig"]) -> ClientParts:
             rest_client=load("kubernetes.client.rest").RESTClientObject,
             keepalive_options=load("kubernetes.utils.keepalive").tcp_keepalive_socket_options,
             load_config=loader,
-            config_error=load("kubernetes.config.config_exception").ConfigException,
         )
 
 
 @contextlib.contextmanager
 def _bare_packages() -> Iterator[None]:
-    """The packages on the way to the wanted modules, present but not executed; whole again for others afterwards.
+    """Puts placeholders of the parent packages into ``sys.modules`` without executing them; removes them afterwards.
 
-    Does nothing where somebody has imported the real package already: then its cost is paid.
+    Does nothing when the real package has been imported already: its cost is paid then.
     """
     if "kubernetes" in sys.modules:
         yield
@@ -96,9 +93,9 @@ def _fill(client: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _deferred_oauth() -> Iterator[None]:
-    """``requests_oauthlib`` and ``oauthlib`` are needed only to refresh an OIDC token: 5 MiB that few will use.
+    """Defers ``requests_oauthlib`` and ``oauthlib``, 5 MiB that only the refresh of an OIDC token needs.
 
-    kube_config imports them on its first lines; it gets stand-ins that import the real ones at first use.
+    kube_config imports them on its first lines; it gets stand-ins that import the real modules at first use.
     """
     names = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
     if any(name in sys.modules for name in names):
@@ -117,10 +114,10 @@ def _deferred_oauth() -> Iterator[None]:
 
 
 class _Deferred(ModuleType):
-    """A module that is imported when one of its attributes is asked for."""
+    """A module that is imported when one of its attributes is read."""
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # the import system looks at __spec__ and __path__
+        if attribute.startswith("__"):  # the import system reads __spec__ and __path__
             raise AttributeError(attribute)
         importlib.import_module("oauthlib.oauth2")
         return getattr(importlib.import_module(self.__name__), attribute)
@@ -131,6 +128,6 @@ def _oauth_session(*args: Any, **kwargs: Any) -> Any:
 
 
 def _forget(package: str) -> None:
-    """Our callers keep the modules alive; the import system starts afresh for anybody else."""
+    """Removes the modules from ``sys.modules``; callers keep them alive, and later imports load the real package."""
     for name in [n for n in sys.modules if n == package or n.startswith(package + ".")]:
         del sys.modules[name]

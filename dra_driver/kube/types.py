@@ -1,8 +1,8 @@
-"""Shapes of wire objects, as far as this project reads or writes them.
+"""Types of wire objects, as far as this project reads or writes them.
 
-Owns names and types of fields, nothing at run time: objects are the plain dicts that JSON gives, so fields that are
-not listed here survive a read and a write. What comes from the API server is hostile until checked; a TypedDict
-checks nothing. Source: kubernetes/kubernetes staging/src/k8s.io/api/resource/v1/types.go and core/v1/types.go.
+Objects are the plain dicts of the JSON, so fields that are not listed here survive a read and a write. A TypedDict
+checks nothing at run time: objects from the API server are hostile until they are checked. Source:
+kubernetes/kubernetes staging/src/k8s.io/api/resource/v1/types.go and core/v1/types.go.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -48,7 +48,7 @@ class CapacityRange(TypedDict):
 
 
 class CapacityRequestPolicy(TypedDict):
-    """What a share may ask for (KEP-5075): ``validRange`` or ``validValues``, not both."""
+    """The amounts that a share may request (KEP-5075): ``validRange`` or ``validValues``, not both."""
 
     default: str
     validRange: NotRequired[CapacityRange]
@@ -65,7 +65,7 @@ class Counter(TypedDict):
 
 
 class CounterSet(TypedDict):
-    """What the partitions of one device are taken from (KEP-4815)."""
+    """The counters that the partitions of one device consume (KEP-4815)."""
 
     name: str
     counters: dict[str, Counter]
@@ -155,7 +155,7 @@ class DeviceClass(TypedDict):
 
 
 class ObjectReference(TypedDict, total=False):
-    """What an event is about."""
+    """The object of an event."""
 
     apiVersion: str
     kind: str

@@ -1,7 +1,7 @@
-"""One open watch request as an iterator of events.
+"""One open watch request as an iterator of events: splits the byte stream into lines and decodes each.
 
-Owns cutting the byte stream into lines and lines into events. Refuses to know resuming, listing and backoff
-(``reflector.py``). Source: Kubernetes API concepts, "Efficient detection of changes": one JSON object per line.
+``reflector.py`` lists, resumes and backs off. Source: Kubernetes API concepts, "Efficient detection of changes": one
+JSON object per line.
 """
 
 import contextlib
@@ -45,8 +45,7 @@ class WatchStream:
     def close(self) -> None:
         """Wakes the reading thread by shutting the socket down for reading. Idempotent."""
         self._closed = True
-        # ValueError, RuntimeError: the response has ended already and gave its socket back; OSError: the peer was
-        # faster.
+        # ValueError, RuntimeError: the response has ended and returned its socket; OSError: the peer was faster.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             self._response.shutdown()
 
@@ -59,13 +58,13 @@ class WatchStream:
                 raise ApiUnreachableError(
                     f"{self._request}: one event is larger than {MAX_LINE_BYTES >> 20} MiB; refused"
                 )
-        # A last line without its end is an event that broke off: the next watch brings it whole.
+        # A last line without its end is a truncated event: the next watch sends it whole.
 
     def _chunk(self) -> bytes:
         try:
             return cast(bytes, self._response.read1(_CHUNK_BYTES))
         except (HTTPError, OSError, AttributeError) as error:
-            # AttributeError: the socket was taken away by close() in the middle of a read.
+            # AttributeError: close() removed the socket in the middle of a read.
             if self._closed:
                 return b""
             raise ApiUnreachableError(f"{self._request} broke off: {error or type(error).__name__}") from error

@@ -1,12 +1,12 @@
-"""How log lines look: one line per event, ``key=value`` for people or JSON on request, on stderr.
+"""The format of log lines: one line per event on stderr, ``key=value`` for people or JSON on request.
 
-Owns formats, levels and the removal of credentials. Refuses to know what is logged: rooms use ``logging.getLogger`` and
-put facts into ``extra``; every extra is printed. An extra is a string, a number or a short list, never a whole object.
+Code logs with ``logging.getLogger`` and puts facts into ``extra``; every extra is printed. An extra is a string, a
+number or a short list, never a whole object.
 
     2026-11-21T09:30:00.123Z INFO  kubelet.service claim prepared claim=default/train devices=gpu-0
 
-A token in an error text of a foreign library must not reach a log that many may read, so bearer tokens and JSON web
-tokens are cut out of every line, whoever wrote it.
+A token in an error text of another library must not reach a log that many people may read, so bearer tokens and JSON
+web tokens are removed from every line.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-# What every LogRecord carries anyway; anything else came through ``extra``.
+# The attributes of every LogRecord; any other attribute came through ``extra``.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 _CREDENTIALS = re.compile(r"(?i)(bearer\s+)[\w.~+/=-]+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
 _NEEDS_QUOTES = re.compile(r'[\s="\\\x00-\x1f\x7f]')
@@ -36,7 +36,7 @@ def configure(log_format: LogFormat = "text", level: LogLevel = "info", *, strea
         root.removeHandler(former)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # The HTTP pool reports each retried connection at warning level; the callers here report the failure itself, once.
+    # The HTTP pool warns about each retried connection; callers in this project report the failure itself, once.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 

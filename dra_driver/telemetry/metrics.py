@@ -1,12 +1,12 @@
-"""Every metric of this project, in one registry of our own.
+"""Every metric of this project, in one registry.
 
-Owns names, label sets and the text format. Refuses to know when something is counted. Label values come from closed
-sets in this file (and from the driver and node name, which a process has once), and every series exists at zero from
-``initialise`` on, so that a rate over the first error is right and an alert on absence means the process is gone.
+Label values come from closed sets in this file (and from the driver and node name, of which a process has one each).
+Every series exists at zero from ``initialise`` on, so that a rate over the first error is right, and an absent series
+means that the process is gone.
 
-Names under ``nvidia_dra_`` mean what they mean in NVIDIA's DRA driver (its ``pkg/metrics``), so that dashboards for it
-keep working: requests are counted there only when every claim of the call succeeded. ``dra_driver_`` names are ours;
-they do not clash with the kubelet's own ``dra_`` metrics.
+Names under ``nvidia_dra_`` mean what they mean in NVIDIA's DRA driver (its ``pkg/metrics``), so that its dashboards
+work: requests are counted only when every claim of the call succeeded. ``dra_driver_`` names are this project's own;
+they do not clash with the kubelet's ``dra_`` metrics.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series for a time that nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
 Operation = Literal["prepare", "unprepare"]
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
-# A claim's outcome: a branch of the project's error tree, or "internal" for a defect of ours.
+# A claim's outcome: a branch of the project's error tree, or "internal" for a defect of this driver.
 Result = Literal["ok", "configuration", "claim", "hardware", "retryable", "kubernetes-api", "internal"]
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
 Place = Literal["claims", "gpu-events", "gpu-inventory", "gpu-subscriber", "grpc", "http", "maintenance", "publisher"]
@@ -41,41 +41,43 @@ ClaimEvent = Literal[
 CLAIM_EVENTS: Final[tuple[ClaimEvent, ...]] = get_args(ClaimEvent)
 Socket = Literal["dra", "registration"]
 SOCKETS: Final[tuple[Socket, ...]] = get_args(Socket)
-# What a claim has a GPU as; the words of ``model.terms.Form``.
+# The forms in which claims use GPUs; values of ``model.terms.Form``.
 FORMS: Final = ("whole", "partition", "share")
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
 _CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
 _NVIDIA_BUCKETS: Final = tuple(0.05 * 2**k for k in range(9))
-# What whole calls fail with, in the words of NVIDIA's driver that apply here.
+# Values of NVIDIA's label error_type for failed calls.
 _NVIDIA_ERROR: Final[dict[Operation, str]] = {"prepare": "prepare_devices", "unprepare": "unprepare_devices"}
 
 build_info = Gauge("dra_driver_build_info", "1; the version is a label", ["version"], registry=REGISTRY)
 claims_total = Counter(
-    "dra_driver_claims", "Claims answered to the kubelet, by result", ["operation", "result"], registry=REGISTRY
+    "dra_driver_claims", "Claims in answers to the kubelet, by result", ["operation", "result"], registry=REGISTRY
 )
 call_seconds = Histogram(
     "dra_driver_call_duration_seconds",
-    "Calls of the kubelet from arrival in a worker to the answer, failures included",
+    "Duration of the kubelet's calls in a worker thread, failures included",
     ["operation"],
     buckets=_CALL_BUCKETS,
     registry=REGISTRY,
 )
 claim_events_total = Counter(
-    "dra_driver_claim_events", "What happened to claims on this node, repairs included", ["event"], registry=REGISTRY
+    "dra_driver_claim_events", "Events of claims on this node, repairs included", ["event"], registry=REGISTRY
 )
 prepared_claims = Gauge("dra_driver_prepared_claims", "Claims in the journal", registry=REGISTRY)
 prepared_devices = Gauge(
-    "dra_driver_prepared_devices", "Devices in the journal by form, admin access apart", ["form"], registry=REGISTRY
+    "dra_driver_prepared_devices", "Devices in the journal by form, without admin access", ["form"], registry=REGISTRY
 )
 gpus = Gauge("dra_driver_gpus", "GPUs of this node by state", ["state"], registry=REGISTRY)
-published = Gauge("dra_driver_published", "1 while the API server has what this node should publish", registry=REGISTRY)
+published = Gauge(
+    "dra_driver_published", "1 while the API server has the slices that this node should publish", registry=REGISTRY
+)
 withdrawn = Gauge(
-    "dra_driver_devices_withdrawn", "1 while no devices are offered because no container could get one",
+    "dra_driver_devices_withdrawn", "1 while devices are withdrawn because no container could get one",
     registry=REGISTRY,
 )  # fmt: skip
 policies_in_force = Gauge(
     "dra_driver_policies_in_force",
-    "1 while the newest policies are in force, 0 while older ones are",
+    "1 while the newest policies are in force, 0 while older policies are",
     registry=REGISTRY,
 )
 registered = Gauge("dra_driver_registered", "1 while the kubelet has accepted the registration", registry=REGISTRY)
@@ -83,9 +85,9 @@ registrations_total = Counter(
     "dra_driver_registrations", "Answers of the kubelet to the registration", ["result"], registry=REGISTRY
 )
 sockets_recreated_total = Counter(
-    "dra_driver_sockets_recreated", "Sockets made again because their file was gone", ["socket"], registry=REGISTRY
+    "dra_driver_sockets_recreated", "Sockets created again because their file was gone", ["socket"], registry=REGISTRY
 )
-health_streams = Gauge("dra_driver_health_streams", "Device health streams which the kubelet holds", registry=REGISTRY)
+health_streams = Gauge("dra_driver_health_streams", "Open device health streams of the kubelet", registry=REGISTRY)
 internal_errors_total = Counter(
     "dra_driver_internal_errors", "Unexpected exceptions: each is a defect, with a traceback in the log", ["place"],
     registry=REGISTRY,
@@ -101,7 +103,7 @@ nvidia_request_seconds = Histogram(
     buckets=_NVIDIA_BUCKETS,
     registry=REGISTRY,
 )
-nvidia_inflight = Gauge("nvidia_dra_requests_inflight", "Calls in work", ["driver", "operation"], registry=REGISTRY)
+nvidia_inflight = Gauge("nvidia_dra_requests_inflight", "Calls in progress", ["driver", "operation"], registry=REGISTRY)
 nvidia_prepared_devices = Gauge(
     "nvidia_dra_prepared_devices", "Devices of prepared claims", ["node", "driver", "device_type"], registry=REGISTRY
 )
@@ -114,7 +116,7 @@ nvidia_unprepare_errors_total = Counter(
 
 
 def initialise(*, driver: str, node: str, version: str) -> None:
-    """Brings every series into being at zero; call it once before serving."""
+    """Creates every series at zero. Call it once, before serving."""
     build_info.labels(version).set(1)
     for operation in OPERATIONS:
         call_seconds.labels(operation)
@@ -147,12 +149,12 @@ def render() -> tuple[str, bytes]:
 
 
 def internal_error(place: Place) -> None:
-    """Counts an exception nobody expected; the caller logs its traceback."""
+    """Counts an unexpected exception; the caller logs its traceback."""
     internal_errors_total.labels(place).inc()
 
 
 class CallTimer:
-    """Times and counts one call of the kubelet, under our names and NVIDIA's.
+    """Times and counts one call of the kubelet, under this project's names and NVIDIA's.
 
     Use: ``started`` at arrival, ``finished`` with one outcome per claim. Thread-safe; keeps no state of its own.
     """

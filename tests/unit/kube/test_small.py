@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.errors import KubernetesApiError
 from dra_driver.kube import paths
-from dra_driver.kube.discovery import server_version, serves_resource_v1
+from dra_driver.kube.discovery import server_version
 from dra_driver.kube.names import is_label, is_pool_name, is_subdomain
 
 
@@ -16,13 +16,12 @@ def test_paths_are_those_of_the_api() -> None:
     assert paths.resource_slices("a") == "/apis/resource.k8s.io/v1/resourceslices/a"
     assert paths.resource_claim("n", "c") == "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/c"
     assert paths.resource_claims() == "/apis/resource.k8s.io/v1/resourceclaims"
-    assert paths.device_classes("x") == "/apis/resource.k8s.io/v1/deviceclasses/x"
     assert paths.node("n") == "/api/v1/nodes/n"
     assert paths.events("n", "e") == "/api/v1/namespaces/n/events/e"
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_name_that_is_a_step_in_a_path_is_refused(name: str) -> None:
+def test_a_name_that_would_change_the_path_is_refused(name: str) -> None:
     """Quoting does not help against these three."""
     with pytest.raises(ValueError, match="not the name"):
         paths.node(name)
@@ -49,7 +48,7 @@ def test_a_name_that_is_a_step_in_a_path_is_refused(name: str) -> None:
     ],
 )
 def test_names(text: str, label: bool, subdomain: bool, pool: bool) -> None:
-    """What the API server would refuse is known before it is asked."""
+    """Names that the API server would refuse are refused before a request."""
     assert (is_label(text), is_subdomain(text), is_pool_name(text)) == (label, subdomain, pool)
 
 
@@ -74,10 +73,3 @@ def test_a_version_that_is_none_is_an_error(answer: dict[str, Any]) -> None:
     """Something answered that is no API server."""
     with pytest.raises(KubernetesApiError, match="GET /version"):
         server_version(Api(answer))
-
-
-def test_whether_the_api_is_served() -> None:
-    """Kubernetes before 1.34, or an API that was turned off."""
-    assert serves_resource_v1(Api({"resources": [{"name": "resourceclaims"}, {"name": "resourceslices"}]}))
-    assert not serves_resource_v1(Api({"resources": None}))
-    assert not serves_resource_v1(Api(NotFoundError("no", status=404)))
