@@ -208,8 +208,8 @@ def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: Cl
     assert node.gpus == there
 
 
-def test_a_replaced_partition_is_adopted_as_foreign(node: ClaimsNode) -> None:
-    """Its ids differ from the backup's: the claim uses it, and the driver does not destroy it."""
+def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode) -> None:
+    """Its ids differ from the backup's: the claim waits for its unprepare, and the driver does not destroy it."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
     lose_journal(node)
     node.api.remove(ref(2))
@@ -220,11 +220,8 @@ def test_a_replaced_partition_is_adopted_as_foreign(node: ClaimsNode) -> None:
     file.write_text(json.dumps(backup))
     there = node.gpus[0].mig_instances
     run = node.run("run-2")
-    entry = run.journal.entry(uid(1))
-    assert entry is not None
-    assert entry.devices[0].partition is not None
-    assert not entry.devices[0].partition.created_by_driver
-    run.prepare(ref(1))
+    assert run.journal.entry(uid(1)) is None
+    assert "was prepared before the journal was lost" in str(run.refusal(ref(1)))
     assert run.unprepare(ref(1)) is None
     run.service.maintain()
     assert node.gpus[0].mig_instances == there
