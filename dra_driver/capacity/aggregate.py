@@ -14,7 +14,7 @@ from dra_driver.capacity.report import Gpus, Memory, ModelCapacity, RequestCapac
 from dra_driver.capacity.shares import consumed_by_share
 from dra_driver.capacity.supply import Sums
 from dra_driver.capacity.units import Unit
-from dra_driver.published.names import MEMORY
+from dra_driver.published import MEMORY
 from dra_driver.quantity import NANO, Quantity
 
 ModelKey = tuple[str, str]

@@ -15,7 +15,7 @@ from dra_driver.capacity.shares import extra_for
 from dra_driver.capacity.supply import UnitSupply, supply_of
 from dra_driver.capacity.units import Unit, is_tainted
 from dra_driver.errors import DraError
-from dra_driver.published.names import MEMORY
+from dra_driver.published import MEMORY
 from dra_driver.quantity import Format, Quantity
 
 Wire = Mapping[str, Any]

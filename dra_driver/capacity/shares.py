@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_driver.allocation import PoolDevice, consumption, nano
-from dra_driver.published.names import MEMORY
+from dra_driver.published import MEMORY
 from dra_driver.quantity import NANO
 
 Wire = Mapping[str, Any]

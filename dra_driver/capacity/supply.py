@@ -12,7 +12,7 @@ from dra_driver.allocation import PoolDevice, nano
 from dra_driver.capacity.kinds import DeviceKind
 from dra_driver.capacity.shares import left_by_shares
 from dra_driver.capacity.units import Unit, is_tainted, memory_nano
-from dra_driver.published.names import MEMORY
+from dra_driver.published import MEMORY
 
 Wire = Mapping[str, Any]
 Sums = dict[str, int]

@@ -6,7 +6,7 @@ operations, `HardwareDependencies` is handed in to change GPUs, and `Journal` is
 
 from dra_driver.claims.assembly import Claims, open_claims
 from dra_driver.claims.dependencies import HardwareDependencies
-from dra_driver.claims.journal.journal import Counts, Journal
+from dra_driver.claims.journal import Counts, Journal
 from dra_driver.claims.workflow.service import ClaimService
 
 __all__ = ["ClaimService", "Claims", "Counts", "HardwareDependencies", "Journal", "open_claims"]

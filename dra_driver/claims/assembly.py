@@ -20,7 +20,7 @@ from dra_driver.claims.dependencies import (
     RunLiveness,
 )
 from dra_driver.claims.gpu_locks import GpuLocks
-from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.journal import Journal
 from dra_driver.claims.processes import ProcessRegistry
 from dra_driver.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
 from dra_driver.claims.workflow.service import ClaimService, ServiceJournal

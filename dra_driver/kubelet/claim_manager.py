@@ -21,7 +21,7 @@ from dra_driver.kube.claims import ApiClaimReader
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet.hardware import MPS, Hardware
 from dra_driver.model.terms import Terms
-from dra_driver.slices.build import pool_name
+from dra_driver.slices import pool_name
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)

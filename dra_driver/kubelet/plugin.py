@@ -53,7 +53,7 @@ from dra_driver.kubelet.storage_health import Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.terms import Form
 from dra_driver.policy.source import PolicySource
-from dra_driver.slices.publisher import Publisher
+from dra_driver.slices import Publisher
 from dra_driver.telemetry import metrics
 from dra_driver.telemetry.http import ObservabilityServer
 

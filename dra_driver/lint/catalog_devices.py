@@ -16,8 +16,7 @@ from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_V
 from dra_driver.kube.types import Device
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import SharingTerms, Strategy
-from dra_driver.published import attributes, devices, names
-from dra_driver.published.capacities import DIMENSIONS
+from dra_driver.published import DIMENSIONS, attributes, devices, names
 
 DRIVER: Final = "gpu.nvidia.com"
 VARYING: Final = frozenset(

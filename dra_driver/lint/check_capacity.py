@@ -20,7 +20,7 @@ from dra_driver.lint.nodes import Spot, plain
 from dra_driver.lint.reporter import Reporter
 from dra_driver.lint.rules import Severity
 from dra_driver.lint.scope import ClassInfo, Scope, did_you_mean
-from dra_driver.published.names import COMPUTE_PERCENT, MEMORY
+from dra_driver.published import COMPUTE_PERCENT, MEMORY
 from dra_driver.quantity import Quantity
 
 

@@ -15,7 +15,7 @@ from dra_driver.lint.manifest import Manifest
 from dra_driver.lint.nodes import Spot
 from dra_driver.lint.reporter import Reporter
 from dra_driver.lint.scope import Scope
-from dra_driver.published.names import STANDARD_DOMAIN
+from dra_driver.published import STANDARD_DOMAIN
 from dra_driver.quantity import Quantity
 from dra_driver.semver import Semver
 

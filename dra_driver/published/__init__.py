@@ -1,1 +1,28 @@
-"""What a device looks like from outside: names of attributes and capacities, their values, and the API's limits."""
+"""What a device looks like from outside: names of attributes and capacities, their values, and the API's limits.
+
+`slices`, `claims`, `lint` and `capacity` describe the same devices and import from here, not from the modules inside.
+Modules that are used as a namespace (`names`, `attributes`, `devices`, `limits`) are exported as such.
+"""
+
+from dra_driver.published import attributes, devices, limits, names
+from dra_driver.published.capacities import DIMENSIONS, Dimension, amount_text
+from dra_driver.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES, STANDARD_DOMAIN
+from dra_driver.published.shares import MIB, default_percent, shareable_memory
+
+__all__ = [
+    "ALL_PERCENT",
+    "COMPUTE_PERCENT",
+    "DIMENSIONS",
+    "MEMORY",
+    "MIB",
+    "SHARES",
+    "STANDARD_DOMAIN",
+    "Dimension",
+    "amount_text",
+    "attributes",
+    "default_percent",
+    "devices",
+    "limits",
+    "names",
+    "shareable_memory",
+]

@@ -13,16 +13,14 @@ from typing import Final
 from dra_driver.kube.types import Counter, CounterSet
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, MigProfile
-from dra_driver.published.capacities import DIMENSIONS, Dimension, amount_text
-from dra_driver.published.limits import MAX_COUNTERS
-from dra_driver.published.names import MEMORY
+from dra_driver.published import DIMENSIONS, MEMORY, Dimension, amount_text, limits
 
 Amounts = dict[str, int]
 """Counter name to amount; memory in bytes."""
 
 # These add up over partitions and never run out before the memory slices do; an engine may exist only once.
 _ADDITIVE: Final = frozenset({"multiprocessors", MEMORY})
-MAX_MEMORY_SLICES: Final = MAX_COUNTERS - len(DIMENSIONS)
+MAX_MEMORY_SLICES: Final = limits.MAX_COUNTERS - len(DIMENSIONS)
 
 _ONE: Final = Counter(value="1")
 

@@ -9,8 +9,7 @@ from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterCons
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.mig import MigInstance, MigProfile
 from dra_driver.model.terms import GpuTerms
-from dra_driver.published import attributes, devices
-from dra_driver.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
+from dra_driver.published import attributes, devices, limits
 from dra_driver.slices import counters
 from dra_driver.slices.forms import Forms
 from dra_driver.slices.gates import ApiServerFeatures
@@ -43,7 +42,7 @@ class GpuDevices:
         return (
             f"attributes that policy {self._policy} adds to {self._gpu.device_name} are left out: {names}; a name is a "
             "C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room for "
-            f"{MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
+            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
         )
 
     def _devices(self) -> Iterator[Device]:
@@ -80,7 +79,7 @@ class GpuDevices:
         """The device with the policy's attributes and taints and, unless None, the counters that it consumes."""
         found, capacity = device["attributes"], device.get("capacity", {})
         if self._extra:
-            left = MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
+            left = limits.MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
             self._left_out.update(list(self._extra)[left:])
             found = {**found, **dict(list(self._extra.items())[:left])}
         finished = Device(name=device["name"], attributes=found)

@@ -21,7 +21,7 @@ from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId
 from dra_driver.model.terms import GpuTerms, SharingTerms
-from dra_driver.published.limits import MAX_DEVICES, MAX_TAINTS, is_taint
+from dra_driver.published import limits
 from dra_driver.slices import counters
 from dra_driver.slices.gates import ApiServerFeatures
 
@@ -60,11 +60,11 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     placements: Sequence[Placement] = ()
     if allowed and reasons.allowed_unless(_why_not_cut(gpu, features)):
         placements = [place for place in allowed if _is_free(place, foreign) and counters.leaves_enough(*place, left)]
-    kept = MAX_DEVICES - len(usable) - whole
+    kept = limits.MAX_DEVICES - len(usable) - whole
     if len(placements) > kept:
         reasons.allowed_unless(
             f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a slice "
-            f"has room for {MAX_DEVICES} devices, and all of one GPU are in one slice"
+            f"has room for {limits.MAX_DEVICES} devices, and all of one GPU are in one slice"
         )
     if not (whole or usable or placements or reasons.found):
         reasons.allowed_unless(_why_nothing(gpu, terms, allowed))
@@ -97,11 +97,10 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | N
     by = _source(terms)
     if not terms.offered:
         return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
-    if len(terms.taints) > MAX_TAINTS:
-        return (
-            f"{gpu.device_name} is not offered: {by} gives it {len(terms.taints)} taints, expected at most {MAX_TAINTS}"
-        )
-    bad = next((taint.key for taint in terms.taints if not is_taint(taint.key, taint.value)), None)
+    if len(terms.taints) > limits.MAX_TAINTS:
+        given = f"{by} gives it {len(terms.taints)} taints, expected at most {limits.MAX_TAINTS}"
+        return f"{gpu.device_name} is not offered: {given}"
+    bad = next((taint.key for taint in terms.taints if not limits.is_taint(taint.key, taint.value)), None)
     if bad is not None:
         return (
             f"{gpu.device_name} is not offered: {by} gives it the taint {bad!r}, which is not a label key with a value"
@@ -221,4 +220,4 @@ def _max_devices(gpu: Gpu, allowed: int, features: ApiServerFeatures) -> int:
     """Without counters, only existing partitions are published, which never overlap."""
     if not allowed:
         return 1
-    return min(MAX_DEVICES, 1 + allowed) if features.counters else max(1, gpu.memory_slices)
+    return min(limits.MAX_DEVICES, 1 + allowed) if features.counters else max(1, gpu.memory_slices)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dra_driver.kube.types import CounterSet, Device
-from dra_driver.published.limits import MAX_COUNTER_SETS, MAX_DEVICES
+from dra_driver.published import limits
 from dra_driver.slices.build import Built, GpuGroup
 
 # The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here too, so
@@ -46,12 +46,12 @@ class DesiredSlice:
         return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
 
 
-def split(built: Built, *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:
+def split(built: Built, *, per_slice: int = limits.MAX_DEVICES) -> tuple[DesiredSlice, ...]:
     """The slices of a pool, at least one: an empty slice means "no devices", no slice at all means "not known yet"."""
     sets, devices = built.counter_sets, list(_by_max_devices(built.groups, per_slice)) or [()]
-    starts = range(0, len(sets), MAX_COUNTER_SETS)
+    starts = range(0, len(sets), limits.MAX_COUNTER_SETS)
     counted = [
-        DesiredSlice(index=index, counter_sets=tuple(sets[start : start + MAX_COUNTER_SETS]))
+        DesiredSlice(index=index, counter_sets=tuple(sets[start : start + limits.MAX_COUNTER_SETS]))
         for index, start in enumerate(starts)
     ]
     return (*counted, *(DesiredSlice(index=index, devices=part) for index, part in enumerate(devices, len(counted))))

@@ -14,9 +14,8 @@ from dra_driver.policy.folder import read_folder
 from dra_driver.policy.policy_set import read_set
 from dra_driver.policy.resolve import resolve
 from dra_driver.sim.demo.requirements import Requirements
-from dra_driver.slices import features
+from dra_driver.slices import build_devices, features
 from dra_driver.slices.api import RestSlicesApi
-from dra_driver.slices.build import build_devices
 from tests.e2e.cluster import DRIVER, RealCluster, wait
 from tests.e2e.hardware import Hardware
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from dra_driver.allocation import V1_36, Allocator, SchedulerQuirks
 from dra_driver.model.gpu import Snapshot
-from dra_driver.slices.build import Built, build_devices
-from dra_driver.slices.gates import ApiServerFeatures
-from dra_driver.slices.layout import split
+from dra_driver.slices import ApiServerFeatures, Built, build_devices, split
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, node, resource_slice
 
 NODE = "a"

@@ -7,9 +7,7 @@ from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_V
 from dra_driver.kube.state import ClusterState
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms
-from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import ApiServerFeatures
-from dra_driver.slices.layout import split
+from dra_driver.slices import ApiServerFeatures, build_devices, split
 from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, node
 
 Obj = dict[str, Any]

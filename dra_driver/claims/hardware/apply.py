@@ -17,8 +17,7 @@ from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.orphans import RestoreDependencies, RestoreJournal, restore_gpu_for_claim
 from dra_driver.claims.hardware.partitions import CreateDependencies, CreateJournal, create_partitions
 from dra_driver.claims.hardware.settings import settings_of
-from dra_driver.claims.planning.plan import PreparePlan
-from dra_driver.claims.planning.sharing_plan import partition_daemons
+from dra_driver.claims.planning import PreparePlan, partition_daemons
 from dra_driver.claims.waiting import CallBudget
 from dra_driver.errors import RetryableError
 from dra_driver.model.terms import Form

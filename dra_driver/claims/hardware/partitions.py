@@ -21,7 +21,7 @@ from dra_driver.claims.entry import (
 )
 from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.ownership import destroy_if_owned
-from dra_driver.claims.planning.plan import PreparePlan
+from dra_driver.claims.planning import PreparePlan
 from dra_driver.errors import DraError, GpuBusyError, HardwareError, NoRoomError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.mig import MigInstance

@@ -15,7 +15,7 @@ from dra_driver.claims.journal.values import Parameters, Row
 from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid
 from dra_driver.model.mig import PartitionId
 from dra_driver.model.terms import Interval, Strategy
-from dra_driver.published.names import ALL_PERCENT
+from dra_driver.published import ALL_PERCENT
 from dra_driver.sharing.daemon import MpsDaemon
 
 SELECT_MIG = schema.select("m", schema.MIG_COLUMNS, prefix="mig_")

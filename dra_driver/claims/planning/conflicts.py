@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Assignment, Conflict
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
-from dra_driver.published.names import ALL_PERCENT
+from dra_driver.published import ALL_PERCENT
 from dra_driver.quantity import Quantity
 
 

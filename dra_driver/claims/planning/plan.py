@@ -103,7 +103,7 @@ class PreparePlan:
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
 
-def plan(
+def plan_claim(
     claim: AllocatedClaim, snapshot: Snapshot, names: CdiNames, pool: PoolName, terms: Terms | None = None
 ) -> PreparePlan:
     """The plan for ``claim`` on the node whose pool is ``pool``. ``terms`` None are the default terms.
@@ -127,12 +127,12 @@ def plan(
     return found
 
 
-def restore(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePlan:
+def restore_plan(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePlan:
     """The plan that was carried out for a claim in the journal, checked against the GPUs of the snapshot.
 
-    Equal to what `plan` returned for the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone or
-    another GPU has its name: running containers use the old one. Partitions are checked by `verify_prepared`, because a
-    snapshot may be older than they are.
+    Equal to what `plan_claim` returned for the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone
+    or another GPU has its name: running containers use the old one. Partitions are checked by `verify_prepared`,
+    because a snapshot may be older than they are.
     """
     devices = (
         _device(entry.ref, assigned, same_gpu(entry.ref, assigned, snapshot), names) for assigned in entry.devices

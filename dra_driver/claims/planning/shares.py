@@ -9,8 +9,7 @@ from dra_driver.errors import ClaimError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.terms import GpuTerms
-from dra_driver.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES
-from dra_driver.published.shares import MIB, default_percent, shareable_memory
+from dra_driver.published import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, MIB, SHARES, default_percent, shareable_memory
 from dra_driver.quantity import Quantity
 
 

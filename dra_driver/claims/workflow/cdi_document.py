@@ -7,10 +7,9 @@ from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.claims.dependencies import CdiEdits, HasHardware, require_hardware
 from dra_driver.claims.entry import AssignedSharing
-from dra_driver.claims.planning.plan import PlannedDevice, PreparePlan
+from dra_driver.claims.planning import PlannedDevice, PreparePlan
 from dra_driver.errors import DeviceLostError
-from dra_driver.published.names import ALL_PERCENT
-from dra_driver.published.shares import MIB
+from dra_driver.published import ALL_PERCENT, MIB
 from dra_driver.sharing.daemon import MpsDaemon
 
 

@@ -10,7 +10,7 @@ from dra_driver.claims.dependencies import HasClaimLocks, HasCount
 from dra_driver.claims.entry import Blocked, Entry
 from dra_driver.claims.hardware.orphans import ownership_unknown
 from dra_driver.claims.hardware.partitions import remove_orphaned_partitions
-from dra_driver.claims.planning.plan import PreparePlan
+from dra_driver.claims.planning import PreparePlan
 from dra_driver.claims.waiting import ClaimBusyError
 from dra_driver.claims.workflow.teardown import (
     AbandonedDependencies,

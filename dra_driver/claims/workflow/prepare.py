@@ -26,7 +26,7 @@ from dra_driver.claims.dependencies import CdiSources, ClaimCdiFiles, ClaimReade
 from dra_driver.claims.entry import AssignedDevice, AttemptToken, Blocked, Entry, State, gpus_of
 from dra_driver.claims.hardware.apply import ApplyDependencies, ApplyJournal, apply_plan, taken_over
 from dra_driver.claims.hardware.partitions import inspect_partitions
-from dra_driver.claims.planning.plan import PreparePlan, names_of, plan
+from dra_driver.claims.planning import PreparePlan, names_of, plan_claim
 from dra_driver.claims.waiting import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -168,7 +168,7 @@ class Preparer:
         deps, claim = self._deps, self._read(ref, budget)
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
             return self._prepare_again(entry, budget)
-        todo = plan(claim, self._snapshot(), deps.names, deps.pool, deps.terms())
+        todo = plan_claim(claim, self._snapshot(), deps.names, deps.pool, deps.terms())
         deps.provider.ensure_base()  # if it fails no container can start, so no GPU is changed before
         done = self._prepare_hardware(todo, budget) if todo.changes_hardware else self._prepare_unchanged(todo, budget)
         deps.count("prepared")

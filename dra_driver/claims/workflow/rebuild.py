@@ -32,7 +32,7 @@ from dra_driver.claims.entry import AssignedDevice, Blocked, Entry, InstanceIds,
 from dra_driver.claims.hardware.apply import with_partition_daemons
 from dra_driver.claims.hardware.orphans import LOCK_S, ReclaimDependencies, ReclaimJournal, reclaim_orphans
 from dra_driver.claims.hardware.ownership import is_same
-from dra_driver.claims.planning.plan import PreparePlan, plan
+from dra_driver.claims.planning import PreparePlan, plan_claim
 from dra_driver.claims.waiting import ClaimLocks, GpuLockedError
 from dra_driver.errors import DeviceInUseError, DeviceLostError, DraError
 from dra_driver.gpu.notes import TIME_SLICE
@@ -178,8 +178,9 @@ def _adopt_if_idle(deps: RebuildDependencies, claim: AllocatedClaim, failures: l
 def adopt(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
     """Enter the claim into the journal as prepared; False when it has an entry, or no trace says it was prepared.
 
-    The caller holds the claim's lock. Raises as `plan`, `DeviceInUseError` when another claim has a device of it, and
-    `GpuLockedError`. Preparing it anew instead would be wrong: a failure would then tear down what its containers use.
+    The caller holds the claim's lock. Raises as `plan_claim`, `DeviceInUseError` when another claim has a device of it,
+    and `GpuLockedError`. Preparing it anew instead would be wrong: a failure would then tear down what its containers
+    use.
     """
     uid = claim.ref.uid
     if deps.journal.entry(uid) is not None or uid not in _claims_with_traces(deps):
@@ -214,7 +215,7 @@ def _is_complete(deps: AdoptDependencies, claim: AllocatedClaim) -> bool:
 
 def _adopt_as_found(deps: AdoptDependencies, claim: AllocatedClaim) -> Blocked | None:
     snapshot = deps.snapshot()
-    todo = plan(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
+    todo = plan_claim(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
     if not todo.changes_hardware:
         return deps.journal.adopt(claim.ref, todo.assigned)
     with deps.gpu_locks.acquire(gpus_of(todo.assigned), LOCK_S) as acquired:

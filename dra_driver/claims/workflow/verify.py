@@ -10,8 +10,7 @@ from dra_driver.claims.dependencies import HasClock, require_hardware
 from dra_driver.claims.entry import Entry, InstanceIds, gpus_of
 from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.settings import SettingDependencies, settings_of
-from dra_driver.claims.planning.devices import check_alive
-from dra_driver.claims.planning.plan import PreparePlan, restore
+from dra_driver.claims.planning import PreparePlan, check_alive, restore_plan
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.claims.workflow.cdi_document import DocumentDependencies, document_of
 from dra_driver.model.gpu import Snapshot
@@ -30,7 +29,7 @@ def verify_prepared(
     gone: its claim stays as it is until the pod is deleted. Also `MpsUnavailableError`, `GpuLockedError` and what
     `cdi_document.document_of` raises.
     """
-    prepared = restore(entry, snapshot, deps.names)
+    prepared = restore_plan(entry, snapshot, deps.names)
     if not prepared.changes_hardware:
         return prepared, document_of(deps, prepared)
     gpus = gpus_of(entry.devices)

@@ -15,7 +15,7 @@ from pathlib import Path
 from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, InstanceIds, OwnerId
-from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.journal import Journal
 from dra_driver.files import replace_file
 from dra_driver.model.ids import DeviceName, MigUuid
 from dra_driver.model.mig import PartitionId

@@ -13,9 +13,9 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.slices import Publisher
 from dra_driver.slices.api import RestSlicesApi
 from dra_driver.slices.diff import Delete
-from dra_driver.slices.publisher import Publisher
 from tests.unit.slices.gpus import node_of
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"

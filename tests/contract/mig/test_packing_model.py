@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.mig.order import placement_order
-from dra_driver.slices.build import Built
+from dra_driver.slices import Built
 from tests.bench.packing import Board, Node, Request, name_order, sequence
 from tests.fakes.mig_cluster import Scheduler, built, partition, published
 

@@ -13,8 +13,8 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.slices import Publisher
 from dra_driver.slices.api import RestSlicesApi
-from dra_driver.slices.publisher import Publisher
 from tests.unit.slices.gpus import ALL, H100, h100s, instance, mig_gpu, snapshot
 from tests.unit.slices.pool_view import doubly_offered, offered
 

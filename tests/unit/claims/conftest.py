@@ -10,7 +10,7 @@ import pytest
 from dra_driver.claims.assembly import ClaimDependencies
 from dra_driver.claims.dependencies import Event, HardwareDependencies
 from dra_driver.claims.gpu_locks import GpuLocks
-from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.journal import Journal
 from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.claims.workflow.service import ClaimService
 from dra_driver.errors import DraError

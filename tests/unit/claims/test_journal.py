@@ -14,7 +14,7 @@ from dra_driver.claims.entry import (
     OwnerId,
     State,
 )
-from dra_driver.claims.journal.journal import Counts, Journal
+from dra_driver.claims.journal import Counts, Journal
 from dra_driver.errors import StorageError
 from dra_driver.model.ids import DeviceName
 from dra_driver.model.terms import Strategy

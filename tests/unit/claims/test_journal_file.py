@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.claims.entry import AttemptToken, OwnerId
-from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.journal import Journal
 from dra_driver.claims.journal.schema import SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, DraError, StorageError
 from tests.fakes.claims import ref, uid

@@ -17,7 +17,7 @@ from dra_driver.claims.entry import (
     InstanceIds,
     State,
 )
-from dra_driver.claims.journal.journal import Journal
+from dra_driver.claims.journal import Journal
 from dra_driver.model.ids import MigUuid
 from dra_driver.model.mig import PartitionId, partition_name
 from dra_driver.model.terms import Interval, SharingTerms, Strategy, Use

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.claims.entry import AttemptToken, Entry, OwnerId, State
-from dra_driver.claims.planning.plan import PreparePlan, plan, restore
+from dra_driver.claims.planning.plan import PreparePlan, plan_claim, restore_plan
 from dra_driver.config.parameters import API_VERSION
 from dra_driver.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError
 from dra_driver.model.claim import AllocatedClaim, OpaqueConfig, PreparedDevice
@@ -18,7 +18,7 @@ SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
 
 def planned(of: AllocatedClaim, snapshot: Snapshot | None = None) -> PreparePlan:
-    return plan(of, snapshot or machine(2), NAMES, POOL)
+    return plan_claim(of, snapshot or machine(2), NAMES, POOL)
 
 
 def refusal(of: AllocatedClaim, snapshot: Snapshot | None = None) -> DraError:
@@ -60,7 +60,7 @@ def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
     """Two shares of one device in one claim must not have one CDI device."""
     shared = {"memory": "1Gi", "computePercent": "10"}
     other = SHARE[::-1].replace("-", "a")
-    done = plan(
+    done = plan_claim(
         claim(1, *(result(share_id=each, consumed_capacity=shared) for each in (SHARE, other))),
         machine(1),
         NAMES,
@@ -153,7 +153,7 @@ def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
     done = planned(
         claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
     )
-    assert restore(journalled(done), machine(2), NAMES) == done
+    assert restore_plan(journalled(done), machine(2), NAMES) == done
 
 
 @pytest.mark.parametrize("now", [machine(1), changed(machine(2), 1, uuid=gpu(5).uuid)])
@@ -161,7 +161,7 @@ def test_a_missing_or_replaced_gpu_is_found_on_repeat(now: Snapshot) -> None:
     """An equal name does not make it the GPU that the containers use."""
     entry = journalled(planned(claim(1, result("gpu-1"))))
     with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which no longer exists"):
-        restore(entry, now, NAMES)
+        restore_plan(entry, now, NAMES)
 
 
 def test_the_reference_has_namespace_name_and_uid() -> None:

@@ -23,7 +23,7 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.claim import AllocatedDevice, OpaqueConfig
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
-from dra_driver.published.names import ALL_PERCENT
+from dra_driver.published import ALL_PERCENT
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 

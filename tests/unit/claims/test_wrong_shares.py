@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.errors import ClaimError
 from dra_driver.model.terms import Strategy
-from dra_driver.published.names import ALL_PERCENT
+from dra_driver.published import ALL_PERCENT
 from tests.fakes.claims import claim, share_result
 from tests.unit.claims.conftest import ClaimsNode
 from tests.unit.claims.test_sharing import one_of_some, shared

@@ -7,8 +7,7 @@ from dra_driver.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_V
 from dra_driver.lint.known import KnownObjects, devices_of, known_from_catalog
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
-from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import ApiServerFeatures
+from dra_driver.slices import ApiServerFeatures, build_devices
 from tests.unit.lint.helpers import D, findings, one, rules, template, wire_slice
 
 SHARE = 'memory: 10Gi, computePercent: "20"'

@@ -13,8 +13,7 @@ from dra_driver.lint.catalog_devices import OPTIONAL, VARYING, KnownDevice, cata
 from dra_driver.lint.scope import WELL_KNOWN
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
-from dra_driver.slices.build import build_devices
-from dra_driver.slices.gates import ApiServerFeatures
+from dra_driver.slices import ApiServerFeatures, build_devices
 
 
 @pytest.mark.parametrize("key", list(catalog.models()))

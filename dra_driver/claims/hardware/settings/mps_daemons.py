@@ -6,7 +6,7 @@ from functools import partial
 from dra_driver.claims.entry import Entry
 from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, ReleaseStep
-from dra_driver.claims.planning.plan import PreparePlan
+from dra_driver.claims.planning import PreparePlan
 from dra_driver.claims.waiting import GpuLockedError
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.sharing.daemon import MpsDaemon

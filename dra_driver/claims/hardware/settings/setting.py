@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 from dra_driver.claims.dependencies import HasGpuLocks, HasHardware, require_hardware
 from dra_driver.claims.entry import Assignment, Entry
 from dra_driver.claims.hardware.deadline import Deadline
-from dra_driver.claims.planning.plan import PreparePlan
+from dra_driver.claims.planning import PreparePlan
 from dra_driver.model.ids import ClaimUid, GpuUuid
 
 ReleaseStep = tuple[GpuUuid, Callable[[], None]]

@@ -7,7 +7,7 @@ from functools import partial
 from dra_driver.claims.entry import Assignment, Entry, State
 from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, ReleaseStep
-from dra_driver.claims.planning.plan import PreparePlan
+from dra_driver.claims.planning import PreparePlan
 from dra_driver.errors import CommandError
 from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.ids import ClaimUid, GpuUuid
