@@ -76,13 +76,14 @@ def test_a_mode_switched_by_another_program_ends_the_wait_and_events_go_on_after
 def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
     nvml: NvmlBackend, state: State, uuid: GpuUuid
 ) -> None:
-    """An event set is a client of the GPU; it is let go of meanwhile, and made anew."""
+    """An event set is a client of the GPU; it is freed meanwhile and created again."""
     waiter = Waiter(nvml, state)
+    registered = state.calls("nvmlDeviceRegisterEvents")
     nvml.set_mig_mode(uuid, True)
     gi_id = nvml.create_gpu_instance(uuid, 19, 0)
-    registered = state.calls("nvmlDeviceRegisterEvents")
     until(lambda: waiter.answer is not None or state.calls("nvmlDeviceRegisterEvents") > registered)
-    until(lambda: waiter.answer is not None or state.calls("nvmlEventSetWait_v2") > 1)
+    waits = state.calls("nvmlEventSetWait_v2")
+    until(lambda: waiter.answer is not None or state.calls("nvmlEventSetWait_v2") > waits)
     nvml.destroy_gpu_instance(uuid, gi_id)
     assert waiter.result() is True
 
