@@ -1,13 +1,10 @@
-"""MIG capability nodes: which two of ``/dev/nvidia-caps/nvidia-cap<N>`` open one partition.
-
-Owns reading the kernel module's answers below ``/proc/driver``. Refuses to know what the partition is called and who
-gets it.
+"""Find the two MIG capability nodes ``/dev/nvidia-caps/nvidia-cap<N>`` of a partition, below ``/proc/driver``.
 
 Source: NVIDIA's MIG User Guide, "Device Nodes and Capabilities". A program may use a compute instance when it can read
 two nodes, the GPU instance's and the compute instance's. ``nvidia/capabilities/gpu<minor>/mig/gi<g>/access`` and
-``.../gi<g>/ci<c>/access`` tell minor and mode while the instances exist; ``nvidia-caps/mig-minors`` lists the minors of
-all that could exist, and is asked only where the first folder is not to be seen at all: numbers of an instance that is
-gone open the next one that gets its id. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
+``.../gi<g>/ci<c>/access`` have minor and mode while the instances exist. ``nvidia-caps/mig-minors`` lists the minors of
+all possible instances; it is read only where the first folder is missing, because the minor of a destroyed instance
+opens the next instance with its id. ``gpu<minor>`` is N of ``/dev/nvidiaN``.
 """
 
 import os
@@ -17,7 +14,7 @@ from dataclasses import dataclass
 from dra_driver.errors import DeviceLostError, DriverUnavailableError
 
 MODE = 0o444
-"""What the module gives its nodes unless told otherwise: readable, which is all that opening a capability takes."""
+"""Default mode of the module's nodes: readable, which is enough to open a capability."""
 
 _ACCESS_LIMIT = 4096  # an access file has three short lines
 _MINORS_LIMIT = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
@@ -34,15 +31,15 @@ class Capability:
 
     @property
     def path(self) -> str:
-        """Where programs look for it."""
+        """The node's path in containers."""
         return f"/dev/nvidia-caps/nvidia-cap{self.minor}"
 
 
 def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: int) -> tuple[Capability, Capability]:
     """The nodes of a GPU instance and of one compute instance in it, in this order.
 
-    ``proc_driver`` is ``/proc/driver`` of the node. Raises `DriverUnavailableError` when the module tells nothing about
-    capabilities at all, and `DeviceLostError` when it tells of others but not of these.
+    ``proc_driver`` is ``/proc/driver`` of the node. Raises `DriverUnavailableError` when the module has no capability
+    files, and `DeviceLostError` when these are missing among them.
     """
     capabilities = f"{proc_driver}/nvidia/capabilities"
     gi, ci = f"gi{gi_id}", f"gi{gi_id}/ci{ci_id}"
@@ -54,7 +51,7 @@ def partition_capabilities(proc_driver: str, gpu_minor: int, gi_id: int, ci_id: 
     if not minors:
         raise DriverUnavailableError(
             f"no capability nodes for MIG on /dev/nvidia{gpu_minor}: neither {capabilities} nor {path} can be read; "
-            "the node process needs the node's /proc/driver, and the NVIDIA kernel module has to be 450.80.02 or newer"
+            "the node process needs the node's /proc/driver, and an NVIDIA kernel module of 450.80.02 or newer"
         )
     return _from_minors(path, minors, gpu_minor, gi), _from_minors(path, minors, gpu_minor, ci)
 
@@ -69,7 +66,7 @@ def _from_access(folder: str, instance: str, gpu_minor: int) -> Capability:
 
 
 def _minors(path: str) -> dict[str, int]:
-    """``gpu0/gi1/ci0/access`` -> minor; {} when the file is not there."""
+    """``gpu0/gi1/ci0/access`` -> minor; {} when the file is missing."""
     pairs = (line.split() for line in (_read(path, _MINORS_LIMIT) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal() and len(pair[1]) <= 7}
 
@@ -83,8 +80,8 @@ def _from_minors(path: str, minors: dict[str, int], gpu_minor: int, instance: st
 
 def _lost(instance: str, gpu_minor: int, seen: str) -> DeviceLostError:
     return DeviceLostError(
-        f"no capability node for MIG instance {instance} of /dev/nvidia{gpu_minor}: {seen}; the instance was destroyed "
-        "by somebody else, or the GPU has another minor than it had (restart the node process)"
+        f"no capability node for MIG instance {instance} of /dev/nvidia{gpu_minor}: {seen}; another program "
+        "destroyed the instance, or the GPU's minor has changed (restart the node process)"
     )
 
 

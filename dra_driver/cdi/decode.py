@@ -1,8 +1,7 @@
-"""Reading a CDI document back as strictly as the runtimes do: unknown, repeated and wrongly typed fields are errors.
+"""Decode a CDI document as strictly as the runtimes do: unknown, repeated and wrongly typed fields are errors.
 
-Owns the way from JSON text to `CdiSpec`. Refuses YAML: this project writes plain JSON (no quoting traps), and reads
-only what it wrote. Used wherever somebody must be told what a container would really get (the embedded cluster,
-diagnosis).
+It reads JSON only, because this project writes JSON and reads only its own files. The embedded cluster and diagnosis
+use it to show what a container really gets.
 
 Source: the reference library decodes with ``UnmarshalStrict`` into the structs of ``specs-go/config.go``, then
 checks that the declared version is known and high enough for the fields used (``specs-go/version.go``).
@@ -29,18 +28,18 @@ from dra_driver.cdi.validation import spec_problems
 from dra_driver.errors import InvalidSpecError
 
 FieldReader = Callable[[Any, str], Any]
-"""Turns one JSON value into a field's value; the string is the path for messages. Raises `_Mistake`."""
+"""Decodes one JSON value to a field's value; the string is the path for messages. Raises `_Mistake`."""
 
 
 class _Mistake(Exception):  # noqa: N818 - never leaves this module
-    """One thing wrong with the text, as a sentence without the file's name."""
+    """One problem of the text, as a sentence without the file's name."""
 
 
 def decode(text: str | bytes, source: str) -> CdiSpec:
     """The document in ``text``, valid by the specification's rules.
 
     Raises `InvalidSpecError`, whose message starts with ``source`` and names the field. The declared version is checked
-    and dropped: writing the document again declares the lowest that fits.
+    and not kept: encoding the document again declares the lowest version that covers it.
     """
     try:
         wire = json.loads(text, object_pairs_hook=_unique_keys)
@@ -58,7 +57,7 @@ def decode(text: str | bytes, source: str) -> CdiSpec:
 def _version_problems(declared: str, spec: CdiSpec) -> tuple[str, ...]:
     version = declared.removeprefix("v")
     if version not in KNOWN_VERSIONS:
-        return (f"cdiVersion: {declared!r} is none of {', '.join(KNOWN_VERSIONS)}",)
+        return (f"cdiVersion: {declared!r} is unknown, expected one of {', '.join(KNOWN_VERSIONS)}",)
     needed = minimum_version(spec)
     if KNOWN_VERSIONS.index(version) < KNOWN_VERSIONS.index(needed):
         return (f"cdiVersion: {declared!r} is too low, its fields need at least {needed}",)
@@ -69,7 +68,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise _Mistake(f"key {next(key for key in keys if keys.count(key) > 1)!r} is given twice in one object")
+        raise _Mistake(f"key {next(key for key in keys if keys.count(key) > 1)!r} is repeated in one object")
     return found
 
 
@@ -116,7 +115,8 @@ def _list_of(read_item: FieldReader) -> FieldReader:
 def _object(
     make: Callable[..., Any], required: Mapping[str, FieldReader], optional: Mapping[str, FieldReader]
 ) -> FieldReader:
-    """Reads an object into ``make(**fields)``. Required fields may be absent: an empty value then meets validation."""
+    """Decodes an object to ``make(**fields)``. A missing required field becomes an empty value, which validation
+    refuses."""
     readers = {wire_name(name): (name, reader) for name, reader in {**required, **optional}.items()}
 
     def read(value: Any, path: str) -> Any:

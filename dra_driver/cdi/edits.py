@@ -1,14 +1,12 @@
-"""What a container gets, as CDI documents: pure functions from what was found to what is written.
+"""The content of CDI documents. Pure functions: nothing here reads the file system.
 
-Owns the content of the base document (libraries, programs, control nodes: the same for every claim) and of a claim's
-document (the granted devices alone). Refuses to look at the file system.
+The base document has libraries, programs and control nodes, which are the same for every claim; a claim's document has
+only the claim's devices. NVIDIA's driver writes one document per claim with everything in it. With two, a claim's file
+stays below 2 kB, the libraries are listed once, and hooks run once per container with any number of claims (CDI applies
+the edits of a document once).
 
-Two documents instead of NVIDIA's one per claim with everything in it: a claim's file stays below 2 kB and is
-written in the prepare call; the libraries are listed in one place, and hooks run once per container however many
-claims it has (CDI applies a document's own edits once per file).
-
-Device nodes always carry type, major and minor, so that a runtime need not find them on the host: MIG capability
-nodes and ``nvidia-uvm`` are often missing there until something opens them.
+Device nodes always have type, major and minor, so that the runtime does not have to find them on the host: MIG
+capability nodes and ``nvidia-uvm`` are often missing there until a program opens them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,15 +27,15 @@ _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 _SHARED_FOLDER = ("rw", "nosuid", "nodev", "bind")
 
-MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container, where CUDA looks when no variable says otherwise
-"""Where containers see the MPS daemon's pipes."""
+MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container; CUDA's default
+"""Path of the MPS daemon's pipes in containers."""
 
-# 0666 whatever the host's node says: an administrator who restricts /dev/nvidia* (NVreg_DeviceFileMode) keeps host
-# users out, while the container's user was granted this device, and the cgroup lets in no other.
+# 0666 whatever the mode on the host: an administrator restricts /dev/nvidia* (NVreg_DeviceFileMode) for users of the
+# host, while the container's user was granted this device, and the device cgroup allows no other device.
 _NODE_MODE = 0o666
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Nodes that every user of any GPU needs; each is given when its module is loaded."""
+"""Nodes that every program with a GPU needs; each is added when its module is loaded."""
 
 
 def base_spec(
@@ -47,9 +45,9 @@ def base_spec(
     hook: str | None,
     found: Mapping[str, NodeNumbers] | None = None,
 ) -> CdiSpec:
-    """The base document: the driver's files and control nodes, and one device whose only purpose is to be asked for.
+    """The base document: the driver's files and control nodes, and one device by which a container requests them.
 
-    ``hook`` is the host path of NVIDIA's hook, None for soname mode. ``found`` are real nodes seen in the dev root,
+    ``hook`` is the host path of NVIDIA's hook, None for soname mode. ``found`` are real nodes of the dev root,
     by path in containers. Raises `DriverUnavailableError` when the kernel module is not loaded.
     """
     edits = ContainerEdits(
@@ -59,7 +57,7 @@ def base_spec(
         mounts=tuple(_mounts(files, hook)),
         hooks=(create_symlinks(hook, _links(files)), update_ldcache(hook, files.library_folders)) if hook else (),
     )
-    # A device with empty edits makes consumers refuse the file, and this variable is of use to whoever debugs a pod.
+    # Consumers refuse a file with a device without edits; this variable also helps to debug a pod.
     common = CdiDevice(name=COMMON, container_edits=ContainerEdits(env=(f"DRA_GPU_DRIVER_VERSION={files.version}",)))
     return CdiSpec(kind=names.device_kind, devices=(common,), container_edits=edits)
 
@@ -72,14 +70,14 @@ def gpu_edits(
     found: NodeNumbers | None = None,
     uuid: str | None = None,
 ) -> ContainerEdits:
-    """What one whole GPU adds: its node, and ``DRA_GPU_<minor>_UUID``.
+    """Edits of a whole GPU: its node, and ``DRA_GPU_<minor>_UUID``.
 
     The minor is in the variable's name because CDI replaces variables of the same name: a pod with two claims keeps
     both. ``found`` are the numbers of a real node in the dev root. Raises `DriverUnavailableError` when no module
     is loaded.
     """
-    # A node on the host is what programs there open, so it is right where the kernel's list says otherwise (a
-    # module that registered under a name not known here).
+    # An existing node wins over the kernel's list, because programs on the host use it (the module may have registered
+    # under an unknown name).
     numbers = found or _numbers(majors.nvidia, minor, f"/dev/nvidia{minor}")
     node = device_node(root, f"/dev/nvidia{minor}", numbers)
     return ContainerEdits(env=(f"DRA_GPU_{minor}_UUID={uuid}",) if uuid else (), device_nodes=(node,))
@@ -94,16 +92,16 @@ def partition_edits(
     found: NodeNumbers | None = None,
     variable: str | None = None,
 ) -> ContainerEdits:
-    """What one MIG partition adds: its parent's node and its capability nodes.
+    """Edits of a MIG partition: its parent's node and its capability nodes.
 
-    ``variable`` is a whole ``NAME=value``. No DRM nodes: a partition cannot render. The parent's node opens none of
-    its other partitions, each has capability nodes of its own. Raises `DriverUnavailableError` when the module does
-    not make such nodes.
+    ``variable`` is a whole ``NAME=value``. No DRM nodes: a partition cannot render. The parent's node does not open
+    its other partitions, which have their own capability nodes. Raises `DriverUnavailableError` when the module does
+    not create such nodes.
     """
     if majors.caps is None:
         raise DriverUnavailableError(
             f"no device numbers for the MIG capabilities of /dev/nvidia{minor}: /proc/devices does not list "
-            "'nvidia-caps'; the NVIDIA kernel module has to be 450.80.02 or newer and loaded without "
+            "'nvidia-caps'; the NVIDIA kernel module must be 450.80.02 or newer and loaded without "
             "nv_cap_enable_devfs=0 (see /etc/modprobe.d)"
         )
     parent = gpu_edits(minor, majors, root, found=found)
@@ -115,11 +113,11 @@ def partition_edits(
 
 
 def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage: int | None) -> ContainerEdits:
-    """What a client of an MPS daemon adds to the edits of its device: the daemon's folders, and its limits.
+    """Edits of a client of an MPS daemon, added to those of its device: the daemon's folders, and the client's limits.
 
     ``pipe`` and ``shm`` are the runtime's paths. The limits are CUDA's (MPS documentation, "Environment Variables"):
     memory of CUDA device 0, the only device such a container sees, and a share of the multiprocessors in percent; None
-    leaves the daemon's default. Each may lower the daemon's default and never raise it.
+    keeps the daemon's default. A limit can lower the daemon's default but not raise it.
     """
     env = [f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE}"]
     if memory_limit_mib is not None:
@@ -130,14 +128,14 @@ def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage
         env=tuple(env),
         mounts=(
             Mount(host_path=str(pipe), container_path=MPS_PIPE, options=_SHARED_FOLDER),
-            # The daemon and its clients meet in shared memory, so the container's own /dev/shm gives way to it.
+            # The daemon and its clients use shared memory, so its folder replaces the container's own /dev/shm.
             Mount(host_path=str(shm), container_path="/dev/shm", options=_SHARED_FOLDER),  # noqa: S108 - CUDA's path
         ),
     )
 
 
 def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: str | None) -> ContainerEdits:
-    """A GPU's ``/dev/dri`` nodes, and with a hook the ``by-path`` links by which some programs choose among them."""
+    """A GPU's ``/dev/dri`` nodes, and with a hook the ``by-path`` links, which some programs use to choose a node."""
     links = [
         (f"../{node.name}", f"/dev/dri/by-path/pci-{pci_bus_id}-{'card' if node.name.startswith('card') else 'render'}")
         for node in nodes
@@ -165,8 +163,8 @@ def device_node(root: DriverRoot, path: str, numbers: NodeNumbers, *, file_mode:
 def claim_spec(names: CdiNames, devices: Sequence[tuple[str, ContainerEdits]]) -> CdiSpec:
     """A claim's document from ``(device name, edits)`` pairs, names as `CdiNames.claim_device` makes them.
 
-    A pair given twice is written once (two requests of a claim may get the same GPU with admin access); one name
-    with two different edits is left for validation to refuse.
+    A repeated pair is written once (two requests of a claim may get the same GPU with admin access); validation refuses
+    one name with two different edits.
     """
     unique: list[tuple[str, ContainerEdits]] = []
     for pair in devices:
@@ -202,7 +200,7 @@ def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNum
 
 
 def _mounts(files: DriverFiles, hook: str | None) -> Iterator[Mount]:
-    """One mount per container path; of two files for one path the first found wins."""
+    """One mount per container path; of two files for one path the first wins."""
     targets: set[str] = set()
     for source, target, options in _targets(files, hook):
         if target not in targets:
@@ -223,11 +221,13 @@ def _targets(files: DriverFiles, hook: str | None) -> Iterator[tuple[str, str, t
 
 
 def _soname_targets(library: Library, multiarch: str) -> Iterator[str]:
-    """Every path by which the loader could look for the library: its own folder, Debian's default and everybody else's.
+    """Every path at which the loader searches the library: its own folder, and the default of Debian and of others.
 
-    The loader searches its default folders after the cache, so no cache, no link and no variable is needed.
+    The loader searches its default folders after the cache, so no cache, link or variable is needed.
     """
-    subfolder = "/vdpau" if library.folder.endswith("/vdpau") else ""  # libvdpau looks for its drivers there
+    subfolder = (
+        "/vdpau" if library.folder.endswith("/vdpau") else ""
+    )  # the folder in which libvdpau searches its drivers
     folders = (library.folder, f"/usr/lib/{multiarch}{subfolder}", f"/usr/lib64{subfolder}")
     names = (library.file_name, library.soname or library.file_name, *ALIASES.get(library.stem, ()))
     for folder in dict.fromkeys(folders):
@@ -235,7 +235,7 @@ def _soname_targets(library: Library, multiarch: str) -> Iterator[str]:
 
 
 def _links(files: DriverFiles) -> Iterator[tuple[str, str]]:
-    """``(target, link)`` for the hook: what a package's own links are on the host."""
+    """``(target, link)`` for the hook, as a package links them on the host."""
     made: set[str] = set()
     for library in files.libraries:
         soname = library.soname or library.file_name

@@ -1,11 +1,8 @@
-"""The name a shared library wants to be found by (DT_SONAME), read from files that may be damaged or hostile.
+"""Read the SONAME of a shared library (DT_SONAME) from files that may be damaged or hostile.
 
-Owns just enough of the ELF format: 64-bit little-endian files, the dynamic section, one string. Refuses everything
-else.
-
-Reads with ``pread`` and checks every offset against the file's size before using it. Not with ``mmap``: a library
-that is truncated while it is mapped (a driver upgrade, a full disk) raises SIGBUS and ends the whole process, where
-a short read is just "not a library".
+Supports 64-bit little-endian ELF files. Uses ``pread`` and checks every offset against the file's size, not ``mmap``: a
+library that is truncated while it is mapped (a driver upgrade, a full disk) raises SIGBUS and ends the process, whereas
+a short read only means that the file is not a library.
 
 Source: System V ABI, chapters 4 and 5 ("Object Files", "Dynamic Linking"); ``elf.h`` for the numbers.
 """
@@ -29,24 +26,24 @@ _MAX_PROGRAM_HEADERS = 256  # real libraries have about ten
 _MAX_DYNAMIC_BYTES = 4096 * _DYNAMIC.size  # real ones have about thirty entries
 _MAX_SONAME = 255  # NAME_MAX: it becomes a file name
 
-# It becomes the last part of a mount's target in containers, so nothing that could be a path is taken.
+# It becomes the last part of a mount's target in containers, so it must not be a path.
 _SAFE_SONAME = re.compile(rb"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedObject:
-    """A library's machine (``EM_…`` of elf.h) and its SONAME, None when it has none that can be used."""
+    """A library's machine (``EM_…`` of elf.h) and its SONAME, None without a usable one."""
 
     machine: int
     soname: str | None
 
 
 class _Damaged(Exception):  # noqa: N818 - never leaves this module
-    """The file says something impossible about itself."""
+    """The file contradicts itself."""
 
 
 def read_shared_object(path: str) -> SharedObject | None:
-    """What the shared object at ``path`` is; None for everything that is not a sound 64-bit little-endian one.
+    """Machine and SONAME of the shared object at ``path``; None for anything but a valid 64-bit little-endian one.
 
     Reads a few kilobytes however large the file is. Raises OSError when the file cannot be opened or read.
     """
@@ -97,7 +94,7 @@ def _soname(fd: int, size: int, offset: int, length: int, loads: list[tuple[int,
 
 
 def _file_offset(address: int, loads: list[tuple[int, int, int]]) -> int:
-    """Where a virtual address lies in the file; dynamic entries hold addresses, not offsets."""
+    """The file offset of a virtual address; dynamic entries have addresses, not offsets."""
     for start, offset, length in loads:
         if start <= address < start + length:
             return offset + address - start

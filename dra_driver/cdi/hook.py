@@ -1,15 +1,15 @@
-"""Finding NVIDIA's CDI hook on the host, which makes libraries known to the container's own linker cache.
+"""Find NVIDIA's CDI hook on the host, which adds libraries to the container's linker cache.
 
-Owns the decision between two ways to make ``dlopen("libcuda.so.1")`` work in a container:
+There are two methods to make ``dlopen("libcuda.so.1")`` work in a container:
 
-- *hooks*: libraries are mounted once and NVIDIA's hook writes links and runs ``ldconfig`` in the container's root.
-  The best result, but a hook that is missing on the host keeps every container from starting, so it is used only
-  when it was seen.
-- *soname*: libraries are mounted under each name that programs ask for, in the loader's default folders. Needs
-  nothing on the host; works without root and with a read-only root file system. Not for musl images.
+- *hooks*: libraries are mounted once, and NVIDIA's hook creates links and runs ``ldconfig`` in the container's root.
+  This is the better one, but no container starts when the hook is missing on the host, so it is used only when the hook
+  was found.
+- *soname*: libraries are mounted under each name that programs use, in the loader's default folders. This needs nothing
+  on the host and works without root and with a read-only root file system, but not for musl images.
 
-Others lost: LD_LIBRARY_PATH overrides the pod's own, an ``ldconfig`` run inside the container fails without root,
-and a script as hook would run as host root over an untrusted file system.
+Rejected: LD_LIBRARY_PATH overrides that of the pod, ``ldconfig`` inside the container fails without root, and a script
+as hook would run as host root over an untrusted file system.
 
 Source: NVIDIA Container Toolkit, ``nvidia-cdi-hook`` (commands create-symlinks and update-ldcache, present in all
 versions; later commands are not used because the host's version is unknown and old binaries fail on an unknown
@@ -29,18 +29,17 @@ CANDIDATES = (
     "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
     "/usr/bin/nvidia-ctk",
 )
-"""Host paths in order: package, GPU operator, and the toolkit's main program, which knows the hooks as sub-commands."""
+"""Host paths in order: package, GPU operator, and the toolkit's main program, which has the hooks as sub-commands."""
 
-# Never empty: runc runs a hook without an environment as host root with the container's own, LD_PRELOAD included.
+# Never empty: runc runs a hook without an environment as host root with the container's environment, LD_PRELOAD too.
 _ENV = ("NVIDIA_CTK_DEBUG=false",)
 
 
 def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
     """Host path of the hook to use, None for soname mode.
 
-    ``wanted`` is the administrator's choice (a host path, or ``none`` to switch hooks off). It is checked when the
-    host's file system can be seen through ``root`` and believed otherwise. Raises `ConfigurationError` when it is
-    not there.
+    ``wanted`` is the administrator's choice (a host path, or ``none`` to switch hooks off). It is checked when
+    ``root`` shows the host's file system, and else used unchecked. Raises `ConfigurationError` when it is missing.
     """
     if wanted == "none":
         return None
@@ -49,7 +48,7 @@ def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
             raise ConfigurationError(f"CDI hook path {wanted!r} is not an absolute path on the host (nor 'none')")
         if root.shows_host and not _is_program(root, wanted):
             raise ConfigurationError(
-                f"CDI hook {wanted} is not an executable file on the host (looked at {root.here(wanted)}), and every "
+                f"CDI hook {wanted} is not an executable file on the host (checked {root.here(wanted)}), and every "
                 "container would fail to start: install the NVIDIA Container Toolkit, correct the path, or set 'none'"
             )
         return wanted

@@ -1,7 +1,4 @@
-"""Device numbers: what the kernel registered, and what the nodes in a ``/dev`` say.
-
-Owns reading ``/proc/devices``, device nodes and a GPU's DRM nodes in sysfs. Refuses to know which of them a
-container gets.
+"""Read device numbers from ``/proc/devices``, from nodes in ``/dev`` and, for DRM nodes of a GPU, from sysfs.
 
 Sources: Linux ``fs/char_dev.c`` (the "Character devices" block); NVIDIA's kernel modules register 195 as ``nvidia``
 or, before series 550, ``nvidia-frontend``, and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which
@@ -32,7 +29,7 @@ _DEV_FILE = re.compile(r"(\d{1,10}):(\d{1,10})")
 class Majors:
     """Majors of NVIDIA's character devices; None for a module that is not loaded.
 
-    ``modeset`` is 195 as well, and listed by recent modules only; with older ones its node in ``/dev`` tells.
+    ``modeset`` is 195 as well, and listed by recent modules only; with older ones its node in ``/dev`` has the number.
     """
 
     nvidia: int | None = None
@@ -55,7 +52,7 @@ class Majors:
 
     @classmethod
     def parse(cls, text: str) -> "Majors":
-        """Majors in the text of ``/proc/devices``; lines that make no sense are skipped."""
+        """Majors in the text of ``/proc/devices``; lines of another form are skipped."""
         characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
         found: dict[str, int] = {}
         for line in characters.splitlines():
@@ -80,8 +77,8 @@ class NodeNumbers:
 def node_numbers(path: str) -> NodeNumbers | None:
     """Numbers of the character device at ``path``; None when it is missing or anything else, a symbolic link included.
 
-    ``lstat`` as the CDI library does: a link in the host's ``/dev`` is not a device node to a runtime. A folder
-    that may not be read counts as missing, because the kernel's list is there to fall back on.
+    ``lstat`` as the CDI library does: a link in the host's ``/dev`` is not a device node to a runtime. An
+    unreadable folder counts as missing, because the kernel's list is the fallback.
     """
     try:
         status = os.lstat(path)

@@ -1,10 +1,10 @@
-"""Where NVIDIA's drivers put their files, and under which names programs look for them: data, no code.
+"""Folders and names of the files of NVIDIA's drivers, as data.
 
-Owns the lists. Sources: NVIDIA's driver README ("Installed components") and Container Toolkit documentation for the
+Sources: NVIDIA's driver README ("Installed components") and Container Toolkit documentation for the
 files; ``ld.so(8)`` for the loader's default folders; the FHS and Debian's multiarch layout for the rest.
 
-Left out on purpose: 32-bit libraries and the X server's modules (nobody runs an X server in a container that asks
-for a GPU through a claim), and generic glvnd libraries (the image's own are the right ones).
+Left out on purpose: 32-bit libraries, modules of the X server (which does not run in a container with a GPU claim), and
+generic glvnd libraries (the image has its own).
 """
 
 from dra_driver.cdi.elf import EM_AARCH64, EM_X86_64
@@ -19,7 +19,7 @@ LIBRARY_FOLDERS = (
     *(f"/lib/{triplet}{sub}" for triplet in MULTIARCH.values() for sub in ("", "/nvidia/current")),
     "/usr/lib",
 )
-"""Where ``libcuda.so.<version>`` is looked for, in order; the linker's cache is asked after them."""
+"""Folders searched for ``libcuda.so.<version>``, in order; the linker's cache comes after them."""
 
 VERSIONED_EXTRAS = (
     "libnvidia-egl-gbm.so.",
@@ -29,7 +29,7 @@ VERSIONED_EXTRAS = (
     "libnvidia-egl-xlib.so.",
     "libnvidia-nvvm70.so.",
 )
-"""Starts of libraries that come with the driver under a version of their own."""
+"""Prefixes of libraries that come with the driver but have their own version."""
 
 DEVELOPMENT_NAMES = {
     stem: (f"{stem}.so",)
@@ -76,7 +76,7 @@ CONFIGS = {
         "vulkan/implicit_layer.d/nvidia_layers.json",
     ),
 }
-"""Configuration files by the container folder that they go to; each is looked for in `CONFIG_FOLDERS`."""
+"""Configuration files by the container folder that they go to; each is searched in `CONFIG_FOLDERS`."""
 
 FIRMWARE_FOLDERS = ("/lib/firmware/updates", "/lib/firmware")
 """Each is searched with and without the running kernel's release below it, as the kernel itself does."""

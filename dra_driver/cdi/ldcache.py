@@ -1,8 +1,7 @@
-"""The dynamic linker's cache, read to find a driver that lies outside the usual folders.
+"""Read the dynamic linker's cache, to find a driver outside of the usual folders.
 
-Owns the layout of ``/etc/ld.so.cache`` as glibc >= 2.2 writes it, alone or behind the older format. Refuses to
-decide which library is wanted. Every offset is checked: a damaged cache gives no entries, never an exception of
-another kind.
+Supports ``/etc/ld.so.cache`` as glibc >= 2.2 writes it, alone or after the older format. Every offset is checked: a
+damaged cache has no entries.
 
 Source: glibc ``sysdeps/generic/dl-cache.h`` (``struct cache_file_new``, ``FLAG_*_LIB64``).
 """
@@ -49,7 +48,7 @@ def entries(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _new_format_offset(data: bytes) -> int:
-    """0, or where the new format starts behind the old one (aligned to 8 bytes)."""
+    """Offset of the new format: 0, or after the old format (aligned to 8 bytes)."""
     if not data.startswith(_OLD_MAGIC) or len(data) < _OLD_HEADER:
         return 0
     (count,) = struct.unpack_from("<I", data, 12)

@@ -1,10 +1,7 @@
-"""What a driver root holds that a container needs: libraries, programs, firmware, configuration, sockets.
+"""Find the files of a driver root that a container needs: libraries, programs, firmware, configuration, sockets.
 
-Owns the search. Refuses to know how the files get into a container (``edits``) and who else has a driver. Reads the
-file system only; nothing here writes, and nothing is cached between calls.
-
-A file is described by where it lies inside the root with all links followed (mounting through a link would pin
-whatever it pointed to at that moment) and by where programs expect it.
+Nothing is written, and nothing is cached between calls. A file is described by its path inside the root with all links
+followed (a mount through a link would keep the target of that moment) and by its path in containers.
 """
 
 import os
@@ -32,21 +29,21 @@ from dra_driver.errors import DriverUnavailableError
 
 _DRIVER_LIBRARY = re.compile(r"(libcuda|libnvidia-ml)\.so\.(\d{1,5}(?:\.\d{1,5}){1,3})")
 _ModeTest = Callable[[int], bool]
-"""A question to a file's mode, such as `stat.S_ISSOCK`."""
+"""A test of a file's mode, such as `stat.S_ISSOCK`."""
 
 _MAX_LIBRARIES = 512  # a full driver has about seventy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A shared library: inside path of the real file, and its SONAME (None when it carries none)."""
+    """A shared library: inside path of the real file, and its SONAME (None without one)."""
 
     path: str
     soname: str | None
 
     @property
     def folder(self) -> str:
-        """Inside path of the folder it lies in."""
+        """Inside path of its folder."""
         return self.path.rpartition("/")[0]
 
     @property
@@ -78,7 +75,7 @@ class FolderState:
 
     @classmethod
     def of(cls, path: str) -> "FolderState":
-        """The folder now; one that cannot be looked at counts as missing."""
+        """The present state; an unreadable folder counts as missing."""
         try:
             status = os.stat(path)  # noqa: PTH116 - on the path of every prepare
         except OSError:
@@ -88,10 +85,10 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFiles:
-    """One driver installation, everything in a stable order.
+    """The files of one driver installation, in a stable order.
 
-    ``multiarch`` is ``x86_64-linux-gnu`` or ``aarch64-linux-gnu``. ``watched`` are the folders whose change could
-    change the answer, as they were before they were read.
+    ``multiarch`` is ``x86_64-linux-gnu`` or ``aarch64-linux-gnu``. ``watched`` are the folders whose change may
+    change the result, in their state before they were read.
     """
 
     root: DriverRoot
@@ -103,16 +100,16 @@ class DriverFiles:
     watched: tuple["FolderState", ...]
 
     def is_current(self) -> bool:
-        """Whether a new search could find nothing else: no file appeared, vanished or was replaced by renaming.
+        """Whether a new search would find the same: no file was added, removed or replaced by a rename.
 
-        That is how packages, driver containers and daemons change a driver root; a library overwritten in place stays
-        unnoticed. About forty ``stat`` calls, so it fits into every prepare.
+        Packages, driver containers and daemons change a driver root like this. A library that is overwritten in place
+        is not noticed. Costs about forty ``stat`` calls, so it fits into every prepare.
         """
         return all(folder == FolderState.of(folder.path) for folder in self.watched)
 
     @property
     def library_folders(self) -> tuple[str, ...]:
-        """Inside paths of the folders that hold libraries, in order of first use."""
+        """Inside paths of the folders with libraries, in order of first use."""
         return tuple(dict.fromkeys(library.folder for library in self.libraries))
 
 
@@ -216,7 +213,8 @@ class _Search:
                     yield Library(path=path, soname=library.soname)
 
     def _library_names(self, folder: str, version: str) -> list[str]:
-        """The driver's own libraries, then those with versions of their own, the loader's name first: its file wins."""
+        """Libraries of the driver's version, then those with their own version; of two names for a file the first
+        wins."""
         names = sorted(self._list(folder))
         own = [name for name in names if name.endswith(f".so.{version}")]
         return own + [name for start in VERSIONED_EXTRAS for name in names if name.startswith(start)]
@@ -252,7 +250,7 @@ class _Search:
         return next((found for folder in folders if (found := self._file(f"{folder}/{name}", wanted))), None)
 
     def _file(self, inside: str, wanted: _ModeTest) -> DriverFile | None:
-        """``inside`` as a file of the wanted type; its folder counts for the fingerprint whether it is there or not."""
+        """``inside`` as a file of the wanted type; its folder is watched even when it is missing."""
         self._watch(inside.rpartition("/")[0])
         path = self._resolve(inside)
         return DriverFile(path=path, container_path=inside) if path and self._is(path, wanted) else None
@@ -267,7 +265,7 @@ class _Search:
         return path
 
     def _list(self, folder: str) -> list[str]:
-        """Names in an inside folder, [] when it is missing or not one. Other failures are the caller's to report."""
+        """Names in an inside folder; [] when it is missing or not a folder. Raises other OSErrors."""
         path = self._resolve(folder)
         self._watch(path or folder)
         if path is None:

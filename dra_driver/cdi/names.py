@@ -1,11 +1,9 @@
-"""What CDI kinds, devices and files of this driver are called, and the check that nothing else can be.
+"""Names of this driver's CDI kinds, devices and files.
 
-Owns the one place where a claim's UID, a device's name or a share's id turns into part of a file name or a CDI name.
-Refuses to know what is in the files.
-
-Names that do not fit are refused, never rewritten: replacing characters would let two different names meet in one,
-and a pod would be given another's devices. Kubernetes already limits all of them (UIDs are UUIDs, device names DNS
-labels), so whoever sends another shape is mistaken or hostile.
+This is the only place where a claim's UID, a device's name or a share's id becomes part of a file name or a CDI name.
+Invalid names are refused and not rewritten: replaced characters could make two names equal, and a pod would get the
+devices of another. Kubernetes already limits all of them (UIDs are UUIDs, device names DNS labels), so other forms are
+errors or attacks.
 
 Sources: the CDI specification (kind and device name grammar); NVIDIA's and the example DRA driver's
 ``k8s.<driver>/<class>`` convention; a claim's device is ``<claim uid>-<device>[-<share id>]``.
@@ -17,10 +15,10 @@ from dra_driver.errors import ClaimError, ConfigurationError
 from dra_driver.model.ids import ClaimUid
 
 COMMON = "common"
-"""The one device of the base document: asking for it brings the driver's libraries."""
+"""The only device of the base document; a container that requests it gets the driver's libraries."""
 
 # A Kubernetes UID is an opaque string that the API server fills with a UUID; letters, digits and dashes cover every UID
-# seen in the field (mirror pods use bare hashes), and leave no dot or slash with which to build a path.
+# seen in the field (mirror pods use bare hashes), and exclude dot and slash, so that no path can be built.
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _DRIVER_NAME_LIMIT = 63  # resource.k8s.io: DriverNameMaxLength
@@ -64,10 +62,10 @@ class CdiNames:
 
     @property
     def temporary_prefix(self) -> str:
-        """How our unfinished files start.
+        """Prefix of this driver's temporary files.
 
-        Not ``spec.``, which the reference library and everything built on it uses in the same directory: clearing stale
-        files by that pattern would delete other writers' work under their hands.
+        Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
+        would delete files that other programs are writing.
         """
         return f".{self.vendor}_"
 
@@ -94,12 +92,12 @@ class CdiNames:
         return f"{self.vendor}-claim_{claim_uid}.json"
 
     def uid_of(self, file_name: str) -> ClaimUid | None:
-        """The claim whose document ``file_name`` is, or None for every file that is not one of ours."""
+        """The claim whose document ``file_name`` is, or None for any other file."""
         match = self._claim_file.fullmatch(file_name)
         return ClaimUid(match[1]) if match else None
 
     def is_temporary(self, file_name: str) -> bool:
-        """Whether ``file_name`` is an unfinished file of this driver's writer (and of no other driver's)."""
+        """Whether ``file_name`` is a temporary file of this driver."""
         return self._temporary.fullmatch(file_name) is not None
 
 

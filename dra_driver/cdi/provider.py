@@ -1,7 +1,7 @@
-"""CDI edits for this node's GPUs, kept true while drivers, modules and files come and go.
+"""CDI edits for this node's GPUs, and the base document, kept up to date with drivers, modules and files.
 
-Owns the base document's life: built from what is on disk, written, checked in every prepare, built again when something
-changed. Refuses to know claims; the prepare step asks for a GPU's edits and writes the claim's document itself.
+The base document is built from the files on disk, checked in every prepare, and built again after a change. The prepare
+step gets a GPU's edits here and writes the claim's document itself.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """One built base document and what it was built from."""
+    """One base document and its sources."""
 
     files: DriverFiles
     majors: Majors
@@ -36,11 +36,10 @@ class CdiProvider:
     """Edits for one driver root. Thread-safe.
 
     ``proc_devices`` is the kernel's list of device numbers and ``proc_driver`` the folder in which NVIDIA's module
-    tells of MIG capabilities (a simulated root brings its own of both). ``hook_path`` is NVIDIA's hook on the host,
-    ``none`` to do without, None to look for it. ``graphics`` adds each GPU's DRM nodes (``/dev/dri/card*`` and
-    ``renderD*``, found in ``sysfs_root``). It is off unless asked for: CUDA, video and NVML never open them, a card
-    node lets a container drive displays, and a claim for compute should grant no more than it needs. Nodes that render
-    without a display (EGL, Vulkan, GBM) are the reason to switch it on.
+    lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host, ``none`` for no
+    hook, None to search for it. ``graphics`` adds each GPU's DRM nodes (``/dev/dri/card*`` and ``renderD*``, found in
+    ``sysfs_root``), for programs that render without a display (EGL, Vulkan, GBM). The default is off: CUDA, video and
+    NVML never open them, and a card node lets a container drive displays.
     """
 
     def __init__(
@@ -63,24 +62,24 @@ class CdiProvider:
         self._graphics = graphics
         self._sysfs_root = sysfs_root
         self._proc_driver = str(proc_driver)
-        self._lock = threading.Lock()  # guards _base: one search at a time, and nobody uses a half-made answer
+        self._lock = threading.Lock()  # guards _base; one search at a time
         self._base: _Base | None = None
 
     def refresh(self) -> bool:
         """Search the driver root again and write the base document; True when the file changed.
 
         Raises `DriverUnavailableError` (no driver, no module), `ConfigurationError` (the chosen hook is missing) or
-        `StorageError`; the base document of before stays in all these cases.
+        `StorageError`; then the previous base document stays.
         """
         with self._lock:
             return self._rebuild()[1]
 
     def ensure_base(self) -> bool:
-        """Make sure that the base file is there, complete and true; True when it had to be written.
+        """Make sure that the base file exists and is up to date; True when it was written.
 
-        For every prepare, before the answer: a runtime refuses all of a container's devices when the base file is
-        missing, and fails to start it when a file that the document mounts is gone. Costs some forty ``stat`` calls
-        and two small reads when nothing changed. Errors as `refresh`.
+        Called in every prepare: a runtime refuses all devices of a container when the base file is missing, and does
+        not start it when a file that the document mounts is gone. Costs about forty ``stat`` calls and two small reads
+        when nothing changed. Errors as `refresh`.
         """
         with self._lock:
             base = self._base
@@ -89,7 +88,7 @@ class CdiProvider:
             return self._writer.write_base(base.spec)
 
     def edits_for(self, gpu: Gpu) -> ContainerEdits:
-        """What ``gpu`` as a whole adds to a container beside the base document. Errors as `refresh`."""
+        """Edits for the whole ``gpu``, without those of the base document. Errors as `refresh`."""
         base = self._known_base()
         path = f"/dev/nvidia{gpu.minor}"
         found = node_numbers(self._root.dev_here(path))
@@ -100,11 +99,11 @@ class CdiProvider:
         return result
 
     def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
-        """What one MIG partition of ``gpu`` adds to a container beside the base document.
+        """Edits for one MIG partition of ``gpu``, without those of the base document.
 
         The variable ``DRA_GPU_<minor>_MIG_<gi>_<ci>_UUID`` names the MIG device, so partitions of one parent do not
-        replace each other's. Reads two small files, never a cache: ids are used again by later instances. Errors as
-        `refresh`, and `DeviceLostError` when the kernel module knows no such instance.
+        replace each other's. Reads two small files at every call, because later instances reuse ids. Errors as
+        `refresh`, and `DeviceLostError` when the kernel module does not list the instance.
         """
         base = self._known_base()
         capabilities = partition_capabilities(self._proc_driver, gpu.minor, gi_id, ci_id) if base.majors.caps else ()
@@ -117,7 +116,7 @@ class CdiProvider:
             return self._base or self._rebuild()[0]
 
     def _rebuild(self) -> tuple[_Base, bool]:
-        """`refresh` with the lock held: what is known now, and whether the file changed."""
+        """`refresh` with the lock held: the new base, and whether the file changed."""
         majors = Majors.read(self._proc_devices)
         files = discover(self._root)
         hook = find_hook(self._root, self._hook_path)

@@ -1,11 +1,8 @@
-"""Where the NVIDIA driver is, seen from this process and from the container runtime.
+"""The NVIDIA driver's root as this process and the container runtime see it, and links inside it.
 
-Owns the translation between the two views and the resolution of symbolic links inside a root. Refuses to know which
-files matter (``libraries``) and what is done with them (``edits``).
-
-Three names for one file: *here* is the path that this process opens (``/driver-root/usr/lib64/libcuda.so.580``),
-*inside* is the path below the driver root (``/usr/lib64/libcuda.so.580``), and *host* is the path that the runtime
-mounts from (``/run/nvidia/driver/usr/lib64/libcuda.so.580``). Containers see the inside path.
+A file has three paths: *here* is the path that this process opens (``/driver-root/usr/lib64/libcuda.so.580``), *inside*
+is the path below the driver root (``/usr/lib64/libcuda.so.580``), and *host* is the path that the runtime mounts from
+(``/run/nvidia/driver/usr/lib64/libcuda.so.580``). Containers see the inside path.
 """
 
 import os
@@ -20,10 +17,10 @@ _MAX_LINKS = 40  # the kernel's MAXSYMLINKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverRoot:
-    """A driver's folder and the parent of its ``/dev``, each in both views.
+    """A driver's folder and the parent of its ``/dev``, each as this process and the runtime see it.
 
-    ``root`` and ``dev_root`` are this process' paths; ``host_root`` and ``host_dev_root`` the runtime's, the same
-    unless given. ``/`` is the host's own root. ``dev_root`` defaults to ``/``; `locate` finds it as NVIDIA's tools
+    ``root`` and ``dev_root`` are this process' paths; ``host_root`` and ``host_dev_root`` the runtime's, by default
+    the same. ``/`` is the host's own root. ``dev_root`` defaults to ``/``; `locate` finds it as NVIDIA's tools
     do.
     """
 
@@ -33,28 +30,27 @@ class DriverRoot:
     host_dev_root: str = ""
 
     def __post_init__(self) -> None:
-        root = self._settle("root", self.root)
-        host_root = self._settle("host_root", self.host_root or root)
-        dev_root = self._settle("dev_root", self.dev_root)
-        self._settle("host_dev_root", self.host_dev_root or (host_root if dev_root == root else dev_root))
+        root = self._normalise("root", self.root)
+        host_root = self._normalise("host_root", self.host_root or root)
+        dev_root = self._normalise("dev_root", self.dev_root)
+        self._normalise("host_dev_root", self.host_dev_root or (host_root if dev_root == root else dev_root))
 
-    def _settle(self, name: str, given: str) -> str:
-        """Keep the path without a trailing slash, so that the host's own root is the empty prefix."""
+    def _normalise(self, name: str, given: str) -> str:
+        """Store the path without a trailing slash, so that ``/`` becomes the empty prefix."""
         path = str(given) or "/"
         if not path.startswith("/"):
             raise ConfigurationError(
                 f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
             )
-        settled = str(PurePosixPath(path)).rstrip("/")
-        object.__setattr__(self, name, settled)
-        return settled
+        normal = str(PurePosixPath(path)).rstrip("/")
+        object.__setattr__(self, name, normal)
+        return normal
 
     @classmethod
     def locate(cls, root: str, *, host_root: str = "", dev_root: str = "", host_dev_root: str = "") -> "DriverRoot":
-        """A root whose device nodes are its own when it has a ``dev`` folder and the host's otherwise.
+        """A root with its own device nodes when it has a ``dev`` folder, else with the host's.
 
-        A driver container (``/run/nvidia/driver``) carries its own ``/dev``; a package installed on the host does not
-        differ from ``/``.
+        A driver container (``/run/nvidia/driver``) has its own ``/dev``; a package on the host uses that of ``/``.
         """
         if not dev_root and os.path.isdir(os.path.join(root, "dev")):  # noqa: PTH112, PTH118 - see resolve()
             dev_root, host_dev_root = root, host_dev_root or host_root
@@ -62,7 +58,7 @@ class DriverRoot:
 
     @property
     def shows_host(self) -> bool:
-        """Whether ``root`` is a view of the host's own ``/``, so that host files can be looked for below it."""
+        """Whether ``root`` shows the host's ``/``, so that files of the host can be found below it."""
         return self.host_root == ""
 
     def here(self, inside: str) -> str:
@@ -85,10 +81,9 @@ class DriverRoot:
 def resolve(root: str, inside: str, known: dict[str, str] | None = None) -> str | None:
     """The inside path of ``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing.
 
-    ``os.path.realpath`` would follow an absolute link (Debian's ``/etc/alternatives``, for one) out of the driver
-    root to the wrong driver's file, or a hostile one to any file of this process' file system. ``known`` remembers
-    resolved folders between calls of one discovery. Raises OSError for anything but a missing file (permission, I/O
-    error).
+    ``os.path.realpath`` would follow an absolute link (such as Debian's ``/etc/alternatives``) out of the driver root
+    to another driver's file, or a hostile link to any file of this process' file system. ``known`` caches resolved
+    folders during one discovery. Raises OSError for anything but a missing file (permission, I/O error).
     """
     known = {} if known is None else known
     todo = [part for part in reversed(inside.split("/")) if part not in ("", ".")]

@@ -1,7 +1,4 @@
-"""The CDI document as frozen values, and the lowest version of the specification that can say it.
-
-Owns the shape of a Container Device Interface document and its wire form. Refuses to know what NVIDIA needs in it
-(``edits``), which documents are valid (``validation``) and where they lie (``writer``).
+"""A Container Device Interface document as frozen values, its JSON form, and the lowest version that covers it.
 
 Source: the CDI specification, SPEC.md, and the reference library's ``specs-go/config.go`` for the JSON field names.
 A field's wire name is its name here in camelCase unless ``WIRE_NAMES`` says otherwise, and an empty field is left
@@ -13,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-"""Versions a consumer accepts, oldest first; matched exactly, so 0.6.1 and 0.9.0 are unknown to everybody."""
+"""Versions that consumers accept, oldest first. They match exactly: 0.6.1 and 0.9.0 are not accepted."""
 
 WIRE_NAMES = {"clos_id": "closID"}
 """Wire names that are not plain camelCase of the field."""
@@ -26,7 +23,7 @@ def wire_name(name: str) -> str:
 
 
 class _Element:
-    """Gives every part of the document the same wire form: declared order, empty fields left out."""
+    """Base of all parts of a document: fields in declared order, empty fields left out."""
 
     __slots__ = ()
 
@@ -37,7 +34,7 @@ class _Element:
 
 
 def _is_empty(value: object) -> bool:
-    """None, "", (), {} and an element with nothing in it; 0 and False are values (a minor of 0 is a device)."""
+    """None, "", (), {} and an element without fields are empty; 0 and False are values (a minor may be 0)."""
     if isinstance(value, ContainerEdits):
         return value.empty
     return value is None or (isinstance(value, str | tuple | Mapping) and not value)
@@ -55,8 +52,8 @@ def _wire_value(value: object) -> object:
 class DeviceNode(_Element):
     """A device node to create in the container.
 
-    ``host_path`` is where the runtime may look for the node's numbers, needed only when it differs from ``path``
-    and only used when ``type`` or ``major`` is missing. ``file_mode`` is the permission bits as a decimal number
+    ``host_path`` is the node on the host from which the runtime takes the numbers when ``type`` or ``major`` is
+    missing; it is needed only when it differs from ``path``. ``file_mode`` is the permission bits as a decimal number
     (438 is 0666). ``permissions`` are the cgroup's: a subset of ``rwm``.
     """
 
@@ -94,7 +91,8 @@ class Hook(_Element):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntelRdt(_Element):
-    """Intel Resource Director Technology. Never emitted here; known so that validation covers the whole document."""
+    """Intel Resource Director Technology. This driver never writes it; it is here so that validation covers the whole
+    document."""
 
     clos_id: str = ""
     l3_cache_schema: str = ""
@@ -105,7 +103,7 @@ class IntelRdt(_Element):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetDevice(_Element):
-    """A host network interface moved into the container. Never emitted here, see `IntelRdt`."""
+    """A host network interface moved into the container. This driver never writes it, see `IntelRdt`."""
 
     host_interface_name: str
     name: str
@@ -113,7 +111,7 @@ class NetDevice(_Element):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerEdits(_Element):
-    """What is changed in a container, either for one device or, at the top of a document, for any of its devices."""
+    """Changes of a container: for one device or, at the top of a document, for any of its devices."""
 
     env: tuple[str, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -125,11 +123,11 @@ class ContainerEdits(_Element):
 
     @property
     def empty(self) -> bool:
-        """Nothing at all would change. Consumers refuse a whole file for one device with empty edits."""
+        """Whether nothing would change. Consumers refuse a file that has a device with empty edits."""
         return self == _NOTHING
 
     def __add__(self, other: "ContainerEdits") -> "ContainerEdits":
-        """Both edits, these first; ``other``'s RDT class wins. Nothing is de-duplicated, as in CDI itself."""
+        """Both edits, these first; ``other``'s RDT class wins. Duplicates stay, as in CDI itself."""
         return ContainerEdits(
             env=self.env + other.env,
             device_nodes=self.device_nodes + other.device_nodes,
@@ -146,7 +144,7 @@ _NOTHING = ContainerEdits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CdiDevice(_Element):
-    """One device of a document; a container asks for it as ``<kind>=<name>``."""
+    """One device of a document; a container requests it as ``<kind>=<name>``."""
 
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +153,7 @@ class CdiDevice(_Element):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CdiSpec(_Element):
-    """A whole document. ``kind`` is ``<vendor>/<class>``; the version is computed, never stored."""
+    """A whole document. ``kind`` is ``<vendor>/<class>``; the version is computed."""
 
     kind: str
     annotations: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""The file system as the CDI writer uses it: the few operations, each named, so that a test can make any of them fail.
+"""The file operations of the CDI writer, one method each, so that a test can make any of them fail.
 
-Owns nothing but the calls. Every method raises OSError; translating it into a sentence is the writer's business.
+Every method raises OSError, which the writer translates.
 """
 
 import os
@@ -26,12 +26,12 @@ class Files:
         os.chmod(folder, 0o755)  # noqa: PTH101, S103 - what /etc/cdi and /var/run/cdi have everywhere
 
     def create_temporary(self, folder: str, prefix: str) -> tuple[int, str]:
-        """A new file in ``folder``, mode 0600, that nobody else has: its descriptor and path.
+        """Create a new file in ``folder`` with mode 0600; returns its descriptor and path.
 
-        As ``tempfile.mkstemp`` does, without loading its compression libraries into a process that has a memory budget.
+        Like ``tempfile.mkstemp``, which would load compression libraries into the node process.
         """
         path = f"{folder}/{prefix}{os.urandom(4).hex()}.tmp"
-        # A name that exists (one in four thousand million) is an error here and another name at the next try.
+        # An existing name (one in four thousand million) is an error; the next call uses another name.
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path
 
     def write(self, fd: int, data: bytes) -> None:
@@ -53,7 +53,7 @@ class Files:
         os.close(fd)
 
     def replace(self, source: str, target: str) -> None:
-        """Put ``source`` in the place of ``target`` in one step."""
+        """Rename ``source`` to ``target`` atomically."""
         os.replace(source, target)  # noqa: PTH105
 
     def sync_folder(self, folder: str) -> None:
@@ -67,7 +67,7 @@ class Files:
     def read(self, path: str, limit: int) -> bytes | None:
         """At most ``limit`` bytes of a plain file; None when it is missing, a link, a folder or anything else."""
         try:
-            # Neither follows a link out of the folder nor waits for a writer of a FIFO.
+            # Follows no link out of the folder and does not wait for a writer of a FIFO.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
@@ -86,7 +86,7 @@ class Files:
             return []
 
     def age(self, path: str) -> FileAge | None:
-        """When a plain file was last written; None when it is missing or no plain file (links are not followed)."""
+        """When a plain file was last written; None for anything else. Links are not followed."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:

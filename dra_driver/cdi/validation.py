@@ -1,11 +1,12 @@
-"""The CDI specification's validity rules, and this project's own on top.
+"""The validity rules of the CDI specification, and additional rules of this driver.
 
-Owns the answer to "would a runtime load this file, and would a container start with it". One bad entry makes a consumer
-refuse the whole file, and the only trace is a line in the runtime's log, so nothing is written that breaks a rule.
+One invalid entry makes a consumer refuse the whole file, and only the runtime's log says so. So every document is
+checked before it is written.
 
 Source of the rules: ``pkg/cdi/{spec,device,container-edits,qualified-device}.go`` and ``internal/validation`` of
 the CDI reference library. The JSON schema beside it is no substitute: it accepts nearly all of these mistakes. The
-rules of `house_problems` are not CDI's: a document that breaks them loads, then fails or endangers the container.
+rules of `driver_problems` are this driver's: a document that breaks them loads, but then fails or endangers the
+container.
 """
 
 import re
@@ -26,8 +27,8 @@ _PERMISSION_BITS = 0o7777
 
 
 def validate(spec: CdiSpec, source: str) -> None:
-    """Raise `InvalidSpecError` listing every broken rule, the specification's and ours; ``source`` names the file."""
-    problems = (*spec_problems(spec), *house_problems(spec))
+    """Raise `InvalidSpecError` with all broken rules of the specification and the driver; ``source`` names the file."""
+    problems = (*spec_problems(spec), *driver_problems(spec))
     if problems:
         raise InvalidSpecError(f"CDI document {source} would not be usable: " + "; ".join(problems))
 
@@ -37,9 +38,9 @@ def spec_problems(spec: CdiSpec) -> tuple[str, ...]:
     return tuple(_spec_problems(spec))
 
 
-def house_problems(spec: CdiSpec) -> tuple[str, ...]:
-    """Every broken rule of this project: what CDI lets through and a runtime or an administrator pays for."""
-    return tuple(problem for where, edits in _edits(spec) for problem in _house_problems_of(edits, where))
+def driver_problems(spec: CdiSpec) -> tuple[str, ...]:
+    """Every broken rule of this driver: CDI accepts these documents, but containers fail or are not safe."""
+    return tuple(problem for where, edits in _edits(spec) for problem in _driver_problems_of(edits, where))
 
 
 def _spec_problems(spec: CdiSpec) -> Iterator[str]:
@@ -156,12 +157,12 @@ def _net_device_problems(devices: tuple[NetDevice, ...], where: str) -> Iterator
         yield from (f"{where}: {field} {name!r} is used more than once" for name in _repeated(names))
 
 
-def _house_problems_of(edits: ContainerEdits, where: str) -> Iterator[str]:
+def _driver_problems_of(edits: ContainerEdits, where: str) -> Iterator[str]:
     yield from (
         f"{where}: env[{i}]: {entry!r} holds a NUL character" for i, entry in enumerate(edits.env) if "\0" in entry
     )
     for i, node in enumerate(edits.device_nodes):
-        yield from _house_node_problems(node, f"{where}: deviceNodes[{i}]")
+        yield from _driver_node_problems(node, f"{where}: deviceNodes[{i}]")
     for i, mount in enumerate(edits.mounts):
         yield from _path_problems(mount.host_path, f"{where}: mounts[{i}].hostPath")
         yield from _path_problems(mount.container_path, f"{where}: mounts[{i}].containerPath")
@@ -175,7 +176,7 @@ def _house_problems_of(edits: ContainerEdits, where: str) -> Iterator[str]:
             yield f"{where}: hooks[{i}].env: empty, so the container's environment would reach a host process"
 
 
-def _house_node_problems(node: DeviceNode, where: str) -> Iterator[str]:
+def _driver_node_problems(node: DeviceNode, where: str) -> Iterator[str]:
     yield from _path_problems(node.path, f"{where}.path")
     if node.host_path:
         yield from _path_problems(node.host_path, f"{where}.hostPath")

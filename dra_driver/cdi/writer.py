@@ -1,10 +1,8 @@
-"""CDI files on disk: written whole or not at all, rewritten when they differ, removed when they are ours.
+"""Write and remove this driver's files in the CDI directory, atomically.
 
-Owns the directory's part that belongs to this driver. Refuses to know what a document says beyond its validity.
-
-A file appears by renaming within its own directory, because that is the one way that every consumer notices at
-once: containerd's CDI library watches for renames, removals and writes, and never sees a file that was linked or
-moved in from elsewhere (``pkg/cdi/cache.go``, the watch's event mask). The same rename makes the change atomic.
+A file is published by a rename within its directory, which every consumer notices at once: containerd's CDI library
+watches for renames, removals and writes, and does not see a file that was linked or moved in from another directory
+(``pkg/cdi/cache.go``, the watch's event mask). The same rename makes the change atomic.
 """
 
 import errno
@@ -24,7 +22,7 @@ from dra_driver.model.ids import ClaimUid
 log = logging.getLogger(__name__)
 
 STALE_AFTER_S = 600.0
-"""An unfinished file older than this belongs to a process that died: writing one takes milliseconds."""
+"""A temporary file older than this was left by a crash: writing one takes milliseconds."""
 
 _ADVICE = {
     errno.ENOSPC: "the file system is full: free space there",
@@ -33,7 +31,7 @@ _ADVICE = {
     errno.EACCES: "permission is denied: the node process must run as root, or own the CDI directory",
     errno.EPERM: "the operation is not permitted: the node process must run as root, or own the CDI directory",
     errno.ENOTDIR: "a part of the path is not a directory: check the CDI directory's path",
-    errno.EISDIR: "a directory stands in the file's place: remove it",
+    errno.EISDIR: "a directory has the name of the file: remove it",
 }
 
 
@@ -46,9 +44,9 @@ def render(spec: CdiSpec, source: str) -> bytes:
 class CdiWriter:
     """Writes and removes this driver's files in one CDI directory.
 
-    Thread-safe without a lock, between processes too: every write goes to a file of its own and is renamed into
-    place, so of two writers of one claim the later wins and a reader sees either whole document. All methods raise
-    `StorageError` with a sentence when the file system refuses, and may be called again.
+    Thread-safe without a lock, between processes too: every write goes to its own temporary file and is renamed, so of
+    two writers of one claim the later wins, and a reader sees one complete document. All methods raise `StorageError`
+    when the file system fails, and can be called again.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class CdiWriter:
         self._names = names
         self._files = files or Files()
         self._now = now
-        # The base document is compared in every prepare and changes once a month: its bytes are kept. A tuple, so that
+        # The base document is compared in every prepare and seldom changes, so its bytes are cached. A tuple, so that
         # threads see a matching pair.
         self._rendered_base: tuple[CdiSpec, bytes] | None = None
 
@@ -73,7 +71,7 @@ class CdiWriter:
         return self._directory
 
     def write_base(self, spec: CdiSpec) -> bool:
-        """Make the base file say ``spec``; False when it already did, byte for byte."""
+        """Write ``spec`` to the base file; False when it is equal already, byte for byte. Durable on return."""
         name, kept = self._names.base_file_name, self._rendered_base
         if kept is None or kept[0] is not spec:
             kept = (spec, self._render(spec, name, self._names.device_kind))
@@ -81,13 +79,13 @@ class CdiWriter:
         return self._put(name, kept[1], durable=True)
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool:
-        """Make the claim's file say ``spec``; False when it already did, byte for byte.
+        """Write ``spec`` to the claim's file; False when it is equal already, byte for byte.
 
-        For repeated prepares too: the directory is usually in memory and empty after a reboot. When the process
-        dies inside, the old file (or none) stands and at most a temporary file is left, which `remove_orphans`
-        clears later. Not synced to disk: only a power cut loses the page cache, and after one the boot id is another,
-        so the journal forgets the claim (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID,
-        `InvalidSpecError` when the document would not load; then nothing is touched.
+        Repeated prepares call it, too: the directory is usually in memory and empty after a reboot. A crash leaves the
+        old file (or none) and at most a temporary file, which `remove_orphans` removes later. Not synced to disk: only
+        a power cut loses the page cache, and after it the boot id is another, so the journal forgets the claim
+        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` when the document would
+        not load; then nothing is touched.
         """
         name = self._names.claim_file_name(uid)
         return self._put(name, self._render(spec, name, self._names.claim_kind), durable=False)
@@ -100,14 +98,14 @@ class CdiWriter:
         return self._remove(self._names.claim_file_name(uid))
 
     def claim_uids(self) -> frozenset[ClaimUid]:
-        """Claims that have a file."""
+        """UIDs of the claims that have a file."""
         return frozenset(uid for name in self._list() if (uid := self._names.uid_of(name)) is not None)
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
-        """Remove claims' files of this driver whose claim is not in ``keep``; the removed, in order.
+        """Remove this driver's claim files whose claim is not in ``keep``; returns the removed, in order.
 
-        Also removes this driver's own unfinished files that are older than `STALE_AFTER_S`. Other files are never
-        touched, whatever their age: the directory belongs to every CDI writer of the node.
+        Also removes this driver's temporary files that are older than `STALE_AFTER_S`. Files of other programs are
+        never touched: all CDI writers of the node share the directory.
         """
         kept = frozenset(keep)
         orphans = sorted(uid for uid in self.claim_uids() if uid not in kept)
@@ -124,7 +122,7 @@ class CdiWriter:
             try:
                 age = self._files.age(self._path(name))
             except OSError as error:
-                raise self._storage_error("look at", name, error) from error
+                raise self._storage_error("read the age of", name, error) from error
             if age is not None and self._now() - age.modified_s > STALE_AFTER_S:
                 self._remove(name)
 
@@ -146,20 +144,20 @@ class CdiWriter:
         files = self._files
         try:
             fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
-        except FileNotFoundError:  # made on demand: /var/run is empty after a reboot
+        except FileNotFoundError:  # created on demand: /var/run is empty after a reboot
             files.make_folder(self._directory)
             fd, temporary = files.create_temporary(self._directory, self._names.temporary_prefix)
         try:
             try:
                 files.write(fd, data)
-                files.set_mode(fd, 0o644)  # readable for whoever debugs; there is no secret in it
+                files.set_mode(fd, 0o644)  # readable for debugging; it has no secrets
                 if durable:
                     files.sync(fd)
             finally:
                 files.close(fd)
             files.replace(temporary, self._path(name))
         except OSError:
-            with suppress(OSError):  # the first failure is the one to report; the leftover is removed when it is old
+            with suppress(OSError):  # the first failure is reported; `remove_orphans` removes the temporary file later
                 files.remove(temporary)
             raise
         if durable:
@@ -176,14 +174,14 @@ class CdiWriter:
             return self._files.list(self._directory)
         except OSError as error:
             raise StorageError(
-                f"cannot list the CDI directory {self._directory}: {self._advice(error)}; it is tried again"
+                f"cannot list the CDI directory {self._directory}: {self._advice(error)}; retrying"
             ) from error
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
 
     def _storage_error(self, verb: str, name: str, error: OSError) -> StorageError:
-        return StorageError(f"cannot {verb} CDI file {self._path(name)}: {self._advice(error)}; it is tried again")
+        return StorageError(f"cannot {verb} CDI file {self._path(name)}: {self._advice(error)}; retrying")
 
     @staticmethod
     def _advice(error: OSError) -> str:

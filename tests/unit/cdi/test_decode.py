@@ -45,7 +45,7 @@ def test_a_document_survives_writing_and_reading() -> None:
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        ({**GOOD, "cdiVersion": "0.9.0"}, "cdiVersion: '0.9.0' is none of 0.3.0"),
+        ({**GOOD, "cdiVersion": "0.9.0"}, "cdiVersion: '0.9.0' is unknown, expected one of 0.3.0"),
         ({**GOOD, "cdiVersion": "1.2.0"}, "cdiVersion: '1.2.0'"),
         ({key: value for key, value in GOOD.items() if key != "cdiVersion"}, "cdiVersion: ''"),
         ({**GOOD, "cdiVersion": 0.5}, "cdiVersion: expected a string, found 0.5"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from dra_driver.cdi.validation import house_problems, spec_problems, validate
+from dra_driver.cdi.validation import driver_problems, spec_problems, validate
 from dra_driver.errors import InvalidSpecError
 
 ENV = ContainerEdits(env=("A=1",))
@@ -135,10 +135,10 @@ def test_edits_of_the_whole_document_are_checked_too() -> None:
         (editing(env=("A=\0",)), "env[0]"),
     ],
 )
-def test_house_rules_refuse_what_loads_and_then_hurts(document: CdiSpec, message: str) -> None:
+def test_rules_of_the_driver_refuse_documents_that_load_and_then_fail(document: CdiSpec, message: str) -> None:
     """CDI lets these through; runc then fails, or runs a hook with the container's LD_PRELOAD as host root."""
     assert spec_problems(document) == ()
-    assert any(message in problem for problem in house_problems(document)), house_problems(document)
+    assert any(message in problem for problem in driver_problems(document)), driver_problems(document)
 
 
 def test_all_problems_come_in_one_error_that_names_the_file() -> None:

@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 def test_a_directory_in_the_files_place_is_a_sentence(tmp_path: Path) -> None:
     """Somebody's mistake is named, not removed."""
     claim_path(tmp_path).mkdir()
-    with pytest.raises(StorageError, match="a directory stands in the file's place"):
+    with pytest.raises(StorageError, match="a directory has the name of the file"):
         writer(tmp_path).write_claim(UID, claim())
     with pytest.raises(StorageError, match="cannot remove CDI file"):
         writer(tmp_path).remove_claim(UID)
