@@ -1,4 +1,4 @@
-"""A claim preparer that does what a test tells it to."""
+"""A claim preparer whose answers and delays a test sets."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""An HTTP server on loopback that answers as a test says, including the ways in which servers fail.
-
-Owns connections and threads. Refuses to know Kubernetes: what is answered comes from the test's script.
-"""
+"""An HTTP server on loopback whose answers a test scripts, failures of servers included."""
 
 import json
 import threading
@@ -14,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request as it came in."""
+    """One request as it arrived."""
 
     method: str
     path: str

@@ -1,8 +1,8 @@
 """kill -9 of a whole node process at every step of preparing and unpreparing partitions that leaves something behind.
 
-The process is a real one on simulated hardware, whose state outlives it. To stop it between two steps, the hardware is
-told to take minutes over a call, or the journal over a write; what is there then is looked at from outside, so that a
-kill cannot hit another step than the one it is named for.
+The process is a real one on simulated hardware, whose state outlives it. To stop it between two steps, a call of the
+hardware or a write to the journal takes minutes. The test checks from outside which step was reached, so that a kill
+cannot hit another step than the one that it is named for.
 """
 
 import random
@@ -28,8 +28,8 @@ RANDOM_KILLS = {"few": 3, "many": 60}
 
 
 Seen = tuple[str | None, bool, bool, bool, list[int]]
-"""The claim's state in the journal, whether it has a CDI file, whether MIG mode is noted as ours, whether it is on, and
-compute instances of each GPU instance."""
+"""The claim's state in the journal, whether it has a CDI file, whether the journal notes MIG mode, whether it is on,
+and the number of compute instances of each GPU instance."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scene:
     claim: Obj
 
     def seen(self) -> "Seen":
-        """What a person on the node would see of the claim."""
+        """The traces of the claim that a person on the node can see."""
         state = self.node.states().get(self.claim["uid"])
         has_file = self.claim["uid"] in self.node.cdi_files()
         is_noted = "mig-mode" in [key for _, key in self.node.notes()]
@@ -111,7 +111,7 @@ def step(steps: tuple[Step, ...], name: str) -> Step:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LiveNode]:
-    """Whatever a test does to it, it leaves it as it was."""
+    """Every test restores it."""
     with LiveNode(SPEC) as running:
         yield running
 
@@ -148,7 +148,7 @@ def stopped_at(step: Step, scene: Scene, begin: Callable[[], None]) -> None:
     deadline = time.monotonic() + 20.0
     while (seen := scene.seen()) != step.seen or (step.writing and not node.journal_is_being_written):
         assert time.monotonic() < deadline, f"never came to '{step}': {seen} and not {step.seen}; {node.log()}"
-    time.sleep(0.05)  # not a wait for something: were it not stopped, it would be further by now
+    time.sleep(0.05)  # a process that was not stopped would be at a later step by now
     assert scene.seen() == step.seen
     node.kill()
     node.hardware.clear_faults()
@@ -163,7 +163,7 @@ def cut_off(step: Step, scene: Scene, call: Callable[[], object], calls: ThreadP
 
 
 def is_served(scene: Scene) -> None:
-    """The claim is prepared, once; given back, nothing is left of it."""
+    """The claim is prepared once; after its unprepare nothing is left."""
     node, claim = scene.node, scene.claim
     answer = node.prepare(claim)
     assert answer.error == ""
@@ -181,7 +181,7 @@ def is_served(scene: Scene) -> None:
 def test_a_prepare_that_dies_at_any_step_is_undone_and_served_again(
     step: Step, node: LiveNode, scheduler: Scheduler, calls: ThreadPoolExecutor
 ) -> None:
-    """Nobody was told that it is prepared, so nothing of it may be there after the restart."""
+    """The kubelet got no answer, so nothing of the claim may exist after the restart."""
     scene = Scene(node, two(scheduler, node))
     cut_off(step, scene, lambda: node.prepare(scene.claim), calls)
     node.start()
@@ -212,7 +212,7 @@ def test_an_unprepare_that_dies_at_any_step_is_finished_by_the_next_run(
 def test_a_recovery_that_dies_is_finished_by_the_next_run(
     name: str, node: LiveNode, scheduler: Scheduler, calls: ThreadPoolExecutor
 ) -> None:
-    """A node that crashes while it starts must not need a person."""
+    """A node whose process crashes while it starts recovers without a person."""
     scene = Scene(node, two(scheduler, node))
     cut_off(step(PREPARE, "two is made"), scene, lambda: node.prepare(scene.claim), calls)
     stopped_at(step(UNPREPARE, name), scene, node.process.start)
@@ -222,10 +222,10 @@ def test_a_recovery_that_dies_is_finished_by_the_next_run(
     scheduler.release(scene.claim)
 
 
-def test_what_somebody_else_made_meanwhile_survives_the_crash(
+def test_a_foreign_instance_survives_the_recovery_after_a_crash(
     node: LiveNode, scheduler: Scheduler, calls: ThreadPoolExecutor
 ) -> None:
-    """Recovery takes away what the journal calls ours and nothing beside it, and MIG mode stays while it is needed."""
+    """Recovery removes only instances that the journal has; MIG mode stays while a foreign instance needs it."""
     scene = Scene(node, two(scheduler, node))
     cut_off(step(PREPARE, "two is half made"), scene, lambda: node.prepare(scene.claim), calls)
     gpu = node.gpus[0]
@@ -233,20 +233,20 @@ def test_what_somebody_else_made_meanwhile_survives_the_crash(
     node.start()
     assert node.instances() == [(gpu, 19, 0, 1)]
     assert node.states() == {}
-    assert node.notes() == [(gpu, "mig-mode")], "it is ours to switch off when the other is gone"
+    assert node.notes() == [(gpu, "mig-mode")], "the driver switches it off when the foreign instance is gone"
     node.hardware.foreign_destroy(gpu, foreign.gi_id)
     is_served(scene)
     scheduler.release(scene.claim)
 
 
 class Kubelet:
-    """Prepares and unprepares one claim in turn until the node process dies; remembers what it was answered."""
+    """Prepares and unprepares one claim in turn until the node process dies; remembers the answers."""
 
     def __init__(self, node: LiveNode, claim: Obj) -> None:
         self.node = node
         self.claim = claim
         self.answers: list[str] | None = None
-        """CDI ids of the prepared claim; None when it is not prepared, or nobody knows."""
+        """CDI ids of the prepared claim; None when it is not prepared, or unknown."""
         self.in_doubt = False
 
     def run(self) -> None:
@@ -273,7 +273,7 @@ class Kubelet:
         return [each for device in answer.devices for each in device.cdi_device_ids]
 
     def check(self) -> None:
-        """After a restart: what was answered is still so."""
+        """After a restart: the last answer still holds."""
         state = self.node.states().get(self.claim["uid"])
         if self.in_doubt:  # the answer was lost: done or undone, and nothing between
             assert state in ("prepared", None)

@@ -1,4 +1,4 @@
-"""The reflector over real sockets, against a server that ends, breaks, hangs and talks nonsense."""
+"""The reflector over real sockets, against a server that ends, breaks, hangs and sends garbage."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ def event(kind: str, name: str, version: str) -> dict[str, Any]:
 
 
 class ShortWatches(RestClient):
-    """Cuts the read timeout, which is minutes in earnest, to a fraction of a second."""
+    """Shortens the read timeout, in production minutes, to a fraction of a second."""
 
     def watch(self, path: str, query: Any, read_timeout_s: float) -> WatchStream:
         return super().watch(path, query, 0.2)
@@ -196,14 +196,14 @@ def test_garbage_is_survived(tmp_path: Path) -> None:
 
 
 def test_events_split_over_packets_arrive_whole(tmp_path: Path) -> None:
-    """Chunks of the transport have nothing to do with lines."""
+    """Chunks of the transport do not end at line ends."""
     halves = [b'{"type":"ADDED","object":{"metadata":{"na', b'me":"b","resourceVersion":"8"}}}\n']
     with reflecting(scripted(LIST_7, lambda x: x.stream(halves, end="hang")), tmp_path) as (_, __, heard):
         heard.wait_for(("added", "b"))
 
 
 def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
-    """One bad callback must not leave the node blind."""
+    """After an exception in a callback the node still sees changes."""
     with ScriptedServer(scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8")], end="hang"))) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())

@@ -135,7 +135,7 @@ def test_status_objects_become_errors_with_message_and_reason(
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """The reader must learn which address was tried and where it came from."""
+    """The error names the address and the file that it came from."""
     with ScriptedServer(lambda x: x.json({})) as server:
         url = server.url
     with pytest.raises(ApiUnreachableError) as caught:
@@ -160,7 +160,7 @@ def test_answers_that_cannot_be_read_are_no_answer(tmp_path: Path, script: Calla
         client(server, tmp_path).get("/version")
 
 
-def test_a_dripping_server_cannot_hold_a_caller(tmp_path: Path) -> None:
+def test_a_dripping_server_cannot_block_a_caller(tmp_path: Path) -> None:
     """Each byte comes in time, the whole answer never does: the kubelet's call must not wait for it."""
 
     def script(x: Exchange) -> None:
@@ -179,7 +179,7 @@ def test_a_dripping_server_cannot_hold_a_caller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", ["silent", "dripping", "silent in the middle", "broken, then silent"])
-def test_a_callers_deadline_bounds_everything_that_is_done_for_a_read(failure: str, tmp_path: Path) -> None:
+def test_a_callers_deadline_bounds_a_read_with_its_repeats(failure: str, tmp_path: Path) -> None:
     """The client's own limits are longer, and a repeat would begin them anew: the kubelet waits for neither."""
 
     def drip() -> Iterator[bytes]:
@@ -209,7 +209,7 @@ def test_a_callers_deadline_bounds_everything_that_is_done_for_a_read(failure: s
 
 
 def test_a_read_without_time_left_is_not_sent(tmp_path: Path) -> None:
-    """A caller that is late gets its answer, and the API server no work that nobody waits for."""
+    """A late caller gets an error at once, and the API server no request whose answer would be dropped."""
     with ScriptedServer(lambda x: x.json({})) as server:
         with pytest.raises(ApiUnreachableError, match="no time was left"):
             client(server, tmp_path).get("/version", within_s=0.0)
@@ -282,7 +282,7 @@ def test_a_null_list_is_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_deletes_carry_their_preconditions_and_dry_runs_say_so(tmp_path: Path) -> None:
-    """Nothing is deleted that changed since it was looked at; a dry run stores nothing."""
+    """An object that changed since it was read is not deleted; a dry run stores nothing."""
     with ScriptedServer(lambda x: x.json({})) as server:
         rest = client(server, tmp_path)
         rest.delete("/x/a", uid="u", resource_version="5")

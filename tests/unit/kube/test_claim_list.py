@@ -63,18 +63,18 @@ def test_all_pages_are_read() -> None:
 
 
 def test_malformed_claim_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    """One bad object must not keep a node from getting its journal back."""
+    """One malformed object must not prevent the rebuild of a node's journal."""
     assert names([claim("bad", device=7), claim("good")]) == ["good"]
     assert [getattr(record, "claim", None).name for record in caplog.records] == ["bad"]  # type: ignore[union-attr]
 
 
-def test_malformed_claim_of_another_driver_is_none_of_our_business(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_claim_of_another_driver_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert names([claim("bad", driver="nic.example", device=7)]) == []
     assert caplog.records == []
 
 
 def test_refusal_by_the_api_server_is_passed_on() -> None:
-    """Recovery says so and tries again later; it must not take it for an empty list."""
+    """Recovery reports it and tries again later; it must not count as an empty list."""
 
     class Refusing:
         def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reading claims that people and controllers wrote, well or badly."""
+"""Reading claims, well-formed and malformed."""
 
 import contextlib
 import copy
@@ -60,7 +60,7 @@ def claim() -> dict[str, Any]:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The claim above with one field replaced (or, for ``...``, taken away)."""
+    """The claim above with one field replaced (or, for ``...``, removed)."""
     document = copy.deepcopy(claim())
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     at: Any = document
@@ -78,7 +78,7 @@ CONFIG = "status.allocation.devices.config.2"
 
 
 def test_reads_this_drivers_part_in_order() -> None:
-    """Results and configs of other drivers are theirs, and may look as they like."""
+    """Results and configs of other drivers may have any shape."""
     found = allocated_claim(claim(), REF, DRIVER)
     pool = PoolName("node-a/gpu.nvidia.com")
     assert found.results == (
@@ -108,8 +108,8 @@ def test_reads_this_drivers_part_in_order() -> None:
         ("status.allocation.devices.results", [], ClaimNotAllocatedError),
     ],
 )
-def test_a_replaced_or_unallocated_claim_is_told_apart(path: str, value: Any, error: type[Exception]) -> None:
-    """The kubelet's reader has to know whether waiting helps."""
+def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, value: Any, error: type[Exception]) -> None:
+    """The error says whether waiting helps."""
     with pytest.raises(error, match="ns/c"):
         allocated_claim(changed(path, value), REF, DRIVER)
 
@@ -157,7 +157,7 @@ def test_a_replaced_or_unallocated_claim_is_told_apart(path: str, value: Any, er
     ],
 )  # fmt: skip
 def test_a_malformed_claim_is_refused_with_the_path_of_the_field(path: str, value: Any, expected: str) -> None:
-    """Names end in file names and environments; whoever reads the pod's events must find the field."""
+    """Names end in file names and environments; the pod's event names the field."""
     with pytest.raises(ClaimError) as caught:
         allocated_claim(changed(path, value), REF, DRIVER)
     assert str(caught.value).startswith(f"claim {REF} is malformed: ")
@@ -166,7 +166,7 @@ def test_a_malformed_claim_is_refused_with_the_path_of_the_field(path: str, valu
 
 
 def test_deeply_nested_parameters_are_refused() -> None:
-    """A thousand brackets fit into ten KiB and would exhaust the stack of whoever walks them."""
+    """A thousand brackets fit into ten KiB and would exhaust the stack of recursive code."""
     deep: Any = {}
     for _ in range(900):
         deep = {"a": deep}
@@ -185,7 +185,7 @@ _json = st.recursive(
 
 @given(st.sampled_from([RESULT, f"{RESULT}.device", CONFIG, "status", "status.allocation.devices", "metadata"]), _json)
 def test_no_value_anywhere_breaks_more_than_the_claim(path: str, value: Any) -> None:
-    """Whatever stands in a claim, the answer is a claim or a ClaimError."""
+    """For any value in a claim, the answer is a claim or a ClaimError."""
     with contextlib.suppress(ClaimError):
         assert allocated_claim(changed(path, value), REF, DRIVER).results
 
@@ -221,14 +221,14 @@ def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
 
 
 def test_the_readers_callers_deadline_is_the_requests() -> None:
-    """The kubelet waits 45 s for a call, whatever its claims need."""
+    """The kubelet waits 45 s for a whole call with all its claims."""
     api = Api(claim())
     ApiClaimReader(api, DRIVER).read(REF, within_s=3.5)
     assert api.within_s == 3.5
 
 
 def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
-    """404 for a claim and 404 for the whole API group have different readers."""
+    """404 for a claim concerns its pod; 404 for the whole API group concerns the cluster."""
     with pytest.raises(ClaimReplacedError, match="does not exist any more"):
         ApiClaimReader(Api(NotFoundError("no", status=404, reason="NotFound")), DRIVER).read(REF)
     with pytest.raises(NotFoundError):

@@ -27,7 +27,7 @@ def service_account(folder: Path) -> dict[str, str]:
 
 
 def test_the_service_account_wins_over_the_environment(tmp_path: Path) -> None:
-    """In a pod nobody expects a KUBECONFIG that the image brought along."""
+    """A KUBECONFIG variable of the image must not replace the pod's service account."""
     environ = {**service_account(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "k"))}
     connection = Connection.load(environ=environ, service_account_dir=tmp_path)
     assert connection.base_url == "https://10.0.0.1:443"
@@ -42,7 +42,7 @@ def test_a_kubeconfig_that_was_asked_for_wins_over_everything(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variable", ["KUBECONFIG", "HOME"])
-def test_outside_a_pod_the_usual_places_are_looked_at(tmp_path: Path, variable: str) -> None:
+def test_outside_a_pod_the_usual_files_are_read(tmp_path: Path, variable: str) -> None:
     """As kubectl does: the variable, then ~/.kube/config."""
     (tmp_path / ".kube").mkdir()
     path = kubeconfig(tmp_path / ".kube" / "config")
@@ -51,7 +51,7 @@ def test_outside_a_pod_the_usual_places_are_looked_at(tmp_path: Path, variable: 
 
 
 def test_a_token_file_is_read_and_read_again_when_credentials_are_renewed(tmp_path: Path) -> None:
-    """A kubeconfig may name a file that somebody rotates."""
+    """A kubeconfig may name a token file that is rotated."""
     (tmp_path / "tok").write_text("one\n")
     connection = Connection.load(str(kubeconfig(tmp_path / "k", user={"tokenFile": "tok"})))
     assert connection.auth_headers() == {"authorization": "Bearer one"}
@@ -61,7 +61,7 @@ def test_a_token_file_is_read_and_read_again_when_credentials_are_renewed(tmp_pa
 
 
 def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) -> None:
-    """The commonest first mistake on a laptop."""
+    """The most common first mistake on a laptop."""
     with pytest.raises(ConfigurationError, match="pass --kubeconfig, set KUBECONFIG, or run in a pod"):
         Connection.load(environ={"HOME": str(tmp_path)}, service_account_dir=tmp_path)
 
@@ -87,7 +87,7 @@ def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str
 
 
 def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
-    """Going on without would mean talking to the API server as nobody."""
+    """Requests without a token would be made as system:anonymous."""
     environ = service_account(tmp_path)
     (tmp_path / "token").write_text("")
     with pytest.raises(ConfigurationError, match="Token file exists but empty"):
@@ -96,7 +96,7 @@ def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[1, 2]", ":::", "current-context: c\ncontexts: 7", "a: v1"])
 def test_a_file_of_another_shape_is_called_no_kubeconfig_or_its_fault_is_named(tmp_path: Path, text: str) -> None:
-    """ "'str' object does not support item assignment" would help nobody who mounted the wrong file."""
+    """The client's own error, "'str' object does not support item assignment", does not name the wrong file."""
     path = tmp_path / "broken"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config"):
@@ -107,7 +107,7 @@ def test_a_file_of_another_shape_is_called_no_kubeconfig_or_its_fault_is_named(t
     "server", ["not a url", "https://not a url", "10.0.0.1:6443", "https://", "ftp://10.0.0.1", "https://a:99999999"]
 )
 def test_a_server_that_is_no_address_is_a_configuration_error(tmp_path: Path, server: str) -> None:
-    """Nobody should wait for a server to come back that can never be reached."""
+    """Otherwise the process would wait for ever for an address that cannot exist."""
     with pytest.raises(ConfigurationError, match=r"its server is .* expected an address such as https://"):
         Connection.load(str(kubeconfig(tmp_path / "k", server=server)))
 

@@ -1,4 +1,4 @@
-"""Recording events: bounded, joined, never in the way."""
+"""Recording events: bounded, with repeats joined, and without blocking the caller."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -60,7 +60,7 @@ def test_an_event_is_written_where_kubectl_describe_looks() -> None:
     assert body["firstTimestamp"] == "2026-01-01T00:00:00Z"
 
 
-def test_repeats_raise_a_count_and_wait_their_turn() -> None:
+def test_repeats_raise_a_count_every_ten_seconds() -> None:
     """A failure every second for a minute is one event with a count, written every ten seconds."""
     bench = Bench()
     for _ in range(61):
@@ -69,8 +69,8 @@ def test_repeats_raise_a_count_and_wait_their_turn() -> None:
     assert [body["count"] for _, body in bench.api.patched] == [11, 21, 31, 41, 51, 61]
 
 
-def test_an_old_or_forgotten_event_is_written_anew() -> None:
-    """The API server forgets events after an hour; a count on something that is gone helps nobody."""
+def test_an_old_or_deleted_event_is_created_again() -> None:
+    """The API server forgets events after an hour; a count on a deleted event would be lost."""
     bench = Bench()
     bench.say()
     bench.api.failures = [NotFoundError("gone", status=404, reason="NotFound")]
@@ -81,7 +81,7 @@ def test_an_old_or_forgotten_event_is_written_anew() -> None:
 
 
 def test_a_full_queue_drops_and_counts() -> None:
-    """Who reports is never held up, and memory is bounded."""
+    """The caller never waits, and memory is bounded."""
     bench = Bench()
     for number in range(MAX_PENDING + 5):
         bench.recorder.record(NODE, "Normal", "Reason", f"text {number}")
@@ -108,7 +108,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 def test_stop_writes_what_is_queued() -> None:
-    """The last words of a process that stops are often the ones looked for."""
+    """The last events of a process that stops often explain why."""
     bench = Bench()
     bench.recorder.start()
     bench.recorder.record(NODE, "Normal", "Stopping", "bye")

@@ -1,4 +1,4 @@
-"""The state of a cluster: read as far as allowed, passed on without secrets, refused when it is malformed."""
+"""The state of a cluster: read as far as allowed, without secrets, refused when it is malformed."""
 
 import json
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def test_a_list_that_grew_too_old_is_read_again_and_no_answer_is_an_error() -> N
 
 
 def test_nothing_secret_is_kept() -> None:
-    """Whoever passes a snapshot on passes on what scheduling needs, and nothing that a container was told."""
+    """A snapshot holds the fields that scheduling needs, and no environment, argument or command of a container."""
     container = {
         "name": "main",
         "command": [SECRET],

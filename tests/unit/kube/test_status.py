@@ -51,14 +51,16 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[errors
         (b"", {"Retry-After": "-5"}, 0.0),
     ],
 )
-def test_the_servers_wish_for_a_pause_is_read_and_bounded(body: bytes, headers: dict[str, str], seconds: float) -> None:
+def test_the_pause_that_the_server_asks_for_is_read_and_bounded(
+    body: bytes, headers: dict[str, str], seconds: float
+) -> None:
     """Body first, then header; nonsense is none, and five minutes are the most."""
     error = error_from_response("GET /x", 429, body, headers)
     assert isinstance(error, errors.ServerBusyError)
     assert error.retry_after_s == seconds
 
 
-def test_the_details_come_along() -> None:
+def test_the_details_are_in_the_message() -> None:
     """Their causes name each field that the API server objects to."""
     causes = {"causes": [{"field": "spec.devices[0].name", "message": "bad"}]}
     assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=causes), {}).details == causes

@@ -24,7 +24,7 @@ def run(source: str) -> None:
 
 
 def test_in_a_pod_neither_requests_nor_websocket_is_loaded() -> None:
-    """The node process has 60 MiB; nine of them are saved here. Who imports the client later gets all of it."""
+    """The node process has 60 MiB; nine of them are saved here. A later import of the client gets all of it."""
     run("in-cluster")
 
 

@@ -32,7 +32,7 @@ def ask(server: ObservabilityServer, path: str, method: str = "GET") -> tuple[in
         connection.close()
 
 
-def test_ready_and_live_say_ok_or_why_not(server: ObservabilityServer) -> None:
+def test_readyz_and_healthz_answer_ok_or_the_reasons(server: ObservabilityServer) -> None:
     """One reason a line, for the person who runs curl."""
     assert ask(server, "/readyz") == (200, "ok\n")
     READY.extend(["no driver", "not published"])
@@ -53,7 +53,7 @@ def test_other_paths_and_methods_are_refused(server: ObservabilityServer) -> Non
     assert ask(server, "/readyz", "HEAD") == (200, "")
 
 
-def test_failing_check_is_an_answer_not_a_hang_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_check_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     """A probe without an answer looks like a network problem."""
 
     def broken() -> list[str]:

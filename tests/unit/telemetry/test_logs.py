@@ -1,4 +1,4 @@
-"""What a log line looks like, and what never gets into one."""
+"""The format of log lines, and what is removed from them."""
 
 import io
 import json
@@ -16,7 +16,7 @@ Emit = Callable[..., str]
 
 @pytest.fixture
 def emit() -> Iterator[Emit]:
-    """Logs one line and returns what came out; the process' own logging is put back afterwards."""
+    """Logs one line and returns what came out; the process' own logging is restored afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
 
@@ -60,14 +60,14 @@ def test_values_that_would_break_the_line_are_quoted(emit: Emit, value: object, 
 
 
 def test_no_text_can_forge_a_second_line(emit: Emit) -> None:
-    """Names and errors come from others."""
+    """Names and errors come from other programs and users."""
     line = emit("text", "bad name a\nERROR forged", extra={"k": "x\n2026 ERROR forged"})
     assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("secret", [f"Bearer {JWT}", "authorization: bearer abc.def-123", f"token {JWT} expired"])
-def test_credentials_are_cut_out_wherever_they_come_from(emit: Emit, log_format: logs.LogFormat, secret: str) -> None:
+def test_credentials_are_removed_from_every_line(emit: Emit, log_format: logs.LogFormat, secret: str) -> None:
     """A foreign library's error text may quote the request's headers."""
     for line in (
         emit(log_format, secret),

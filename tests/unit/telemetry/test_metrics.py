@@ -1,4 +1,4 @@
-"""Which series exist, and what a call changes in them."""
+"""Which series exist, and how a call changes them."""
 
 import re
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_labels_come_from_closed_sets() -> None:
 
 
 def test_every_metric_and_label_value_is_documented() -> None:
-    """Whoever writes an alert looks there."""
+    """Authors of alerts and dashboards read docs/metrics.md."""
     document = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     text = metrics.render()[1].decode()
     families = {name for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not name.startswith("process_")}
