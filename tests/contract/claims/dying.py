@@ -3,7 +3,8 @@
 usage: python -m tests.contract.claims.dying FOLDER STEP
 
 Journal, CDI files, simulated GPUs, GPU locks and the MPS client are the real ones; the MPS host is one function. Prints
-``done`` when the step is beyond the last one.
+``prepared N`` and ``unprepared N`` for each claim as it is answered, ``unpreparing N`` before, and ``done`` when the
+step is beyond the last one.
 """
 
 import os
@@ -85,8 +86,8 @@ class DyingNode(Node):
 
     def wanted(self) -> tuple[AllocatedClaim, ...]:
         """Two partitions under MPS, and a share."""
-        cut, shared = self.books[0].gpu, self.books[4].gpu
-        profiles = {profile.name: profile for profile in cut.mig_profiles}
+        divided, shared = self.gpu_views[0].gpu, self.gpu_views[4].gpu
+        profiles = {profile.name: profile for profile in divided.mig_profiles}
         names = part(0, profiles["1g.10gb"], 0), part(0, profiles["3g.40gb"], 4)
         parts = [result(name, request=f"r{at}") for at, name in enumerate(names)]
         one, two = CLAIMS
@@ -96,21 +97,29 @@ class DyingNode(Node):
         )
 
     def work(self) -> None:
-        """Prepare all, then unprepare all."""
+        """Prepare all claims, then unprepare all."""
         for each in self.wanted():
             self.api.put(each)
             answer = self.claims.service.prepare([each.ref])[each.ref.uid]
             assert not isinstance(answer, DraError), answer
+            say(f"prepared {int(each.ref.uid[:8], 16)}")
         for number in CLAIMS:
+            say(f"unpreparing {number}")
             error = self.claims.service.unprepare([ref(number)])[ref(number).uid]
             assert error is None, error
+            say(f"unprepared {number}")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main(folder: Path, step: int) -> None:
     node = DyingNode(folder, 0, wrap=Dying)
     Dying.left = step
     node.work()
-    sys.stdout.write("done\n")
+    say("done")
 
 
 if __name__ == "__main__":

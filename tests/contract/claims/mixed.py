@@ -1,7 +1,7 @@
 """Random rounds of prepare and unprepare over every form that a GPU can take, on simulated GPUs.
 
 For tests and for a longer run by hand: ``python -m tests.contract.claims.mixed ROUNDS [SEED]``. A scheduler of few
-lines stands in for the real one: it gives away what its own book says is free, so every claim has to be prepared, apart
+lines stands in for the real one: it allocates what its own view says is free, so every claim has to be prepared, apart
 from partitions for which the hardware lacks an engine.
 """
 
@@ -59,7 +59,7 @@ class Tally:
 
 
 @dataclass
-class Book:
+class GpuView:
     """The scheduler's view of one GPU: allocated as a whole, in partitions, or in shares."""
 
     gpu: Gpu
@@ -96,9 +96,9 @@ class Node:
         self.backend = SimulatedBackend.from_spec(spec, "node-a", folder / "gpus.json")
         self.sharing = FakeSharing()
         self.api = FakeClaims()
-        self.books = [Book(gpu) for gpu in self.backend.snapshot().gpus]
-        self.terms: Terms = {book.gpu.uuid: terms for book, terms in zip(self.books, _terms(), strict=False)}
-        self.living: dict[int, Book] = {}
+        self.gpu_views = [GpuView(gpu) for gpu in self.backend.snapshot().gpus]
+        self.terms: Terms = {view.gpu.uuid: terms for view, terms in zip(self.gpu_views, _terms(), strict=False)}
+        self.living: dict[int, GpuView] = {}
         self.tally = Tally()
         self.numbers = iter(range(1, 1 << 30))
         self.claims = self._open()
@@ -146,9 +146,9 @@ class Node:
             self.begin()
 
     def begin(self) -> None:
-        number, book = next(self.numbers), self.dice.choice(self.books)
-        forms = [self._whole, self._cut, self._cut, self._share]
-        wanted = self.dice.choice(forms)(number, book)
+        number, view = next(self.numbers), self.dice.choice(self.gpu_views)
+        forms = [self._whole, self._partition, self._partition, self._share]
+        wanted = self.dice.choice(forms)(number, view)
         if wanted is None:
             return
         form, results, configs = wanted
@@ -157,12 +157,12 @@ class Node:
         if isinstance(answer, NoRoomError):
             assert form == "partition", answer
             assert self.claims.journal.entry(ref(number).uid) is None
-            book.forget(number)
+            view.forget(number)
             self.tally.refused += 1
             return
         assert not isinstance(answer, DraError), answer
         assert len(answer) == len(results)
-        self.living[number] = book
+        self.living[number] = view
         self.tally.prepared[form] += 1
 
     def end(self, number: int) -> None:
@@ -173,12 +173,12 @@ class Node:
 
     def check(self) -> None:
         """Assert that hardware, settings, journal and files agree with the scheduler's view."""
-        for book, gpu in zip(self.books, self.backend.snapshot().gpus, strict=True):
+        for view, gpu in zip(self.gpu_views, self.backend.snapshot().gpus, strict=True):
             there = sorted((one.profile_id, one.start) for one in gpu.mig_instances)
-            assert there == sorted((profile.profile_id, start) for profile, start in book.parts.values())
-            assert gpu.mig_enabled == bool(book.parts)
+            assert there == sorted((profile.profile_id, start) for profile, start in view.parts.values())
+            assert gpu.mig_enabled == bool(view.parts)
             assert (gpu.uuid in self.sharing.running) == bool(
-                book.shares and self.terms[gpu.uuid].sharing.strategy is Strategy.MPS  # type: ignore[union-attr]
+                view.shares and self.terms[gpu.uuid].sharing.strategy is Strategy.MPS  # type: ignore[union-attr]
             )
         uids = {ref(number).uid for number in self.living}
         assert self.claims.journal.uids() == uids
@@ -194,42 +194,42 @@ class Node:
         assert self.claims.journal.noted_gpus() == {}
         assert self.claims.journal.uses() == ()
         assert sum(len(gpu.mig_instances) for gpu in self.backend.snapshot().gpus) == 0
-        assert all(self.backend.compute_mode(book.gpu.uuid) == 0 for book in self.books)
+        assert all(self.backend.compute_mode(view.gpu.uuid) == 0 for view in self.gpu_views)
         self.claims.close()
 
-    def _whole(self, number: int, book: Book) -> Any:
-        if not book.free:
+    def _whole(self, number: int, view: GpuView) -> Any:
+        if not view.free:
             return None
-        book.whole = number
+        view.whole = number
         configs = self.dice.choice(([], [], [mps_config("GpuConfig")], [_config("GpuConfig", "TimeSlicing", "Long")]))
-        alone = self._terms_of(book).sharing is not None
-        name = book.gpu.device_name
-        whole = share_result(number, _everything(book.gpu), 100, device=name) if alone else result(name)
+        alone = self._terms_of(view).sharing is not None
+        name = view.gpu.device_name
+        whole = share_result(number, _everything(view.gpu), 100, device=name) if alone else result(name)
         return f"{Form.WHOLE}{' with a setting' if configs else ''}", [whole], configs
 
-    def _cut(self, number: int, book: Book) -> Any:
-        places = [(p, s) for p in book.gpu.mig_profiles for s in p.starts if book.fits(p, s)]
+    def _partition(self, number: int, view: GpuView) -> Any:
+        places = [(p, s) for p in view.gpu.mig_profiles for s in p.starts if view.fits(p, s)]
         if not places:
             return None
-        profile, start = book.parts[number] = self.dice.choice(places)
+        profile, start = view.parts[number] = self.dice.choice(places)
         configs = [mps_config("MigDeviceConfig")] if self.dice.random() < 0.2 else []
-        return str(Form.PARTITION), [result(part(book.gpu.minor, profile, start))], configs
+        return str(Form.PARTITION), [result(part(view.gpu.minor, profile, start))], configs
 
-    def _share(self, number: int, book: Book) -> Any:
-        if self._terms_of(book).sharing is None or book.whole is not None or book.parts:
+    def _share(self, number: int, view: GpuView) -> Any:
+        if self._terms_of(view).sharing is None or view.whole is not None or view.parts:
             return None
         gib, percent = self.dice.randint(1, 20), self.dice.randint(1, 30)
         if (
-            sum(g for g, _ in book.shares.values()) + gib > 79
-            or sum(p for _, p in book.shares.values()) + percent > 100
+            sum(g for g, _ in view.shares.values()) + gib > 79
+            or sum(p for _, p in view.shares.values()) + percent > 100
         ):
             return None
-        book.shares[number] = gib, percent
-        device: AllocatedDevice = share_result(number, f"{gib}Gi", percent, device=book.gpu.device_name)
+        view.shares[number] = gib, percent
+        device: AllocatedDevice = share_result(number, f"{gib}Gi", percent, device=view.gpu.device_name)
         return str(Form.SHARE), [device], []
 
-    def _terms_of(self, book: Book) -> GpuTerms:
-        return self.terms.get(book.gpu.uuid, GpuTerms())
+    def _terms_of(self, view: GpuView) -> GpuTerms:
+        return self.terms.get(view.gpu.uuid, GpuTerms())
 
 
 def mixed(folder: Path, rounds: int, seed: int, spec: str = SPEC) -> Tally:

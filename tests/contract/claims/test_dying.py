@@ -2,26 +2,30 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from dra_driver.cdi.writer import CdiWriter
 from dra_driver.claims.entry import State
+from dra_driver.model.ids import ClaimUid
 from tests.contract.claims.dying import CLAIMS, DyingNode
-from tests.fakes.claims import ref
+from tests.fakes.claims import NAMES, ref, uid
 from tests.fakes.memory import memory_folder
 
 EVERY = 6
 LANES = 2
 
 
-def killed(folder: Path, step: int) -> bool:
-    """Whether the process died at that step; False when it ended before."""
+def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
+    """Whether the process died at that step (False when it ended before), and the lines that it printed."""
     command = [sys.executable, "-m", "tests.contract.claims.dying", str(folder), str(step)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == -9 or (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
-    return ended.returncode == -9
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == -9 or (ended.returncode, lines[-1]) == (0, "done"), ended.stderr
+    return ended.returncode == -9, lines
 
 
 @pytest.mark.parametrize("lane", range(LANES))
@@ -30,17 +34,25 @@ def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
     step, deaths = lane * EVERY // LANES, 0
     while True:
         with TemporaryDirectory(dir=memory_folder()) as folder:
-            died = killed(Path(folder), step)
-            check(DyingNode(Path(folder), 0))
+            died, lines = killed(Path(folder), step)
+            check(DyingNode(Path(folder), 0), lines)
         if not died:
             break
         step, deaths = step + EVERY, deaths + 1
     assert deaths >= 3
 
 
-def check(node: DyingNode) -> None:
-    """``node`` has just recovered."""
+def numbers(lines: Sequence[str], answer: str) -> set[ClaimUid]:
+    return {uid(int(line.split()[1])) for line in lines if line.startswith(f"{answer} ")}
+
+
+def check(node: DyingNode, lines: Sequence[str]) -> None:
+    """Check ``node``, which has just recovered, against the answers of the dead process."""
     journal = node.claims.journal
+    kept = numbers(lines, "prepared") - numbers(lines, "unpreparing")
+    assert kept <= journal.uids(), "the kubelet was told that they are prepared"
+    assert kept <= set(CdiWriter(str(node.folder / "cdi"), NAMES).claim_uids())
+    assert not numbers(lines, "unprepared") & journal.uids()
     assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
     parts = [assigned.device.partition for assigned in journal.assignments() if assigned.device.partition is not None]
     there = [one.gi_id for gpu in node.backend.snapshot().gpus for one in gpu.mig_instances]

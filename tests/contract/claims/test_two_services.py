@@ -75,7 +75,7 @@ def test_two_processes_create_each_partition_once_and_leave_whole_gpus() -> None
 
     with TemporaryDirectory(dir=memory_folder()) as folder:
         nodes = [Node(Path(folder), seed, wrap=watch) for seed in (1, 2)]
-        gpus = [book.gpu for book in nodes[0].books[:2]]
+        gpus = [view.gpu for view in nodes[0].gpu_views[:2]]
         failures: list[str] = []
 
         def work_of(node: Node, number: int) -> Callable[[], None]:
