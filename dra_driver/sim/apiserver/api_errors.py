@@ -1,4 +1,4 @@
-"""Errors of the API server: the exceptions of `dra_driver.errors` with the words, codes and details of the real server.
+"""Errors of the API server: the exceptions of `dra_driver.errors` with the real server's messages, codes and details.
 
 `status_body` turns one into a metav1.Status for HTTP clients. Texts and codes follow k8s.io/apimachinery
 pkg/api/errors, because people and programs match on them.

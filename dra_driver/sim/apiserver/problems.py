@@ -1,4 +1,4 @@
-"""Broken validation rules of one object, with the words and reasons of the real API server.
+"""Broken validation rules of one object, with the messages and reasons of the real API server.
 
 Texts and reasons follow k8s.io/apimachinery pkg/util/validation/field, because people and programs match on them.
 """

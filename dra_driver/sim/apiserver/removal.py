@@ -181,11 +181,11 @@ class Removal:
     def _collect_dependents(self, record: Record) -> None:
         for kind, dependent in self._state.owned_by(record.obj["metadata"]["uid"]):
             owners = {owner.get("uid", "") for owner in entries(dependent.obj, "metadata", "ownerReferences")}
-            gone = {uid for uid in owners if self._state.by_uid(uid) is None}
-            if gone == owners:
+            missing = {uid for uid in owners if self._state.by_uid(uid) is None}
+            if missing == owners:
                 self._delete_quietly(kind, dependent, "Background")
             else:
-                self._drop_owners(kind, dependent, gone)
+                self._drop_owners(kind, dependent, missing)
 
     def _release_owners(self, record: Record) -> None:
         """Continue the foreground deletion of owners that waited for this dependent."""

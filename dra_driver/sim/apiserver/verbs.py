@@ -84,11 +84,11 @@ class Verbs:
         """Create an object; 201."""
         obj, checks = self._body(request, target), _FieldValidation(request, target)
         dry_run = self._dry_run(request, "CreateOptions")
-        made = self._store.create(
+        stored = self._store.create(
             target.kind, obj, namespace=target.namespace, dry_run=dry_run, on_unknown=checks.on_unknown
         )
-        warnings = (*checks.warnings, *target.kind.rules.warn(made))
-        return views.one(request, target, Record(made, 0), self.now, status=201, warnings=warnings)
+        warnings = (*checks.warnings, *target.kind.rules.warn(stored))
+        return views.one(request, target, Record(stored, 0), self.now, status=201, warnings=warnings)
 
     def update(self, request: ApiRequest, target: Target) -> Reply:
         """Replace the object or one of its subresources."""
@@ -102,11 +102,11 @@ class Verbs:
                 )
         known = self._known(target)
         dry_run = self._dry_run(request, "UpdateOptions")
-        made = self._store.update(
+        stored = self._store.update(
             target.kind, obj, subresource=target.subresource, dry_run=dry_run, on_unknown=checks.on_unknown
         )
-        warnings = (*checks.warnings, *target.kind.rules.warn(made))
-        return views.one(request, target, Record(made, 0), self.now, status=200 if known else 201, warnings=warnings)
+        warnings = (*checks.warnings, *target.kind.rules.warn(stored))
+        return views.one(request, target, Record(stored, 0), self.now, status=200 if known else 201, warnings=warnings)
 
     def patch(self, request: ApiRequest, target: Target) -> Reply:
         """Patch the object; 201 if an apply patch created it."""
@@ -123,7 +123,7 @@ class Verbs:
             problem = StatusCause("force", "FieldValueForbidden", "Forbidden: may not be specified for non-apply patch")
             raise _options_invalid("PatchOptions", problem)
         known = self._known(target)
-        made = self._store.patch(
+        stored = self._store.patch(
             target.kind,
             target.name,
             Patch(body=request.document(), type=request.content_type, manager=manager, force=force == "true"),
@@ -132,14 +132,14 @@ class Verbs:
             dry_run=self._dry_run(request, "PatchOptions"),
             on_unknown=checks.on_unknown,
         )
-        warnings = (*checks.warnings, *target.kind.rules.warn(made))
-        return views.one(request, target, Record(made, 0), self.now, status=200 if known else 201, warnings=warnings)
+        warnings = (*checks.warnings, *target.kind.rules.warn(stored))
+        return views.one(request, target, Record(stored, 0), self.now, status=200 if known else 201, warnings=warnings)
 
     def delete(self, request: ApiRequest, target: Target) -> Reply:
         """Delete the object, or mark it for deletion if something blocks that."""
         options = self._delete_options(request)
-        gone, last = self._store.remove(target.kind, target.name, target.namespace, options)
-        if not gone or target.kind.returns_deleted:
+        removed, last = self._store.remove(target.kind, target.name, target.namespace, options)
+        if not removed or target.kind.returns_deleted:
             return views.one(request, target, Record(last, 0), self.now)
         details = {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
         details["uid"] = last["metadata"]["uid"]

@@ -137,9 +137,9 @@ class Frames:
     def _table(self, obj: Obj) -> Obj:
         metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
         now: datetime = self._clock()
-        made = table(self._plan.target.kind, [obj], metadata, now, include=self._include, headers=self._headers)
+        found = table(self._plan.target.kind, [obj], metadata, now, include=self._include, headers=self._headers)
         self._headers = False  # columns are sent once per watch
-        return made
+        return found
 
 
 def _frame(event_type: str, body: bytes) -> bytes:

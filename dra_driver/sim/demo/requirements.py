@@ -82,5 +82,5 @@ def parse_nodes(values: Iterable[str], source: str = "") -> dict[str, str]:
 def _file(example: Path, value: str) -> Path:
     path = example.parent / value
     if not value or not path.is_file():
-        raise ConfigurationError(f"{example} names the file {value!r}, but there is no {path}")
+        raise ConfigurationError(f"{example} names the file {value!r}, but {path} does not exist")
     return path.absolute()

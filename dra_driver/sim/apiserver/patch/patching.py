@@ -23,7 +23,7 @@ PATCH_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 class Patch:
     """A change: ``body`` is a list of operations for JSON patches, else an object; ``type`` one of `PATCH_TYPES`.
 
-    ``manager`` and ``force`` matter to apply patches: whose fields they are, and whether to take over others' fields.
+    ``manager`` and ``force`` are for apply patches: the owner of the fields, and whether to take over others' fields.
     """
 
     body: Any

@@ -73,13 +73,15 @@ def label_text(labels: Obj) -> str:
 
 def selector_text(selector: Obj) -> str:
     """A metav1.LabelSelector as one line."""
-    words = {"In": "in", "NotIn": "notin"}
+    operators = {"In": "in", "NotIn": "notin"}
     parts = [f"{key}={value}" for key, value in sorted(mapping(selector, "matchLabels").items())]
     for item in entries(selector, "matchExpressions"):
         values = ",".join(item.get("values") or ())
         operator = item.get("operator", "")
         negated = "!" if operator == "DoesNotExist" else ""
-        parts.append(f"{item['key']} {words[operator]} ({values})" if operator in words else f"{negated}{item['key']}")
+        parts.append(
+            f"{item['key']} {operators[operator]} ({values})" if operator in operators else f"{negated}{item['key']}"
+        )
     return ",".join(parts) or NONE
 
 
