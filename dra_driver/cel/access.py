@@ -1,7 +1,7 @@
 """Field selection, indexing and presence on values of any type.
 
-Follows cel-go interpreter/attributes.go: what a missing key is, what can be an index, how an optional at the start of a
-chain makes the whole chain optional.
+Follows cel-go interpreter/attributes.go: missing keys, valid indexes, and chains that start with an optional, which are
+optional as a whole.
 """
 
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
@@ -22,12 +22,12 @@ from dra_driver.cel.values import (
 from dra_driver.semver import Semver
 
 _KEYS: Final = frozenset({str, int, UInt, bool, float})
-# What an optional that is held by a variable cannot give back when it is followed or read: cel-go loses their type.
+# Types that cel-go loses when an optional in a variable is selected from or read.
 _LOST: Final = frozenset({CelQuantity, Semver, Url, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface})
 
 
 def check_key(key: Any) -> Any:
-    """``key`` if it can be an index. Raises EvalError."""
+    """Returns ``key`` if it can be an index. Raises EvalError otherwise."""
     if type(key) not in _KEYS:
         raise EvalError(f"invalid qualifier type: {type_name(key)}")
     return key
@@ -38,7 +38,7 @@ def shown(key: Any) -> str:
 
 
 def lookup(target: Any, key: Any) -> Any:
-    """``target[key]``. Raises EvalError where there is nothing."""
+    """``target[key]``. Raises EvalError for a missing key or index."""
     found = find(target, key)
     if found is MISSING:
         kind = "index out of bounds" if type(target) in LISTS else "no such key"
@@ -69,7 +69,7 @@ def _index(key: Any) -> int:
 
 
 def unwrapped(optional: Optional) -> Any:
-    """What follows a chain that starts with an optional which has a value. Raises EvalError where cel-go loses it."""
+    """The value of an optional at the start of a chain. Raises EvalError for types that cel-go loses."""
     value = optional.value
     while type(value) is Optional:
         if not value.present:

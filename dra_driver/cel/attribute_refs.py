@@ -1,7 +1,6 @@
-"""What an expression can look at in a device, so that devices which are equal there are evaluated once.
+"""The attributes and capacities that an expression reads. Devices that are equal in these are evaluated once.
 
-Owns the walk over the parsed tree and its caution: any use of the device that is not plainly "this name of that domain"
-counts as looking at everything.
+Any use of the device other than a constant name of a constant domain counts as reading everything.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +16,10 @@ Names = set[tuple[str, str]]
 
 @dataclass(slots=True)
 class AttributeRefs:
-    """Names as (domain, identifier). ``everything`` is set when they do not tell all. The driver, and whether the
-    device can be shared, are not listed."""
+    """Names as (domain, identifier). ``everything``: the expression may read more than these names.
+
+    ``device.driver`` and ``device.allowMultipleAllocations`` are not listed.
+    """
 
     attributes: Names = field(default_factory=set)
     capacity: Names = field(default_factory=set)
@@ -27,7 +28,7 @@ class AttributeRefs:
 
 @lru_cache(maxsize=1024)
 def find_attribute_refs(expression: str) -> AttributeRefs:
-    """What the expression reads; callers do not change the answer. Raises CelSyntaxError when it does not parse."""
+    """What the expression reads. The result is shared; do not change it. Raises CelSyntaxError on a syntax error."""
     found = AttributeRefs()
     pending: list[Expr] = [parse(SourceText(expression))]
     while pending:
@@ -38,7 +39,7 @@ def find_attribute_refs(expression: str) -> AttributeRefs:
 
 
 def _note(node: Expr, found: AttributeRefs) -> bool:
-    """Record what the node itself reads; True when nothing below it reads more."""
+    """Records what the node itself reads; True if its children need no visit."""
     if isinstance(node, Ident):
         found.everything = found.everything or node.name.lstrip(".") == "device"
         return True

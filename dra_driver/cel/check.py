@@ -1,7 +1,7 @@
-"""The type checker: resolves names, functions and types, and complains with a place.
+"""The type checker: resolves names, functions and types; its errors state line and column.
 
-Owns what compiles and what does not, after cel-go's checker/checker.go with the options of Kubernetes: homogeneous
-list and map literals, numeric comparison across types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
+Follows cel-go's checker/checker.go with the options of Kubernetes: homogeneous list and map literals, comparison of
+numbers of different types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
 """
 
 from typing import Final, NamedTuple
@@ -45,7 +45,7 @@ FIELDS: Final = {
 
 
 class Variable(NamedTuple):
-    """A name in scope. ``type_value`` is set for names of types, which are constants."""
+    """A name in scope. ``type_value`` is set for type names, which are constants."""
 
     name: str
     type: Type
@@ -53,7 +53,7 @@ class Variable(NamedTuple):
 
 
 class Checker:
-    """Checks one tree; not reused."""
+    """Checks one tree. Not reused."""
 
     def __init__(self, source: SourceText) -> None:
         self._source = source
@@ -63,7 +63,7 @@ class Checker:
         self._checked: list[Expr] = []
 
     def run(self, root: Expr) -> None:
-        """Annotates the whole tree. Raises CelSyntaxError at the first thing that is wrong."""
+        """Annotates the whole tree. Raises CelSyntaxError at the first error."""
         self._check(root)
         for node in self._checked:
             node.type = self._unifier.resolved(node.type, to_dyn=True)
@@ -148,7 +148,7 @@ class Checker:
 
     def _optional_select(self, node: Call) -> Type:
         operand, field = node.arguments
-        assert isinstance(field, Literal)  # noqa: S101  the parser made it
+        assert isinstance(field, Literal)  # noqa: S101  the parser makes nothing else
         self._check(field)
         node.overloads = list(self._functions["_?._"])
         return self._unifier.resolved(self._field(node, operand, field.value, optional=True))
@@ -177,7 +177,7 @@ class Checker:
         return result
 
     def _candidate(self, overload: Overload, given: tuple[Type, ...]) -> Type | None:
-        """The result type if the overload takes these arguments."""
+        """The result type if the overload accepts these arguments."""
         if len(given) != len(overload.arguments):
             return None
         arguments, result = overload.arguments, overload.result
@@ -231,7 +231,7 @@ class Checker:
         return term if value is None else value
 
     def _joined(self, previous: Type | None, current: Type) -> Type:
-        """Elements of different types are dyn here; validate.py refuses most such literals."""
+        """The common type of elements, dyn for different types. `validate` refuses most such literals."""
         if previous is None:
             return current
         if self._unifier.assignable((previous,), (current,)):
@@ -241,7 +241,7 @@ class Checker:
     def _message(self, node: Message) -> Type:
         fields = MESSAGES.get(node.name.removeprefix("."))
         if fields is None:
-            raise self._source.error(node.offset, f"{node.name} is not the name of a message that can be made here")
+            raise self._source.error(node.offset, f"{node.name} is not a message type that selectors can construct")
         node.name = node.name.removeprefix(".")
         for entry in node.entries:
             term = self._check(entry.value)
@@ -300,7 +300,7 @@ def _signature(overload: Overload) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
-    import difflib  # noqa: PLC0415  only for complaints
+    import difflib  # noqa: PLC0415  only for errors
 
     found = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {found[0]!r}?" if found else ""

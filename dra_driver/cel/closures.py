@@ -23,7 +23,7 @@ UNSET: Final = object()
 
 
 class Failure:
-    """In the slot of an accumulator whose value failed; reading it raises the error."""
+    """The value of an accumulator's slot after a failed step; reading it raises the error."""
 
     __slots__ = ("error",)
 
@@ -32,14 +32,14 @@ class Failure:
 
 
 def truth(value: Any) -> bool:
-    """The condition of ``?:``. Raises EvalError unless it is a bool."""
+    """The condition of ``?:``. Raises EvalError if it is not a bool."""
     if type(value) is not bool:
         raise no_overload()
     return value
 
 
 def started(initial: Closure, env: Any) -> Any:
-    """The first value of an accumulator; an empty list or map can then grow in place."""
+    """The first value of an accumulator. An empty list or map becomes one that grows in place."""
     value = stored(initial, env)
     if type(value) in LISTS and not len(value):
         return GrowingList()
@@ -49,7 +49,7 @@ def started(initial: Closure, env: Any) -> Any:
 
 
 def stored(step: Closure, env: Any) -> Any:
-    """The value of a step as it goes into a slot."""
+    """The value of a step for a slot: the value, or a Failure."""
     try:
         return step(env)
     except EvalError as error:
@@ -57,14 +57,14 @@ def stored(step: Closure, env: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """The result of a loop: nothing grows any more."""
+    """The result of a loop, which no longer grows in place."""
     if type(value) is GrowingList:
         return list(value)
     return CelMap(value.data) if type(value) is GrowingMap else value
 
 
 def iterated(items: Any, variables: int) -> Iterator[tuple[Any, ...]]:
-    """The values of the loop's variables, step by step. Raises EvalError for what has no elements."""
+    """The values of the loop's variables at each step. Raises EvalError for a value without elements."""
     if type(items) in LISTS:
         return iter(enumerate(list(items) if type(items) is GrowingList else items)) if variables == 2 else zip(items)
     if type(items) in MAPS:

@@ -1,7 +1,7 @@
-"""The parts of an expression that are joined by ``&&`` at its top level, each a selector of its own.
+"""Splits an expression at the ``&&`` of its top level. Each conjunct is a selector of its own.
 
-Owns the cut, for those who want to say which part of a selector turned a device down. ``a && (b && c)`` are three
-parts; ``a && b || c`` and ``a ? b : c`` are one, as their operators bind less tightly.
+Used to report which part of a selector rejected a device. ``a && (b && c)`` has three conjuncts; ``a && b || c`` and
+``a ? b : c`` have one, because their operators bind less tightly.
 """
 
 from typing import Final
@@ -13,11 +13,11 @@ from dra_driver.cel.source import SourceText
 _OPEN: Final = frozenset("([{")
 _CLOSE: Final = frozenset(")]}")
 _DEEPEST: Final = 20
-"""Parentheses within parentheses that are looked into; nobody writes more by hand."""
+"""Levels of nested parentheses that are split."""
 
 
 def split_conjuncts(expression: str) -> tuple[str, ...]:
-    """The parts in their order, as written; at least one. Raises CelSyntaxError on what does not parse."""
+    """The conjuncts in their order, at least one, with their original text. Raises CelSyntaxError on a syntax error."""
     source = SourceText(expression)
     parse(source)
     return tuple(_cut(expression, [token for token in tokens(source, terminals()) if token.kind != END], 0))
@@ -44,7 +44,7 @@ def _cut(text: str, found: list[Token], level: int) -> list[str]:
 
 
 def _inside(found: list[Token]) -> list[Token]:
-    """The tokens within one pair of parentheses around everything, none without such a pair."""
+    """The tokens inside a pair of parentheses around the whole expression, none without such a pair."""
     if len(found) < 3 or found[0].text != "(" or found[-1].text != ")":
         return []
     depth = 0

@@ -1,8 +1,8 @@
-"""What a call costs, in the units of Kubernetes' limit.
+"""The cost of a call, in the units of Kubernetes' limit.
 
-Owns the numbers, after cel-go interpreter/runtimecost.go, ext/lists.go and ext/sets.go and k8s.io/apiserver
-pkg/cel/library/cost.go. Which table applies depends on the function, and where the checker left several overloads
-open, on none: then a call costs 1. ``FAILED`` stands for an argument that could not be evaluated.
+Follows cel-go interpreter/runtimecost.go, ext/lists.go and ext/sets.go and k8s.io/apiserver pkg/cel/library/cost.go.
+The table depends on the function and overload; a call in none of the tables costs 1. ``FAILED`` stands for an argument
+whose evaluation failed.
 """
 
 import math
@@ -24,7 +24,7 @@ _REGEX_FACTOR: Final = 0.25
 FAILED: Final = object()
 
 Cost = Callable[[list[Any], Any], int]
-"""Cost from arguments and result."""
+"""Computes the cost from the arguments and the result."""
 
 
 def _size(value: Any) -> int:
@@ -43,7 +43,7 @@ def _traversal(size: int, factor: float = 1.0) -> int:
 
 
 def _tree(value: Any) -> int:
-    """Cost of walking a value with all that is in it."""
+    """The cost of traversing a value and everything in it."""
     kind = type(value)
     if kind is str:
         return int(len(value.encode("utf-8", "surrogatepass")) * _STRING_FACTOR)
@@ -163,7 +163,7 @@ def _flatten(arguments: list[Any], _result: Any) -> int:
         if type(arguments[1]) is not int:
             raise AbortedError("flatten() takes an int")
         depth = float(arguments[1])
-    # A negative depth becomes a huge number in Go's conversion.
+    # Go's conversion turns a negative depth into a huge number.
     cost = float(_size(arguments[0])) * depth
     return (2**63 if cost < 0 else int(cost)) + 1 + LIST
 
@@ -207,7 +207,7 @@ _BY_OVERLOAD: Final[dict[str, Cost]] = {
     "matches_string": _matches,
     "contains_string": _substring,
 }
-# These win over what the function alone says.
+# These take precedence over the tables by function.
 _TRACKED: Final[dict[str, Cost]] = {
     "list_slice": _output,
     "lists_range": _output,
@@ -231,12 +231,12 @@ _OPEN: Final[dict[str, Cost]] = {
     "containsCIDR": lambda arguments, _result: _contains_cidr(arguments, by_text=False),
 }
 NEEDS_RESULT: Final = frozenset({_join, _output})
-"""Costs that are known only after the call; all others are charged before, so that a hopeless call is not made."""
+"""Costs that need the result. All others are charged before the call, so that a call beyond the limit is not made."""
 _UNIT_EQUALITY: Final = frozenset({CelQuantity, Semver, NamedFormat, Url})
 
 
 def cost_of_call(function: str, overload: str) -> Cost:
-    """The cost of calls of one kind; ``overload`` is empty where the checker left several."""
+    """The cost function of a call; ``overload`` is empty if the checker left several overloads."""
     for table, key in ((_TRACKED, overload), (_BY_FUNCTION, function), (_OPEN, function), (_BY_OVERLOAD, overload)):
         if key in table:
             return table[key]
@@ -244,7 +244,7 @@ def cost_of_call(function: str, overload: str) -> Cost:
 
 
 def cost_of_equality(left: Any, right: Any, negated: bool) -> int:
-    """``==`` and ``!=``. Values of Kubernetes' types cost 1 with ``==`` whatever their size."""
+    """The cost of ``==`` and ``!=``. With ``==`` values of Kubernetes' types cost 1, whatever their size."""
     kind = type(left)
     if kind is str and type(right) is str:
         return math.ceil(float(min(len(left), len(right))) * _STRING_FACTOR)

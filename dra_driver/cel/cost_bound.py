@@ -1,7 +1,6 @@
-"""An upper bound of what an expression can cost, on any device of ordinary size.
+"""An upper bound of the cost of an expression on any device of ordinary size.
 
-Owns a coarse estimate: it need not be close, only never too low. None means that nothing is known and the expression is
-metered.
+The estimate is coarse, but never too low. None means that no bound is known; then the expression is metered.
 """
 
 from typing import Final, NamedTuple
@@ -75,14 +74,14 @@ _SMALL: Final = 64
 
 
 class CostBound(NamedTuple):
-    """Most that evaluation costs and largest size of the result (of its elements too), None where unknown."""
+    """The highest cost of a node, and the largest size of its result and the result's elements, None if unknown."""
 
     cost: int
     size: int | None
 
 
 def cost_bound(node: IrNode) -> int | None:
-    """The upper bound in cost units, None where there is none."""
+    """The upper bound in cost units, None if no bound is known."""
     found = _bound(node, {0: ORDINARY})
     return None if found is None else found.cost
 
@@ -175,7 +174,7 @@ def _invoke(node: Invoke, sizes: dict[int, int | None]) -> CostBound | None:
     size = max((p.size or 1 for p in parts), default=1)
     if size > 10 * ORDINARY:
         return None
-    # Costs of the functions that remain grow with the sizes of their arguments; a text stands for anything of its size.
+    # The costs of all other functions grow with the sizes of their arguments. A text stands for any value of its size.
     largest = "x" * size
     cost = cost_of_call(node.function, node.overload)([largest] * max(2, len(parts)), largest)
     return CostBound(sum(p.cost for p in parts) + max(cost, 1), _result_size(node, parts))
@@ -204,7 +203,7 @@ def _loop(node: FoldLoop, sizes: dict[int, int | None]) -> CostBound | None:
         inner[node.accumulator] = initial.size
         result = _bound(node.result, inner)
         return None if result is None else CostBound(initial.cost + result.cost + 2, result.size)
-    # An accumulator may become a list with one element for each step, each as large as a step makes it.
+    # An accumulator may become a list with one element per step, each of the size of a step's result.
     inner[node.accumulator] = ORDINARY
     parts = _all((node.condition, node.step, node.result), inner)
     if parts is None:

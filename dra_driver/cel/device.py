@@ -1,8 +1,7 @@
-"""A device as CEL sees it: the variable ``device`` of selectors.
+"""The variable ``device`` of selectors: a device of a ResourceSlice (``spec.devices[]``) as CEL values.
 
-Owns the conversion of a wire device (``ResourceSlice.spec.devices[]``) to CEL values. Follows
-k8s.io/dynamic-resource-allocation cel/compile.go: unqualified names belong to the driver's domain; looking up an
-unknown domain gives an empty map and no error, while a missing name in a domain is an error.
+Follows k8s.io/dynamic-resource-allocation cel/compile.go: names without a domain belong to the driver's domain; an
+unknown domain is an empty map, but a missing name in a domain is an error.
 """
 
 from collections.abc import Mapping
@@ -15,16 +14,16 @@ from dra_driver.semver import Semver
 
 
 class DeviceView:
-    """One device, ready for programs, in any number of threads.
+    """One device in the form that programs evaluate. Thread-safe.
 
-    ``problem`` is a sentence about an attribute that the scheduler of Kubernetes 1.36 cannot read (its list types are
-    behind a gate that is off), which fails every selector; ``ordinary`` says that nothing is larger than expected.
+    ``problem`` is a sentence about an attribute that the scheduler of Kubernetes 1.36 cannot read, such as a list (gate
+    DRAListTypeAttributes is off); it fails every selector. ``ordinary``: texts and maps are within ``ORDINARY``.
     """
 
     __slots__ = ("env", "ordinary", "problem")
 
     def __init__(self, driver: str, device: Mapping[str, Any]) -> None:
-        """Raises ValueError on a quantity or version that is none."""
+        """Raises ValueError on a malformed quantity or version."""
         self.problem = ""
         self.ordinary = len(driver) <= ORDINARY
         attributes = {name: self._attribute(name, value) for name, value in (device.get("attributes") or {}).items()}
@@ -43,7 +42,7 @@ class DeviceView:
 
     @classmethod
     def from_wire(cls, device: Mapping[str, Any], driver: str) -> "DeviceView":
-        """The view of a device of a ResourceSlice. Raises ValueError on a quantity or version that is none."""
+        """The view of a device of a ResourceSlice. Raises ValueError on a malformed quantity or version."""
         return cls(driver, device)
 
     def _attribute(self, name: str, value: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Which implementation runs for a call, given the overloads that the checker left and the values that arrive.
+"""Selects the implementation of a call from the overloads that the checker left and the types of the arguments.
 
-Owns the run-time guard on argument types, after cel-go common/decls/decls.go: a value must be of the declared type, of
-lists and maps only the first element is looked at.
+Follows the run-time guards of cel-go common/decls/decls.go: a value must have the declared type; of lists and maps only
+the first element is checked.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 def implementation(name: str, overloads: list[Overload], known: bool) -> Callable[..., Any]:
-    """What to call with the evaluated arguments. ``known`` says that their types are sure, and no guard is needed."""
+    """The function to call with the evaluated arguments. ``known``: their types are certain, no guard is needed."""
     function = _functions()[name]
     if len(overloads) == 1:
         overload = overloads[0]

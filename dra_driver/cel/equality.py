@@ -1,7 +1,7 @@
 """Equality and order of values.
 
-Follows cel-go common/types and k8s.io/apiserver pkg/cel: equality may itself be an error (a version against a string),
-lists and maps ignore such errors of their elements, numbers compare across types. Selectors depend on each of these.
+Follows cel-go common/types and k8s.io/apiserver pkg/cel: comparing some types is an error (a version with a string),
+lists and maps ignore such errors of their elements, and numbers of different types compare.
 """
 
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
@@ -28,7 +28,7 @@ from dra_driver.cel.values import (
 from dra_driver.cel.work_limits import spend
 from dra_driver.semver import Semver
 
-# Types whose equality against another type is an error rather than false.
+# Types whose comparison with another type is an error, not false.
 _STRICT: Final = frozenset(
     {CelQuantity, Semver, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, Url, NamedFormat}
 )
@@ -36,7 +36,7 @@ _PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration})
 
 
 def equal(a: Any, b: Any) -> bool:
-    """``a == b``. Raises EvalError where the types of the two cannot be compared."""
+    """``a == b``. Raises EvalError for types that cannot be compared."""
     kind = type(a)
     if kind is type(b) and kind in _PLAIN:
         return bool(a == b)
@@ -66,7 +66,7 @@ def _equal(kind: type, a: Any, b: Any) -> bool:
 
 
 def go_equal(a: Any, b: Any) -> bool:
-    """``a.Equal(b)`` of Go, which unlike ``==`` has no special place for null on the right."""
+    """Go's ``a.Equal(b)``. Unlike ``==`` it has no special case for null on the right."""
     kind = type(a)
     if kind is type(b) and kind in _PLAIN:
         return bool(a == b)
@@ -120,7 +120,7 @@ def _equal_maps(a: Any, b: Any) -> bool:
 
 
 def list_contains(items: Any, wanted: Any) -> bool:
-    """Whether an element equals ``wanted``; elements that cannot be compared do not."""
+    """Whether an element equals ``wanted``. Elements that cannot be compared count as different."""
     spend(len(items))
     for item in items:
         try:
@@ -132,7 +132,7 @@ def list_contains(items: Any, wanted: Any) -> bool:
 
 
 def compare_numbers(a: Any, b: Any) -> int:
-    """-1, 0 or 1 within and across int, uint and double; integers are rounded to doubles as Go does it."""
+    """-1, 0 or 1 for ints, uints and doubles in any combination; integers are rounded to doubles as in Go."""
     if type(a) is float or type(b) is float:
         a, b = float(a), float(b)
     return int(a > b) - int(a < b)
@@ -155,5 +155,5 @@ def compare(a: Any, b: Any) -> int:
 
 
 def comparable(value: Any) -> bool:
-    """Whether the type has an order at all."""
+    """Whether the type has an order."""
     return type(value) in NUMBERS or type(value) in {str, bytes, bool, Duration, Timestamp}

@@ -1,9 +1,9 @@
-"""Where the parse tables come from: cel-python's lark grammar, extended to what Kubernetes' parser accepts.
+"""Generates the parse tables from cel-python's lark grammar, extended to what Kubernetes' parser accepts.
 
-Owns the differences between cel-python's ``cel.lark`` and cel-go's grammar (parser/gen/CEL.g4) with optional syntax:
-``.?``, ``[?]``, optional elements and entries, trailing commas, no mixing of ``!`` and ``-``. Runs when tables are
-generated (``python -m dra_driver.cel.grammar``) and in the test that compares them; a command that evaluates selectors
-loads the finished tables instead, because building them takes longer than it may take to start.
+Replaces the rules in which cel-python's ``cel.lark`` differs from cel-go's grammar (parser/gen/CEL.g4) with optional
+syntax: ``.?``, ``[?]``, optional elements and entries, trailing commas, no mixing of ``!`` and ``-``. Runs as
+``python -m dra_driver.cel.grammar`` and in a test that compares the tables. Commands load the generated tables, because
+building them would take longer than a command may take to start.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from typing import Any
 
 TABLES = Path(__file__).with_name("tables.json")
 
-# Rules of cel.lark that are replaced. Terminals are listed by name alone: the lexer is ours (see lexer.py).
+# Rules of cel.lark that are replaced. Terminals need only their names, because lexer.py replaces lark's lexer.
 _REPLACED = {
     "expr": '?expr : conditionalor | conditionalor "?" conditionalor ":" expr -> ternary',
     "conditionalor": '?conditionalor : conditionaland | conditionalor "||" conditionaland -> logical_or',
@@ -46,7 +46,7 @@ _REPLACED = {
 
 
 def source() -> str:
-    """cel-python's grammar with our replacements."""
+    """cel-python's grammar with the replacements."""
     spec = importlib.util.find_spec("celpy")
     if spec is None or spec.origin is None:
         raise RuntimeError("cel-python is not installed: its grammar is needed to generate the parse tables")
@@ -66,7 +66,7 @@ def build() -> dict[str, Any]:
 
     lark = Lark(source(), parser="lalr", start="expr", maybe_placeholders=False)
     table = lark.parser.parser._parse_table
-    # Neither rules nor states have an order of their own in lark.
+    # Rules and states have no stable order in lark.
     ordered = sorted(lark.rules, key=lambda rule: (str(rule.origin.name), str(rule.expansion)))
     rules = {rule: number for number, rule in enumerate(ordered)}
     numbers, queue = {table.start_states["expr"]: 0}, [table.start_states["expr"]]
@@ -92,7 +92,7 @@ def build() -> dict[str, Any]:
 
 
 def _described(rule: Any) -> list[Any]:
-    """How a reduction behaves: which children stay (filtered punctuation goes) and whether one child stands alone."""
+    """A reduction as data: which children are kept (punctuation is dropped) and whether a single child replaces it."""
     kept = [position for position, symbol in enumerate(rule.expansion) if not getattr(symbol, "filter_out", False)]
     origin = str(rule.origin.name)
     return [rule.alias or origin, origin, len(rule.expansion), kept, bool(rule.options.expand1 and not rule.alias)]

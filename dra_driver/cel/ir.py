@@ -11,7 +11,7 @@ FIRST_SLOT: Final = 2
 
 
 class IrNode:
-    """Base of all steps."""
+    """Base of all nodes."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Qualifier:
 
 
 class Chain(IrNode):
-    """A variable (``slot``) or another node (``base``) and what is selected from it."""
+    """A variable (``slot``) or another node (``base``), and the selections from it."""
 
     __slots__ = ("base", "qualifiers", "slot", "test")
 
@@ -79,7 +79,7 @@ class Equality(IrNode):
 
 
 class Invoke(IrNode):
-    """A function call. ``stops`` at the first failed argument; ``lenient`` takes failed arguments."""
+    """A function call. ``stops``: evaluates no argument after a failed one. ``lenient``: accepts failed arguments."""
 
     __slots__ = ("arguments", "call", "function", "lenient", "overload", "stops")
 
@@ -146,7 +146,7 @@ class MakeMessage(IrNode):
 
 
 class FoldLoop(IrNode):
-    """A fold. ``variables`` are slots; the accumulator's slot is set lazily from ``initial``."""
+    """A fold (comprehension). ``variables`` are slots; the first read of ``accumulator`` sets it from ``initial``."""
 
     __slots__ = ("accumulator", "condition", "initial", "over", "result", "step", "variables")
 

@@ -41,7 +41,7 @@ _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
 
 
 class IrBuilder:
-    """Plans one tree; not reused. ``slots`` is the size of an environment afterwards."""
+    """Builds the IR of one tree. Not reused. Afterwards ``slots`` is the size of an environment."""
 
     def __init__(self, source: SourceText) -> None:
         self._source = source
@@ -50,7 +50,7 @@ class IrBuilder:
         self.slots = FIRST_SLOT
 
     def build(self, node: Expr) -> IrNode:
-        """The plan of a node. Raises CelSyntaxError where a constant part cannot be evaluated."""
+        """The IR of a node. Raises CelSyntaxError where the evaluation of a constant part fails."""
         made: IrNode = getattr(self, "_" + type(node).__name__.lower())(node)
         return made
 
@@ -96,7 +96,7 @@ class IrBuilder:
         return Choice(arguments[0], self._side(arguments[1]), self._side(arguments[2]))
 
     def _side(self, built: IrNode) -> Chain | Choice:
-        """A side of ``?:`` is resolved rather than evaluated, so that ``has()`` there is only its chain."""
+        """A side of ``?:`` is resolved, not evaluated: ``has()`` there counts as its chain, as in cel-go."""
         return built if isinstance(built, Chain | Choice) else Chain(-1, built)
 
     def _equality(self, node: Call, arguments: list[IrNode]) -> IrNode:
@@ -147,7 +147,7 @@ class IrBuilder:
         try:
             return Constant(compute())
         except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
-            raise self._source.error(node.offset, f"this can never be evaluated: {error}") from error
+            raise self._source.error(node.offset, f"this constant expression fails: {error}") from error
 
     # --- literals and folds
 
@@ -202,16 +202,16 @@ def _qualify(chain: Chain | Choice, qualifier: Qualifier) -> None:
 
 
 def _takes_any_number(single: Any, overloads: list[Any]) -> bool:
-    """Whether the two arguments of a call go to a function of any number of arguments, which stops at an error."""
+    """Whether a call with two arguments is of a function with any number of arguments, which stops at an error."""
     if single is not None:
         return bool(single.binding == "f")
     return all(overload.binding != "s" for overload in overloads)
 
 
 def _is_sure(node: Expr, built: IrNode) -> bool:
-    """Whether the value is sure to be of the type that the checker saw.
+    """Whether the value certainly has the type that the checker determined.
 
-    Optionals that pass through variables lose layers at run time, so whatever may have come through one is not.
+    Not for a value that may have passed through a variable: optionals lose layers there at run time.
     """
     if not _is_concrete(node.type):
         return False

@@ -1,8 +1,7 @@
-"""Tokens of an expression.
+"""Splits an expression into tokens: the longest match at each place, as cel-go's lexer does (parser/gen/CEL.g4).
 
-Owns what a token is: the longest match at each place, as cel-go's lexer has it (parser/gen/CEL.g4), which cel-python's
-terminals approximate. Keywords are never identifiers; ``as``, ``for`` and the like are identifiers here and refused
-where they would name a variable.
+cel-python's terminals only approximate this. Keywords are never identifiers. ``as``, ``for`` and other reserved words
+are identifiers here; the parser refuses them as names of variables.
 """
 
 import re
@@ -43,7 +42,7 @@ END: Final = "$END"
 
 
 class Token(NamedTuple):
-    """``kind`` is the grammar's terminal; ``offset`` counts characters from the start of the expression."""
+    """One token. ``kind`` is the grammar's terminal; ``offset`` counts characters from the start of the expression."""
 
     kind: str
     text: str
@@ -51,7 +50,7 @@ class Token(NamedTuple):
 
 
 def tokens(source: SourceText, terminals: dict[str, str]) -> list[Token]:
-    """All tokens and a last one of kind ``$END``. Raises CelSyntaxError at the first character that starts none."""
+    """All tokens, then one of kind ``$END``. Raises CelSyntaxError at the first character that starts no token."""
     text, position, found = source.text, 0, []
     match = _TOKEN.match
     while position < len(text):
@@ -71,9 +70,9 @@ def tokens(source: SourceText, terminals: dict[str, str]) -> list[Token]:
 def _complaint(text: str, position: int) -> str:
     character = text[position]
     if character in "\"'":
-        return "this string does not end, or holds an escape that CEL does not know; write \\\\ for a backslash"
+        return "unterminated string or unknown escape sequence; write \\\\ for a backslash"
     if character == "=":
-        return "a single = means nothing here, write == to compare"
+        return "a single = is not an operator, write == to compare"
     if character in "&|":
-        return f"a single {character} means nothing here, write {character * 2}"
+        return f"a single {character} is not an operator, write {character * 2}"
     return f"unexpected character {character!r}"

@@ -29,7 +29,7 @@ def decoded(source: SourceText, token: Token) -> Literal:
 
 
 def leading_number(node: Expr) -> Literal | None:
-    """The number at the very left of a member such as ``1.5``, which then takes a minus sign as its own."""
+    """The number at the left end of a member such as ``1.abs``, to which a minus sign before it belongs."""
     while not node.parenthesized:
         if isinstance(node, Literal):
             return node if node.number is not None and node.number[0] != "UINT_LIT" else None
@@ -45,7 +45,7 @@ def leading_number(node: Expr) -> Literal | None:
 
 
 def resolve_number(source: SourceText, node: Literal) -> None:
-    """Turns the text of a numeric literal into its value. Raises CelSyntaxError where it does not fit 64 bits."""
+    """Converts the text of a numeric literal into its value. Raises CelSyntaxError if it does not fit 64 bits."""
     if node.number is None:
         return
     kind, text = node.number
@@ -98,7 +98,7 @@ def _unescaped_bytes(source: SourceText, offset: int, body: str) -> bytes:
         out += body[position : match.start()].encode("utf-8", "surrogatepass")
         _, byte, short, long, octal, simple = match.groups()
         if short is not None or long is not None:
-            raise source.error(offset, f"{match.group()} cannot stand in bytes, write \\x escapes")
+            raise source.error(offset, f"{match.group()} is not allowed in bytes, write \\x escapes")
         if simple is not None:
             out += _SIMPLE[simple].encode()
         else:

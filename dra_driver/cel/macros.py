@@ -1,7 +1,7 @@
-"""Macros: calls that are rewritten before checking, because their arguments are names or run many times.
+"""Expands macros: calls whose arguments are names or are evaluated several times.
 
-Owns the rewriting, which follows cel-go (parser/macro.go, cel/library.go, ext/bindings.go, ext/comprehensions.go,
-ext/lists.go) node for node, because the cost of an expression is the cost of what its macros become.
+The expansion follows cel-go (parser/macro.go, cel/library.go, ext/bindings.go, ext/comprehensions.go, ext/lists.go)
+node for node, because the cost of an expression is the cost of its expansion.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _Expander = Callable[[SourceText, Call], Expr | None]
 
 
 def expand(source: SourceText, call: Call) -> Expr:
-    """What the call becomes; itself if it is no macro. Raises CelSyntaxError on wrong arguments of a macro."""
+    """The expansion of the call; the call itself if it is no macro. Raises CelSyntaxError on wrong arguments."""
     expander = _MACROS.get((call.function, len(call.arguments), call.target is not None))
     return call if expander is None else (expander(source, call) or call)
 
@@ -26,7 +26,7 @@ def expand(source: SourceText, call: Call) -> Expr:
 def _has(source: SourceText, call: Call) -> Expr:
     argument = call.arguments[0]
     if not isinstance(argument, Select):
-        raise source.error(argument.offset, "has() takes a field selection such as has(device.attributes['d'].name)")
+        raise source.error(argument.offset, "has() needs a field selection such as has(device.attributes['d'].name)")
     return Select(argument.offset, argument.operand, argument.field, test=True)
 
 
@@ -126,7 +126,7 @@ def _map_of(with_key: bool) -> _Expander:
 
 
 def _let(at: Expr, name: str, value: Expr, body: Expr) -> Expr:
-    """``name`` stands for ``value`` in ``body``; the value is computed when it is first needed."""
+    """Binds ``name`` to ``value`` in ``body``; the value is computed on its first use."""
     parts = (value, Literal(at.offset, False), Ident(at.offset, name), body)
     return Fold(at.offset, ListLiteral(at.offset, []), (), name, parts)
 
@@ -136,12 +136,12 @@ def _bind(source: SourceText, call: Call) -> Expr | None:
         return None
     name, value, body = call.arguments
     if not isinstance(name, Ident):
-        raise source.error(name.offset, "cel.bind() takes a plain name first")
+        raise source.error(name.offset, "the first argument of cel.bind() must be a plain name")
     return _let(call, name.name, value, body)
 
 
 def _copied(source: SourceText, node: Any) -> Any:
-    """A tree of its own: each macro of this kind doubles its target, so that chains of them must be bounded."""
+    """A copy of the tree. Macros that copy double their target, so the number of copied nodes is limited."""
     source.copied += 1
     if source.copied > _MAX_COPIES:
         raise source.error(node.offset, "macros make this expression too large")
@@ -171,7 +171,7 @@ def _opt_map(flat: bool) -> _Expander:
     def expander(source: SourceText, call: Call) -> Expr:
         name, body = call.arguments
         if not isinstance(name, Ident):
-            raise source.error(name.offset, f"{call.function}() takes a plain name first")
+            raise source.error(name.offset, f"the first argument of {call.function}() must be a plain name")
         at = call.offset
         value = Call(at, "value", [], _copied(source, call.target))
         result = _let(call, name.name, value, body)

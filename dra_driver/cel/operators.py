@@ -1,7 +1,7 @@
-"""Arithmetic, order, membership and size.
+"""Operators on values of any type: arithmetic, order, membership and size.
 
-Owns what operators answer on values of any type, with the errors of cel-go (common/types/overflow.go): integers
-stay within 64 bits, division truncates toward zero, types never mix.
+Errors are those of cel-go (common/types/overflow.go): integers stay within 64 bits, division truncates toward zero,
+arithmetic never mixes types.
 """
 
 import math

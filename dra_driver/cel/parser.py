@@ -1,11 +1,10 @@
-"""From text to tree: a table-driven LALR parser over the generated tables.
+"""A table-driven LALR parser for the selectors of Kubernetes 1.36, from text to syntax tree.
 
-Owns the syntax of 1.36's selectors, its limits (250 levels, as cel-go's parser) and the wording of syntax errors. The
-tables come from grammar.py. Macros are expanded here, while the tree is built, as cel-go does it.
+`grammar` generates the tables. Nesting is limited to 250 levels, as in cel-go. Macros are expanded while the tree is
+built, as cel-go does.
 """
 
 import json
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +51,7 @@ _NAMES: Final = {
     "STRING_LIT": "a string",
     END: "the end of the expression",
 }
-# Everything that can start an operand says nothing in a list of what was expected.
+# What can start an operand; errors say "an operand" instead of this list.
 _OPERAND: Final = frozenset(
     [
         "BANG",
@@ -78,7 +77,7 @@ _OPERATORS: Final = ("&&", "||", "==", "!=", "<", "<=", ">", ">=", "+", "-", "*"
 
 
 class _Tables:
-    """The parse tables in the shape that the driver reads fastest."""
+    """The parse tables in the form that `_run` reads fastest."""
 
     def __init__(self) -> None:
         raw: dict[str, Any] = json.loads(_TABLES.read_text(encoding="ascii"))
@@ -101,12 +100,12 @@ def _tables() -> _Tables:
 
 
 def terminals() -> dict[str, str]:
-    """The names of the grammar's operators, by their text."""
+    """Operator text -> terminal of the grammar."""
     return _tables().terminals
 
 
 def parse(source: SourceText) -> Expr:
-    """The tree, macros expanded. Raises CelSyntaxError."""
+    """The syntax tree with expanded macros. Raises CelSyntaxError."""
     tables = _tables()
     stream = tokens(source, tables.terminals)
     _check_nesting(source, stream)
@@ -153,7 +152,7 @@ def _check_nesting(source: SourceText, stream: list[Token]) -> None:
 
 
 def _advanced(tables: _Tables, states: list[int], kind: str) -> list[int] | None:
-    """The stack after a token of this kind, None where it cannot come."""
+    """The stack after a token of this kind, None if the token cannot follow."""
     states = list(states)
     while True:
         action = tables.states[states[-1]].get(kind)
@@ -169,7 +168,7 @@ def _advanced(tables: _Tables, states: list[int], kind: str) -> list[int] | None
 
 
 def _wanted(tables: _Tables, stream: list[Token], wrong: Token) -> set[str]:
-    """All kinds of tokens that could have stood in the place of the wrong one."""
+    """The kinds of tokens that could follow in place of the wrong one."""
     states = [tables.start]
     for token in stream:
         if token is wrong:
@@ -194,15 +193,14 @@ def _unexpected(source: SourceText, tables: _Tables, stream: list[Token], token:
 
 
 class _Builder:
-    """Makes nodes of finished rules. Methods are named for the rules of the grammar."""
+    """Builds the nodes of reduced rules. Each method has the name of its grammar rule."""
 
     def __init__(self, source: SourceText) -> None:
         self._source = source
-        self._actions: dict[str, Callable[[list[Any], Any], Any]] = {}
 
     def reduce(self, name: str, parts: list[Any], first: Any) -> Any:
         if name.startswith("__"):
-            # The repetition of a rule: what was collected so far, and one more.
+            # The repetition of a rule: the collected items and one more.
             return self.listinit(parts, first) if isinstance(parts[0], list) else list(parts)
         return getattr(self, name)(parts, first)
 
@@ -218,7 +216,7 @@ class _Builder:
         return self._chained("_&&_", parts)
 
     def _chained(self, function: str, parts: list[Any]) -> Expr:
-        """A chain is one node with many terms, so that a long one is not a deep one."""
+        """A chain of one operator becomes one node with many terms, so that a long chain is not a deep tree."""
         left, right = parts
         if isinstance(left, Call) and left.function == function and not left.parenthesized:
             left.arguments.append(right)
@@ -283,7 +281,7 @@ class _Builder:
     def member_object(self, parts: list[Any], _first: Any) -> Expr:
         name = qualified_name(parts[0])
         if name is None or parts[0].parenthesized:
-            raise self._source.error(parts[0].offset, "syntax error: only a type name can stand before '{'")
+            raise self._source.error(parts[0].offset, "syntax error: expected a type name before '{'")
         return Message(parts[0].offset, name, parts[1] if len(parts) > 1 else [])
 
     # --- primaries

@@ -1,7 +1,7 @@
-"""Compiling and running one device selector.
+"""Compiles and evaluates one device selector as the scheduler does.
 
-Owns the contract towards the scheduler: what compiles, what is an error, that the result is a bool, and the limits of
-length (10 KiB of text), nesting and cost (k8s.io/api resource/v1, CELSelectorExpressionMaxLength and -MaxCost).
+The result must be a bool. Limits: 10 KiB of text (CELSelectorExpressionMaxLength of k8s.io/api resource/v1), nesting,
+and the cost (CELSelectorExpressionMaxCost).
 """
 
 from contextlib import suppress
@@ -44,7 +44,7 @@ _FAILURES: Final = (
 
 
 class Program:
-    """A compiled expression. Thread-safe: all state of an evaluation is its own."""
+    """A compiled expression. Thread-safe: evaluations share no state."""
 
     __slots__ = ("_fast", "_ir", "_metered", "_slots", "_tracks", "expression")
 
@@ -74,7 +74,7 @@ class Program:
         return self._answer(result)
 
     def evaluate_counting(self, device: DeviceView) -> bool:
-        """The same answer by the way that counts, however cheap the expression is; for tests and for ``cost``."""
+        """The result of `evaluate`, always metered. For tests, which compare both evaluators."""
         try:
             result = self._counted(device, Meter())
         except _FAILURES as error:
@@ -82,7 +82,7 @@ class Program:
         return self._answer(result)
 
     def cost(self, device: DeviceView) -> int:
-        """What an evaluation costs in units of the limit, up to the place where it failed, if it did."""
+        """The cost of an evaluation in units of the limit; of a failed evaluation the cost up to the failure."""
         meter = Meter()
         with suppress(*_FAILURES):
             self._counted(device, meter)
@@ -97,7 +97,7 @@ class Program:
         if device.problem:
             raise EvalError(device.problem)
         if self._metered is None:
-            # Two threads may both do this once; either result serves.
+            # Two threads may build this at the same time; both results are equal.
             self._metered = MeteredBuilder().build(self._ir)
         self._prepare()
         return self._metered([*device.env, meter, *[UNSET] * (self._slots - FIRST_SLOT)])
@@ -112,14 +112,14 @@ class Program:
         if isinstance(error, RecursionError):
             message = "nested too deeply"
         elif not isinstance(error, EvalError | AbortedError):
-            # A value of a type that the checker had excluded; the guards of cel-go call that a missing overload.
+            # A value of a type that the checker excluded, which cel-go's guards report as a missing overload.
             message = f"no such overload: {error}"
         return CelEvaluationError(f"CEL expression {_shown(self.expression)}: {message}")
 
 
 @lru_cache(maxsize=1024)
 def compile_selector(expression: str) -> Program:
-    """The program for an expression; the same text gives the same program. Raises CelSyntaxError."""
+    """The program of an expression, cached by its text. Raises CelSyntaxError."""
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > MAX_LENGTH:
         raise CelSyntaxError(f"CEL expression of {size} bytes is too long: at most {MAX_LENGTH} are allowed")

@@ -1,6 +1,6 @@
-"""The text of an expression and places in it.
+"""The text of an expression and positions in it.
 
-Owns how a complaint about a place looks: line and column (both from 1), the line of text and a caret below it.
+Builds errors that state line and column (both from 1) and show the line of text with a caret below the position.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ _SHOWN_WIDTH: Final = 160
 
 
 class SourceText:
-    """One expression while it is compiled, by one thread. ``copied`` counts nodes that macros have duplicated."""
+    """One expression during its compilation, by one thread. ``copied`` counts nodes that macros have copied."""
 
     __slots__ = ("copied", "text")
 
@@ -25,7 +25,7 @@ class SourceText:
         return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
 
     def caret(self, offset: int) -> str:
-        """The line around ``offset`` and a caret under it; of a long line only the part around the caret."""
+        """The line of ``offset`` and a caret below it; of a long line only the part around the caret."""
         _, column = self.place(offset)
         start = offset - column + 1
         end = self.text.find("\n", start)
@@ -35,7 +35,7 @@ class SourceText:
         return f"  | {shown}\n  | {' ' * (column - 1 - cut)}^"
 
     def error(self, offset: int, message: str) -> CelSyntaxError:
-        """The error to raise for a place; its text names line, column and shows the caret."""
+        """The error to raise for a position; its text states line and column and shows the caret."""
         line, column = self.place(offset)
         caret = self.caret(offset)
         text = f"CEL expression does not compile: {line}:{column}: {message}\n{caret}"

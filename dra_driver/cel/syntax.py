@@ -1,6 +1,6 @@
-"""The tree of an expression: what the parser makes, the checker annotates and the planner reads.
+"""The syntax tree of an expression: the parser builds it, the checker annotates it, `ir_builder` reads it.
 
-A node knows the ``offset`` of the character to point at. ``type`` is filled in by the checker. Nodes belong to one
+``offset`` is the position of the character that errors point at. The checker sets ``type``. Nodes belong to one
 compilation and are not shared.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Expr:
-    """Base of all nodes. ``parenthesized`` keeps ``-(1).abs`` and ``-1.abs`` apart."""
+    """Base of all nodes. ``parenthesized`` distinguishes ``-(1).abs`` from ``-1.abs``."""
 
     __slots__ = ("offset", "parenthesized", "type")
 
@@ -21,7 +21,7 @@ class Expr:
 
 
 class Literal(Expr):
-    """A constant value; ``number`` holds the text of a numeric token until its sign is known."""
+    """A constant value; ``number`` is the text of a numeric token until its sign is known."""
 
     __slots__ = ("number", "value")
 
@@ -32,7 +32,7 @@ class Literal(Expr):
 
 
 class Ident(Expr):
-    """A name. ``variable`` is what the checker found: a Variable, or a type."""
+    """A name. ``variable`` is the Variable or type that the checker found."""
 
     __slots__ = ("name", "variable")
 
@@ -113,7 +113,7 @@ class Message(Expr):
 
 
 class Fold(Expr):
-    """What macros become: an accumulator that is stepped over a range while a condition holds.
+    """The expansion of a macro: an accumulator that is updated for each element of a range while a condition holds.
 
     ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty.
     """
@@ -136,7 +136,7 @@ class Fold(Expr):
 
 
 def children(node: Expr) -> list[Expr]:
-    """The nodes directly below, in the order of evaluation."""
+    """The direct children of a node, in the order of evaluation."""
     if isinstance(node, Select):
         return [node.operand]
     if isinstance(node, Call):

@@ -1,7 +1,4 @@
-"""Numbers, durations and timestamps as Go writes and reads them.
-
-Owns the text forms that conversions and ``format`` share: strconv's shortest ``%g``, time.Duration, RFC 3339.
-"""
+"""Formats and parses numbers, durations and timestamps as Go does: shortest ``%g``, time.Duration, RFC 3339."""
 
 import math
 import re
@@ -32,7 +29,7 @@ _HEX_FLOAT: Final = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)p[+
 
 
 def double_text(value: float) -> str:
-    """``%g`` with the fewest digits that read back the same."""
+    """``%g`` with the fewest digits that parse to the same value."""
     special = _special(value)
     if special:
         return special
@@ -79,7 +76,7 @@ def _positional(digits: str, exponent: int) -> str:
 
 
 def parse_double(text: str) -> float | None:
-    """What strconv.ParseFloat reads; None where it fails."""
+    """The result of strconv.ParseFloat; None where it fails."""
     if len(text) > 4096 or not text.isascii():
         return None
     if _HEX_FLOAT.match(text):
@@ -103,7 +100,7 @@ def duration_text(value: Duration) -> str:
 
 
 def parse_duration(text: str) -> Duration | None:
-    """What time.ParseDuration reads; None where it fails."""
+    """The result of time.ParseDuration; None where it fails."""
     sign, rest = (text[0], text[1:]) if text[:1] in {"+", "-"} else ("", text)
     if rest == "0":
         return Duration(0)
@@ -134,7 +131,7 @@ def _fraction_ns(digits: str, unit: int) -> int:
 
 
 def parse_timestamp(text: str) -> Timestamp | None:
-    """What time.Parse reads as RFC 3339; None where it fails."""
+    """The result of time.Parse with RFC 3339; None where it fails."""
     found = _RFC3339.match(text) if len(text) < 4096 else None
     if found is None:
         return None
@@ -155,7 +152,7 @@ def parse_timestamp(text: str) -> Timestamp | None:
 
 
 def timestamp_text(value: Timestamp) -> str:
-    """RFC 3339 with as many decimals as needed, in the zone that the timestamp was written in."""
+    """RFC 3339 with as many decimals as needed, in the time zone of the timestamp's original text."""
     seconds, ns = divmod(value.ns, _NS)
     year, month, day, rest = civil(seconds + value.offset_s)
     fraction = f".{ns:09d}".rstrip("0") if ns else ""

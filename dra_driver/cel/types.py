@@ -1,8 +1,8 @@
 """Types of expressions at compile time, and when one may stand for another.
 
-Owns the terms (int, list(T), type parameters, ...) and their unification, after cel-go's checker (checker/types.go,
-common/types/types.go). ``any`` is what an attribute is: it unifies with everything, as ``dyn`` does, but it is another
-type where two must be the same.
+Follows cel-go's checker (checker/types.go, common/types/types.go): type terms (int, list(T), type parameters) and their
+unification. ``any`` is the type of attributes. It unifies with everything, as ``dyn`` does, but is a different type
+where two types must be the same.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ _NULLABLE: Final = frozenset({"opaque", "struct", "any", "duration", "timestamp"
 
 
 class Type:
-    """One type term, immutable. ``kind`` groups (``struct`` for all objects), ``name`` tells within the group."""
+    """One type term, immutable. ``kind`` is the group (``struct`` for all objects), ``name`` the type in the group."""
 
     __slots__ = ("generic", "kind", "name", "nullable", "parameters")
 
@@ -75,7 +75,7 @@ def type_of(instance: Type) -> Type:
 
 
 def parse_type(text: str) -> Type:
-    """The type that the signature table writes as ``text``; single capitals are type parameters."""
+    """The type written as ``text`` in the signature table; single capitals are type parameters."""
     name, bracket, rest = text.partition("(")
     if bracket:
         parts = _split(rest[:-1])
@@ -87,7 +87,7 @@ def parse_type(text: str) -> Type:
         return _NAMED[text]
     if text.startswith("authz."):
         return Type("struct", "kubernetes.authorization." + text.removeprefix("authz."))
-    assert len(text) == 1, text  # noqa: S101  the table is ours
+    assert len(text) == 1, text  # noqa: S101  a mistake in the signature table
     return Type("param", text)
 
 
@@ -118,12 +118,12 @@ def is_dynamic(term: Type) -> bool:
 
 
 def optional_value(term: Type) -> Type | None:
-    """What an optional holds; None for other types."""
+    """The type of an optional's value; None for other types."""
     return term.parameters[0] if term.kind == "opaque" and term.name == "optional_type" else None
 
 
 class Unifier:
-    """What type variables stand for so far. One per compilation; a failed attempt leaves no trace."""
+    """The bindings of type variables in one compilation. A failed attempt changes no binding."""
 
     def __init__(self) -> None:
         self._bound: dict[str, Type] = {}
@@ -204,7 +204,7 @@ class Unifier:
 
 
 def most_general(one: Type, two: Type) -> Type:
-    """Of two types that unify, the one that says less."""
+    """The more general of two types that unify."""
     return one if _no_more_specific(one, two) else two
 
 

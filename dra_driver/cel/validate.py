@@ -1,4 +1,4 @@
-"""Checks after the type checker: literals whose elements differ in type, and constant arguments that can never work.
+"""Checks after the type checker: element types of literals, and constant arguments that always fail.
 
 Follows cel-go cel/validator.go and ext/formatting.go (validators of durations, timestamps, patterns, homogeneous
 literals and format strings), as Kubernetes configures them.
@@ -35,7 +35,7 @@ _FORMATTED: Final = {
 
 
 def validate(source: SourceText, root: Expr) -> None:
-    """Raises CelSyntaxError at the first literal or constant argument that is refused."""
+    """Raises CelSyntaxError at the first invalid literal or constant argument."""
     _validate(source, root, formatting=False)
 
 
@@ -114,7 +114,7 @@ def _format_call(source: SourceText, node: Call) -> None:
     except EvalError as error:
         raise source.error(text.offset, str(error)) from error
     if len(clauses) != len(elements):
-        raise source.error(node.offset, f"the format has {len(clauses)} clauses, there are {len(elements)} arguments")
+        raise source.error(node.offset, f"the format has {len(clauses)} clauses, the list {len(elements)} arguments")
     for clause, element in zip(clauses, elements, strict=True):
         _formatted(source, clause.verb, element)
 

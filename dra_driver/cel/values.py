@@ -1,7 +1,7 @@
-"""Values while an expression runs: Python's own where they fit, small classes where CEL has more.
+"""Values at run time: Python's own types where they fit, small classes for CEL's other types.
 
-Owns representation, type names and sizes. int, float, str, bytes, bool and None stand for themselves; uint is
-UInt; lists are ``list`` (or ``range``); maps are CelMap. Also counts work that the cost model leaves out.
+int, double, string, bytes, bool and null are Python's int, float, str, bytes, bool and None; uint is UInt; lists are
+``list`` or ``range``; maps are CelMap. Also type names and sizes of values.
 """
 
 import re
@@ -17,28 +17,28 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def well_formed(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON may hold and Go reads as U+FFFD."""
+    """The text with single surrogates, which JSON may contain, replaced by U+FFFD as Go does."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class EvalError(Exception):
-    """A run-time error of the language; ``&&``, ``||`` and some macros can absorb it."""
+    """A run-time error of CEL. ``&&``, ``||`` and some macros can absorb it."""
 
 
 class UInt(int):
-    """An unsigned 64-bit integer. Arithmetic on it gives int; operators wrap the result again."""
+    """An unsigned 64-bit integer. Python arithmetic on it returns int; `operators` convert the result back."""
 
     __slots__ = ()
 
 
 class ConcatList(list):  # type: ignore[type-arg]
-    """The result of ``+`` on two non-empty lists, whose equality lets errors through."""
+    """The result of ``+`` on two non-empty lists. Its equality does not ignore errors of elements."""
 
     __slots__ = ()
 
 
 class GrowingList(list):  # type: ignore[type-arg]
-    """An accumulator that started empty: ``+`` appends to it in place, as cel-go's mutable list does."""
+    """A list accumulator that started empty: ``+`` appends in place, as cel-go's mutable list does."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class TypeValue:
 
 
 class Optional:
-    """``optional.of(value)``; NONE is the empty one."""
+    """``optional.of(value)``; NONE is ``optional.none()``."""
 
     __slots__ = ("present", "value")
 
@@ -81,7 +81,7 @@ class Duration:
 
 
 class Timestamp:
-    """A moment: nanoseconds since 1970 UTC. ``offset_s`` is the zone it was written in, which only its text shows."""
+    """Nanoseconds since 1970 UTC. ``offset_s`` is the time zone of its original text, and affects only its text."""
 
     __slots__ = ("ns", "offset_s")
 
@@ -97,7 +97,7 @@ class Timestamp:
 
 
 class Url:
-    """A parsed URL; made in lib_url."""
+    """A URL that `libraries.url` has parsed."""
 
     __slots__ = ("escaped_path", "host", "query", "scheme", "text")
 
@@ -110,7 +110,7 @@ class Url:
 
 
 class NamedFormat:
-    """``format.NAME()``; made in lib_formats."""
+    """The value of ``format.NAME()``, see `libraries.formats`."""
 
     __slots__ = ("name", "regex_size", "validate")
 
@@ -121,10 +121,10 @@ class NamedFormat:
 
 
 class CelQuantity:
-    """A quantity as CEL holds it: ``mantissa`` times ten to the ``scale``.
+    """A quantity: ``mantissa`` times ten to the ``scale``.
 
-    ``big`` says that the number is held as a big decimal, for which ``isInteger`` is false. ``derived`` marks results
-    of add and sub, which no other quantity equals from the left.
+    ``big``: Go keeps the number as a big decimal, for which ``isInteger`` is false. ``derived``: the result of add or
+    sub, for which ``other == derived`` is an error.
     """
 
     __slots__ = ("big", "derived", "mantissa", "quantity", "scale")
@@ -140,7 +140,7 @@ class CelQuantity:
 
 
 class _Identity:
-    """A key that equals nothing but itself, such as a list."""
+    """A key that equals only itself, such as a list."""
 
     __slots__ = ("value",)
 
@@ -159,9 +159,9 @@ _INT_LIMIT: Final = 2**63
 
 
 class CelMap:
-    """A map. Keys of one number in different types are different keys, but a lookup finds across types.
+    """A map. One number in different types makes different keys, but a lookup finds a key of any number type.
 
-    ``data`` maps encoded keys: str and int as they are, others as tuples with a tag.
+    The keys of ``data`` are encoded: str and int unchanged, others as tuples with a tag.
     """
 
     __slots__ = ("data",)
@@ -203,13 +203,13 @@ class CelMap:
 
 
 class GrowingMap(CelMap):
-    """An accumulator that started empty: inserting changes it in place."""
+    """A map accumulator that started empty: insertion changes it in place."""
 
     __slots__ = ()
 
 
 class StringMap(CelMap):
-    """A map whose keys are all strings; any other key is simply not there."""
+    """A map whose keys are all strings; a key of another type is never found."""
 
     __slots__ = ()
 
@@ -221,7 +221,7 @@ class StringMap(CelMap):
 
 
 class DomainMap(StringMap):
-    """Domains of a device. A lookup of an unknown one finds an empty map, though ``in`` says that it is not there."""
+    """Domains of a device. A lookup of an unknown domain returns an empty map, although ``in`` is false for it."""
 
     __slots__ = ()
 
@@ -233,7 +233,7 @@ EMPTY_MAP: Final = CelMap({})
 
 
 def encode_key(key: Any) -> Any:
-    """The key as it stands in ``CelMap.data``."""
+    """The key in the form of ``CelMap.data``."""
     kind = type(key)
     if kind is str or kind is int:
         return key
@@ -301,7 +301,7 @@ NUMBERS: Final = frozenset({int, UInt, float})
 
 
 def type_name(value: Any) -> str:
-    """The run-time type's name, as ``type(value)`` shows it."""
+    """The name of the run-time type, as in ``type(value)``."""
     return _TYPE_NAMES[type(value)]
 
 
@@ -310,7 +310,7 @@ def no_overload(what: str = "") -> EvalError:
 
 
 def size_of(value: Any) -> int | None:
-    """Elements of a list or map, characters of a string, bytes of bytes and addresses; None for what has no size."""
+    """Elements of a list or map, characters of a string, bytes of bytes and addresses; None for other types."""
     kind = type(value)
     if kind in LISTS or kind in MAPS or kind is str or kind is bytes:
         return len(value)

@@ -1,7 +1,7 @@
-"""Names of types and the protobuf messages that can be written in an expression.
+"""Names of types, and the protobuf messages that an expression can construct.
 
-Owns the small part of protobuf that exists in the environment of selectors: wrappers, Duration, Timestamp and JSON.
-Other messages (Any, Empty, ...) are refused, which no selector in the field misses.
+These are the messages in the environment of selectors that occur in practice: wrappers, Duration, Timestamp and JSON.
+Other messages (Any, Empty, ...) are refused.
 """
 
 from typing import Any, Final
@@ -46,7 +46,7 @@ TYPE_NAMES: Final[dict[str, Type]] = {
     _P + "Duration": t.DURATION,
     _P + "Timestamp": t.TIMESTAMP,
 }
-"""What each name of a type stands for."""
+"""Type name -> type."""
 
 _STRUCT: Final = t.map_of(t.STRING, t.DYN)
 _LIST: Final = t.list_of(t.DYN)
@@ -58,7 +58,7 @@ MESSAGE_TYPES: Final[dict[str, Type]] = {
     _P + "Struct": _STRUCT,
     _P + "ListValue": _LIST,
 }
-"""The type of each message that can be written as a literal."""
+"""Message -> type of its literals."""
 
 MESSAGES: Final[dict[str, dict[str, Type]]] = {
     **{_P + name: {"value": term} for name, term in _WRAPPERS.items()},
@@ -75,7 +75,7 @@ MESSAGES: Final[dict[str, dict[str, Type]]] = {
         "list_value": _LIST,
     },
 }
-"""Fields of each message that can be written as a literal."""
+"""Message -> its fields and their types."""
 
 _ZERO: Final[dict[str, Any]] = {
     "bool": False,
@@ -89,7 +89,7 @@ _LIMITS: Final = {"Int32Value": (-(2**31), 2**31), "UInt32Value": (0, 2**32)}
 
 
 def make(name: str, fields: dict[str, Any]) -> Any:
-    """The value of a message literal. Raises EvalError where a field does not fit."""
+    """The value of a message literal. Raises EvalError on a field value out of range."""
     short = name.removeprefix(_P)
     if short in _WRAPPERS:
         value = fields.get("value", _ZERO[_WRAPPERS[short].name])
@@ -108,12 +108,12 @@ def make(name: str, fields: dict[str, Any]) -> Any:
     total = seconds * 10**9 + nanos
     if short == "Timestamp":
         return Timestamp(total)
-    # Go's duration saturates where a protobuf duration does not fit 64 bits of nanoseconds.
+    # Go's duration saturates if a protobuf duration does not fit 64 bits of nanoseconds.
     return Duration(max(-(2**63), min(2**63 - 1, total)))
 
 
 def _json(value: Any) -> Any:
-    """The value as JSON knows it: every number is a double. Raises EvalError for what JSON has no form for."""
+    """The value as JSON, in which every number is a double. Raises EvalError for types that JSON does not have."""
     kind = type(value)
     if kind in LISTS:
         return [_json(item) for item in value]
@@ -123,7 +123,7 @@ def _json(value: Any) -> Any:
         return float(value)
     if kind in {float, str, bool} or value is None:
         return value
-    raise EvalError(f"{type_name(value)} has no form in JSON")
+    raise EvalError(f"a value of type {type_name(value)} cannot be converted to JSON")
 
 
 def _single(value: float) -> float:

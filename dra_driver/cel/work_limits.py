@@ -12,11 +12,11 @@ MAX_WORK: Final = 5_000_000
 
 
 class AbortedError(Exception):
-    """Ends the evaluation whatever absorbs errors: the cost limit, our own limits, what would be a panic in Go."""
+    """Ends the evaluation; no operator absorbs it. Cost limit, limits of this module, and panics in Go."""
 
 
 class _Work(threading.local):
-    """How much is left in this thread's evaluation."""
+    """The work left for the evaluation of this thread."""
 
     left: int = MAX_WORK
 
@@ -25,19 +25,19 @@ _work = _Work()
 
 
 def reset_work() -> None:
-    """Start of an evaluation that may build or compare large values."""
+    """Resets the work of this thread. Call it before an evaluation that may build or compare large values."""
     _work.left = MAX_WORK
 
 
 def spend(amount: int) -> None:
-    """Counts work that is not part of the cost model. Raises AbortedError when there was too much."""
+    """Counts work outside the cost model. Raises AbortedError beyond MAX_WORK."""
     _work.left -= amount
     if _work.left < 0:
         raise AbortedError("the expression takes too much work on large values")
 
 
 def check_size(size: int) -> int:
-    """``size`` if a list of it may be built. Raises AbortedError."""
+    """Returns ``size`` if a list of that size may be built. Raises AbortedError otherwise."""
     if size > MAX_ELEMENTS:
         raise AbortedError(f"a list of {size} elements is too large, at most {MAX_ELEMENTS} are allowed")
     spend(size)
@@ -45,7 +45,7 @@ def check_size(size: int) -> int:
 
 
 def check_text(size: int) -> int:
-    """``size`` if a string or bytes of it may be built. Raises AbortedError."""
+    """Returns ``size`` if a string or bytes of that size may be built. Raises AbortedError otherwise."""
     if size > MAX_TEXT:
         raise AbortedError(f"a string of {size} characters is too large, at most {MAX_TEXT} are allowed")
     spend(size >> 6)

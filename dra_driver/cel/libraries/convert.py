@@ -42,7 +42,7 @@ def to_int(value: Any) -> int:
             raise _failed(value, "int")
         return number
     if type(value) is float:
-        # The smallest 64-bit integer is refused as well.
+        # cel-go refuses the smallest 64-bit integer too.
         if value <= -(2.0**63):
             raise EvalError("integer overflow")
         return int_of_double(value)
@@ -161,7 +161,7 @@ def _named_offset_s(zone: str, seconds: int) -> int:
         raise EvalError(f"unknown time zone {zone}") from error
     from datetime import UTC, datetime, timedelta  # noqa: PLC0415  only for named zones
 
-    # The calendar of Python ends with year 9999; rules of zones are the same within a day of its edges.
+    # Python's calendar ends with year 9999; the rules of a zone do not change within a day of its limits.
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=max(-62135510400, min(253402214400, seconds)))
     offset = moment.astimezone(rules).utcoffset()
     return int(offset.total_seconds()) if offset is not None else 0
@@ -178,7 +178,7 @@ def _part(read: Callable[[int, int, int, int, int], int]) -> Callable[..., int]:
 
 
 def _either(of_timestamp: Callable[..., int], unit_ns: int) -> Callable[..., int]:
-    """Timestamps and durations share names; a duration answers with its whole length in the unit."""
+    """A function for timestamps and durations; of a duration it returns the whole length in the unit."""
 
     def part(value: Any, *zone: str) -> int:
         if type(value) is Duration:

@@ -1,4 +1,4 @@
-"""``string.format(list)``: clauses, and how values look in them.
+"""``string.format(list)``: formatting clauses and the text of values in them.
 
 Follows cel-go ext/formatting.go (strings library before version 4) with the locale en_US: ``%f`` and ``%e`` print as
 golang.org/x/text does it, with grouped thousands and powers of ten.
@@ -18,7 +18,7 @@ _SCALAR: Final = frozenset({int, UInt, float, bool, str, bytes, Duration, Timest
 
 
 class FormatClause(NamedTuple):
-    """One piece of a format string: literal text, or a verb with its precision."""
+    """One part of a format string: literal text, or a verb with its precision."""
 
     text: str
     verb: str = ""
@@ -26,7 +26,7 @@ class FormatClause(NamedTuple):
 
 
 def parse_format(text: str) -> list[FormatClause]:
-    """The pieces of a format string. Raises EvalError where it is malformed."""
+    """The parts of a format string. Raises EvalError if it is malformed."""
     pieces: list[FormatClause] = []
     position = 0
     while position < len(text):
@@ -116,7 +116,7 @@ def _fixed(value: Any, clause: FormatClause) -> str:
 
 
 def _scientific(value: Any, clause: FormatClause) -> str:
-    """The precision of ``%e`` is taken for a width by cel-go, so that there are always six decimals."""
+    """cel-go uses the precision of ``%e`` as a width, so the number of decimals is always six."""
     number = _double(value, "e")
     text = _special(number)
     if not text:
@@ -196,7 +196,7 @@ def _escaped(code: int) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value inside of a list or map, close to how CEL would write it."""
+    """A value inside a list or map, similar to its CEL literal."""
     spend(1)
     kind = type(value)
     if kind in LISTS:

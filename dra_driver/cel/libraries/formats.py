@@ -1,7 +1,7 @@
 """``format.NAME()`` and ``validate``: the named formats of Kubernetes.
 
 Follows k8s.io/apiserver pkg/cel/library/format.go, k8s.io/apimachinery pkg/util/validation and k8s.io/kube-openapi
-pkg/validation/strfmt. The texts of the findings are ours; how many there are is Kubernetes'.
+pkg/validation/strfmt. The number of findings is Kubernetes'; their texts differ.
 """
 
 import re
@@ -31,7 +31,7 @@ def _shape(expression: "re.Pattern[str]", longest: int, what: str) -> Callable[[
 
 
 def _prefix(validate: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-    """A name that more will follow may end with a dash."""
+    """Validates a prefix of a name, which may end with a dash."""
 
     def validate_prefix(text: str) -> list[str]:
         return validate(text[:-2] + "a" if len(text) > 1 and text.endswith("-") else text)

@@ -1,8 +1,8 @@
 """Quantities and versions.
 
-Follows k8s.io/apiserver pkg/cel/library/quantity.go and semverlib.go and, for what ``isInteger`` and
-``asApproximateFloat`` answer, the two ways in which k8s.io/apimachinery pkg/api/resource holds a number: a 64-bit
-mantissa with a power of ten, or a big decimal once that does not fit.
+Follows k8s.io/apiserver pkg/cel/library/quantity.go and semverlib.go. The results of ``isInteger`` and
+``asApproximateFloat`` depend on the two representations of a number in k8s.io/apimachinery pkg/api/resource: a 64-bit
+mantissa with a power of ten, or a big decimal if that does not fit.
 """
 
 import math
@@ -22,12 +22,12 @@ _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)\Z", re.A)
 _MAX_TEXT: Final = 1024
 _MAX_EXPONENT: Final = 1024
 _INT_MAX: Final = 2**63 - 1
-# Digits that surely fit a 64-bit mantissa (maxInt64Factors).
+# Most digits that always fit a 64-bit mantissa (maxInt64Factors).
 _MANTISSA_DIGITS: Final = 18
 
 
 class _Promoted(threading.local):
-    """Amounts that a comparison turned into big decimals during this evaluation, as Go's Quantity.Cmp does in place."""
+    """Quantities that a comparison in this evaluation turned into big decimals, as Go's Quantity.Cmp does in place."""
 
     def __init__(self) -> None:
         self.ids: dict[int, CelQuantity] = {}
@@ -37,7 +37,7 @@ _promoted = _Promoted()
 
 
 def forget_promotions() -> None:
-    """Start of an evaluation that may ask whether a quantity is an integer."""
+    """Clears the promoted quantities of this thread. Call it before an evaluation that uses ``isInteger``."""
     _promoted.ids.clear()
 
 
@@ -71,7 +71,7 @@ def _suffix(suffix: str) -> tuple[Format, int]:
 
 
 def _mantissa(whole: str, fraction: str, number_format: Format, exponent: int) -> tuple[int, int] | None:
-    """Mantissa and power of ten where they fit; None where Go falls back to a big decimal."""
+    """Mantissa and power of ten; None where Go uses a big decimal."""
     if number_format is Format.BINARY_SI:
         if fraction or 15 - len(whole) - exponent * 3 // 10 - 1 < 0:
             return None
@@ -151,7 +151,7 @@ def _plus(one: CelQuantity, other: Any, factor: int) -> CelQuantity:
         return CelQuantity(quantity, one.mantissa, one.scale, derived=True)
     if small and not one.mantissa:
         return CelQuantity(quantity, factor * two.mantissa, two.scale, derived=True)
-    # The sum has the finer of both scales; it stays small if every step fits 64 bits.
+    # The sum has the smaller scale; it stays a 64-bit mantissa if every intermediate result fits.
     scale = min(one.scale, two.scale)
     left, right = one.mantissa * 10 ** (one.scale - scale), factor * two.mantissa * 10 ** (two.scale - scale)
     fits = all(-(2**63) <= number <= _INT_MAX for number in (left, right, left + right))
@@ -201,12 +201,12 @@ def compare_to(one: Any, two: Any) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """An unsigned number of a version as the signed one that Go makes of it."""
+    """An unsigned number of a version, converted to a signed one as in Go."""
     return number - 2**64 if number > _INT_MAX else number
 
 
 def _authorization(*_: Any) -> Any:
-    """No selector can hold a value that these take; the guards have refused every call before."""
+    """Never called: no selector can have a value of the types that these functions accept, and the guards refuse."""
     raise no_overload()
 
 

@@ -31,7 +31,7 @@ _MAX_INCLUDES: Final = 48
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Go's ``a.Equal(b) == True``: what cannot be compared is not equal."""
+    """Go's ``a.Equal(b) == True``: values that cannot be compared are different."""
     try:
         return go_equal(a, b)
     except EvalError:
@@ -44,7 +44,7 @@ def is_sorted(items: Any) -> bool:
     for item in items:
         if not comparable(item):
             raise no_overload()
-        # An order that is an error does not count as wrong.
+        # A pair that cannot be compared counts as sorted.
         if not first and _order(previous, item) > 0:
             return False
         previous, first = item, False
@@ -72,7 +72,7 @@ def _sum_from(zero: Any) -> Callable[[Any], Any]:
 
 
 def sum_of(items: Any) -> Any:
-    """``sum()`` where the checker left the choice open: the first element decides."""
+    """``sum()`` where the checker left several overloads: the type of the first element decides."""
     kind = type(items[0]) if len(items) else int
     zero = {UInt: UInt(0), float: 0.0, Duration: Duration(0)}.get(kind, 0)
     return _sum_from(zero)(items)
@@ -194,7 +194,7 @@ def intersects(one: Any, two: Any) -> bool:
 
 
 def map_insert(target: CelMap, *entry: Any) -> CelMap:
-    """The map with one more key, or with all entries of another map; a key that is there is an error."""
+    """The map with one more key, or with all entries of another map. Raises EvalError for a key that exists."""
     if type(target) is not GrowingMap:
         target = GrowingMap(dict(target.data))
     pairs = [(entry[0], entry[1])] if len(entry) == 2 else list(entry[0].items())
@@ -216,7 +216,7 @@ def of_non_zero(value: Any) -> Optional:
         return NONE
     if kind is Duration and not value.ns:
         return NONE
-    # Go's zero time is year 1, which is what cel-go asks for here.
+    # cel-go compares with Go's zero time, which is year 1.
     if kind is Timestamp and value.ns == -62135596800 * 10**9:
         return NONE
     return Optional(value)

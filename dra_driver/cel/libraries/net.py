@@ -1,4 +1,4 @@
-"""IP addresses and networks: what Go's net/netip takes for one, without zones and IPv4-mapped addresses.
+"""IP addresses and networks in the syntax of Go's net/netip, without zones and IPv4-mapped addresses.
 
 Follows k8s.io/apiserver pkg/cel/library/ip.go and cidr.go.
 """
@@ -36,7 +36,7 @@ def _address(text: str) -> Address | None:
 
 
 def parse_cidr(text: str) -> Network:
-    """The network with its host bits as they are. Raises EvalError."""
+    """The network, host bits unchanged. Raises EvalError."""
     network = _network(text)
     if network is None:
         raise EvalError(f"network address parse error during conversion from string: {text[:80]!r}")

@@ -1,7 +1,6 @@
 """The string functions: standard ones, ext/strings.go of cel-go in version 2, and Kubernetes' find and findAll.
 
-Positions count Unicode characters. Regular expressions are RE2's, as in Go, whose few differences in syntax are listed
-in ``_translated``.
+Positions count Unicode characters. Regular expressions are RE2's; ``pattern`` refuses what Go's regexp does not have.
 """
 
 import re
@@ -12,12 +11,15 @@ from typing import Any, Final
 from dra_driver.cel.values import EvalError, no_overload
 from dra_driver.cel.work_limits import check_text, spend
 
-# unicode.IsSpace of Go, which str.strip() exceeds by U+001C to U+001F.
+# unicode.IsSpace of Go. str.strip() would also remove U+001C to U+001F.
 _SPACE: Final = "\t\n\v\f\r \x85\xa0   　" + "".join(map(chr, range(0x2000, 0x200B))) + "\u1680\u2028\u2029\u202f\u205f"
 _QUOTED: Final = {ord(c): f"\\{e}" for c, e in zip('\a\b\f\n\r\t\v\\"', 'abfnrtv\\"', strict=True)}
 _UPPER: Final = {ord(c): c.upper() for c in "abcdefghijklmnopqrstuvwxyz"}
 _LOWER: Final = {ord(c): c.lower() for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
-_MAX_REPEAT: Final = 1000
+
+
+# The escape for any byte, which RE2 has and Go's regexp does not.
+_ANY_BYTE: Final = re.compile(r"(?<!\\)(?:\\\\)*\\C")
 
 
 def _out_of_range(index: int) -> EvalError:
@@ -101,10 +103,12 @@ def pattern(text: str) -> Any:
     """The compiled pattern. Raises EvalError on a syntax that Go's regexp does not have. Thread-safe."""
     import re2  # noqa: PLC0415  only for selectors that use patterns
 
+    if _ANY_BYTE.search(text):
+        raise EvalError("error parsing regexp: invalid escape sequence: `\\C`")
     options = re2.Options()
     options.log_errors = False
     try:
-        return re2.compile(_translated(text), options)
+        return re2.compile(text, options)
     except re2.error as error:
         raise EvalError(f"error parsing regexp: {_reason(error)} in {text[:80]!r}") from error
 
@@ -112,16 +116,6 @@ def pattern(text: str) -> Any:
 def _reason(error: Exception) -> str:
     reason = error.args[0] if error.args else error
     return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-
-
-def _translated(text: str) -> str:
-    r"""Go's syntax for RE2: the C++ library knows ``\C`` (any byte) and \pN classes that Go has not, and vice versa."""
-    if re.search(r"(?<!\\)(?:\\\\)*\\C", text):
-        raise EvalError("error parsing regexp: invalid escape sequence: `\\C`")
-    for repeat in re.finditer(r"\{([0-9]+)(?:,([0-9]*))?\}", text):
-        if any(len(n) > 4 or int(n) > _MAX_REPEAT for n in repeat.groups() if n):
-            break
-    return text
 
 
 def matches(text: str, expression: str) -> bool:
@@ -136,7 +130,7 @@ def find(text: str, expression: str) -> str:
 
 
 def find_all(text: str, expression: str, count: int = -1) -> list[str]:
-    """All matches, without an empty one that touches the match before it."""
+    """All matches, except an empty match directly after another match."""
     compiled, end, position = pattern(expression), -1, 0
     found: list[str] = []
     while position <= len(text) and (count < 0 or len(found) < count):

@@ -1,6 +1,6 @@
-"""The URL functions: what Go's net/url takes for a URL, and its parts.
+"""URLs in the syntax of Go's net/url (Go 1.26), and their parts.
 
-Owns a parser with the rules of net/url (Go 1.26): absolute URLs or paths, strict ports, escapes checked per component.
+A URL is absolute or a path; ports are checked strictly and escapes per component.
 """
 
 import ipaddress
@@ -44,7 +44,7 @@ def is_url(text: str) -> bool:
 
 
 def _parsed(text: str, request: bool) -> tuple[str, str, str, str, str]:
-    """Scheme, host, escaped path, query and a text to compare by."""
+    """Scheme, host, escaped path, query, and the text for comparisons."""
     if any(c < " " or c == "\x7f" for c in text):
         raise _error("invalid control character in URL")
     if not text and request:
