@@ -1,6 +1,6 @@
 """A driver root like the ones that NVIDIA's packages install, small enough to read.
 
-Owns the files below one temporary folder. Libraries carry real SONAMEs, nothing in them runs.
+Files are below one temporary folder. Libraries have real SONAMEs and no code.
 """
 
 import os

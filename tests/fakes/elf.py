@@ -1,6 +1,6 @@
 """Shared libraries and linker caches made of exactly the numbers a test wants, sound or damaged.
 
-Owns bytes only. Written from the System V ABI and glibc's ``dl-cache.h`` apart from the code under test, so that one
+Written from the System V ABI and glibc's ``dl-cache.h`` apart from the code under test, so that one
 misreading cannot make both agree.
 """
 

@@ -1,6 +1,6 @@
 """A file system that fails, or whose process dies, at a chosen call.
 
-Owns the choice; every other call goes to the real file system. Needs no privilege and no special mount, so it shows the
+Every other call goes to the real file system. Needs no privilege and no special mount, so it shows the
 same for root as for a developer.
 """
 

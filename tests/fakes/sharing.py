@@ -1,7 +1,7 @@
 """Fakes for ``sharing``: a GPU's compute mode, a clock that moves by sleeping, an MPS host that is one function.
 
 The host is the protocol of ``sharing.mps_files`` without processes: it holds the real lock and answers desired files
-with status files, as the real one does, each time somebody sleeps.
+with status files, as the real one does, each time the code under test sleeps.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ class Died(BaseException):
 
 
 class Mortality:
-    """Counts what a process does to the world and ends it before or after the effect of the ``at``-th thing."""
+    """Counts the effects of a process and ends it before or after the ``at``-th one."""
 
     def __init__(self, at: int | None = None, *, after: bool = False) -> None:
         self.at, self.after, self.count = at, after, 0
@@ -74,7 +74,7 @@ class MortalNotes(FakeGpuNotes):
 
 
 class Clock:
-    """A monotonic clock that moves when somebody sleeps; ``while_asleep`` is what the world does meanwhile."""
+    """A monotonic clock that advances with each sleep; ``while_asleep`` runs during it."""
 
     def __init__(self, while_asleep: Callable[[], object] = lambda: None) -> None:
         self.now = 1000.0

@@ -101,7 +101,7 @@ def device(handle: Any) -> dict[str, Answer]:
 
 
 def filled(handle: Any) -> dict[str, Answer]:
-    """Calls that fill a structure of ours."""
+    """Calls that fill a structure of the caller."""
 
     def fill(function: Callable[[Any, Any], Any], structure: Any) -> Any:
         function(handle, ctypes.byref(structure))

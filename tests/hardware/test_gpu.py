@@ -140,7 +140,7 @@ def test_nvml_calls_answer_or_fail_in_known_ways(handles: list[Any], report: dic
 
 
 def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """Where the driver tells them (perhaps only with MIG mode on), profile ids and placements must be ours."""
+    """Where the driver lists them (perhaps only with MIG mode on), profile ids and placements equal the catalog's."""
     report["mig"] = [probes.mig(handle) for handle in handles]
     compared = 0
     by_uuid = {str(gpu.uuid): model_of(gpu) for gpu in snapshot.gpus}
@@ -162,7 +162,7 @@ def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Sna
                 assert row["placements"]["value"] == places
     report["mig profiles compared"] = compared
     if compared == 0:
-        pytest.skip("the driver tells no MIG profile of a board that the catalogue knows")
+        pytest.skip("the driver lists no MIG profile of a board that is in the catalog")
 
 
 def test_the_inventory_tells_profiles_as_nvml_does(

@@ -132,7 +132,7 @@ def test_a_container_sees_its_partitions_and_no_others(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_is_gone_gets_no_document(tmp_path: Path) -> None:
-    """Destroyed behind our back, its numbers are the next one's."""
+    """After another program destroyed it, the next instance gets its numbers."""
     node = CutNode(tmp_path)
     node.backend.set_mig_mode(node.gpu.uuid, True)
     node.make("1g.10gb", 4)

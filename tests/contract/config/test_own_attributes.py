@@ -9,7 +9,7 @@ from dra_driver.slices import ApiServerFeatures, build_devices
 
 
 def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) -> None:
-    """Whole, shared, placements and a partition that somebody else made: no policy can overwrite what they tell."""
+    """Whole, shared, placements and a partition of another manager: no policy can overwrite their attributes."""
     spec = tmp_path / "gpus.yaml"
     spec.write_text(
         "gpus:\n- {model: h100-sxm5-80gb}\n"

@@ -1,4 +1,4 @@
-"""Whoever else acts on a node's GPUs, the same for NVML on our C library and for the simulation."""
+"""Other programs that act on a node's GPUs, for the fake NVML library and for the simulation."""
 
 from dra_driver.gpu.backend import GpuBackend
 from dra_driver.gpu.simulated.backend import SimulatedBackend
@@ -21,7 +21,7 @@ class Player:
         if self.state is not None:
             self.state.configure(minor, clients=int(busy))
         else:
-            self.simulated.set_busy(self.uuids[minor], "somebody" if busy else None)
+            self.simulated.set_busy(self.uuids[minor], "another process" if busy else None)
 
     def use(self, minor: int, gi_id: int, in_use: bool) -> None:
         if self.state is not None:

@@ -107,7 +107,7 @@ def test_a_node_without_gpus_has_an_empty_inventory_with_a_driver_version(backen
 
 
 def test_a_closed_backend_opens_again_and_closing_twice_is_harmless(backend: Backend) -> None:
-    """Whoever stops the process need not know in what state it is."""
+    """A process can be stopped in any state."""
     before = backend.snapshot()
     backend.close()
     backend.close()

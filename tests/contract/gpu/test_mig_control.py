@@ -142,7 +142,7 @@ def test_destroying_what_is_gone_is_success(backend: GpuBackend, h100: GpuUuid) 
 def test_an_instance_that_does_not_fit_is_refused_and_changes_nothing(
     backend: GpuBackend, h100: GpuUuid, existing: tuple[int, int], wanted: tuple[int, int]
 ) -> None:
-    """The scheduler's counters should prevent it; somebody else on the node may still have been faster."""
+    """The scheduler's counters should prevent it; another program on the node may still have been faster."""
     backend.set_mig_mode(h100, True)
     make(backend, h100, *existing)
     before = backend.mig_instances(h100)
@@ -161,7 +161,7 @@ def test_a_second_compute_instance_is_refused(backend: GpuBackend, h100: GpuUuid
 
 
 def test_a_compute_instance_without_its_gpu_instance_is_a_lost_device(backend: GpuBackend, h100: GpuUuid) -> None:
-    """Somebody destroyed it between our two steps; the caller starts over."""
+    """Another program destroyed it between the two steps; the caller starts again."""
     backend.set_mig_mode(h100, True)
     with pytest.raises(DeviceLostError):
         backend.create_compute_instance(h100, 7)
@@ -178,7 +178,7 @@ def test_a_profile_or_placement_that_the_gpu_lacks_is_named(
 
 
 def test_nothing_can_be_made_while_mig_mode_is_off(backend: GpuBackend, h100: GpuUuid) -> None:
-    """The mode went away behind our back."""
+    """Another program switched the mode off."""
     with pytest.raises(MigUnsupportedError, match="off"):
         backend.create_gpu_instance(h100, 19, 0)
     with pytest.raises((MigUnsupportedError, DeviceLostError)):
@@ -202,8 +202,8 @@ def test_a_gpu_instance_in_use_stays_and_says_so(backend: GpuBackend, player: Pl
     assert backend.mig_instances(h100) == ()
 
 
-def test_mig_mode_stays_while_somebody_has_the_gpu_open(backend: GpuBackend, player: Player, h100: GpuUuid) -> None:
-    """Monitors do; it works once they have let go."""
+def test_mig_mode_stays_while_a_process_has_the_gpu_open(backend: GpuBackend, player: Player, h100: GpuUuid) -> None:
+    """Monitors do; the switch works after they have closed it."""
     player.set_busy(H100, True)
     with pytest.raises(GpuBusyError):
         backend.set_mig_mode(h100, True)
@@ -214,7 +214,7 @@ def test_mig_mode_stays_while_somebody_has_the_gpu_open(backend: GpuBackend, pla
 
 
 def test_mig_mode_stays_on_while_any_instance_exists(backend: GpuBackend, player: Player, h100: GpuUuid) -> None:
-    """Switching it off would take somebody's partition away, whether or not a process is in it now."""
+    """Switching it off would remove a partition of another claim, in use or not."""
     backend.set_mig_mode(h100, True)
     player.create(H100, 19, 3, "none")
     with pytest.raises(GpuBusyError):
@@ -236,7 +236,7 @@ def test_a_board_that_needs_a_reset_keeps_its_mode(
 
 
 def test_a_gpu_without_mig_says_so_and_lists_nothing(backend: GpuBackend, player: Player) -> None:
-    """Never by a number that means nothing to whoever reads the pod's events."""
+    """Never by a number that means nothing to readers of the pod's events."""
     uuid = player.uuids[L4]
     with pytest.raises(MigUnsupportedError, match=uuid):
         backend.mig_mode(uuid)
@@ -264,7 +264,7 @@ def test_instances_of_others_are_listed_with_what_is_in_them(backend: GpuBackend
     assert [one.device is not None for one in seen] == [False, False, True]
 
 
-def test_a_partition_that_goes_behind_our_back_is_gone_in_the_next_look(
+def test_a_partition_that_another_program_destroys_is_missing_in_the_next_snapshot(
     backend: GpuBackend, player: Player, h100: GpuUuid
 ) -> None:
     """Listings come from the hardware, never from memory."""
@@ -315,7 +315,7 @@ def test_compute_mode_is_set_and_read_but_not_with_mig_mode_on(backend: GpuBacke
         backend.set_compute_mode(h100, ComputeMode.EXCLUSIVE_PROCESS)
 
 
-def test_an_event_comes_for_changes_by_anybody_and_only_then(backend: GpuBackend, player: Player) -> None:
+def test_an_event_comes_for_changes_by_any_process_and_only_then(backend: GpuBackend, player: Player) -> None:
     """Partitions of others are published without a restart, and without waiting for the next poll."""
     uuid = player.uuids[A100_ON]
     backend.wait_for_event(0.02)

@@ -126,7 +126,7 @@ def test_a_gpu_whose_call_fails_is_left_out_with_the_call_and_the_code(
     assert f"(NVML code {code})" in left_out.reason
 
 
-def test_a_gpu_lost_before_anybody_saw_it_is_named_by_its_index(nvml: NvmlBackend, state: State) -> None:
+def test_a_gpu_lost_before_the_first_read_is_named_by_its_index(nvml: NvmlBackend, state: State) -> None:
     """No better name is known then."""
     state.lose(0)
     assert nvml.snapshot().left_out[0].label == "NVML index 0"
@@ -135,7 +135,7 @@ def test_a_gpu_lost_before_anybody_saw_it_is_named_by_its_index(nvml: NvmlBacken
 def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
     nvml: NvmlBackend, state: State, tmp_path: Path
 ) -> None:
-    """A wrong UUID beside a reason would send somebody to pull the wrong board."""
+    """A wrong UUID beside a reason would make an administrator replace the wrong board."""
     whole = nvml.snapshot()
     state.set_node(Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0), gpus=whole.gpus[1:]))
     state.lose(0)
@@ -204,7 +204,8 @@ def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
 def test_the_dynamic_linker_is_asked_when_our_own_root_has_the_library_elsewhere(
     nvml_library: Path, state: State, tmp_path: Path
 ) -> None:
-    """NixOS and containers with LD_LIBRARY_PATH keep it outside the usual folders; another root is not ours to ask."""
+    """NixOS and containers with LD_LIBRARY_PATH keep it outside the usual folders; the linker does not search another
+    root."""
     script = """
 import sys
 from dra_driver.gpu.nvml.backend import NvmlBackend

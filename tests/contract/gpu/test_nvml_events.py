@@ -62,7 +62,7 @@ def test_a_change_by_another_program_ends_the_wait(nvml: NvmlBackend, state: Sta
 def test_a_mode_switched_by_another_program_ends_the_wait_and_events_go_on_after_the_next_look(
     nvml: NvmlBackend, state: State
 ) -> None:
-    """The GPU is bound anew then, and what was registered for it is gone."""
+    """The GPU is bound again then, and its registration is lost."""
     nvml.snapshot()
     waiter = Waiter(nvml, state)
     state.foreign_mode(0, True)
@@ -154,7 +154,7 @@ def test_event_sets_are_given_back(nvml: NvmlBackend, state: State) -> None:
 
 
 def test_closing_ends_the_wait_and_the_session_stays_closed(nvml: NvmlBackend, state: State) -> None:
-    """The device files must be let go of for whoever wants to reset a GPU."""
+    """The device files must be closed before a GPU can be reset."""
     waiter = Waiter(nvml, state)
     nvml.close()
     assert waiter.result() is False

@@ -67,7 +67,7 @@ def test_a_partition_of_a_profile_that_is_not_listed_tells_its_size_itself(
 def test_a_partition_that_does_not_tell_its_size_is_known_without(
     nvml: NvmlBackend, state: State, function: str, code: int
 ) -> None:
-    """It is there all the same, and what is told later counts."""
+    """The partition is listed anyway, and a later answer is used."""
     state.foreign_mode(0, True)
     state.foreign_create(0, 9, 0)
     state.configure(0, virtualization=codes.VGPU_GUEST)

@@ -101,7 +101,7 @@ def test_instances_of_a_profile_that_cannot_be_read_are_found_all_the_same(
 
 
 def test_without_any_profile_the_gpu_is_whole_or_nothing(nvml: NvmlBackend, state: State) -> None:
-    """Some driver may tell profiles with MIG mode on only; then they show once somebody has switched it on."""
+    """A driver may list profiles only with MIG mode on; then they appear after an administrator switched it on."""
     state.configure(0, profiles_need_mode=1)
     gpu = first(nvml)
     assert (gpu.mig_capable, gpu.mig_profiles) == (True, ())
@@ -143,7 +143,7 @@ def test_a_gpu_whose_instances_cannot_be_read_is_left_out_and_the_others_stay(
 
 
 def test_an_instance_that_goes_away_during_the_look_is_left_out_alone(nvml: NvmlBackend, state: State) -> None:
-    """Somebody else destroys one while we list them."""
+    """Another program destroys one while they are listed."""
     state.foreign_mode(0, True)
     for start in range(3):
         state.foreign_create(0, 19, start)
@@ -163,7 +163,7 @@ def test_an_instance_that_goes_away_during_the_look_is_left_out_alone(nvml: Nvml
 def test_a_gpu_instance_whose_creation_fails_is_not_left_behind(
     nvml: NvmlBackend, state: State, uuid: GpuUuid, function: str, code: int
 ) -> None:
-    """Nobody would know its id."""
+    """Its id would be unknown, so it could never be destroyed."""
     nvml.set_mig_mode(uuid, True)
     state.inject(function, code, times=1)
     with pytest.raises(DeviceLostError, match=function):
@@ -245,7 +245,7 @@ def test_a_double_memory_slice_with_the_wrong_compute_instance_is_no_whole_parti
 def test_a_mode_that_does_not_come_into_force_is_refused_and_nothing_stays_pending(
     nvml: NvmlBackend, state: State, enabled: bool, status: int, error: type[Exception]
 ) -> None:
-    """A pending mode would surprise whoever resets the GPU weeks later. NVML gives the outcome as a value, not as an
+    """A later reset of the GPU would apply a pending mode. NVML gives the outcome as a value, not as an
     error, and may say that all is well."""
     uuid = first(nvml).uuid
     state.foreign_mode(0, not enabled)
@@ -317,10 +317,10 @@ def test_what_is_in_the_way_is_named(nvml: NvmlBackend, uuid: GpuUuid) -> None:
         nvml.create_gpu_instance(uuid, 19, 5)
 
 
-def test_gpus_that_are_numbered_anew_are_found_by_their_uuid(
+def test_gpus_with_new_indexes_are_found_by_their_uuid(
     nvml: NvmlBackend, state: State, node: NodeSpec, uuid: GpuUuid
 ) -> None:
-    """An index is a hint; cutting the wrong GPU would take somebody's memory away."""
+    """An index is a hint; a partition on the wrong GPU would take memory of another claim."""
     nvml.snapshot()
     state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
     nvml.set_mig_mode(uuid, True)

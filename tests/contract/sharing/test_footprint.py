@@ -27,7 +27,7 @@ TOO_MUCH = {
     "ssl",
     "_hashlib",
 }
-ROOMS = {"errors", "files", "backoff", "cli", "config", "model", "telemetry", "gpu", "sharing"}
+PACKAGES = {"errors", "files", "backoff", "cli", "config", "model", "telemetry", "gpu", "sharing"}
 
 
 def test_nothing_of_the_node_process_is_loaded() -> None:
@@ -36,13 +36,13 @@ def test_nothing_of_the_node_process_is_loaded() -> None:
     ).stdout
     loaded = set(output.split())
     assert not loaded & TOO_MUCH
-    assert {name.split(".")[1] for name in loaded if name.startswith("dra_driver.")} <= ROOMS
+    assert {name.split(".")[1] for name in loaded if name.startswith("dra_driver.")} <= PACKAGES
     assert {name for name in loaded if name.startswith("dra_driver.gpu.")} == {"dra_driver.gpu.library"}
     assert not {name for name in loaded if name.startswith("dra_driver.telemetry.")} - {"dra_driver.telemetry.logs"}
 
 
 def test_an_idle_host_takes_little_memory_and_next_to_no_cpu(node: Node) -> None:
-    """Measured 17 MiB and 0.1 % of a core; the bounds leave room for slow machines, not for another library."""
+    """Measured 17 MiB and 0.1 % of a core; the bounds allow for slow machines, not for another library."""
     host = node.start_host()
     until(lambda: "MPS host started" in node.host_log())
     before, began = _cpu_s(host.pid), time.monotonic()

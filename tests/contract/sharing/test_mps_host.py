@@ -269,7 +269,7 @@ def test_a_wrong_setting_is_status_2(node: Node) -> None:
 
 
 def test_a_link_in_place_of_the_shared_memory_is_refused(node: Node) -> None:
-    """Anybody may make one in /dev/shm: the host would remove what it leads to, and containers would mount that."""
+    """Any user may create one in /dev/shm: the host would remove its target, and containers would mount it."""
     precious = node.base / "precious"
     (precious / "folder").mkdir(parents=True)
     (node.base / "shm").mkdir()

@@ -42,7 +42,7 @@ def test_a_failing_command_says_what_it_printed(node: Node, slicer: TimeSlicer) 
     assert not node.notes.values
 
 
-def test_a_hanging_command_holds_nobody_up(node: Node, slicer: TimeSlicer) -> None:
+def test_a_hanging_command_delays_no_other_call(node: Node, slicer: TimeSlicer) -> None:
     node.fault("smi-hang", "300\n")
     began = time.monotonic()
     with pytest.raises(CommandError, match=r"did not end within 0\.2 s and was killed"):

@@ -24,7 +24,7 @@ enum {
 
 struct compute_profile { uint32_t number, slices, multiprocessors; };
 
-/* A way to cut a GPU. Numbers that nobody knows are NVML_VALUE_NOT_AVAILABLE (all ones). */
+/* A MIG profile. Unknown numbers are NVML_VALUE_NOT_AVAILABLE (all ones). */
 struct profile {
     char name[32];
     uint64_t memory_mb;
@@ -42,7 +42,7 @@ struct gi {
     struct ci cis[MAX_CIS];
 };
 
-/* Numbers that a GPU does not tell are negative and texts empty. */
+/* Numbers that a GPU does not report are negative and texts empty. */
 struct gpu {
     char uuid[96], name[96], bus_id[32];
     int64_t memory_bytes;
@@ -50,7 +50,7 @@ struct gpu {
     uint32_t pci_device_id, lost;
     int32_t resetless, virtualization, compute_mode;
     uint32_t mode_status;        /* what SetMigMode answers instead of switching, 0: by the rules */
-    uint32_t clients;            /* somebody has it open */
+    uint32_t clients;            /* processes that have it open */
     uint32_t profiles_need_mode; /* profiles are told with MIG mode on only */
     uint32_t binding;            /* counts changes of MIG mode: handles from before are stale */
     uint32_t serial;             /* counts instances: handles of destroyed ones are stale */
@@ -105,7 +105,7 @@ void *fake_handle(enum kind kind, const struct gpu *gpu, const struct gi *gi, co
 uint64_t fake_epoch(void);
 int fake_give_text(const char *text, char *out, unsigned size);
 int fake_give_number(int32_t value, unsigned *out);
-/* Tells all processes; the call is locked. */
+/* Notifies all processes; the call is locked. */
 void fake_tell(const struct gpu *gpu, uint32_t gi, uint32_t ci);
 /* Whether an event set of this process keeps the GPU open; the call is locked. */
 int fake_is_registered(const struct gpu *gpu);

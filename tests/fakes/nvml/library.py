@@ -1,4 +1,4 @@
-"""Builds the C library of this folder. Needs gcc; whoever cannot have it skips with ``reason_why_not()``."""
+"""Builds the C library of this folder. Needs gcc; tests skip with ``reason_why_not()`` without it."""
 
 import shutil
 import subprocess

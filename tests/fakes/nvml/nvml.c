@@ -49,7 +49,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards these, and f
 struct state *fake_state;
 static int state_fd = -1;
 static unsigned sessions;
-static uint64_t epoch; /* counts sessions, to tell stale handles */
+static uint64_t epoch; /* counts sessions, to detect stale handles */
 
 size_t fakeNvmlStateSize(void) { return sizeof(struct state); }
 uint64_t fake_epoch(void) { return epoch; }

@@ -15,7 +15,7 @@ struct event_data {
     unsigned gi, ci;
 };
 
-/* Guarded by the lock of a call. A registration ends when its GPU is bound anew. */
+/* Guarded by the lock of a call. A registration ends when its GPU is bound again. */
 static struct set {
     unsigned used;
     uint32_t seen; /* events told before are not for this set */

@@ -1,6 +1,6 @@
 """The state file behind the C library: what GPUs there are, how they are cut, and which calls fail.
 
-Owns the byte layout (in step with ``fake.h``, see ``State.check``) and the translation of a simulated node into NVML's
+Has the byte layout (in step with ``fake.h``, see ``State.check``) and the translation of a simulated node into NVML's
 codes; ``state_mig.py`` has that of MIG. The file is changed while other processes look at it.
 """
 
@@ -124,7 +124,7 @@ class State:
         return state
 
     def close(self) -> None:
-        """Let go of the file; it stays."""
+        """Unmap the file, which stays."""
         del self._state
         self._map.close()
         self._file.close()
@@ -208,7 +208,8 @@ class State:
             gpu.gis = (state_mig.Gi * state_mig.MAX_GIS)()
 
     def foreign_create(self, index: int, profile_id: int, start: int, compute: str = "full") -> int:
-        """Somebody else makes an instance, ``compute``: full, partial or none; returns its id. Room is not checked."""
+        """Create an instance as another program, ``compute``: full, partial or none; returns its id. Checks no
+        rules."""
         with self._locked() as state:
             gpu = state.gpus[index]
             number, profile = next((n, p) for n, p in enumerate(gpu.profiles) if p.id == profile_id)
@@ -229,7 +230,7 @@ class State:
             return gi_id
 
     def foreign_destroy(self, index: int, gi_id: int, ci_id: int | None = None) -> None:
-        """Somebody else destroys an instance with all that is in it, or only one compute instance of it."""
+        """Destroy an instance and its content as another program, or only one of its compute instances."""
         with self._locked() as state:
             gi = self._instance(state, index, gi_id)
             if ci_id is None:

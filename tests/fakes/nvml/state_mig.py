@@ -1,6 +1,6 @@
 """The MIG part of the state file: how GPUs can be cut and are cut, as ``nvml_mig.c`` reads it.
 
-Owns the byte layout of profiles and instances, and the numbers of nvml.h that a simulated GPU does not tell, which come
+Has the byte layout of profiles and instances, and the numbers of nvml.h that a simulated GPU does not have, which come
 from the catalogue.
 """
 

@@ -32,13 +32,13 @@ def test_minor_and_mode_are_the_kernel_modules(tmp_path: Path) -> None:
 
 
 def test_the_list_of_minors_answers_where_the_access_files_are_not_seen(tmp_path: Path) -> None:
-    """Its numbers hold whether the instance exists or not, and it tells no mode."""
+    """Its numbers hold whether the instance exists or not, and it has no mode."""
     write(tmp_path, "nvidia-caps/mig-minors", MINORS)
     assert partition_capabilities(str(tmp_path), 0, 1, 0) == (Capability(minor=12), Capability(minor=13))
 
 
 def test_an_instance_that_is_gone_is_not_looked_up_in_the_list(tmp_path: Path) -> None:
-    """Where the module tells which instances exist, the numbers of others would open whatever comes next."""
+    """Where the module lists existing instances, the number of another one would open the next instance with its id."""
     write(tmp_path, "nvidia-caps/mig-minors", MINORS)
     access(tmp_path, "gi1", "DeviceFileMinor: 12\n")
     with pytest.raises(DeviceLostError, match=r"instance gi1/ci0 of /dev/nvidia0: .*/gi1/ci0/access is missing"):
@@ -47,7 +47,7 @@ def test_an_instance_that_is_gone_is_not_looked_up_in_the_list(tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["", "no such line\n", "DeviceFileMinor: many\n", "DeviceFileMinor: 9999999999\n"])
 def test_an_access_file_that_makes_no_sense_is_not_guessed_from(tmp_path: Path, text: str) -> None:
-    """A wrong number would open somebody else's partition."""
+    """A wrong number would open the partition of another claim."""
     access(tmp_path, "gi1", text)
     access(tmp_path, "gi1/ci0", "DeviceFileMinor: 31\n")
     with pytest.raises(DeviceLostError, match="has no DeviceFileMinor"):

@@ -114,7 +114,7 @@ def test_claim_document_of_a_share_under_mps() -> None:
     assert spec.to_wire() == golden("claim-mps-share.yaml")
 
 
-def test_limits_that_nobody_set_are_left_to_the_daemon() -> None:
+def test_unset_limits_are_left_to_the_daemon() -> None:
     """A variable with a made-up value would lower what the daemon allows."""
     assert edits.mps_edits(Path("/p"), Path("/s"), memory_limit_mib=None, percentage=None).env == (
         "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps",
@@ -239,7 +239,7 @@ def test_the_same_device_twice_is_one_device() -> None:
 
 
 def test_one_name_for_two_different_devices_is_refused() -> None:
-    """Nobody may guess which of them the container should get."""
+    """The driver must not guess which of them the container gets."""
     name = NAMES.claim_device(UID, "gpu-0")
     spec: CdiSpec = edits.claim_spec(
         NAMES, [(name, edits.gpu_edits(0, MAJORS, HOST)), (name, edits.gpu_edits(1, MAJORS, HOST))]

@@ -106,7 +106,7 @@ def test_a_sparse_terabyte_costs_nothing(large_file: Path) -> None:
 
 
 def test_a_fifo_does_not_stop_the_process(tmp_path: Path) -> None:
-    """Opening one for reading waits for a writer unless told otherwise."""
+    """Opening one for reading waits for a writer by default."""
     path = tmp_path / "lib"
     os.mkfifo(path)
     assert read_shared_object(str(path)) is None

@@ -51,7 +51,7 @@ def test_hooks_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
-    """The process refuses to start rather than let every pod fail."""
+    """The process does not start; otherwise every pod would fail."""
     FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
     assert find_hook(host_view(tmp_path), "/opt/hook") == "/opt/hook"
     with pytest.raises(ConfigurationError, match=r"/opt/other is not an executable file on the host"):

@@ -49,7 +49,7 @@ def test_only_as_many_entries_as_declared_are_read() -> None:
     ],
 )
 def test_a_damaged_cache_has_no_entries(data: bytes) -> None:
-    """The search then says that there is no driver, which is the truth as far as anybody can know."""
+    """The search then reports that no driver was found."""
     assert list(entries(data)) == []
 
 

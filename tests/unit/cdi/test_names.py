@@ -108,12 +108,12 @@ def test_any_text_is_refused_or_stays_in_the_folder(text: str) -> None:
         "k8s.gpu.nvidia.com-claim_a.json\n",
     ],
 )
-def test_other_writers_files_are_nobodys_claim(name: str) -> None:
-    """A file taken for ours would be deleted as an orphan."""
+def test_files_of_other_writers_are_not_taken_for_claims(name: str) -> None:
+    """They would be deleted as orphans."""
     assert NAMES.uid_of(name) is None
 
 
-def test_only_our_own_unfinished_files_are_recognised() -> None:
+def test_only_temporary_files_of_this_driver_are_recognised() -> None:
     """Every writer built on the reference library leaves spec.*.tmp in the same folder."""
     assert NAMES.is_temporary(f"{NAMES.temporary_prefix}a1b2c3d4.tmp")
     for name in ("spec.12345678.tmp", ".k8s.gpu_a1b2c3d4.tmp", ".k8s.gpu.nvidia.com_a1b2c3d4.json", "a1b2c3d4.tmp"):

@@ -133,7 +133,7 @@ def test_a_gpus_edits_are_its_node_and_its_uuid(node: Node) -> None:
 
 
 def test_a_partitions_edits_follow_the_kernel_modules_files(tmp_path: Path) -> None:
-    """Read anew each time: the next instance of that id may have other numbers. Never a DRM node."""
+    """Read each time: the next instance with that id may have other numbers. No DRM node."""
     node = Node(tmp_path, graphics=True, proc_driver=str(tmp_path / "driver"))
     for instance, minor in (("gi7", 471), ("gi7/ci0", 472)):
         path = tmp_path / f"driver/nvidia/capabilities/gpu3/mig/{instance}/access"

@@ -1,4 +1,4 @@
-"""Every rule of the CDI specification, broken once, and the message that tells where."""
+"""Every rule of the CDI specification, broken once, and the message that names the place."""
 
 from typing import Any
 
@@ -142,7 +142,7 @@ def test_rules_of_the_driver_refuse_documents_that_load_and_then_fail(document: 
 
 
 def test_all_problems_come_in_one_error_that_names_the_file() -> None:
-    """Whoever repairs a document should not have to try once per mistake."""
+    """One attempt shows all mistakes of a document."""
     document = editing(env=("A",), mounts=(Mount(host_path="", container_path="/c", options=("ro",)),))
     with pytest.raises(InvalidSpecError) as raised:
         validate(document, "/var/run/cdi/x.json")

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever fails, and files of others that stay."""
+"""Files are complete or missing after any failure, and files of other programs stay."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_claims_file_is_written_and_readable(tmp_path: Path) -> None:
-    """The runtime finds the document under the conventional name, readable for whoever debugs."""
+    """The runtime finds the document under the conventional name, readable for debugging."""
     assert writer(tmp_path).write_claim(UID, claim())
     path = claim_path(tmp_path)
     assert json.loads(path.read_text()) == claim().to_wire()
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_the_files_place_is_a_sentence(tmp_path: Path) -> None:
-    """Somebody's mistake is named, not removed."""
+    """The mistake is named and the directory is not removed."""
     claim_path(tmp_path).mkdir()
     with pytest.raises(StorageError, match="a directory has the name of the file"):
         writer(tmp_path).write_claim(UID, claim())
@@ -223,7 +223,7 @@ def test_two_threads_writing_one_claim_leave_one_whole_document(tmp_path: Path) 
 
 
 def test_a_hostile_uid_touches_nothing(tmp_path: Path) -> None:
-    """The UID comes from outside; a path made of it could be anybody's file."""
+    """The UID comes from outside; a path with it could name any file."""
     folder = tmp_path / "cdi"
     folder.mkdir()
     (tmp_path / "x.json").touch()

@@ -136,7 +136,7 @@ def test_an_error_stays_short_whatever_was_written() -> None:
     ],
 )
 def test_a_key_can_neither_break_a_line_nor_command_a_terminal(key: str, shown: str) -> None:
-    """Whoever writes a claim chooses its keys; whoever reads the pod's events must not be fooled by them."""
+    """The author of a claim chooses its keys; they must not falsify the pod's events."""
     assert refusal(gpu_config(**{key: 1})) == f"GpuConfig: {shown}: unknown field"
     limits = {"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {key: "1"}}}
     assert f".{shown}: expected at least 1Mi" in refusal(gpu_config(limits))

@@ -28,7 +28,7 @@ def test_a_policy_that_says_nothing_is_the_default_for_every_gpu() -> None:
 
 
 def test_an_object_as_kubectl_prints_it_is_taken() -> None:
-    """Somebody else's metadata and the status are nobody's business here."""
+    """Further metadata and the status are not checked."""
     written = policy(priority=3) | {"status": {"conditions": []}}
     written["metadata"] |= {"uid": "x", "managedFields": [{}], "labels": {"a": "b"}}
     assert decode_policy(written).priority == 3

@@ -42,7 +42,7 @@ def test_defaults_are_the_documented_ones() -> None:
 
 
 def test_every_wrong_setting_is_named_in_one_go() -> None:
-    """Nobody wants to restart a DaemonSet once per typo."""
+    """One restart of a DaemonSet shows all wrong settings."""
     given = {"driver_name": "Bad_Name", "poll_interval": "soon", "cdi_dir": "cdi"}
     with pytest.raises(ConfigurationError) as caught:
         load_node_settings(given, {})

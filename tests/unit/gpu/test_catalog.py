@@ -1,4 +1,4 @@
-"""The catalogue's facts are consistent with each other, and its errors help whoever mistypes a name."""
+"""The catalogue's facts are consistent with each other, and its errors help to correct a name."""
 
 from itertools import pairwise
 
@@ -85,7 +85,7 @@ def test_boards_without_mig_have_no_table() -> None:
     ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_names(wrong: str, offered: str) -> None:
-    """Nobody remembers whether it is sxm4 or sxm5."""
+    """Users confuse sxm4 and sxm5."""
     with pytest.raises(ConfigurationError) as caught:
         catalog.model(wrong)
     assert offered in str(caught.value)

@@ -1,4 +1,4 @@
-"""The inventory's thread: what it tells, what it survives, how it ends."""
+"""The inventory's threads: notifications, errors that they survive, and their end."""
 
 import logging
 import queue
@@ -86,7 +86,7 @@ def told(inventory: Inventory) -> "queue.Queue[Snapshot]":
 
 
 def test_before_the_first_look_it_is_empty_and_says_why() -> None:
-    """Whoever asks too early gets no GPUs, not an error."""
+    """A caller that asks too early gets no GPUs and no error."""
     inventory = Inventory(ScriptedBackend(ONE), NEVER_S)
     assert inventory.current() == Snapshot()
     assert inventory.problem == "the GPUs have not been read yet"
@@ -94,7 +94,7 @@ def test_before_the_first_look_it_is_empty_and_says_why() -> None:
 
 
 def test_the_first_snapshot_is_told_at_once_and_to_late_subscribers_too(start: Start) -> None:
-    """Nobody has to wait for a change to learn what there is."""
+    """A late subscriber must not wait for a change to get the inventory."""
     inventory = start(ScriptedBackend(ONE))
     assert told(inventory).get(timeout=WAIT_S) == ONE
     assert inventory.wait_first(WAIT_S)
@@ -116,7 +116,7 @@ def test_every_change_is_told_once_and_sameness_never(start: Start) -> None:
 
 
 def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
-    """After somebody changed the hardware on purpose."""
+    """After this process changed the hardware."""
     backend = SimulatedBackend.from_spec("2xl4-24gb", "n")
     inventory = start(backend)
     heard = told(inventory)
@@ -127,7 +127,7 @@ def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
 
 
 def test_an_event_of_the_hardware_brings_the_next_look_at_once(start: Start) -> None:
-    """Somebody makes a MIG device by hand: it is offered before the next poll is due."""
+    """A MIG device that an administrator creates is offered before the next poll is due."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend)
     told: queue.Queue[Snapshot] = queue.Queue()
@@ -212,7 +212,7 @@ def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> Non
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 10.0, 1.0]
 
 
-def test_a_subscriber_that_fails_harms_nobody_else(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscriber_that_fails_does_not_affect_the_others(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """And its failure is in the log with the traceback."""
     before = counted("gpu-subscriber")
     inventory = start(ScriptedBackend(ONE, TWO))

@@ -22,7 +22,7 @@ def link(root: Path, name: str, target: str) -> None:
 
 @pytest.mark.parametrize("folder", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "."])
 def test_the_versioned_file_behind_the_link_is_found(tmp_path: Path, folder: str) -> None:
-    """Its name changes with the driver, so an upgraded library is loaded anew."""
+    """Its name changes with the driver, so an upgraded library is loaded."""
     file = put(tmp_path, f"{folder}/libnvidia-ml.so.580.65.06")
     link(tmp_path, f"{folder}/libnvidia-ml.so.1", "libnvidia-ml.so.580.65.06")
     assert find_library(str(tmp_path)) == str(file)

@@ -76,7 +76,7 @@ def test_a_file_that_breaks_while_running_is_a_driver_that_went_away(tmp_path: P
 def test_a_wrong_file_at_start_is_a_configuration_error_with_its_name(
     tmp_path: Path, content: bytes | None, message: str
 ) -> None:
-    """Only at start: then somebody is there to correct it."""
+    """Only at start, when an administrator can correct it."""
     file = tmp_path / "node.yaml"
     if content is not None:
         file.write_bytes(content)

@@ -178,7 +178,7 @@ def test_the_snapshot_shows_what_was_made() -> None:
 
 
 def test_boards_that_want_a_reset_refuse_the_switch_and_an_administrator_makes_it() -> None:
-    """Ampere: nobody but a person may reset a GPU."""
+    """Ampere: only an administrator may reset a GPU."""
     backend, gpu = board("a100-sxm4-40gb", mig=False)
     with pytest.raises(ResetRequiredError):
         backend.set_mig_mode(gpu.uuid, True)
@@ -191,7 +191,7 @@ def test_boards_that_want_a_reset_refuse_the_switch_and_an_administrator_makes_i
 
 
 def test_a_gpu_in_use_and_one_that_is_cut_keep_their_mode() -> None:
-    """A monitoring agent that holds the GPU open, and partitions that somebody still has."""
+    """A monitoring agent that holds the GPU open, and existing partitions."""
     backend, gpu = board("h100-sxm5-80gb", mig=False)
     backend.set_busy(gpu.uuid, "dcgm")
     with pytest.raises(GpuBusyError, match="dcgm"):
@@ -295,8 +295,8 @@ def test_every_call_tells_of_a_gpu_or_a_driver_that_is_gone(number: int) -> None
         calls(backend, gpu.uuid)[number]()  # type: ignore[operator]
 
 
-def test_somebody_else_is_bound_by_the_same_rules() -> None:
-    """A foreign instance is as real as ours, whole or cut smaller or half made."""
+def test_other_programs_are_bound_by_the_same_rules() -> None:
+    """An instance of another program is like one of this driver: whole, divided or incomplete."""
     backend, gpu = board("a100-sxm4-40gb")
     full = backend.foreign_create(gpu.uuid, 14, 0)
     partial = backend.foreign_create(gpu.uuid, 9, 4, "partial")

@@ -173,7 +173,7 @@ def test_a_daemon_that_ends_while_it_is_looked_for_is_not_running(mps: Mps) -> N
 
 
 def test_what_a_killed_daemon_leaves_does_not_stop_the_next(mps: Mps) -> None:
-    """kill -9, an OOM kill or a reboot: the pid file names nobody, or another process by now."""
+    """kill -9, an OOM kill or a reboot: the pid file names no process, or another one."""
     for left in (str(os.getpid()), "", "4194304"):
         mps.run("-d")
         pid = mps.pid()
@@ -186,7 +186,7 @@ def test_what_a_killed_daemon_leaves_does_not_stop_the_next(mps: Mps) -> None:
 
 
 def test_faults_are_for_all_daemons_or_for_those_of_some_devices(mps: Mps) -> None:
-    """Tests of other rooms order them by a file."""
+    """Tests of other packages switch them on with a file."""
     mps.fault("mps-fail")
     assert mps.run("-d")[0] == mps.run("-f")[0] == 1
     mps.fault("mps-fail", "GPU-x GPU-y\n")

@@ -393,7 +393,7 @@ def test_the_compute_mode_is_set_by_name_or_number(shell: list[str], tmp_path: P
 
 
 def test_a_gpu_in_mig_mode_has_neither_time_slices_nor_a_compute_mode(shell: list[str], tmp_path: Path) -> None:
-    """Whoever tries has mixed up whole GPUs and partitions."""
+    """A caller that tries has confused whole GPUs and partitions."""
     node = Node(tmp_path, shell, MIG_DOCUMENT)
     uuid = node.snapshot.gpus[1].uuid
     assert node.smi("compute-policy", "-i", uuid, "--set-timeslice", "1")[0] == 3
@@ -409,7 +409,7 @@ def test_a_container_cannot_change_a_gpu(root: Path, shell: list[str], tmp_path:
 
 
 def test_it_fails_and_hangs_to_order_on_the_node_alone(shell: list[str], tmp_path: Path) -> None:
-    """Tests of other rooms order it by a file; pods on that node go on."""
+    """Tests of other packages switch it on with a file; pods on that node go on."""
     node = Node(tmp_path / "root", shell)
     faults = node.root / simulated_root.FAULTS
     (faults / "smi-fail").write_text("Failed to initialize NVML: Driver/library version mismatch\n")
@@ -424,7 +424,7 @@ def test_it_fails_and_hangs_to_order_on_the_node_alone(shell: list[str], tmp_pat
     assert node.smi("-L")[0] == 0
 
 
-def test_records_begin_anew_when_they_are_long(tmp_path: Path) -> None:
+def test_long_records_are_rotated(tmp_path: Path) -> None:
     """A node that runs for weeks must not fill its disk."""
     simulated_root.write(tmp_path, snapshot())
     log = tmp_path / simulated_root.RECORDS / "nvidia-smi.log"

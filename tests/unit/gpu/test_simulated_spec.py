@@ -1,4 +1,4 @@
-"""What people write about simulated GPUs, and what they are told when it is wrong."""
+"""Descriptions of simulated GPUs, and the messages for wrong ones."""
 
 import json
 import re
@@ -213,7 +213,7 @@ def test_the_short_form_switches_mig_mode_on() -> None:
 
 
 def test_instances_that_exist_are_written_with_profile_and_place() -> None:
-    """What somebody else has made, whole, half made or cut smaller, on each GPU of the entry."""
+    """Instances of other programs, whole, incomplete or divided, on each GPU of the entry."""
     cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
     cuts += "{profile: 2g.20gb, start: 0, compute: partial}"
     node = parse_document((MIG % cuts).replace("migEnabled", "count: 2, migEnabled"), "n")
@@ -229,7 +229,7 @@ def test_instances_that_exist_are_written_with_profile_and_place() -> None:
 
 
 def test_profiles_come_from_the_catalogue_and_what_is_not_known_stays_none() -> None:
-    """In order of id; a number that nobody has seen on hardware is not invented."""
+    """In order of id; a number that was not seen on hardware stays unknown."""
     gpu = parse_groups("1xb300", "n").gpus[0].gpu
     assert [profile.profile_id for profile in gpu.mig_profiles] == [0, 5, 9, 14, 15, 19, 20]
     smallest = next(profile for profile in gpu.mig_profiles if profile.name == "1g.34gb")

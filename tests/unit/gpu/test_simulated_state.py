@@ -1,4 +1,4 @@
-"""Simulated hardware outlives processes, is shared by them, tells of changes, and fails to order."""
+"""Simulated hardware outlives processes, is shared by them, reports changes, and fails on request."""
 
 import json
 import stat
@@ -108,7 +108,7 @@ def test_of_many_at_once_each_placement_is_made_by_one(file: Path) -> None:
 
 
 def test_an_instance_taken_out_of_the_file_is_destroyed_behind_our_back(file: Path) -> None:
-    """And one that is written in is somebody else's."""
+    """And one that is added to the file belongs to another program."""
     backend = attach(file)
     backend.create_compute_instance(UUID, backend.create_gpu_instance(UUID, 19, 0))
     foreign = {"profile": 9, "start": 4, "gi": 2, "compute": [{"ci": 0}]}
@@ -118,7 +118,7 @@ def test_an_instance_taken_out_of_the_file_is_destroyed_behind_our_back(file: Pa
 
 
 def test_a_changed_description_is_in_force_again(tmp_path: Path, file: Path) -> None:
-    """Whoever edits the spec of a GPU says how it is from then on; other GPUs keep what was done to them."""
+    """A GPU with an edited spec is in the state of the spec; other GPUs keep their state."""
     spec = tmp_path / "spec.yaml"
     gpus = ["{model: h100-sxm5-80gb, migEnabled: true}", "{model: h100-sxm5-80gb, migEnabled: true}"]
     spec.write_text(f"gpus: [{', '.join(gpus)}]")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.policy import folder as room
+from dra_driver.policy import folder as policy_folder
 from dra_driver.policy.folder import fingerprint, read_folder
 
 
@@ -37,7 +37,7 @@ def test_a_config_map_is_read_through_its_one_link(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_changes_with_content_names_and_the_folder_itself(tmp_path: Path) -> None:
-    """And with nothing else: looking is cheap while nobody edits."""
+    """And only with a change: checks are cheap while no file changes."""
     folder = tmp_path / "policies"
     seen = [fingerprint(folder)]
     folder.mkdir()
@@ -55,10 +55,10 @@ def test_a_fingerprint_changes_with_content_names_and_the_folder_itself(tmp_path
 
 
 def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
-    """Missing folders, endless and special files, and more files than anybody means to have."""
+    """Missing folders, endless and special files, and too many files."""
     with pytest.raises(ConfigurationError, match="nowhere does not exist"):
         read_folder(tmp_path / "nowhere")
-    (tmp_path / "a.yaml").write_bytes(b"#" * (room.MAX_FILE_BYTES + 1))
+    (tmp_path / "a.yaml").write_bytes(b"#" * (policy_folder.MAX_FILE_BYTES + 1))
     with pytest.raises(ConfigurationError, match=r"a.yaml is larger than 256 KiB"):
         read_folder(tmp_path)
     (tmp_path / "a.yaml").unlink()
@@ -70,7 +70,7 @@ def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"c.yaml does not exist"):
         read_folder(tmp_path)
     (tmp_path / "c.yaml").unlink()
-    for number in range(room.MAX_FILES + 1):
+    for number in range(policy_folder.MAX_FILES + 1):
         (tmp_path / f"{number}.yaml").touch()
     with pytest.raises(ConfigurationError, match="has 65 policy files, at most 64"):
         read_folder(tmp_path)
@@ -88,7 +88,7 @@ def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) 
 
 def test_a_set_has_a_bound_in_all(tmp_path: Path) -> None:
     """Many files of allowed size together."""
-    for number in range(room.MAX_BYTES // room.MAX_FILE_BYTES + 1):
-        (tmp_path / f"{number}.yaml").write_bytes(b"#" * room.MAX_FILE_BYTES)
+    for number in range(policy_folder.MAX_BYTES // policy_folder.MAX_FILE_BYTES + 1):
+        (tmp_path / f"{number}.yaml").write_bytes(b"#" * policy_folder.MAX_FILE_BYTES)
     with pytest.raises(ConfigurationError, match="more than 2048 KiB together"):
         read_folder(tmp_path)

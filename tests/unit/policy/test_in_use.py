@@ -26,7 +26,7 @@ MPS = {"strategy": "MPS"}
 SLICED = {"strategy": "TimeSlicing"}
 
 
-def settled(spec: dict[str, Any] | None, *uses: Use) -> GpuTerms:
+def terms_in_use(spec: dict[str, Any] | None, *uses: Use) -> GpuTerms:
     policies = [] if spec is None else [policy("p", **spec)]
     return resolve(policies, node(1), uses, NODE).get(uuid(0), DEFAULT_TERMS)
 
@@ -42,15 +42,15 @@ def all_of_a_shared_gpu() -> Use:
 @pytest.mark.parametrize("sharing", [MPS, SLICED])
 def test_a_claim_that_has_all_of_a_shared_gpu_leaves_its_publication_alone(sharing: dict[str, Any]) -> None:
     """It consumed all there is to share. Published as exclusive, the GPU would look free to the scheduler."""
-    assert settled({"sharing": sharing}, all_of_a_shared_gpu()) == replace(
-        settled({"sharing": sharing}), shares_in_use=True
+    assert terms_in_use({"sharing": sharing}, all_of_a_shared_gpu()) == replace(
+        terms_in_use({"sharing": sharing}), shares_in_use=True
     )
 
 
 @pytest.mark.parametrize("spec", [{}, {"availability": "Hidden"}, {"forms": {"whole": False}}])
 def test_a_shared_gpu_that_one_claim_has_stays_published_as_shared_until_it_is_free(spec: dict[str, Any]) -> None:
     """Whatever the newest policy says: what was consumed of it is counted only as long as it is shared."""
-    found = settled(spec, all_of_a_shared_gpu())
+    found = terms_in_use(spec, all_of_a_shared_gpu())
     assert (found.offered, found.whole, found.sharing is not None) == (True, True, True)
     assert found.waiting is not None
     assert drains(found)
@@ -58,7 +58,7 @@ def test_a_shared_gpu_that_one_claim_has_stays_published_as_shared_until_it_is_f
 
 def test_a_free_gpu_follows_at_once() -> None:
     """Nothing to wait for, nothing to keep."""
-    found = settled({"sharing": MPS})
+    found = terms_in_use({"sharing": MPS})
     assert found.sharing is not None
     assert (found.waiting, found.kept, drains(found)) == (None, frozenset(), False)
 
@@ -74,7 +74,7 @@ def test_a_free_gpu_follows_at_once() -> None:
 )
 def test_a_gpu_that_a_claim_has_whole_stays_whole_and_exclusive(spec: dict[str, Any], then: str) -> None:
     """The claim's pod goes on; the sentence says what comes when it ends, and no new claim takes the GPU before."""
-    found = settled(spec, whole())
+    found = terms_in_use(spec, whole())
     assert (found.offered, found.whole, found.sharing) == (True, True, None)
     assert found.waiting == f"the GPU stays exclusive until it is released; {then}"
     assert drains(found)
@@ -82,8 +82,8 @@ def test_a_gpu_that_a_claim_has_whole_stays_whole_and_exclusive(spec: dict[str, 
 
 @pytest.mark.parametrize("spec", [None, {}, {"forms": {"migProfiles": []}}, {"availability": "Reserved"}])
 def test_a_whole_gpu_in_use_waits_for_nothing_that_it_fulfils(spec: dict[str, Any] | None) -> None:
-    """Profiles, taints and attributes change at once: they disturb nobody who has the GPU already."""
-    found = settled(spec, whole())
+    """Profiles, taints and attributes change at once: they do not affect claims that have the GPU."""
+    found = terms_in_use(spec, whole())
     assert found.waiting is None
     assert not drains(found)
 
@@ -99,7 +99,7 @@ def test_a_whole_gpu_in_use_waits_for_nothing_that_it_fulfils(spec: dict[str, An
 )
 def test_a_shared_gpu_keeps_its_strategy_until_the_last_share_is_gone(spec: Any, stays: str, then: str) -> None:
     """The daemon that the shares run under must not be taken away."""
-    found = settled(spec, share(), share())
+    found = terms_in_use(spec, share(), share())
     assert found.sharing is not None
     assert (found.offered, found.whole, found.sharing.strategy) == (True, True, Strategy.MPS)
     assert found.waiting == f"the GPU stays {stays} until its last share is released; then {then}"
@@ -109,15 +109,15 @@ def test_a_shared_gpu_keeps_its_strategy_until_the_last_share_is_gone(spec: Any,
 @pytest.mark.parametrize("spec", [{"sharing": MPS}, {"sharing": SLICED}, {}, {"availability": "Hidden"}])
 def test_terms_tell_that_shares_are_in_use(spec: dict[str, Any]) -> None:
     """Kept or wanted: without them the GPU would be published as exclusive when shares cannot be, and given away."""
-    assert settled(spec, share()).shares_in_use
-    assert settled(spec, all_of_a_shared_gpu()).shares_in_use
-    assert not settled(spec, whole()).shares_in_use
-    assert not settled(spec).shares_in_use
+    assert terms_in_use(spec, share()).shares_in_use
+    assert terms_in_use(spec, all_of_a_shared_gpu()).shares_in_use
+    assert not terms_in_use(spec, whole()).shares_in_use
+    assert not terms_in_use(spec).shares_in_use
 
 
 def test_a_time_slice_stays_while_shares_are_in_use() -> None:
     """It is set for the GPU as a whole, so a new one would be felt by the pods that run."""
-    found = settled(
+    found = terms_in_use(
         {"sharing": SLICED | {"interval": "Short", "maxShares": 9}}, share(Strategy.TIME_SLICING, Interval.LONG)
     )
     assert found.sharing is not None
@@ -126,8 +126,8 @@ def test_a_time_slice_stays_while_shares_are_in_use() -> None:
 
 
 def test_a_new_number_of_shares_counts_at_once() -> None:
-    """It is arithmetic for the scheduler and takes nothing from anybody."""
-    found = settled({"sharing": MPS | {"maxShares": 2}}, share())
+    """Only the scheduler counts with it; present shares keep what they have."""
+    found = terms_in_use({"sharing": MPS | {"maxShares": 2}}, share())
     assert found.waiting is None
     assert found.sharing is not None
     assert found.sharing.max_shares == 2
@@ -135,7 +135,7 @@ def test_a_new_number_of_shares_counts_at_once() -> None:
 
 def test_partitions_in_use_stay_and_the_rest_follows() -> None:
     """Other partitions that the new terms allow can be had at once, so nothing is held back for it."""
-    found = settled({"forms": {"migProfiles": ["1g.10gb"]}}, partition(THREE_G, 4), partition(ONE_G, 0))
+    found = terms_in_use({"forms": {"migProfiles": ["1g.10gb"]}}, partition(THREE_G, 4), partition(ONE_G, 0))
     kept = PartitionId(uuid(0), THREE_G, 4)
     assert found.kept == {kept}
     assert found.allows(kept)
@@ -149,15 +149,15 @@ def test_partitions_in_use_stay_and_the_rest_follows() -> None:
 @pytest.mark.parametrize("spec", [{"forms": {"migProfiles": []}}, {"availability": "Hidden"}])
 def test_when_nothing_else_is_left_to_offer_new_claims_are_kept_away(spec: dict[str, Any]) -> None:
     """One claim after another on the partition that is left would keep the GPU from ever becoming what it should."""
-    found = settled(spec, partition(ONE_G, 3, made=False))
+    found = terms_in_use(spec, partition(ONE_G, 3, made=False))
     assert found.kept == {PartitionId(uuid(0), ONE_G, 3)}
     assert found.offered
     assert drains(found)
 
 
 def test_a_hidden_gpu_offers_no_more_than_the_partitions_in_use() -> None:
-    """Neither the whole GPU nor the room between them."""
-    found = settled({"availability": "Hidden"}, *(partition(ONE_G, start) for start in range(5)))
+    """Neither the whole GPU nor the memory slices between them."""
+    found = terms_in_use({"availability": "Hidden"}, *(partition(ONE_G, start) for start in range(5)))
     assert (found.whole, found.profiles, len(found.kept)) == (False, frozenset(), 5)
     assert str(found.waiting).startswith("MIG 1g.10gb at memory slice 0, 1g.10gb at memory slice 1, 1g.10gb at memory")
     assert "and 2 more stay until released; then the GPU is no longer offered" in str(found.waiting)
@@ -165,5 +165,5 @@ def test_a_hidden_gpu_offers_no_more_than_the_partitions_in_use() -> None:
 
 def test_partitions_that_the_terms_allow_make_nothing_wait() -> None:
     """Terms stay the same value while claims come and go, so slices are not written again for it."""
-    assert settled({}, partition(SEVEN_G)) == settled({})
-    assert settled({"sharing": MPS}, partition(ONE_G)) == settled({"sharing": MPS})
+    assert terms_in_use({}, partition(SEVEN_G)) == terms_in_use({})
+    assert terms_in_use({"sharing": MPS}, partition(ONE_G)) == terms_in_use({"sharing": MPS})

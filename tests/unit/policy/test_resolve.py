@@ -48,12 +48,12 @@ def matched(**select: Any) -> list[int]:
     ],
 )
 def test_every_field_that_is_given_has_to_match(select: dict[str, Any], expected: list[int]) -> None:
-    """What a GPU does not tell about itself matches nothing, so that no policy catches it by accident."""
+    """A property that a GPU does not report matches no pattern, so that no policy matches by accident."""
     assert matched(**select) == expected
 
 
 def test_without_policies_every_gpu_has_the_default_terms() -> None:
-    """A driver that nobody has configured offers everything it finds."""
+    """Without configuration the driver offers everything it finds."""
     assert resolve([], node(), (), NODE) == {}
 
 
@@ -67,7 +67,7 @@ def test_the_highest_priority_counts_whole_and_alone() -> None:
 
 
 def test_two_of_the_same_priority_that_differ_are_refused_by_name() -> None:
-    """Whichever were taken, somebody would be surprised; the sentence says what to change and where."""
+    """Either choice would surprise an administrator; the sentence says what to change and where."""
     clash = [policy("a", sharing={"strategy": "MPS"}), policy("b", select={"minors": [1]})]
     with pytest.raises(ConfigurationError) as caught:
         resolve(clash, node(), (), NODE)
@@ -81,14 +81,14 @@ def test_two_of_the_same_priority_that_say_the_same_are_no_contradiction() -> No
     assert terms[uuid(0)].policy == "a"
 
 
-def test_a_contradiction_below_the_one_that_counts_is_nobodys_problem() -> None:
-    """It may become one when the higher policy goes, and is told then."""
+def test_a_contradiction_below_the_policy_that_applies_is_no_problem() -> None:
+    """It is reported when the higher policy is removed."""
     clash = [policy("a", sharing={"strategy": "MPS"}), policy("b"), policy("top", priority=1)]
     assert resolve(clash, node(1), (), NODE)[uuid(0)].policy == "top"
 
 
 def test_a_survey_withholds_only_the_gpu_that_is_contradicted() -> None:
-    """The others are as they are told to be."""
+    """The others follow their policies."""
     clash = [policy("a", sharing={"strategy": "MPS"}), policy("b", select={"minors": [1]})]
     terms, conflicts = survey(clash, node(), (), NODE)
     assert terms[uuid(0)].sharing is not None

@@ -68,7 +68,7 @@ def test_an_empty_folder_is_a_set_without_policies(desk: Desk) -> None:
 
 
 def test_a_change_is_noticed_once(desk: Desk) -> None:
-    """Nothing is worked out again while nobody edits."""
+    """Terms are not computed again while no file changes."""
     assert desk.write("a", written("a"))
     assert desk.names() == ["a", "a"]
     assert not desk.source.check()
@@ -79,7 +79,7 @@ def test_a_change_is_noticed_once(desk: Desk) -> None:
 
 
 def test_a_wrong_file_leaves_the_last_good_set_in_force(desk: Desk) -> None:
-    """All of it: half a set is a set that nobody wrote. The reason names file, line and field."""
+    """The whole set: half of a set was never intended. The reason names file, line and field."""
     desk.write("a", written("a"))
     desk.names()
     desk.write("z", written("z", sharing={"strategy": "mps"}))
@@ -117,7 +117,7 @@ def test_a_restart_with_a_broken_folder_keeps_the_last_good_set(desk: Desk) -> N
 
 
 def test_with_nothing_good_nothing_is_offered(desk: Desk) -> None:
-    """A GPU that somebody meant to reserve must not be free for all because of a spelling mistake."""
+    """A spelling mistake must not make a reserved GPU available to all."""
     desk.write("a", {"kind": "Nonsense"})
     desk.start()
     assert desk.names() == ["no", "no"]
@@ -168,7 +168,7 @@ def test_a_last_good_file_of_no_use_is_as_good_as_none(desk: Desk) -> None:
 
 
 def test_policies_that_cannot_be_saved_are_in_force_all_the_same(desk: Desk) -> None:
-    """The disk is full: what is lost is told, and tried again."""
+    """The disk is full: the problem says so, and saving is tried again."""
     desk.last_good.parent.rmdir()
     desk.write("a", written("a"))
     assert desk.names() == ["a", "a"]
@@ -180,7 +180,7 @@ def test_policies_that_cannot_be_saved_are_in_force_all_the_same(desk: Desk) -> 
 
 
 def test_a_name_may_come_once_in_all_files(desk: Desk) -> None:
-    """Which of the two would hold is anybody's guess."""
+    """No rule decides which of the two applies."""
     desk.write("a", written("same"))
     desk.write("b", written("same", priority=1))
     desk.names()

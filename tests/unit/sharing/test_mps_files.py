@@ -1,4 +1,4 @@
-"""The files between node process and MPS host, whatever else lies beside them."""
+"""The files between node process and MPS host, also beside unexpected ones."""
 
 import os
 import stat
@@ -21,8 +21,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_only_root_reads_what_should_run_and_anybody_uses_the_pipes(tmp_path: Path) -> None:
-    """Servers run as their clients' users; what leads there is mounted for them and not walked."""
+def test_only_root_reads_the_wanted_daemon_and_all_users_use_the_pipes(tmp_path: Path) -> None:
+    """Servers run as their clients' users; the pipe folder is mounted, so they need no access to its parents."""
     before = os.umask(0o077)
     try:
         folders = MpsFolders(tmp_path / "mps")
@@ -81,7 +81,7 @@ def test_a_file_of_another_daemons_name_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"id": "one"}', "\xff", '{"a":' * 5000])
-def test_files_that_hold_something_else_are_as_good_as_none(tmp_path: Path, content: str) -> None:
+def test_files_with_other_content_count_as_missing(tmp_path: Path, content: str) -> None:
     folder = MpsFolders(tmp_path).of("one")
     folder.make()
     folder.desired.write_text(content, encoding="latin-1")
@@ -127,7 +127,7 @@ def test_ids_are_folders_with_possible_names(tmp_path: Path) -> None:
 
 
 def test_removing_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
-    """Containers write into the pipe's folder what they like."""
+    """Containers can create any files in the pipe folder."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("still here")
@@ -174,7 +174,7 @@ def test_what_cannot_be_written_is_a_sentence_with_the_path(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user takes root")
-def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     """Its owner could put a link into the place of any daemon's shared memory, for containers to mount."""
     folder = tmp_path / "shm"
     folder.mkdir()

@@ -25,7 +25,7 @@ def test_folders_are_searched_in_the_order_of_nvidias_tools(tmp_path: Path) -> N
 
 
 def test_links_stay_inside_the_root(tmp_path: Path) -> None:
-    """Debian's /usr/bin/nvidia-smi is an absolute link into /etc/alternatives, which is the root's and not ours."""
+    """Debian's /usr/bin/nvidia-smi is an absolute link into /etc/alternatives, which is below the root."""
     real = script(tmp_path / "usr/lib/nvidia/current/nvidia-smi", "true")
     (tmp_path / "etc/alternatives").mkdir(parents=True)
     (tmp_path / "etc/alternatives/nvidia-smi").symlink_to("/usr/lib/nvidia/current/nvidia-smi")
