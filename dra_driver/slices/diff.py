@@ -1,19 +1,18 @@
-"""Which writes turn the existing ResourceSlices into the desired ones: as few as possible, none when nothing changed.
+"""Which writes turn the existing ResourceSlices into the desired ones: as few as possible. Pure.
 
-Pure.
-
-Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): slices are
-matched by the index in their name, older generations are obsolete, obsolete slices are deleted first, and the
-generation stays when at most one slice changes in place. One step further here: a slice that only disappeared is
-created again in the generation of the others, because the pool then has its former meaning again.
+Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): resource
+slices are matched by the index in their name, older generations are obsolete, obsolete resource slices are deleted
+first, and the generation stays when at most one resource slice changes in place. One step further here: a resource
+slice that only disappeared is created again in the generation of the others, because the pool then has its former
+meaning again.
 
 Counter sets are written last. An API server whose gate was switched off silently drops counters, and overlapping
 devices would be allocated side by side. So the write that completes a pool never has devices that need counters: these
 writes came before, and their answers had the counters. A pool without its counter sets is invalid to the scheduler,
-which is safe. Besides, the scheduler (1.36) considers counter slices relevant on every node: a new generation that
-begins with them would look incomplete to the whole cluster.
+which is safe. Besides, the scheduler (1.36) considers resource slices with counters relevant on every node: a new
+generation that begins with them would look incomplete to the whole cluster.
 
-Existing slices come from the API server and may have been edited by any client: nothing in them is trusted.
+Existing resource slices come from the API server and may have been edited by any client: nothing in them is trusted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from dra_driver.slices.layout import DesiredSlice, generate_name, index_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolIdentity:
-    """The pool's owner. ``node_uid`` makes the Node the owner, so that slices are deleted with it."""
+    """The pool's owner. ``node_uid`` makes the Node the owner, so that resource slices are deleted with it."""
 
     driver: str
     node: str
@@ -38,7 +37,7 @@ class PoolIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """An existing slice to delete, if it is still the version that was read."""
+    """An existing resource slice to delete, if it is still the version that was read."""
 
     name: str
     uid: str
@@ -75,8 +74,8 @@ class Writes:
 def compute_writes(
     desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity
 ) -> Writes:
-    """The writes for one pool; slices of other pools in ``actual`` are ignored (`foreign_pools` lists them)."""
-    own = [item for item in actual if is_ours(item, identity)]
+    """The writes for one pool; resource slices of other pools in ``actual`` are ignored, see `foreign_pools`."""
+    own = [item for item in actual if belongs_to_pool(item, identity)]
     generation = max((untrusted_slice.generation(item) for item in own), default=0)
     kept, obsolete = _match(desired, own, generation)
     missing = [want for want in desired if want.index not in kept]
@@ -89,8 +88,8 @@ def compute_writes(
     if not kept:
         generation += 1  # also the very first: 0 + 1
     elif (changed and len(changed) + len(missing) > 1) or any(want.needs_counters for want in missing):
-        # More than one write changes the meaning of the pool, and old and new slices must not be mixed. And devices
-        # that need counters must not complete the pool.
+        # More than one write changes the meaning of the pool, and old and new resource slices must not be mixed. And
+        # devices that need counters must not complete the pool.
         generation += 1
         changed = [want for want in desired if want.index in kept]
     return Writes(
@@ -101,8 +100,11 @@ def compute_writes(
     )
 
 
-def is_ours(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
-    """Whether a slice belongs to the pool. Driver, pool name and node name of a slice are immutable."""
+def belongs_to_pool(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
+    """Whether a resource slice belongs to the pool.
+
+    Driver, pool name and node name of a resource slice are immutable.
+    """
     spec = untrusted_slice.spec(item)
     return (
         spec.get("driver") == identity.driver
@@ -114,14 +116,14 @@ def is_ours(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
 def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -> tuple[str, ...]:
     """Names of other pools with devices of this driver on this node: of a second publisher, or left behind by one.
 
-    Their slices are never changed: only their publisher knows what they mean.
+    Their resource slices are never changed: only their publisher knows what they mean.
     """
     names = {
         str(untrusted_slice.pool(item).get("name"))
         for item in actual
         if untrusted_slice.spec(item).get("driver") == identity.driver
         and untrusted_slice.spec(item).get("nodeName") == identity.node
-        and not is_ours(item, identity)
+        and not belongs_to_pool(item, identity)
     }
     return tuple(sorted(names))
 
@@ -129,7 +131,7 @@ def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -
 def _match(
     desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, Any]], generation: int
 ) -> tuple[dict[int, Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Existing slices by index, and obsolete slices: old generation, extra index, or duplicate."""
+    """Existing resource slices by index, and obsolete ones: old generation, extra index, or duplicate."""
     wanted = {want.index: want for want in desired}
     kept: dict[int, Mapping[str, Any]] = {}
     obsolete = []
@@ -195,8 +197,8 @@ def _updated(
 ) -> ResourceSlice:
     """Labels, annotations and owners of other clients stay; the spec is replaced.
 
-    ``resourceVersion`` stays, so that the API server answers with a conflict when the slice changed in between.
-    managedFields are left out: the API server then keeps its own.
+    ``resourceVersion`` stays, so that the API server answers with a conflict when the resource slice changed in
+    between. managedFields are left out: the API server then keeps its own.
     """
     metadata = {key: value for key, value in untrusted_slice.metadata(item).items() if key != "managedFields"}
     others = [
@@ -238,5 +240,5 @@ def _delete(item: Mapping[str, Any]) -> Delete:
 
 
 def index_of_body(body: ResourceSlice) -> int | None:
-    """The index of a slice that is about to be written."""
+    """The index of a resource slice that is about to be written."""
     return index_of(body["metadata"].get("name") or body["metadata"].get("generateName", ""))

@@ -3,8 +3,8 @@
 A field whose feature gate is off is silently dropped, or the object is refused; no endpoint shows which gates are on.
 So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation and stores
 nothing, and the answer is compared. Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go
-(dropDisabledFields). Kubernetes 1.34 needs counters and devices in one slice and refuses the second canary of counters,
-as it would refuse the driver's slices.
+(dropDisabledFields). Kubernetes 1.34 needs counters and devices in one resource slice and refuses the second canary of
+counters, as it would refuse the driver's resource slices.
 """
 
 import logging
@@ -23,7 +23,7 @@ from dra_driver.slices.layout import generate_name
 log = logging.getLogger(__name__)
 
 
-# Two canaries for counters: since 1.35 the sets and their users are in different slices.
+# Two canaries for counters: since 1.35 the sets and their users are in different resource slices.
 _CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
     "counters": (
         {"sharedCounters": [{"name": "canary", "counters": {"memory": {"value": "1"}}}]},
@@ -64,14 +64,14 @@ def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> b
     try:
         answer = api.create(body, dry_run=True)
     except InvalidObjectError:
-        return False  # what is left after dropping does not make a valid slice
+        return False  # what is left after dropping does not make a valid resource slice
     return not any(dropped_fields(body["spec"], answer.get("spec")))
 
 
 def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
     spec = {
         "driver": driver,
-        "nodeName": node,  # admission policies bind a node's credentials to its own slices
+        "nodeName": node,  # admission policies bind a node's credentials to its own resource slices
         "pool": {"name": f"{node}/{driver}/canary", "generation": 1, "resourceSliceCount": 1},
         **part,
     }

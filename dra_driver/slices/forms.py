@@ -63,8 +63,8 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     kept = limits.MAX_DEVICES - len(usable) - whole
     if len(placements) > kept:
         reasons.allowed_unless(
-            f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a slice "
-            f"has room for {limits.MAX_DEVICES} devices, and all of one GPU are in one slice"
+            f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a "
+            f"ResourceSlice has room for {limits.MAX_DEVICES} devices, and all of one GPU are in one ResourceSlice"
         )
     if not (whole or usable or placements or reasons.found):
         reasons.allowed_unless(_why_nothing(gpu, terms, allowed))

@@ -1,10 +1,10 @@
-"""How devices are spread over the ResourceSlices of a pool, and how the slices are named. Pure.
+"""How devices are spread over the ResourceSlices of a pool, and how the resource slices are named. Pure.
 
 Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation
-order, and slices are matched by the index in their name), and the limits in `published.limits`.
+order, and resource slices are matched by the index in their name), and the limits in `published.limits`.
 
-Since 1.35 a slice has counter sets or devices, not both. Counter sets come first. All devices of one GPU are in one
-slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
+Since 1.35 a resource slice has counter sets or devices, not both. Counter sets come first. All devices of one GPU are
+in one resource slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
 """
 
 import re
@@ -28,7 +28,7 @@ class DesiredSlice:
 
     ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
     when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
-    otherwise the slice would be written for ever.
+    otherwise the resource slice would be written for ever.
     """
 
     index: int
@@ -38,7 +38,7 @@ class DesiredSlice:
 
     @property
     def needs_counters(self) -> bool:
-        """Whether devices in it exclude each other only through counters of another slice."""
+        """Whether devices in it exclude each other only through counters of another resource slice."""
         return any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
@@ -47,7 +47,7 @@ class DesiredSlice:
 
 
 def split(built: Built, *, per_slice: int = limits.MAX_DEVICES) -> tuple[DesiredSlice, ...]:
-    """The slices of a pool, at least one: an empty slice means "no devices", no slice at all means "not known yet"."""
+    """The resource slices of a pool, at least one: an empty one says "no devices", none says "not yet known"."""
     sets, devices = built.counter_sets, list(_by_max_devices(built.groups, per_slice)) or [()]
     starts = range(0, len(sets), limits.MAX_COUNTER_SETS)
     counted = [
@@ -58,7 +58,7 @@ def split(built: Built, *, per_slice: int = limits.MAX_DEVICES) -> tuple[Desired
 
 
 def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
-    """Fills slices in order by the greatest number of devices of each GPU, not by the present number."""
+    """Fills resource slices in order by the greatest number of devices of each GPU, not by the present number."""
     devices: list[Device] = []
     reserved = 0
     for group in groups:
@@ -77,6 +77,6 @@ def generate_name(index: int, driver: str, node: str) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """The index in a slice's name; None for a name of another form (drivers of Kubernetes 1.35 and before)."""
+    """The index in a resource slice's name; None for a name of another form (drivers of Kubernetes 1.35 and before)."""
     match = _INDEX.match(name)
     return int(match.group(1), 16) if match else None

@@ -41,7 +41,9 @@ def warn(reason: str, message: str, node: str, node_uid: str, recorder: NodeEven
 
 
 def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> list[str]:
-    """The problems that a pass found; ``edits`` is how often other clients changed the slices in the last minutes."""
+    """The problems that a pass found; ``edits`` is how often other clients changed the resource slices in the last
+    minutes.
+    """
     problems = []
     if done.foreign_pools:
         problems.append(

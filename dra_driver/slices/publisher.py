@@ -1,10 +1,11 @@
 """Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
 
-Slices are not deleted when it stops: a restart must not make devices disappear, and the kubelet deletes the slices of a
-driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin).
+Resource slices are not deleted when it stops: a restart must not make devices disappear, and the kubelet deletes the
+resource slices of a driver that stays away (30 s after its last connection; kubernetes/kubernetes
+pkg/kubelet/cm/dra/plugin).
 
-The publisher does not fight a second publisher. It reports slices of the same driver and node in another pool and
-leaves them; it repairs edits of its own slices ever more slowly and reports them.
+The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
+and leaves them; it repairs edits of its own resource slices ever more slowly and reports them.
 
 What is published depends on which fields the API server keeps. So the API server is probed before anything is built,
 and again when its version changes. When it drops a field later, the next pass follows at once and withdraws what needs
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Reports changes of slices to the publisher (``kube.reflector.Reflector``)."""
+    """Reports changes of resource slices to the publisher (``kube.reflector.Reflector``)."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -95,7 +96,7 @@ class Publisher:
 
     @property
     def problem(self) -> str | None:
-        """Why the slices are not up to date, as a sentence for the node's owner; None without a problem."""
+        """Why the resource slices are not up to date, as a sentence for the node's owner; None without a problem."""
         with self._changed:
             return self._problem
 
@@ -116,7 +117,7 @@ class Publisher:
             self._watcher.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End both threads; a write in progress may end later. Slices stay. Idempotent."""
+        """End both threads; a write in progress may end later. Resource slices stay. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -139,7 +140,7 @@ class Publisher:
             self._wake()
 
     def notice(self, change: ReflectorChange) -> None:
-        """Take in a watch event about this driver's slices on this node; own writes are recognised."""
+        """Take in a watch event about this driver's resource slices on this node; own writes are recognised."""
         with self._changed:
             version = None if change.kind == "deleted" or change.item is None else _version(change)
             self._pending.append((change.name, version))
@@ -218,7 +219,7 @@ class Publisher:
         self._report("; ".join([*unknown, *problems.problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
-        """The slices to publish, now that the API server was asked for its features."""
+        """The resource slices to publish, now that the API server was asked for its features."""
         with self._changed:
             self._asked = True
             if self._desired.build(self.features):

@@ -1,8 +1,8 @@
 """One pass: list the existing ResourceSlices, compute the writes, write, and compare the answers.
 
 Between passes it keeps the node's UID, digests of what the server accepted, and the versions of own writes. Each pass
-lists the slices again: one request, only when something happened. A cache would lag behind own writes (client-go's
-slice controller keeps a mutation cache for that).
+lists the resource slices again: one request, only when something happened. A cache would lag behind own writes
+(client-go's slice controller keeps a mutation cache for that).
 
 A pass stops at the first answer that lacks a gated field: without counters the scheduler would allocate a whole GPU and
 its partitions side by side. The pool is left incomplete (see ``diff.py``), so that none of its devices is allocated
@@ -23,7 +23,7 @@ from dra_driver.slices.layout import DesiredSlice
 
 log = logging.getLogger(__name__)
 
-MAX_DROPPED = 16  # paths that are kept per slice, for people; a slice may lack hundreds
+MAX_DROPPED = 16  # paths that are kept per resource slice, for people; a resource slice may lack hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Accepted:
 
 
 class Reconciler:
-    """Brings the pool of one driver and node to the desired slices. Not thread-safe: one thread owns it."""
+    """Brings the pool of one driver and node to the desired resource slices. Not thread-safe: one thread owns it."""
 
     def __init__(self, api: SlicesApi, driver: str, node: str, pool: str) -> None:
         self._api = api
@@ -92,8 +92,8 @@ class Reconciler:
             self._node_uid = self._api.node_uid()
         writes = compute_writes(desired, actual, self._identity())
         if known and writes.creates:
-            # When a Node object is deleted and created again, its slices are deleted too, and new ones need the new
-            # owner.
+            # When a Node object is deleted and created again, its resource slices are deleted too, and new ones need
+            # the new owner.
             self._node_uid = self._api.node_uid()
             if self._node_uid != known:
                 writes = compute_writes(desired, actual, self._identity())
@@ -105,7 +105,7 @@ class Reconciler:
             try:
                 self._api.delete(delete)
             except NotFoundError:
-                log.debug("slice was already deleted", extra={"slice": delete.name})
+                log.debug("resource slice was already deleted", extra={"slice": delete.name})
             self._versions.pop(delete.name, None)
         by_index = {want.index: want for want in desired}
         for body in writes.in_order():
@@ -121,7 +121,7 @@ class Reconciler:
         name, spec = _meta(stored, "name"), sent["spec"]
         self._versions[name] = _meta(stored, "resourceVersion")
         log.info(
-            f"slice {verb}",
+            f"resource slice {verb}",
             extra={
                 "slice": name,
                 "generation": spec["pool"]["generation"],
@@ -142,7 +142,7 @@ class Reconciler:
         return lost
 
     def _dropped(self, desired: Sequence[DesiredSlice]) -> tuple[str, ...]:
-        """Fields of the published slices that the API server did not keep."""
+        """Fields of the published resource slices that the API server did not keep."""
         self._accepted = {w.index: self._accepted[w.index] for w in desired if w.index in self._accepted}
         return tuple(path for accepted in self._accepted.values() for path in accepted.dropped)
 

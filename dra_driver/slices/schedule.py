@@ -1,7 +1,7 @@
 """When the next pass is due. Pure but for the clock's reading and the random number, which are arguments.
 
-No wait after a change of the desired state. A short one after a change by another client: the kubelet deletes slices
-one by one when it starts, and the nodes of a cluster must not all answer at the same moment. Growing waits after
+No wait after a change of the desired state. A short one after a change by another client: the kubelet deletes resource
+slices one by one when it starts, and the nodes of a cluster must not all answer at the same moment. Growing waits after
 failures, and when the same repairs are needed again and again.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from dra_driver.backoff import Backoff
 
-# Seconds from a change by another client to the repair: at most 1.3, so that deleted slices are back within 2 s.
+# Seconds from a change by another client to the repair: at most 1.3, so that deleted resource slices are back in 2 s.
 REPAIR_S = (0.3, 1.3)
-# How many repairs within WINDOW_S are made without a longer wait. The kubelet deletes slices when it restarts; nothing
-# legitimate edits them.
+# How many repairs within WINDOW_S are made without a longer wait. The kubelet deletes resource slices when it restarts;
+# nothing legitimate edits them.
 WINDOW_S = 300.0
 QUICK_EDITS = 3
 QUICK_DELETIONS = 8
@@ -43,7 +43,7 @@ class Schedule:
         self._due, self._not_before = now, 0.0
 
     def disturbed(self, now: float) -> None:
-        """Another client changed the slices."""
+        """Another client changed the resource slices."""
         shortest, longest = REPAIR_S
         at = now + shortest + (longest - shortest) * self._rand()
         last = max([*self._deletions, *self._edits], default=now)
@@ -64,7 +64,7 @@ class Schedule:
         (self._deletions if only_created else self._edits).append(now)
 
     def edits(self, now: float) -> int:
-        """How many repairs of edited slices the last minutes had; deletions do not count."""
+        """How many repairs of edited resource slices the last minutes had; deletions do not count."""
         return sum(now - at < WINDOW_S for at in self._edits)
 
     def _spacing(self, now: float) -> float:

@@ -189,13 +189,13 @@ def test_created_partitions_are_listed_from_the_intent_until_they_are_destroyed(
     prepared(journal, 2, cut(partition(1)))
     prepared(journal, 3, cut(partition(2, created_by_driver=False)))
     prepared(journal, 4, assigned(1))
-    ours = {PartitionId(GPU, 19, start) for start in (0, 1)}
-    assert journal.created_partitions() == ours
+    created = {PartitionId(GPU, 19, start) for start in (0, 1)}
+    assert journal.created_partitions() == created
     undoing = journal.start_unprepare(uid(2))
     assert undoing is not None
-    assert journal.created_partitions() == ours
+    assert journal.created_partitions() == created
     assert journal.forget(uid(2), undoing, partitions_left=True)
-    assert journal.created_partitions() == ours, "the driver has to destroy an orphaned partition"
+    assert journal.created_partitions() == created, "the driver has to destroy an orphaned partition"
     (orphan,) = journal.orphaned_partitions()
     journal.forget_orphaned_partition(orphan)
     assert journal.created_partitions() == {PartitionId(GPU, 19, 0)}

@@ -61,20 +61,20 @@ def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
 def test_runs_that_start_together_do_not_sweep_each_other_away(tmp_path: Path) -> None:
     """A file that was created but not locked yet looks dead; its run must still register."""
     for attempt in range(5):
-        made: list[ProcessRegistry] = []
+        registered: list[ProcessRegistry] = []
         gate = threading.Barrier(4)
 
         def start(number: int, attempt: int = attempt, gate: threading.Barrier = gate) -> None:
             gate.wait(10)
-            made.append(ProcessRegistry.register(tmp_path, f"run-{attempt}-{number}"))  # noqa: B023 - joined below
+            registered.append(ProcessRegistry.register(tmp_path, f"run-{attempt}-{number}"))  # noqa: B023 - joined below
 
         threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(10)
-        assert len(made) == 4
-        assert all(one.is_alive(other.own) for one in made for other in made)
+        assert len(registered) == 4
+        assert all(one.is_alive(other.own) for one in registered for other in registered)
         assert len(list(tmp_path.glob("owner-*"))) == 4
-        for one in made:
+        for one in registered:
             one.close()

@@ -1,7 +1,7 @@
 """The driver's limits are the API server's."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_driver.published import limits
@@ -11,10 +11,16 @@ NAMES = st.text(max_size=70) | st.from_regex(r"([a-z.-]{1,70}/)?[A-Za-z0-9_-]{1,
 
 
 @given(NAMES)
+@example("//")
+@example("a.example/b/c")
 def test_attribute_names_are_judged_as_the_api_server_does(name: str) -> None:
-    """A name that only the driver accepts would make the slice invalid."""
+    """A name that only the driver accepts would make the slice invalid.
+
+    The driver refuses a name with two slashes, which the API server accepts through a gap in its validation.
+    """
     device = {"name": "gpu-0", "attributes": {name: {"int": 1}}}
-    assert limits.is_attribute_name(name) == (device_problems(device, None, "d", per_device=False) == [])
+    accepted = device_problems(device, None, "d", per_device=False) == []
+    assert limits.is_attribute_name(name) == (accepted and name.count("/") < 2)
 
 
 @given(NAMES, st.text(max_size=70) | st.from_regex(r"[A-Za-z0-9_.-]{0,66}", fullmatch=True))

@@ -1,7 +1,7 @@
 """What a scheduler makes of the slices of one pool at a moment, as far as giving a GPU away twice is concerned.
 
 Source: kubernetes/dynamic-resource-allocation structured/internal/incubating/pools_incubating.go (1.36): only the
-highest generation counts, nothing of an incomplete pool is given away, and a device that refers to a counter that is
+highest generation counts, nothing of an incomplete pool is allocated, and a device that refers to a counter that is
 not there makes the pool invalid.
 """
 

@@ -103,8 +103,8 @@ def test_an_instance_of_an_unknown_profile_takes_its_memory_slices() -> None:
     left = counters.available(gpu, (strange, *[instance(gpu, 0, 0)] * 3))
     assert min(left.values()) == 0
     assert counters.available(gpu, (strange,))["multiprocessors"] == 98
-    told = replace(strange, profile=gpu.profile(9))
-    assert counters.available(gpu, (told,))["multiprocessors"] == 98 - 42
+    described = replace(strange, profile=gpu.profile(9))
+    assert counters.available(gpu, (described,))["multiprocessors"] == 98 - 42
 
 
 def test_a_partition_consumes_counters_of_the_set_only() -> None:

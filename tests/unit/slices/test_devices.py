@@ -115,13 +115,13 @@ def test_a_foreign_partition_has_its_uuid_and_consumes_no_counters() -> None:
     """Its resources were subtracted from the counter set, whether a claim has the partition or not."""
     gpu = mig_gpu(H100, mig_enabled=True)
     built = build(replace(gpu, mig_instances=(instance(gpu, 9, 4),)))
-    made, (counter_set,) = built.devices[0], built.counter_sets
-    assert made["name"] == "gpu-0-mig-3g40gb-9-4"
-    assert made["attributes"]["uuid"]["string"].startswith("MIG-")
-    assert {name for name in made["capacity"] if name.startswith("memorySlice")} == {
+    foreign, (counter_set,) = built.devices[0], built.counter_sets
+    assert foreign["name"] == "gpu-0-mig-3g40gb-9-4"
+    assert foreign["attributes"]["uuid"]["string"].startswith("MIG-")
+    assert {name for name in foreign["capacity"] if name.startswith("memorySlice")} == {
         f"memorySlice{index}" for index in range(4, 8)
     }
-    assert "consumesCounters" not in made
+    assert "consumesCounters" not in foreign
     assert counter_set["counters"]["memory-slice-4"] == {"value": "0"}
     assert all(one["consumesCounters"][0]["counterSet"] == counter_set["name"] for one in built.devices[1:])
 

@@ -110,9 +110,9 @@ def test_without_counters_a_partitioned_gpu_offers_existing_partitions() -> None
     gpu = mig_gpu(H100, mig_enabled=True)
     foreign = forms(replace(gpu, mig_instances=(instance(gpu, 19, 0), instance(gpu, 19, 1))), NO_COUNTERS)
     assert (foreign.whole, len(foreign.foreign_instances), foreign.placements) == (False, 2, ())
-    held = replace(gpu, mig_mode_owned=True, mig_instances=(instance(gpu, 19, 0, owned=True),))
-    assert (forms(held, NO_COUNTERS).whole, forms(held, NO_COUNTERS).foreign_instances) == (False, ())
-    assert forms(replace(held, mig_instances=()), NO_COUNTERS).whole
+    owned_mode = replace(gpu, mig_mode_owned=True, mig_instances=(instance(gpu, 19, 0, owned=True),))
+    assert (forms(owned_mode, NO_COUNTERS).whole, forms(owned_mode, NO_COUNTERS).foreign_instances) == (False, ())
+    assert forms(replace(owned_mode, mig_instances=()), NO_COUNTERS).whole
 
 
 def test_terms_exclude_forms_without_a_reason() -> None:

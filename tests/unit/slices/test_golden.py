@@ -24,8 +24,8 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "slices"
 
 def with_foreign_instances(board: Gpu) -> Gpu:
     """A partition of another manager in the middle, and an incomplete one."""
-    made = (instance(board, 14, 2), instance(board, 19, 6, whole=False))
-    return replace(board, mig_enabled=True, mig_instances=made)
+    instances = (instance(board, 14, 2), instance(board, 19, 6, whole=False))
+    return replace(board, mig_enabled=True, mig_instances=instances)
 
 
 GB10 = gpu(

@@ -250,19 +250,19 @@ def _die_after(server: Server, writes: int) -> None:
 
 def _states() -> st.SearchStrategy[Callable[[int], Gpu]]:
     """The states of a GPU, as functions of its minor number."""
-    held = {"mig_enabled": True, "mig_mode_owned": True}
+    owned_mode = {"mig_enabled": True, "mig_mode_owned": True}
 
     def cut(key: str, profile_id: int, start: int, **changes: Any) -> Callable[[int], Gpu]:
-        def made(minor: int) -> Gpu:
+        def build(minor: int) -> Gpu:
             board = mig_gpu(key, minor, mig_enabled=True)
             return replace(board, mig_instances=(instance(board, profile_id, start, **changes),))
 
-        return made
+        return build
 
     return st.sampled_from(
         [
             lambda minor: mig_gpu(H100, minor),
-            lambda minor: mig_gpu(H100, minor, **held),
+            lambda minor: mig_gpu(H100, minor, **owned_mode),
             lambda minor: mig_gpu(H100, minor, mig_enabled=True),
             lambda minor: mig_gpu(A100, minor),
             lambda minor: mig_gpu(A100, minor, mig_enabled=True),
