@@ -1,9 +1,6 @@
 """Claims for MIG partitions: created by prepare, destroyed by unprepare."""
 
-import shutil
 from dataclasses import replace
-
-import pytest
 
 from dra_driver.claims.entry import State
 from dra_driver.claims.workflow.teardown import MOST_S
@@ -11,28 +8,14 @@ from dra_driver.errors import (
     ClaimError,
     DeviceInUseError,
     DeviceLostError,
-    DriverUnavailableError,
     GpuBusyError,
     NoRoomError,
     StorageError,
     UnknownDeviceError,
 )
-from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.model.mig import MigInstance
-from dra_driver.model.terms import Form
 from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run, simulated
-
-SMALL, HALF = "1g.10gb", "3g.40gb"
-
-
-def hardware(run: Run) -> SimulatedBackend:
-    assert run.node.backend is not None
-    return run.node.backend
-
-
-def instances(run: Run, minor: int = 0) -> tuple[MigInstance, ...]:
-    return run.node.gpus[minor].mig_instances
+from tests.unit.claims.partitions import HALF, SMALL, hardware, instances
 
 
 def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> None:
@@ -198,60 +181,6 @@ def test_a_partition_waits_for_the_whole_gpu_to_be_free(h100: Run) -> None:
     assert 5.0 <= sum(h100.node.clock.waits) < 8.0
 
 
-def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
-    """It existed before the claim and exists after it, and MIG mode stays on."""
-    node.backend = simulated()
-    gpu, profile = node.gpus[0], node.profile(SMALL)
-    node.backend.foreign_mig_mode(gpu.uuid, True)
-    made = node.backend.foreign_create(gpu.uuid, profile.profile_id, 1)
-    run = node.run()
-    run.prepare(claim(1, result(node.part(SMALL, 1))))
-    assert run.journal.uses()[0].created_by_driver is False
-    assert f"_MIG_{made.gi_id}_0_" in node.writer.files[uid(1)].decode()
-    assert run.unprepare(ref(1)) is None
-    assert instances(run) == (made,)
-    assert node.gpus[0].mig_enabled
-
-
-def test_an_unusable_foreign_instance_is_reported_and_stays(node: ClaimsNode) -> None:
-    """An incomplete foreign instance is where the claim's partition would be."""
-    node.backend = simulated()
-    gpu, profile = node.gpus[0], node.profile(SMALL)
-    node.backend.foreign_mig_mode(gpu.uuid, True)
-    made = node.backend.foreign_create(gpu.uuid, profile.profile_id, 1, compute="none")
-    run = node.run()
-    error = run.refusal(claim(1, result(node.part(SMALL, 1))))
-    assert isinstance(error, NoRoomError)
-    assert f"GPU instance {made.gi_id} is in its place" in str(error)
-    assert instances(run) == (made,)
-    assert run.journal.entries() == ()
-
-
-def test_a_foreign_instance_that_appears_during_prepare_stays(h100: Run) -> None:
-    """An administrator creates an instance in the same place first: tearing the claim down must not destroy it."""
-    gpu, profile = h100.node.gpus[0], h100.node.profile(SMALL)
-    backend = hardware(h100)
-
-    class Racing:
-        """Creates a foreign instance between the inspection and the creation."""
-
-        def __getattr__(self, name: str) -> object:
-            if name == "set_mig_mode":
-                return self._switched
-            return getattr(backend, name)
-
-        def _switched(self, of: object, enabled: bool) -> None:
-            backend.set_mig_mode(gpu.uuid, enabled)
-            if enabled:
-                backend.foreign_create(gpu.uuid, profile.profile_id, 0)
-
-    deps = h100.node.hardware_dependencies(Racing(), h100.journal)  # type: ignore[arg-type]
-    racing = Run(node=h100.node, journal=h100.journal, deps=replace(h100.deps, hardware=deps), owners=h100.owners)
-    assert isinstance(racing.refusal(claim(1, result(h100.node.part(SMALL, 0)))), NoRoomError)
-    assert len(instances(h100)) == 1
-    assert h100.journal.entries() == ()
-
-
 def test_an_unknown_profile_is_refused_with_the_gpus_profiles(h100: Run) -> None:
     """The message shows which GPU model the claim was written for."""
     error = h100.refusal(claim(1, result("gpu-0-mig-1g5gb-77-0")))
@@ -304,103 +233,6 @@ def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -
     assert h100.node.writer.files == {}
 
 
-@pytest.mark.parametrize("left", [True, False])
-def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) -> None:
-    """They do not survive one; one that exists anyway is destroyed, and the claim is prepared anew."""
-    node.backend = simulated()
-    run = node.run()
-    run.prepare(claim(1, result(node.part(SMALL, 0))))
-    if not left:
-        node.backend = simulated()
-    again = node.run("run-2", boot_id="boot-2")
-    assert again.journal.entries() == ()
-    assert node.is_whole_again()
-    again.prepare(ref(1))
-    assert len(instances(again)) == 1
-
-
-def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
-    """An entry stays until its GPU can be inspected; a repeated prepare of the claim waits too."""
-    node.backend = simulated()
-    run = node.run()
-    run.prepare(claim(1, result(node.part(SMALL, 0))))
-    node.backend.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
-    again = node.run("run-2", boot_id="boot-2")
-    assert again.journal.entry(uid(1)) is not None
-    assert isinstance(again.refusal(ref(1)), DriverUnavailableError)
-    node.backend.clear_faults()
-    again.service.maintain()
-    assert again.journal.entries() == ()
-    assert node.is_whole_again()
-
-
-def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
-    """The GPU does not answer before a reset; if it returns with the partition, the driver removes that one."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    hardware(h100).mark_lost(0, "fallen off the bus")
-    assert h100.unprepare(ref(1)) is None
-    assert h100.journal.entries() == ()
-    assert h100.journal.uses()[0].created_by_driver
-    hardware(h100).restore(0)
-    h100.service.maintain()
-    assert h100.node.is_whole_again()
-    assert h100.journal.uses() == ()
-
-
-def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> None:
-    """Otherwise its partition would stay until the next maintenance."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    hardware(h100).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
-    assert isinstance(h100.unprepare(ref(1)), DeviceLostError)
-    assert h100.unprepare(ref(1)) is None
-    assert h100.node.is_whole_again()
-    assert h100.journal.uses() == ()
-
-
-def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> None:
-    """The entry goes; the driver looks for the partition when the GPU is back."""
-    node.backend = simulated()
-    run = node.run()
-    run.prepare(claim(1, result(node.part(SMALL, 0))))
-    for minor in range(2):
-        node.backend.mark_lost(minor, "fallen off the bus")
-    again = node.run("run-2", boot_id="boot-2")
-    assert again.journal.entries() == ()
-    assert isinstance(again.refusal(ref(1)), UnknownDeviceError)
-    for minor in range(2):
-        node.backend.restore(minor)
-    again.service.maintain()
-    assert again.journal.entries() == ()
-    assert node.is_whole_again()
-
-
-def test_a_partition_whose_claim_an_older_version_freed_is_removed(h100: Run) -> None:
-    """An older version, running beside this one in an update, deletes only the claim's row in the journal."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    assert h100.journal.entries() == ()
-    (use,) = h100.journal.uses()
-    assert (use.form, use.created_by_driver) == (Form.PARTITION, True)
-    assert h100.node.backend is not None
-    h100.service.maintain()
-    assert h100.node.is_whole_again()
-    assert h100.journal.orphaned_partitions() == ()
-
-
-def test_an_orphaned_partition_is_removed_for_a_new_claim(h100: Run) -> None:
-    """A claim that needs the GPU does not wait for maintenance."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    h100.prepare(claim(2))
-    assert h100.node.is_whole_again()
-    assert h100.unprepare(ref(2)) is None
-    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(3),))
-    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
-    assert h100.unprepare(ref(3)) is None
-    assert h100.node.is_whole_again()
-
-
 def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(node: ClaimsNode) -> None:
     """On such an Ampere GPU the error says so, and nothing remains."""
     node.backend = simulated("1xa100-sxm4-40gb")
@@ -418,45 +250,3 @@ def test_a_run_without_means_to_change_gpus_says_so(node: ClaimsNode) -> None:
     bare = Run(node=node, journal=run.journal, deps=replace(run.deps, hardware=None), owners=run.owners)
     assert "without permission to change GPUs" in str(bare.refusal(claim(1, result(node.part(SMALL, 0)))))
     bare.prepare(claim(2))
-
-
-def test_a_rebuilt_journal_without_backups_treats_partitions_as_foreign(node: ClaimsNode) -> None:
-    """The claim keeps its partition, which stays on the GPU after the claim."""
-    node.backend = simulated()
-    run = node.run()
-    first = run.prepare(claim(1, result(node.part(SMALL, 0))))
-    run.journal.close()
-    for path in node.folder.glob("state.db*"):
-        path.unlink()
-    shutil.rmtree(node.folder / "made")
-    again = node.run("run-2")
-    assert not again.journal.rebuild_pending
-    assert again.prepare(ref(1)) == first
-    assert again.unprepare(ref(1)) is None
-    assert len(instances(again)) == 1
-    assert again.journal.uses() == ()
-
-
-def test_an_orphaned_partition_is_removed_for_its_engines(h100: Run) -> None:
-    """The scheduler counts them as free; a GPU has at most one ``+me`` partition, in any place."""
-    media = f"{SMALL}+me"
-    h100.prepare(claim(1, result(h100.node.part(media, 3))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    h100.prepare(claim(2, result(h100.node.part(media, 5))))
-    assert [one.start for one in instances(h100)] == [5]
-    assert h100.journal.orphaned_partitions() == ()
-
-
-def test_the_error_names_a_busy_orphaned_partition_that_has_the_engines(h100: Run) -> None:
-    """The pod's event names the partition, and nothing of the attempt remains."""
-    media = f"{SMALL}+me"
-    h100.prepare(claim(1, result(h100.node.part(media, 3))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    (orphan,) = instances(h100)
-    hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id)
-    error = h100.refusal(claim(2, result(h100.node.part(media, 5))))
-    assert isinstance(error, GpuBusyError)
-    assert "of a claim that has ended cannot be removed yet" in str(error)
-    assert instances(h100) == (orphan,)
-    hardware(h100).set_in_use(h100.node.gpus[0].uuid, orphan.gi_id, False)
-    h100.prepare(claim(2, result(h100.node.part(media, 5))))

@@ -2,7 +2,7 @@
 
 from tests.fakes.claims import claim, ref, share_result
 from tests.unit.claims.conftest import ClaimsNode
-from tests.unit.claims.test_sharing import file, shared
+from tests.unit.claims.sharing import file, shared
 
 
 def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: ClaimsNode) -> None:

@@ -9,7 +9,7 @@ from dra_driver.model.terms import Strategy
 from dra_driver.published import ALL_PERCENT
 from tests.fakes.claims import claim, share_result
 from tests.unit.claims.conftest import ClaimsNode
-from tests.unit.claims.test_sharing import one_of_some, shared
+from tests.unit.claims.sharing import one_of_some, shared
 
 
 @pytest.mark.parametrize(
