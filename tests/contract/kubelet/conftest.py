@@ -2,16 +2,22 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import service
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.contract.kubelet.processes import NODE, SLICES
+from tests.fakes.node_process import NodeProcess
 from tests.fakes.preparer import FakePreparer
 
 DRIVER = "gpu.nvidia.com"
@@ -53,3 +59,44 @@ def plugin(folder: Path) -> Iterator[Plugin]:
     made.endpoints.start()
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig"))
+
+
+@pytest.fixture
+def rest(kubeconfig: str) -> Iterator[RestClient]:
+    """A cluster with the Node object and no slices."""
+    connection = Connection.load(kubeconfig)
+    client = RestClient(connection)
+    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    yield client
+    client.delete(f"/api/v1/nodes/{NODE}")
+    for item in client.list(SLICES)["items"]:
+        client.delete(f"{SLICES}/{item['metadata']['name']}")
+    connection.close()
+
+
+@pytest.fixture
+def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., NodeProcess]]:
+    """Creates node processes in one folder and ends them."""
+    made: list[NodeProcess] = []
+
+    def make(**flags: str | None) -> NodeProcess:
+        settings: dict[str, Any] = {"kubeconfig": kubeconfig} | flags
+        made.append(NodeProcess(folder, **settings))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.kill()

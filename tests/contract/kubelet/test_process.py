@@ -1,6 +1,5 @@
 """The whole node process from outside: its start, failures and stop."""
 
-import http.client
 import json
 import shutil
 import signal
@@ -8,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,161 +17,11 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.contract.kubelet.processes import DRIVER, NODE, POOL, ask, devices, free_port, generations
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import NodeProcess
 
-NODE, DRIVER = "node-a", "gpu.nvidia.com"
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[ApiServer]:
-    server = ApiServer()
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig"))
-
-
-@pytest.fixture
-def rest(kubeconfig: str) -> Iterator[RestClient]:
-    """A cluster with the Node object and no slices."""
-    connection = Connection.load(kubeconfig)
-    client = RestClient(connection)
-    client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-    yield client
-    client.delete(f"/api/v1/nodes/{NODE}")
-    for item in client.list(SLICES)["items"]:
-        client.delete(f"{SLICES}/{item['metadata']['name']}")
-    connection.close()
-
-
-@pytest.fixture
-def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., NodeProcess]]:
-    """Creates node processes in one folder and ends them."""
-    made: list[NodeProcess] = []
-
-    def make(**flags: str | None) -> NodeProcess:
-        settings: dict[str, Any] = {"kubeconfig": kubeconfig} | flags
-        made.append(NodeProcess(folder, **settings))
-        return made[-1]
-
-    yield make
-    for process in made:
-        process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def ask(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read().decode()
-    except OSError as error:
-        return 0, str(error)
-    finally:
-        connection.close()
-
-
-POOL = 2
-"""Slices of a node with two H100: their counter sets, and their devices."""
-
-
-def generations(rest: RestClient) -> list[tuple[str, int]]:
-    return [(item["metadata"]["name"], item["spec"]["pool"]["generation"]) for item in rest.list(SLICES)["items"]]
-
-
-def devices(rest: RestClient) -> list[str]:
-    return [device["name"] for item in rest.list(SLICES)["items"] for device in item["spec"].get("devices") or ()]
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ({"node_name": None}, "--node-name (NODE_NAME) is missing"),
-        ({"node_name": "Not_A_Name"}, "--node-name (NODE_NAME): 'Not_A_Name': expected a DNS subdomain"),
-        ({"http_addr": "everywhere"}, "--http-addr (HTTP_ADDR): 'everywhere': expected HOST:PORT"),
-        (
-            {"kubelet_registrar_dir": "/nowhere/plugins_registry"},
-            "registry /nowhere/plugins_registry is not a directory",
-        ),
-        ({"simulate": None, "driver_root": "/nowhere/driver"}, "driver root /nowhere/driver is not a directory"),
-        ({"cdi_dir": "/proc/version"}, "cannot create the CDI directory /proc/version"),
-        ({"cdi_dir": "/proc/sys"}, "the CDI directory /proc/sys is not writable"),
-        ({"kubeconfig": "/nowhere/kubeconfig"}, "kubeconfig /nowhere/kubeconfig does not exist"),
-        ({"simulate": "3xnonsense"}, "nonsense"),
-        ({"kubelet_plugins_dir": "/tmp/" + "p" * 100}, "unix socket's may have 107"),
-    ],
-)
-def test_wrong_configuration_ends_with_status_2_and_a_sentence(
-    node: Callable[..., NodeProcess], flags: dict[str, str | None], sentence: str
-) -> None:
-    """The pod's last log line names the setting to correct."""
-    status, text = node(**flags).refused()
-    assert status == 2, text
-    last = text.splitlines()[-1]
-    assert last.startswith("dra-driver: ")
-    assert sentence in last
-    assert "Traceback" not in text
-
-
-@pytest.mark.parametrize(
-    ("path", "sentence"),
-    [
-        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: there is a directory"),
-        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: there is a directory"),
-        ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
-        ("plugins/gpu.nvidia.com/simulated-root/usr/bin/nvidia-smi", "cannot start without a driver root"),
-    ],
-)
-def test_process_that_cannot_start_has_published_nothing(
-    rest: RestClient, node: Callable[..., NodeProcess], path: str, sentence: str
-) -> None:
-    """In a crash loop, published devices would attract pods that no process could serve."""
-    process = node()
-    (process.folder / path).mkdir(parents=True)
-    status, text = process.refused()
-    assert (status, "Traceback" in text) == (2, False), text
-    assert sentence in text.splitlines()[-1]
-    assert (generations(rest), process.cdi_files) == ([], [])
-
-
-def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
-    """Two processes with one --pod-uid share the lock; the socket detects the second before it changes anything."""
-    first = node(pod_uid="aaaa").start()
-    first.wait_for(lambda: len(generations(rest)) == POOL)
-    smi = first.folder / "plugins" / DRIVER / "simulated-root" / "usr" / "bin" / "nvidia-smi"
-    before = generations(rest), smi.read_text()
-    status, text = node(pod_uid="aaaa", simulate="1xl4-24gb").refused()
-    assert (status, "another process already serves" in text.splitlines()[-1]) == (2, True), text
-    assert (generations(rest), smi.read_text()) == before, "the first one's containers would see other GPUs"
-
-
-def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
-    """Manifests give the node's name through the downward API."""
-    process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
-    status, text = process.refused()
-    assert (status, "'Wrong'" in text) == (2, True)
-
-
-def test_port_in_use_is_a_configuration_error(node: Callable[..., NodeProcess]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        status, text = node(http_addr=f"127.0.0.1:{taken.getsockname()[1]}").refused()
-    assert status == 2
-    assert "choose another --http-addr" in text
 
 
 def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
