@@ -46,7 +46,7 @@ class Scheduler:
                 return None
             return self._written(claim, allocations[0])
 
-    def allocate_soon(self, *requests: Obj, together: bool = False) -> Obj:
+    def allocate_soon(self, *requests: Obj, config: Sequence[Obj] = (), together: bool = False) -> Obj:
         """``allocate``, tried again while the slices change, as a scheduler does. AssertionError when nothing fits.
 
         Slices follow the hardware after about a second: what an earlier claim or a foreign instance occupied may still
@@ -55,7 +55,7 @@ class Scheduler:
         found: list[Obj] = []
 
         def fits() -> bool:
-            if (claim := self.allocate(*requests, together=together)) is not None:
+            if (claim := self.allocate(*requests, config=config, together=together)) is not None:
                 found.append(claim)
             return bool(found)
 

@@ -40,15 +40,14 @@ def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[
         under_mps = parameters("MigDeviceConfig", strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 40})
         zero, one, two, _ = node.gpus
         claims = [
-            scheduler.allocate(partition("1g.10gb", of=[zero])),
-            scheduler.allocate(partition("2g.20gb", of=[zero]), config=[under_mps]),
-            scheduler.allocate(partition("3g.40gb", of=[one])),
-            scheduler.allocate(gpu(of=[two]), config=[slicing]),
-            scheduler.allocate(share("10Gi", 20)),
-            scheduler.allocate(share("20Gi", 30)),
+            scheduler.allocate_soon(partition("1g.10gb", of=[zero])),
+            scheduler.allocate_soon(partition("2g.20gb", of=[zero]), config=[under_mps]),
+            scheduler.allocate_soon(partition("3g.40gb", of=[one])),
+            scheduler.allocate_soon(gpu(of=[two]), config=[slicing]),
+            scheduler.allocate_soon(share("10Gi", 20)),
+            scheduler.allocate_soon(share("20Gi", 30)),
         ]
-        prepared = [each for each in claims if each is not None]
-        assert len(prepared) == len(claims)
+        prepared = list(claims)
         answers = [node.prepare(each) for each in prepared]
         assert [answer.error for answer in answers] == [""] * len(claims)
         there = node.instances(), node.gpus_in_mig_mode(), sorted(node.mps_processes()), node.notes()
