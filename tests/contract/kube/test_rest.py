@@ -11,6 +11,7 @@ from dra_driver.errors import (
     ApiUnreachableError,
     ConflictError,
     ForbiddenError,
+    KubernetesApiError,
     NotFoundError,
     ServerBusyError,
     UnauthorizedError,
@@ -34,9 +35,14 @@ def status(code: int, reason: str, message: str = "no") -> dict[str, object]:
 
 
 def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
+    return RestClient(Connection.load(str(written(server, tmp_path))), timeouts=FAST)
+
+
+def written(server: ScriptedServer, tmp_path: Path) -> Path:
+    """A kubeconfig for the server."""
     path = tmp_path / "kubeconfig"
     path.write_text(server.kubeconfig())
-    return RestClient(Connection.load(str(path)), timeouts=FAST)
+    return path
 
 
 def in_cluster(server: ScriptedServer, tmp_path: Path, token: str) -> tuple[RestClient, Path]:
@@ -158,6 +164,25 @@ def test_answers_that_cannot_be_read_are_no_answer(tmp_path: Path, script: Calla
     """A silent server, a proxy's web page and garbage all mean: try again later."""
     with ScriptedServer(script) as server, pytest.raises(ApiUnreachableError, match="GET /version"):
         client(server, tmp_path).get("/version")
+
+
+def test_an_answer_larger_than_64_mib_is_refused(tmp_path: Path) -> None:
+    """The node process has 256 MiB; the answer is refused before it is decoded, and is not read to its end."""
+    sent = []
+
+    def endless(x: Exchange) -> None:
+        def chunks() -> Iterator[bytes]:
+            yield b'{"a": "'
+            for number in range(200):
+                sent.append(number)
+                yield b"x" * 2**20
+            yield b'"}'
+
+        x.stream(chunks())
+
+    with ScriptedServer(endless) as server, pytest.raises(KubernetesApiError, match="larger than 64 MiB; refused"):
+        RestClient(Connection.load(str(written(server, tmp_path)))).get("/version")
+    assert len(sent) < 200
 
 
 def test_a_dripping_server_cannot_block_a_caller(tmp_path: Path) -> None:
