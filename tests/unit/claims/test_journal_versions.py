@@ -1,6 +1,8 @@
-"""The journal's file as a newer version of the driver may have left it: more columns, in other places."""
+"""The journal as another version of the driver left it: a newer one with more columns, or the former one."""
 
+import json
 import re
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.fakes.claims import uid
 from tests.unit.claims.test_journal import assigned, open_journal, prepared
 from tests.unit.claims.test_journal_forms import GPU, cut, partition, shared
 
+RECORDING = Path(__file__).parents[2] / "golden/state/6bf8a09/plugin"
 TABLES = ("claim", "device", "note", "mig", "sharing", "gpu_note")
 
 
@@ -69,4 +72,52 @@ def test_notes_and_backups_ignore_columns_of_a_newer_version(folder: Path) -> No
     rebuilt = open_journal(folder, "run-2")
     assert rebuilt.gpu_note(GPU, "mig-mode") == "off"
     assert [(each.uid, each.partition) for each in rebuilt.orphaned_partitions()] == [(uid(1), partition())]
+    rebuilt.close()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """The journal and the backups that version 6bf8a09 left, with its write-ahead log."""
+    for file in ("state.db", "state.db-wal"):
+        shutil.copy(RECORDING / file, tmp_path)
+    shutil.copytree(RECORDING / "made", tmp_path / "made")
+    return tmp_path
+
+
+def test_journal_of_the_former_version_is_read(recorded: Path) -> None:
+    """Whole GPU, partitions, time slice, MPS shares, and a claim that was being prepared."""
+    journal = open_journal(recorded, "run-2")
+    assert journal.set_aside is None
+    found = {entry.ref.uid: entry for entry in journal.entries()}
+    claims = json.loads((RECORDING.parent / "claims.json").read_text())
+    for claim in claims.values():
+        entry = found.pop(claim["claim"]["metadata"]["uid"])
+        names = [name for name, _ in claim["answer"] or ()]
+        assert entry.state is (State.PREPARED if names else State.PREPARING)
+        assert not names or [device.device for device in entry.devices] == names
+    assert found == {}
+    forms = sorted(str(each.device.form) for each in journal.assignments())
+    assert forms == ["partition", "partition", "partition", "share", "share", "whole", "whole"]
+    daemons = {
+        each.device.sharing.daemon.id
+        for each in journal.assignments()
+        if each.device.sharing and each.device.sharing.daemon
+    }
+    assert len(daemons) == 1
+    journal.close()
+
+
+def test_backups_of_the_former_version_are_read_when_its_journal_is_lost(recorded: Path) -> None:
+    """The partitions and notes that the lost journal had are in the new one."""
+    before = open_journal(recorded, "run-2")
+    created, noted = before.created_partitions(), before.noted_gpus()
+    before.close()
+    for file in recorded.glob("state.db*"):
+        file.unlink()
+    for file in (recorded / "made").glob("*.json"):
+        file.write_text(file.read_text().replace("@BOOT_ID@", "boot-1"))
+    rebuilt = open_journal(recorded, "run-3")
+    assert rebuilt.rebuild_pending
+    assert {each.partition.id for each in rebuilt.orphaned_partitions()} == created != frozenset()
+    assert rebuilt.noted_gpus() == noted
     rebuilt.close()
