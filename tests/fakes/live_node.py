@@ -104,7 +104,10 @@ class LiveNode:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _published(self) -> bool:
-        return any(item["spec"].get("devices") for item in self.slices())
+        """Whether the pool is complete. Counter sets are written last; before them, partitions cannot be allocated."""
+        specs = [item["spec"] for item in self.slices()]
+        count = max((spec["pool"]["resourceSliceCount"] for spec in specs), default=0)
+        return len(specs) == count and any(spec.get("devices") for spec in specs)
 
     def slices(self) -> list[dict[str, Any]]:
         return self.store.list(RESOURCE_SLICES).items
