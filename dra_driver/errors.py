@@ -43,7 +43,7 @@ from typing import Any
 
 
 class DraError(Exception):
-    """Base of all errors raised on purpose; ``str(error)`` is a sentence for a person."""
+    """Base of all errors raised on purpose; ``str(error)`` is a sentence for users."""
 
 
 class ConfigurationError(DraError):

@@ -88,8 +88,8 @@ def _soname(fd: int, size: int, offset: int, length: int, loads: list[tuple[int,
     name_offset, strings = values[_DT_SONAME], values[_DT_STRTAB]
     strings_size = values.get(_DT_STRSZ, size)
     start = _file_offset(strings + name_offset, loads)
-    room = min(_MAX_SONAME + 1, strings_size - name_offset, size - start)
-    name, end, _ = _bytes(fd, start, room, size).partition(b"\0")
+    length = min(_MAX_SONAME + 1, strings_size - name_offset, size - start)
+    name, end, _ = _bytes(fd, start, length, size).partition(b"\0")
     return name.decode("ascii") if end and _SAFE_SONAME.fullmatch(name) else None
 
 

@@ -52,7 +52,7 @@ def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
                 "container would fail to start: install the NVIDIA Container Toolkit, correct the path, or set 'none'"
             )
         return wanted
-    if not root.shows_host:  # a driver container's root tells nothing about programs on the host
+    if not root.shows_host:  # a driver container's root does not show programs of the host
         return None
     return next((path for path in CANDIDATES if _is_program(root, path)), None)
 

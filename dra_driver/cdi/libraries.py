@@ -138,7 +138,7 @@ class _Candidate:
 
 
 class _Search:
-    """One pass over a root; remembers resolved folders and which folders it looked at."""
+    """One search of a root; caches resolved folders and records the folders that it read."""
 
     def __init__(self, root: DriverRoot) -> None:
         self._root = root

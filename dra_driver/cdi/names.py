@@ -52,7 +52,7 @@ class CdiNames:
 
     @property
     def common_id(self) -> str:
-        """Qualified name of the base device, handed to the runtime with every device of a claim."""
+        """Qualified name of the base device, given to the runtime with every device of a claim."""
         return f"{self.device_kind}={COMMON}"
 
     @property

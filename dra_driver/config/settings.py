@@ -241,7 +241,7 @@ class NodeSettings:
             TELEMETRY,
             "LOG_FORMAT",
             "FORMAT",
-            "text (key=value, for people) or json",
+            "text (key=value) or json",
             _log_format,
         ),
         "text",

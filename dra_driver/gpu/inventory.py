@@ -155,10 +155,10 @@ class Inventory:
 
     def _failed(self, problem: str) -> float:
         with self._lock:
-            news = problem != self._problem
+            is_new = problem != self._problem
             self._problem = problem
             pause_s = self._backoff.next_s()
-        if news:
+        if is_new:
             log.warning("GPU driver unavailable", extra={"reason": problem})
         return pause_s
 

@@ -86,11 +86,11 @@ def spanning(profiles: Sequence[ComputeProfile], slices: int | None) -> tuple[Co
 def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> Iterator[pynvml.c_nvmlGpuInstance_t]:
     """By profile, and also by id when not all profiles could be read: their instances would be missed."""
     for profile_id in facts.slices:
-        room = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
+        buffer = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
         count = ctypes.c_uint(MAX_INSTANCES)
-        ask = partial(pynvml.nvmlDeviceGetGpuInstances, handle, profile_id, room, ctypes.byref(count))
+        ask = partial(pynvml.nvmlDeviceGetGpuInstances, handle, profile_id, buffer, ctypes.byref(count))
         if optional("nvmlDeviceGetGpuInstances", ask, GONE) is not None:
-            yield from room[: count.value]
+            yield from buffer[: count.value]
     for gi_id in range(0 if facts.complete else MAX_INSTANCES):
         ask_one = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
         instance = optional("nvmlDeviceGetGpuInstanceById", ask_one, VANISHED)
@@ -105,14 +105,14 @@ def _compute_instances(
     widest = spanning(profiles, facts.slices.get(profile_id))
     found: dict[int, ComputeInstance] = {}
     for profile in profiles:
-        room = (pynvml.c_nvmlComputeInstance_t * MAX_INSTANCES)()
+        buffer = (pynvml.c_nvmlComputeInstance_t * MAX_INSTANCES)()
         count = ctypes.c_uint(MAX_INSTANCES)
         ask = partial(
-            pynvml.nvmlGpuInstanceGetComputeInstances, instance, profile.profile_id, room, ctypes.byref(count)
+            pynvml.nvmlGpuInstanceGetComputeInstances, instance, profile.profile_id, buffer, ctypes.byref(count)
         )
         if optional("nvmlGpuInstanceGetComputeInstances", ask, VANISHED) is None:
             continue
-        for handle in room[: count.value]:
+        for handle in buffer[: count.value]:
             made = read_compute_instance(handle, spans=profile in widest)
             if made is not None:
                 found[made.ci_id] = made
@@ -123,10 +123,10 @@ def _unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, 
     """The size of a profile that the GPU does not list; read once per profile."""
     if known.device is None or any(profile.profile_id == known.profile_id for profile in facts.profiles):
         return None
-    told = facts.unlisted.get(known.profile_id) or _read_unlisted_profile(instance, known, known.device.ci_id)
-    if told is not None:
-        facts.unlisted[known.profile_id] = told
-    return told
+    profile = facts.unlisted.get(known.profile_id) or _read_unlisted_profile(instance, known, known.device.ci_id)
+    if profile is not None:
+        facts.unlisted[known.profile_id] = profile
+    return profile
 
 
 def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, ci_id: int) -> MigProfile | None:
@@ -139,23 +139,23 @@ def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInsta
     if info is None:
         return None
     ask_device = partial(pynvml.nvmlDeviceGetAttributes_v2, info.device)
-    told = optional("nvmlDeviceGetAttributes_v2", ask_device, ABSENT | VANISHED)
-    if told is None:
+    attributes = optional("nvmlDeviceGetAttributes_v2", ask_device, ABSENT | VANISHED)
+    if attributes is None:
         return None
     return MigProfile(
         name=known.profile_name,
         profile_id=known.profile_id,
-        compute_slices=told.gpuInstanceSliceCount,
+        compute_slices=attributes.gpuInstanceSliceCount,
         memory_slices=known.size,
         max_instances=1,
         starts=(),
-        memory_bytes=memory_of(told.memorySizeMB),
-        multiprocessors=count_of(told.multiprocessorCount),
-        copy_engines=count_of(told.sharedCopyEngineCount),
-        decoders=count_of(told.sharedDecoderCount),
-        encoders=count_of(told.sharedEncoderCount),
-        jpeg_engines=count_of(told.sharedJpegCount),
-        ofa_engines=count_of(told.sharedOfaCount),
+        memory_bytes=memory_of(attributes.memorySizeMB),
+        multiprocessors=count_of(attributes.multiprocessorCount),
+        copy_engines=count_of(attributes.sharedCopyEngineCount),
+        decoders=count_of(attributes.sharedDecoderCount),
+        encoders=count_of(attributes.sharedEncoderCount),
+        jpeg_engines=count_of(attributes.sharedJpegCount),
+        ofa_engines=count_of(attributes.sharedOfaCount),
     )
 
 

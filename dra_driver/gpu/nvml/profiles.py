@@ -182,10 +182,10 @@ def _placements(handle: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[in
     count = ctypes.c_uint(0)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
     count.value = min(count.value, MAX_PLACEMENTS)
-    room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    buffer = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
     if count.value:
-        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
-    return [(one.start, one.size) for one in room[: count.value] if one.size > 0]
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, buffer, ctypes.byref(count))
+    return [(one.start, one.size) for one in buffer[: count.value] if one.size > 0]
 
 
 def _slices(profiles: dict[int, MigProfile]) -> int:

@@ -63,10 +63,10 @@ class SimulatedHardware:
         self._store = StateStore(state_file)
         self._on_change = on_change
         self._sleep = sleep
-        self._seen_marker: object = self  # equal to no marker, so that `_is_news` below reads the state
+        self._seen_marker: object = self  # equal to no marker, so that `_has_changed` below reads the state
         self._seen_gpus: object = None
         with contextlib.suppress(DriverUnavailableError):  # the next call raises it
-            self._is_news()
+            self._has_changed()
         self._changed = (
             threading.Condition()
         )  # notified of each change; guards the number below; no other lock is acquired inside
@@ -77,7 +77,7 @@ class SimulatedHardware:
         deadline = time.monotonic() + timeout_s
         while True:
             change_count = self._change_count
-            if self._is_news():
+            if self._has_changed():
                 return True
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -236,16 +236,16 @@ class SimulatedHardware:
             self._change_count += 1
             self._changed.notify_all()
 
-    def _is_news(self) -> bool:
+    def _has_changed(self) -> bool:
         """Whether any GPU changed since the last call."""
         marker = self._store.marker()
         if marker == self._seen_marker:
             return False
         with self._lock:
             gpus = self._store.read().gpus
-            news = gpus != self._seen_gpus  # setting a fault changes the marker but no GPU
+            changed = gpus != self._seen_gpus  # setting a fault changes the marker but no GPU
             self._seen_marker, self._seen_gpus = marker, gpus
-        return news
+        return changed
 
     def _current(self) -> NodeSpec:
         """The node as described now; the caller holds the lock."""

@@ -186,7 +186,7 @@ client() {
     while read -r line || [ -n "$line" ]; do
         [ -n "$line" ] || continue
         note "command $line"
-        set -f # no words become file names
+        set -f # no word is expanded to file names
         # shellcheck disable=SC2086 - a command is words
         ask $line || status=1
     done

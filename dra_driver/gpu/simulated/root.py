@@ -36,7 +36,7 @@ RECORDS = "var/log/nvidia-stub"
 """Folder of nvidia-smi.log and mps-control.log, with a line per call."""
 TIMESLICE, COMPUTE_MODE = "var/lib/nvidia-stub/timeslice", "var/lib/nvidia-stub/compute-mode"
 """Folders with the settings of nvidia-smi, one file per GPU, named by its UUID."""
-MARKER = f"{FAULTS}/driver-root"  # tells a program that it runs on the node and not in a container
+MARKER = f"{FAULTS}/driver-root"  # marks the root on the node, which is missing in containers
 MAX_RECORD_BYTES = 1024 * 1024
 
 # Library -> number of its SONAME. What a compute container needs (capabilities "utility" and "compute").
