@@ -1,0 +1,22 @@
+"""Container Device Interface documents: find the driver's files, describe GPUs, write the files.
+
+Other packages import from here.
+"""
+
+from dra_driver.cdi.edits import claim_spec, mps_edits
+from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi.provider import CdiProvider
+from dra_driver.cdi.root import DriverRoot
+from dra_driver.cdi.spec import CdiSpec, ContainerEdits
+from dra_driver.cdi.writer import CdiWriter
+
+__all__ = [
+    "CdiNames",
+    "CdiProvider",
+    "CdiSpec",
+    "CdiWriter",
+    "ContainerEdits",
+    "DriverRoot",
+    "claim_spec",
+    "mps_edits",
+]

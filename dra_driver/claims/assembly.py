@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi import CdiNames
 from dra_driver.claims.boot import read_boot_id
 from dra_driver.claims.dependencies import (
     CdiSources,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from dra_driver.cdi.spec import CdiSpec, ContainerEdits
+from dra_driver.cdi import CdiSpec, ContainerEdits
 from dra_driver.claims.entry import OwnerId
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.waiting import ClaimLocks, WakeableClock

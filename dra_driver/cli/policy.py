@@ -13,7 +13,7 @@ from dra_driver.errors import ConfigurationError
 if TYPE_CHECKING:
     from dra_driver.model.gpu import Gpu
     from dra_driver.model.terms import GpuTerms
-    from dra_driver.policy.folder import PolicyFile
+    from dra_driver.policy import PolicyFile
 
 DESCRIPTION: Final = """\
 Check files or folders of GpuPolicy objects as the node process does (--policy-dir). With --gpus the policies are
@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the problems, or the published GPUs, and returns the exit status."""
-    from dra_driver.policy.policy_set import examine
+    from dra_driver.policy import examine
 
     found, wrong = examine(list(_files(args.paths)))
     for complaint in wrong:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
-    from dra_driver.policy.folder import read_file, read_folder
+    from dra_driver.policy import read_file, read_folder
 
     for path in map(Path, paths):
         if path.is_dir():
@@ -75,7 +75,7 @@ def _try(policies: Any, spec: str, node_name: str) -> int:
     from dra_driver.cli.table import render
     from dra_driver.gpu.simulated.backend import SimulatedBackend
     from dra_driver.model.terms import terms_of
-    from dra_driver.policy.resolve import survey
+    from dra_driver.policy import survey
 
     snapshot = SimulatedBackend.from_spec(spec, node_name).snapshot()
     terms, conflicts = survey(policies, snapshot, (), node_name)

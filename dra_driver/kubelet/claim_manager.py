@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from dra_driver.cdi.names import CdiNames
-from dra_driver.cdi.provider import CdiProvider
-from dra_driver.cdi.writer import CdiWriter
+from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter
 from dra_driver.claims import Claims, ClaimService, Counts, Journal, open_claims
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_driver.cdi.root import DriverRoot
+from dra_driver.cdi import DriverRoot
 from dra_driver.claims import HardwareDependencies
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError

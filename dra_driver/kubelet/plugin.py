@@ -31,9 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from dra_driver import __version__
-from dra_driver.cdi.names import CdiNames
-from dra_driver.cdi.provider import CdiProvider
-from dra_driver.cdi.writer import CdiWriter
+from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError
 from dra_driver.gpu.inventory import Inventory
@@ -52,7 +50,7 @@ from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.kubelet.storage_health import Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.terms import Form
-from dra_driver.policy.source import PolicySource
+from dra_driver.policy import PolicySource
 from dra_driver.slices import Publisher
 from dra_driver.telemetry import metrics
 from dra_driver.telemetry.http import ObservabilityServer

@@ -1,0 +1,1 @@
+"""Plain values that all packages share: claims, GPUs, MIG partitions, terms and ids."""

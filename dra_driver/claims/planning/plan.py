@@ -7,7 +7,7 @@ journal decides whether a device is free.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi import CdiNames
 from dra_driver.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry
 from dra_driver.claims.planning.configs import decode_all
 from dra_driver.claims.planning.conflicts import self_conflict

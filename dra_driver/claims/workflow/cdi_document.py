@@ -2,9 +2,7 @@
 
 from typing import Protocol
 
-from dra_driver.cdi.edits import claim_spec, mps_edits
-from dra_driver.cdi.names import CdiNames
-from dra_driver.cdi.spec import CdiSpec, ContainerEdits
+from dra_driver.cdi import CdiNames, CdiSpec, ContainerEdits, claim_spec, mps_edits
 from dra_driver.claims.dependencies import CdiEdits, HasHardware, require_hardware
 from dra_driver.claims.entry import AssignedSharing
 from dra_driver.claims.planning import PlannedDevice, PreparePlan

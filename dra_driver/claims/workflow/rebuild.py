@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from dra_driver.backoff import Backoff
-from dra_driver.cdi.names import CdiNames
+from dra_driver.cdi import CdiNames
 from dra_driver.claims.dependencies import (
     CdiFileLister,
     ClaimLister,

@@ -5,7 +5,7 @@ Used when the kubelet prepares a claim again, and when a CDI file is missing.
 
 from typing import Protocol
 
-from dra_driver.cdi.spec import CdiSpec
+from dra_driver.cdi import CdiSpec
 from dra_driver.claims.dependencies import HasClock, require_hardware
 from dra_driver.claims.entry import Entry, InstanceIds, gpus_of
 from dra_driver.claims.hardware.deadline import Deadline

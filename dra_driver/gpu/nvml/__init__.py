@@ -1,0 +1,1 @@
+"""Real GPUs through NVML. Only this package imports pynvml."""
