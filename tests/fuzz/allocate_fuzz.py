@@ -1,10 +1,10 @@
-"""Throws damaged questions at the allocator: ``python tests/fuzz/allocate_fuzz.py --count 20000 --seed 1``.
+"""Fuzzes the allocator with changed golden inputs: ``python tests/fuzz/allocate_fuzz.py --count 20000 --seed 1``.
 
-Takes the questions of the golden table and changes them, plausibly and wildly, and looks for what must never happen:
-an exception other than a DraError, an answer that is neither allocations nor a reason, an answer for more than 32
-devices of a claim, one device for two claims, an answer that is different the second time or on a node that is alike,
-or a question that takes longer than ``--slow`` seconds. The same seed gives the same questions. Exits with status 1
-when anything was found, and prints it; ``--keep FOLDER`` writes each such question there.
+Changes the inputs of the golden table, plausibly and wildly, and looks for errors: an exception other than a DraError,
+an answer with neither allocations nor a reason, more than 32 devices for a claim, one device for two claims, a
+different answer on repetition or with the cache of equivalent nodes, or an input that takes longer than ``--slow``
+seconds. The same seed gives the same inputs. Prints findings and exits with status 1 if there are any; ``--keep
+FOLDER`` writes their inputs there.
 """
 
 import argparse
@@ -53,23 +53,23 @@ def answer(question: Question, **limits: Any) -> tuple[str, AllocationOutcome | 
 
 
 def complaint(question: Question) -> tuple[str, str]:
-    """What is wrong, empty when nothing is, and the kind of the answer."""
+    """What is wrong (empty if nothing is), and the kind of the answer."""
     kind, found = answer(question)
     if kind == "error" and not found:
         return "an error without a text", kind
     if isinstance(found, AllocationOutcome):
         if kind == "no" and not found.reason:
             return "neither allocations nor a reason", kind
-        problem = _broken_promise(found)
+        problem = _violation(found)
         if problem:
             return problem, kind
         again, same = answer(question, reuse_after=-1)
         if (again, same) != (kind, found) and "no answer after" not in str(same):
-            return f"a different answer when nodes that are alike are asked for: {same}", kind
+            return f"a different answer with the cache of equivalent nodes: {same}", kind
     return "", kind
 
 
-def _broken_promise(outcome: AllocationOutcome) -> str:
+def _violation(outcome: AllocationOutcome) -> str:
     taken: Counter[tuple[Any, ...]] = Counter()
     for allocation in outcome.allocations or ():
         results = allocation["devices"].get("results", [])
@@ -78,7 +78,7 @@ def _broken_promise(outcome: AllocationOutcome) -> str:
         exclusive = [item for item in results if not item.get("adminAccess") and "shareID" not in item]
         taken.update((item["driver"], item["pool"], item["device"]) for item in exclusive)
     twice = [key for key, number in taken.items() if number > 1]
-    return f"given out twice: {twice[0]}" if twice else ""
+    return f"allocated twice: {twice[0]}" if twice else ""
 
 
 def run(number: int, seed: int, slow_s: float, keep: Path | None) -> int:
@@ -93,7 +93,7 @@ def run(number: int, seed: int, slow_s: float, keep: Path | None) -> int:
         started = time.monotonic()
         try:
             problem, kind = complaint(question)
-        except Exception:  # noqa: BLE001  looking for exactly this
+        except Exception:  # noqa: BLE001  an unexpected exception is a finding
             problem, kind = traceback.format_exc(limit=-3), "crash"
         took = time.monotonic() - started
         slowest = max(slowest, took)
@@ -112,11 +112,11 @@ def run(number: int, seed: int, slow_s: float, keep: Path | None) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Throw damaged questions at the allocator")
+    parser = argparse.ArgumentParser(description="Fuzz the allocator with changed golden inputs")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slow", type=float, default=3 * _TIMEOUT_S, help="seconds a question may take")
-    parser.add_argument("--keep", type=Path, help="folder for questions that found something")
+    parser.add_argument("--keep", type=Path, help="folder for the inputs of findings")
     args = parser.parse_args()
     return run(args.count, args.seed, args.slow, args.keep)
 

@@ -1,7 +1,7 @@
-"""Mutations of allocation questions, as golden tables write them.
+"""Mutations of inputs of the allocator, in the form of the golden tables.
 
-Two kinds: plausible ones keep every field's type and are what a busy cluster might hold; wild ones put anything
-anywhere, as no API server would. All randomness comes from the generator that is handed in.
+Plausible mutations keep the type of every field, as in a real cluster. Wild mutations put any value anywhere, as no API
+server does. All randomness comes from the generator in the arguments.
 """
 
 import copy
@@ -126,7 +126,7 @@ def _change(weight: int = 1) -> Callable[[_Change], _Change]:
     return register
 
 
-# --- plausible changes; each finds something to change or leaves the question as it is ---
+# --- plausible changes; each changes something or leaves the input unchanged ---
 
 
 def _slices(question: Question) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Throws damaged expressions at the CEL engine: ``python tests/fuzz/cel_fuzz.py --count 200000 --seed 1``.
+"""Fuzzes the CEL engine with damaged expressions: ``python tests/fuzz/cel_fuzz.py --count 200000 --seed 1``.
 
-Takes the expressions and devices of the golden table, damages them (characters, tokens, splices of two, repetition,
-nesting) and looks for what must never happen: an exception other than the two that the engine promises, a result that
-is no bool, two ways of evaluation that disagree, or an expression that takes longer than ``--slow`` seconds. The same
-seed gives the same expressions. Exits with status 1 when anything was found, and prints it.
+Damages the expressions of the golden table (characters, tokens, splices of two, repetition, nesting) and looks for
+errors: an exception other than the two documented ones, a result that is not a bool, fast and metered evaluation that
+differ, or an expression that takes longer than ``--slow`` seconds. The same seed gives the same expressions. Prints
+findings and exits with status 1 if there are any.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _CHARACTERS = "abc019.?\"'\\()[]{}-!&|,:%$#`~\n\t\0\r=<>+*/é\u2028\U0001f600\ud
 
 
 class Mutator:
-    """Damages expressions; one seed, one sequence."""
+    """Damages expressions. The same seed gives the same sequence."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311  repeatable on purpose
@@ -116,7 +116,7 @@ def _kind(token: str) -> str:
 
 
 class Findings:
-    """What a run has seen."""
+    """Outcomes and findings of a run."""
 
     def __init__(self, slow_s: float) -> None:
         self.counts: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class Findings:
         start = time.perf_counter()
         try:
             self.counts[self._outcome(text, device)] += 1
-        except Exception:  # noqa: BLE001  what the engine must not raise is what is looked for
+        except Exception:  # noqa: BLE001  an unexpected exception is a finding
             self.found.append(f"exception for {text!r}\n{traceback.format_exc(limit=-4)}")
         taken = time.perf_counter() - start
         self.slowest_s = max(self.slowest_s, taken)
@@ -156,7 +156,7 @@ class Findings:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Damage CEL expressions and watch the engine")
+    parser = argparse.ArgumentParser(description="Fuzz the CEL engine with damaged expressions")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slow", type=float, default=5.0, metavar="SECONDS", help="longer than this is a finding")

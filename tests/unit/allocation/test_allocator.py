@@ -1,4 +1,4 @@
-"""Allocation of a pod's claims on a node: what fits, what does not, and what ends the attempt."""
+"""Allocation of a pod's claims on a node: results, misfits, and errors that end the attempt."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ def devices(allocations: Any) -> list[list[str]]:
 
 
 def test_first_free_devices_in_published_order() -> None:
-    """The order in a slice is a preference: the first devices that fit are taken."""
+    """The first devices of a slice that fit are allocated."""
     held = [allocated(claim("other"), "gpu-0", node_name="a")]
     assert devices(allocate(claim("c", exactly(count=2)), held=held)) == [["gpu-1", "gpu-2"]]
 
 
 def test_two_claims_of_a_pod_never_share_a_device() -> None:
-    """What one claim of the pod gets is gone for the others."""
+    """A device that one claim of the pod gets is not available to its other claims."""
     assert devices(allocate(claim("one"), claim("two", exactly(count=3)))) == [["gpu-0"], ["gpu-1", "gpu-2", "gpu-3"]]
     assert allocate(claim("one", exactly(count=2)), claim("two", exactly(count=3))) is None
 
@@ -45,28 +45,28 @@ def test_result_is_what_the_scheduler_writes() -> None:
     }
 
 
-def test_selectors_of_class_and_request_both_count() -> None:
-    """A device has to satisfy the class and every selector of the request."""
+def test_selectors_of_class_and_request_must_all_match() -> None:
+    """A device must match the selectors of the class and every selector of the request."""
     big = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("60Gi")) >= 0'
     assert devices(allocate(claim("c", exactly("gpu", big)))) == [["gpu-2"]]
     assert allocate(claim("c", exactly("gpu", f'{A}.type == "mig"'))) is None
 
 
 def test_earlier_choices_are_revised() -> None:
-    """A request that could take anything gives way to one that needs the device it took first."""
+    """The search backtracks: a request without selectors gets another device if a later request needs its first one."""
     small = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("20Gi")) <= 0'
     assert devices(allocate(claim("c", exactly("any"), exactly("small", small)))) == [["gpu-1", "gpu-0"]]
 
 
-def test_all_takes_every_match_or_nothing() -> None:
-    """Mode All needs every matching device to be free."""
+def test_mode_all_allocates_every_match_or_nothing() -> None:
+    """With mode All every matching device must be free."""
     everything = claim("c", exactly(allocationMode="All"))
     assert devices(allocate(everything)) == [["gpu-0", "gpu-1", "gpu-2", "gpu-3"]]
     assert allocate(everything, held=[allocated(claim("other"), "gpu-3", node_name="a")]) is None
 
 
 def test_first_available_falls_back() -> None:
-    """Alternatives are tried in order, and the result names the one that was taken."""
+    """Subrequests are tried in order, and the result names the one that fits."""
     request = {
         "name": "gpu",
         "firstAvailable": [
@@ -78,8 +78,8 @@ def test_first_available_falls_back() -> None:
     assert [result["request"] for result in allocation["devices"]["results"]] == ["gpu/one"]
 
 
-def test_admin_access_looks_at_devices_in_use_and_takes_nothing() -> None:
-    """A monitor sees devices that others hold, and others do not notice it."""
+def test_admin_access_gets_allocated_devices_and_allocates_none() -> None:
+    """A claim with admin access gets devices of other claims, which stay available to others."""
     held = [allocated(claim("user"), "gpu-0", node_name="a")]
     monitor = claim("m", exactly(allocationMode="All", adminAccess=True))
     (allocation,) = allocate(monitor, held=held)
@@ -90,7 +90,7 @@ def test_admin_access_looks_at_devices_in_use_and_takes_nothing() -> None:
 
 
 def test_configuration_of_class_comes_before_that_of_the_claim() -> None:
-    """Later entries win, so what the claim says overrides what the class says."""
+    """Later entries take precedence, so the claim overrides the class."""
     opaque = {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}}
     wanted = claim("c", exactly("x"), exactly("y"), config=[{"requests": ["y"], **opaque}, opaque])
     (allocation,) = allocate(wanted, classes=[device_class(config=[opaque])])
@@ -110,14 +110,14 @@ def test_configuration_of_class_comes_before_that_of_the_claim() -> None:
     ],
 )
 def test_constraints_hold_between_devices(constraint: Obj, expected: list[list[str]] | None) -> None:
-    """matchAttribute wants one value, distinctAttribute different ones; a missing attribute never satisfies."""
+    """matchAttribute needs equal values, distinctAttribute different ones; a missing attribute satisfies neither."""
     boards = resource_slice("a", gpu("gpu-0", board="p"), gpu("gpu-1", board="q"), gpu("gpu-2", board="q"))
     allocations = allocate(claim("c", exactly("x"), exactly("y"), constraints=[constraint]), slices=[boards])
     assert (devices(allocations) if allocations else None) == expected
 
 
 def test_taints_block_unless_tolerated() -> None:
-    """A tainted GPU goes to claims that say they accept it, and to no others."""
+    """Only claims that tolerate the taint get a tainted GPU."""
     taint = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
     sick = resource_slice("a", {**gpu("gpu-0"), "taints": [taint]})
     assert allocate(claim("c"), slices=[sick]) is None
@@ -126,7 +126,7 @@ def test_taints_block_unless_tolerated() -> None:
 
 
 def test_an_incomplete_pool_is_not_used() -> None:
-    """While a driver is writing several slices, none of them counts; All says so instead of taking a part."""
+    """While a driver writes several slices, none of them counts; mode All is an error then."""
     half = resource_slice("a", gpu("gpu-0"), count=2)
     assert allocate(claim("c"), slices=[half]) is None
     with pytest.raises(AllocationError, match="currently being updated"):
@@ -134,7 +134,7 @@ def test_an_incomplete_pool_is_not_used() -> None:
 
 
 def test_only_the_newest_generation_counts() -> None:
-    """Slices of an older generation are leftovers of the change before."""
+    """Slices of an older generation are ignored."""
     slices = [
         resource_slice("a", gpu("old"), name="s1"),
         resource_slice("a", gpu("new"), generation=2, name="s2"),
@@ -162,27 +162,27 @@ def test_only_the_newest_generation_counts() -> None:
         (claim("c", {"name": "gpu"}), AllocationError, "unsupported request type"),
     ],
 )
-def test_what_cannot_be_weighed_ends_the_attempt(wanted: Obj, error: type[Exception], what: str) -> None:
-    """Such a claim is wrong on every node, so the pod gets the reason instead of "does not fit"."""
+def test_invalid_claims_end_the_attempt(wanted: Obj, error: type[Exception], what: str) -> None:
+    """Such a claim is wrong on every node, so it is an error, not a misfit of this node."""
     with pytest.raises(error, match=what):
         allocate(wanted)
 
 
-def test_selectors_are_not_run_on_devices_that_are_not_needed() -> None:
-    """A selector that would fail on a later device does no harm when an earlier one is enough."""
+def test_selectors_are_evaluated_lazily() -> None:
+    """A selector that fails on a later device has no effect if earlier devices suffice."""
     mixed = resource_slice("a", gpu("gpu-0", board="p"), gpu("gpu-1"))
     assert devices(allocate(claim("c", exactly("gpu", f'{A}.board == "p"')), slices=[mixed])) == [["gpu-0"]]
 
 
-def test_too_few_devices_is_found_out_quickly() -> None:
-    """Twenty of sixty-four when nineteen are free is a plain no, not a walk through all combinations."""
+def test_too_few_devices_are_found_without_trying_combinations() -> None:
+    """Twenty of sixty-four devices with nineteen free do not fit; the search ends at once."""
     many = resource_slice("a", *[gpu(f"gpu-{index}") for index in range(64)])
     held = [allocated(claim("other"), *[f"gpu-{index}" for index in range(45)], node_name="a")]
     assert allocate(claim("c", exactly(count=20)), slices=[many], held=held) is None
 
 
-def test_a_search_without_end_is_ended() -> None:
-    """Constraints can make the search exponential; it stops with an error that says where and what would help."""
+def test_an_exponential_search_ends_with_an_error() -> None:
+    """The error names the request and says what shortens the search."""
     many = resource_slice("a", *[gpu(f"gpu-{index}", board=str(index // 2)) for index in range(60)])
     unique = [{"distinctAttribute": f"{DRIVER}/board"}]
     wanted = claim("c", exactly("x", count=15), exactly("y", count=15), constraints=unique)
@@ -194,8 +194,8 @@ def test_a_search_without_end_is_ended() -> None:
         allocator.allocate(node("a"), [wanted, never])
 
 
-def test_a_search_ends_when_its_time_is_up() -> None:
-    """The clock bounds what few steps cannot: a selector may be slow."""
+def test_a_search_ends_after_its_timeout() -> None:
+    """Few steps may take long with a slow selector; the clock limits them."""
     many = resource_slice("a", *[gpu(f"gpu-{index}", board=str(index // 2)) for index in range(60)])
     moments = iter(range(10**9))
     limits = Limits(timeout_s=3, clock=lambda: next(moments))
@@ -206,8 +206,8 @@ def test_a_search_ends_when_its_time_is_up() -> None:
         allocator.allocate(node("a"), [wanted, claim("d", exactly("z", f'{A}.type == "never"'))])
 
 
-def test_devices_of_other_nodes_do_not_exist_here() -> None:
-    """A node reaches its own slices, those for all nodes, and those whose selector matches its labels."""
+def test_a_node_reaches_only_slices_that_select_it() -> None:
+    """These are its own slices, slices for all nodes, and slices whose node selector matches its labels."""
     by_label = resource_slice("b", gpu("net"), name="net")
     by_label["spec"].pop("nodeName")
     expression = {"key": "zone", "operator": "In", "values": ["z1"]}

@@ -1,4 +1,4 @@
-"""Shared counters and shares: what excludes what, with the scheduler's mistakes of 1.36 and without."""
+"""Shared counters and shares, with the scheduler's mistakes of 1.36 and without them."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Obj = dict[str, Any]
 
 
 def partition(name: str, memory: int, parent: str = "0", **fields: Any) -> Obj:
-    """A device that takes ``memory`` of the 8 units of its parent."""
+    """A device that consumes ``memory`` of the 8 units of its parent."""
     consumed = {"counterSet": f"set-{parent}", "counters": {"memory": {"value": str(memory)}}}
     return {**gpu(name, parent=parent), "consumesCounters": [consumed], **fields}
 
@@ -44,15 +44,15 @@ def taken(*claims: Obj, on: list[Obj], quirks: SchedulerQuirks = V1_36, held: li
 
 
 def test_partitions_of_one_gpu_share_its_counters() -> None:
-    """Two halves fit on a GPU, a third one goes to the next; a whole one needs an untouched GPU."""
+    """Two halves fit on a GPU, a third does not; a whole GPU must be unused."""
     halves = [partition(f"half-{index}", 4) for index in range(3)]
     offered = slices(*halves, partition("whole-1", 8, "1"), parents=2)
     assert taken(claim("c", exactly(count=3)), on=offered) == [["half-0", "half-1", "whole-1"]]
     assert taken(claim("c", exactly(count=4)), on=offered) is None
 
 
-def test_what_others_hold_is_missing_from_the_counters() -> None:
-    """An allocated partition leaves the rest of its GPU, also when it is a share."""
+def test_allocated_partitions_reduce_the_counters() -> None:
+    """A partition that needs more than an allocated one leaves of its GPU does not fit."""
     offered = slices(partition("small", 2), partition("large", 7), partition("other", 8, "1"), parents=2)
     held = [allocated(claim("x"), "small", node_name="a")]
     assert taken(claim("c"), on=offered, held=held) == [["other"]]
@@ -78,7 +78,7 @@ def test_an_overdrawn_counter_blocks_the_whole_pool() -> None:
 
 
 def test_a_tainted_partition_keeps_its_counters_until_1_37() -> None:
-    """In 1.36 a partition that is turned down for its taint still blocks its healthy neighbour."""
+    """In 1.36 a partition that is rejected for its taint blocks the other partition of its GPU."""
     taint = {"key": "sick", "effect": "NoSchedule"}
     offered = slices(partition("sick", 8, taints=[taint]), partition("well", 8))
     assert taken(claim("c"), on=offered, quirks=V1_36) is None
@@ -86,7 +86,7 @@ def test_a_tainted_partition_keeps_its_counters_until_1_37() -> None:
 
 
 def test_pools_of_one_name_are_mixed_up_until_1_37() -> None:
-    """In 1.36 the counters of a second driver's pool of the same name are not looked at: overlapping partitions."""
+    """In 1.36 the counters of a second driver's pool of the same name are not checked, so partitions overlap."""
     offered = slices(partition("half", 4), parents=1)
     other = slices(partition("one", 8, "9"), partition("two", 8, "9"), parents=10)
     for item in other:
@@ -101,7 +101,7 @@ def test_pools_of_one_name_are_mixed_up_until_1_37() -> None:
 
 
 def test_distinct_attribute_forgets_until_1_37() -> None:
-    """In 1.36 a request for three is satisfied with values a, b, a."""
+    """In 1.36 a request for three devices gets devices with the values a, b, a."""
     offered = [resource_slice("a", *[gpu(f"gpu-{index}", rack="ab"[index % 2]) for index in range(4)])]
     wanted = claim("c", exactly(count=3), constraints=[{"distinctAttribute": f"{DRIVER}/rack"}])
     assert taken(wanted, on=offered, quirks=V1_36) == [["gpu-0", "gpu-1", "gpu-2"]]
@@ -109,7 +109,7 @@ def test_distinct_attribute_forgets_until_1_37() -> None:
 
 
 def test_configuration_is_written_once_from_1_37_on() -> None:
-    """A configuration for two requests appears twice in 1.36, and without names in 1.37 when those are all requests."""
+    """A configuration for all of two requests appears twice in 1.36, and once without names in 1.37."""
     opaque = {"opaque": {"driver": DRIVER, "parameters": {"n": 1}}}
     wanted = claim("c", exactly("x"), exactly("y"), config=[{"requests": ["x", "y"], **opaque}])
     offered = [resource_slice("a", gpu("gpu-0"), gpu("gpu-1"))]
@@ -123,7 +123,7 @@ def test_configuration_is_written_once_from_1_37_on() -> None:
 
 
 def test_shares_add_up_to_the_capacity() -> None:
-    """Shares of several claims fit as long as their sum does; each one gets its own ID and says what it takes."""
+    """Shares fit as long as their sum does; each has an ID of its own and its consumed capacity."""
     allocator = Allocator(slices=[resource_slice("a", shared("gpu-0"))], classes=[device_class()], allocated=[])
     fitting = [claim("x", share("4Gi")), claim("y", share("6Gi"))]
     first, second = (item["devices"]["results"][0] for item in allocator.allocate(node("a"), fitting).allocations or ())
@@ -148,7 +148,7 @@ def test_shares_add_up_to_the_capacity() -> None:
     ],
 )
 def test_policies_round_requests_up(policy: Obj | None, wanted: str | None, consumed: str | None) -> None:
-    """A request gets the next amount that the policy allows, or nothing."""
+    """A request gets the next larger amount that the policy allows, or does not fit."""
     request = share(wanted) if wanted else exactly()
     offered = [resource_slice("a", shared("gpu-0", policy=policy))]
     allocator = Allocator(slices=offered, classes=[device_class()], allocated=[])
@@ -158,14 +158,14 @@ def test_policies_round_requests_up(policy: Obj | None, wanted: str | None, cons
 
 
 def test_a_policy_that_the_api_refuses_is_an_error() -> None:
-    """A step of zero never divides by zero."""
+    """A step of zero raises AllocationError, not ZeroDivisionError."""
     policy = {"default": "2Gi", "validRange": {"min": "1Gi", "step": "0"}}
     with pytest.raises(AllocationError, match="step 0"):
         taken(claim("c", share("3Gi")), on=[resource_slice("a", shared("gpu-0", policy=policy))])
 
 
-def test_a_gpu_that_others_share_is_not_given_away_whole() -> None:
-    """Shares without amounts do not show in capacities; from the second share on the counters are not charged again."""
+def test_counters_of_a_shared_gpu_are_charged_once() -> None:
+    """Two shares of a GPU fit its counters; a claim that also needs a partition of the GPU does not fit."""
     offered = slices(shared("gpu-0", consumesCounters=partition("x", 8)["consumesCounters"]), partition("mig", 4))
     two = claim("c", share("1Gi", "one"), share("1Gi", "two"))
     assert taken(two, on=offered) == [["gpu-0", "gpu-0"]]

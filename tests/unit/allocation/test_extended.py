@@ -36,7 +36,7 @@ def asked(of: Obj, on: Obj | None = None) -> tuple[dict[str, int], dict[str, lis
 
 
 def test_the_newest_class_has_the_resource() -> None:
-    """While one class replaces another both name the resource; every class has one of its own besides."""
+    """Of two classes with one extended resource the newest wins; each class also has its implicit resource."""
     classes = [
         device_class("old", GPU, "2026-01-01T00:00:00Z"),
         device_class("b", GPU, "2026-02-01T00:00:00Z"),
@@ -48,14 +48,14 @@ def test_the_newest_class_has_the_resource() -> None:
 
 
 def test_each_container_has_its_request() -> None:
-    """Requests are named after the container's place and the resource's place among its sorted requests."""
+    """The name has the index of the container and the index of the resource among its sorted requests."""
     found = asked(pod(container("x", cpu="1", gpu="2"), container("y", gpu="1"), container("z", cpu="1")))
     names = {"container-0-request-1": 2, "container-1-request-0": 1}
     assert found == (names, {"x": ["container-0-request-1"], "y": ["container-1-request-0"]})
 
 
-def test_init_containers_use_what_later_containers_get() -> None:
-    """An init container that needs more asks for the difference; the largest difference serves all of them."""
+def test_init_containers_use_the_devices_of_later_containers() -> None:
+    """An init container that needs more requests the difference; the largest difference satisfies all of them."""
     init = [container("i", gpu="3"), container("j", gpu="4"), {**container("side", gpu="1"), "restartPolicy": "Always"}]
     found = asked(pod(container("x", gpu="1"), init=init))
     assert found == (
@@ -69,15 +69,15 @@ def test_init_containers_use_what_later_containers_get() -> None:
     )
 
 
-def test_a_device_plugin_wins_on_its_node() -> None:
-    """Where the node offers the resource itself no device is asked for."""
+def test_a_resource_of_the_node_needs_no_device() -> None:
+    """If the node offers the resource itself, as with a device plugin, the claim has no request for it."""
     with_plugin = {**node("a"), "status": {"allocatable": {GPU: "8"}}}
     assert asked(pod(container("x", gpu="1")), with_plugin) is None
     assert asked(pod(container("x", cpu="1"))) is None
 
 
 def test_the_claim_belongs_to_the_pod() -> None:
-    """It goes when the pod goes, and is recognised by its annotation."""
+    """The claim has the pod as owner, and the annotation of extended resources."""
     made = extended_claim(pod(container("x", gpu="1")), node("a"), resource_classes([device_class("gpu", GPU)]))
     assert made is not None
     metadata = made.claim["metadata"]

@@ -1,4 +1,4 @@
-"""Inputs as they come: malformed, huge, repeated; and versions and gates by name."""
+"""Malformed, large and repeated inputs; versions and gates by name."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ Obj = dict[str, Any]
     ],
 )
 def test_a_malformed_field_is_named(path: tuple[Any, ...], value: Any, what: str) -> None:
-    """Where an object is not as an API server returns it, the message says which field of which object."""
+    """The error names the field and object that no API server returns."""
     wires: Obj = {"slices": [resource_slice("a", gpu("x"))], "claims": [claim("c")], "classes": [device_class()]}
     wires["node"] = node("a")
     holder = wires = json.loads(json.dumps(wires))
@@ -45,7 +45,7 @@ def test_a_malformed_field_is_named(path: tuple[Any, ...], value: Any, what: str
 
 
 def test_a_pod_may_have_more_claims_than_python_has_frames() -> None:
-    """Two thousand claims for one device each are answered, not a RecursionError."""
+    """Two thousand claims for one device each are allocated without a RecursionError."""
     many = [resource_slice("a", *[gpu(f"gpu-{index}") for index in range(2000)])]
     claims = [claim(f"c{index}") for index in range(2000)]
     allocator = Allocator(slices=many, classes=[device_class()], allocated=[])
@@ -54,8 +54,8 @@ def test_a_pod_may_have_more_claims_than_python_has_frames() -> None:
     assert allocations[-1]["devices"]["results"][0]["device"] == "gpu-1999"
 
 
-def test_one_evaluation_serves_devices_that_look_the_same_to_the_selectors() -> None:
-    """An error that one device causes is met again on a device of the same kind, and named with its own device."""
+def test_equal_devices_share_one_evaluation() -> None:
+    """The cached error of one device is raised for an equal device with the name of that device."""
     slices = [resource_slice(name, gpu("gpu-0", uuid=name)) for name in ("a", "b")]
     allocator = Allocator(
         slices=slices, classes=[device_class(expression="device.attributes['x'].y == 1")], allocated=[]
@@ -67,30 +67,30 @@ def test_one_evaluation_serves_devices_that_look_the_same_to_the_selectors() -> 
 
 
 @given(st.integers(-(2**70), 2**70), st.sampled_from(["", "k", "M", "Ki", "Gi", "m", "e3", "E"]))
-def test_an_amount_prints_what_it_holds(number: int, suffix: str) -> None:
-    """The text that a result carries reads as the same amount."""
+def test_the_text_of_an_amount_parses_to_the_same_amount(number: int, suffix: str) -> None:
+    """The text is what results contain."""
     read = amount(f"{number}{suffix}")
-    assert amount(read.text).nano == read.nano or read.nano >= 10**27  # beyond E the suffixes run out
+    assert amount(read.text).nano == read.nano or read.nano >= 10**27  # no suffix beyond E
 
 
 @pytest.mark.parametrize(
     ("version", "quirks"),
     [("1.36", V1_36), ("v1.36.2", V1_36), ("1.34.1", V1_36), ("1.37.0-rc.1", V1_37), ("v1.40", V1_37), ("2.0", V1_37)],
 )
-def test_the_version_picks_the_behaviour(version: str, quirks: SchedulerQuirks) -> None:
-    """What 1.37 repaired is repaired from then on."""
+def test_the_version_selects_the_quirks(version: str, quirks: SchedulerQuirks) -> None:
+    """Versions up to 1.36 have the quirks of 1.36, later ones those of 1.37."""
     assert SchedulerQuirks.of_version(version) is quirks
 
 
 @pytest.mark.parametrize("version", ["", "1", "latest", "1.x", "1.36" + "0" * 100])
-def test_other_texts_are_no_version(version: str) -> None:
-    """A typing mistake is said, not taken for some version."""
+def test_other_texts_are_not_versions(version: str) -> None:
+    """A text that is not a version raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match="no Kubernetes version"):
         SchedulerQuirks.of_version(version)
 
 
-def test_gates_are_named_as_on_the_command_line() -> None:
-    """Unknown gates concern other parts of the scheduler."""
+def test_gates_have_their_names_of_the_command_line() -> None:
+    """Gates that do not affect allocation are ignored."""
     features = SchedulerFeatures.from_gates({"DRAAdminAccess": False, "SomethingElse": True})
     assert features == SchedulerFeatures(admin_access=False)
     monitor = claim("m", exactly(adminAccess=True))

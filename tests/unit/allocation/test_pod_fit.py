@@ -1,4 +1,4 @@
-"""What a pod asks of a node apart from devices."""
+"""The scheduler's node filters without devices."""
 
 from typing import Any
 
@@ -29,11 +29,11 @@ def asks(cpu: str, **fields: Any) -> Obj:
     ],
 )
 def test_requests_add_up_as_the_scheduler_adds_them(spec: Obj, cpu: float) -> None:
-    """Init containers run one after the other, sidecars beside everything after them."""
+    """Init containers run one after the other; sidecars keep running."""
     assert requests_of({"spec": spec}).get("cpu", 0) == int(cpu * NANO)
 
 
-def test_room_is_what_unfinished_pods_leave() -> None:
+def test_usage_counts_pods_that_have_not_ended() -> None:
     pods = [
         {"spec": {"nodeName": "a", "containers": [asks("1", ports=[{"hostPort": 80}])]}, "status": {"phase": phase}}
         for phase in ("Running", "Succeeded")
@@ -43,23 +43,23 @@ def test_room_is_what_unfinished_pods_leave() -> None:
     assert (found["a"].pods, found["a"].taken["cpu"], found["a"].ports) == (1, NANO, {(80, "TCP")})
 
 
-def test_what_is_short_is_named_and_what_devices_serve_is_not() -> None:
+def test_missing_resources_are_named_except_those_that_devices_provide() -> None:
     wanting = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "3", "example.com/gpu": "1"}}}]}}
     there = {**node("a"), "status": {"allocatable": {"cpu": "4", "pods": "10"}}}
-    room = NodeUsage(pods=1, taken={"cpu": 2 * NANO})
-    assert unfit_reason(wanting, there, room) == "Insufficient cpu, Insufficient example.com/gpu"
+    usage = NodeUsage(pods=1, taken={"cpu": 2 * NANO})
+    assert unfit_reason(wanting, there, usage) == "Insufficient cpu, Insufficient example.com/gpu"
     assert unfit_reason(wanting, there, NodeUsage(), ["example.com/gpu"]) == ""
     assert unfit_reason(wanting, there, NodeUsage(pods=10)) == "Too many pods"
 
 
-def test_host_ports_and_node_names_count() -> None:
+def test_host_ports_and_node_names_are_checked() -> None:
     wanting = {"spec": {"nodeName": "a", "containers": [{"ports": [{"hostPort": 80}]}]}}
     assert "node name" in unfit_reason(wanting, node("b"), NodeUsage())
     assert "free ports" in unfit_reason(wanting, node("a"), NodeUsage(ports={(80, "TCP")}))
     assert unfit_reason(wanting, node("a"), NodeUsage(ports={(80, "UDP")})) == ""
 
 
-def test_what_depends_on_other_pods_is_named_as_not_weighed() -> None:
+def test_constraints_that_depend_on_other_pods_are_named() -> None:
     spec = {
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}},
         "topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],

@@ -1,4 +1,4 @@
-"""What a recorder hears about devices that were turned down."""
+"""Events about rejected devices and pools that are left out."""
 
 from typing import Any
 
@@ -83,20 +83,20 @@ PER_DEVICE: Obj = {**gpu("gpu-0"), "nodeName": "b"}
         ),
     ],
 )
-def test_a_cause_says_what_stood_in_the_way(device: Obj, wanted: Obj, cause: Cause) -> None:
-    """One device, one reason, with the values that were seen."""
+def test_a_rejected_device_has_a_cause(device: Obj, wanted: Obj, cause: Cause) -> None:
+    """The cause has the values that were compared."""
     assert notes(wanted, on=[resource_slice("a", device)]).causes() == {"gpu-0": cause}
 
 
 def test_holders_are_named() -> None:
-    """A device in use names the claim that has it; one that the pod itself took names none."""
+    """The cause of an allocated device names its claim; of a device that the pod itself has, none."""
     held = [allocated(claim("other", namespace="team"), "gpu-0", node_name="a")]
     recorder = notes(claim("c"), claim("d"), on=[resource_slice("a", gpu("gpu-0"), gpu("gpu-1"))], held=held)
     assert recorder.causes() == {"gpu-0": InUse(holders=("team/other",)), "gpu-1": InUse(holders=())}
 
 
 def test_a_missing_counter_says_how_much_is_missing() -> None:
-    """Set, counter, what the device needs and what is left after everybody else."""
+    """The cause has counter set, counter, what the device needs and what allocated devices leave."""
     held = [allocated(claim("other"), "small", node_name="a")]
     recorder = notes(claim("c"), on=slices(partition("small", 3), partition("large", 6)), held=held)
     assert recorder.causes()["large"] == CounterShort(
@@ -104,8 +104,8 @@ def test_a_missing_counter_says_how_much_is_missing() -> None:
     )
 
 
-def test_devices_for_other_nodes_are_told_apart() -> None:
-    """In a slice with node selection per device the device itself may leave the node out."""
+def test_a_device_for_other_nodes_has_its_own_cause() -> None:
+    """In a slice with node selection per device the device itself may exclude the node."""
     mixed = resource_slice("a", PER_DEVICE, {**gpu("gpu-1"), "nodeName": "a"})
     del mixed["spec"]["nodeName"]
     mixed["spec"]["perDeviceNodeSelection"] = True
@@ -114,7 +114,7 @@ def test_devices_for_other_nodes_are_told_apart() -> None:
 
 
 def test_pools_that_are_left_out_are_named() -> None:
-    """Incomplete and contradictory pools come first, with what is wrong."""
+    """Incomplete and invalid pools are recorded with the reason."""
     half = resource_slice("a", gpu("gpu-0"), count=2)
     twice = resource_slice("a", gpu("x"), gpu("x"), name="t")
     twice["spec"]["pool"]["name"] = "twice"

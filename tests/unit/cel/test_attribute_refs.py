@@ -1,4 +1,4 @@
-"""What an expression looks at in a device, as far as its text tells."""
+"""The attributes and capacities that an expression reads."""
 
 import pytest
 
@@ -19,8 +19,8 @@ from dra_driver.errors import CelSyntaxError
         ('device.capacity["d"].memory.isGreaterThan(quantity("1"))', AttributeRefs(capacity={("d", "memory")})),
     ],
 )
-def test_names_are_told(expression: str, expected: AttributeRefs) -> None:
-    """Devices that are equal in these names are equal to the expression."""
+def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> None:
+    """The names are complete: devices with equal values of these names have the same result."""
     assert find_attribute_refs(expression) == expected
 
 
@@ -36,12 +36,12 @@ def test_names_are_told(expression: str, expected: AttributeRefs) -> None:
         "[device].size() == 1",
     ],
 )
-def test_what_is_not_plain_counts_as_everything(expression: str) -> None:
-    """A wrong guess would make the scheduler's double answer for the wrong device."""
+def test_other_uses_of_the_device_count_as_everything(expression: str) -> None:
+    """Missing a name would reuse a result for a device with another value."""
     assert find_attribute_refs(expression).everything
 
 
-def test_no_expression_no_answer() -> None:
-    """What does not parse reads nothing that anybody could know."""
+def test_a_syntax_error_is_raised() -> None:
+    """Without a syntax tree there are no names."""
     with pytest.raises(CelSyntaxError):
         find_attribute_refs("device.(")

@@ -1,4 +1,4 @@
-"""Cutting selectors into the parts that can be blamed one by one."""
+"""Splitting selectors into conjuncts."""
 
 import pytest
 
@@ -21,17 +21,17 @@ from dra_driver.errors import CelSyntaxError
         ("a // && b\n && c", ["a", "c"]),
     ],
 )
-def test_only_what_top_level_and_joins_is_cut(expression: str, parts: list[str]) -> None:
-    """Every part is a selector whose failure alone makes the whole false."""
+def test_only_top_level_conjunctions_are_split(expression: str, parts: list[str]) -> None:
+    """Each conjunct is a selector that alone makes the whole false."""
     assert list(split_conjuncts(expression)) == parts
 
 
-def test_deep_parentheses_end_in_a_part_or_an_error_never_in_a_crash() -> None:
+def test_deep_parentheses_give_one_conjunct_or_a_syntax_error() -> None:
     assert len(split_conjuncts("(" * 200 + "a && b" + ")" * 200)) == 1
     with pytest.raises(CelSyntaxError):
         split_conjuncts("(" * 5000 + "a" + ")" * 5000)
 
 
-def test_what_does_not_parse_is_an_error() -> None:
+def test_a_syntax_error_is_raised() -> None:
     with pytest.raises(CelSyntaxError):
         split_conjuncts("a && ")

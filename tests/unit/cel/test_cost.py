@@ -1,4 +1,4 @@
-"""Cost in Kubernetes' units, and the limits around it."""
+"""Cost of selectors in Kubernetes' units, and limits."""
 
 import pytest
 
@@ -13,7 +13,7 @@ DEVICE = DeviceView(
 A = 'device.attributes["gpu.nvidia.com"]'
 
 
-# Counted by hand from the rules: a name and each selection 1, == a tenth of the shorter text, lists 10, calls 1.
+# Computed by hand: 1 for a name and each selection, a tenth of the shorter text for ==, 10 for a list, 1 for a call.
 @pytest.mark.parametrize(
     ("expression", "units"),
     [
@@ -27,12 +27,12 @@ A = 'device.attributes["gpu.nvidia.com"]'
     ],
 )
 def test_costs_are_those_of_kubernetes(expression: str, units: int) -> None:
-    """An expression near the limit must fail here exactly when it fails in a scheduler."""
+    """Costs are exact: an expression near the limit fails here exactly when it fails in a scheduler."""
     assert compile_selector(expression).cost(DEVICE) == units
 
 
 def test_the_limit_is_a_million() -> None:
-    """One element decides."""
+    """The last expression within 1,000,000 units succeeds, one more element fails."""
     assert compile_selector("lists.range(499994).sum() >= 0").evaluate(DEVICE)
     with pytest.raises(CelEvaluationError, match="cost limit exceeded"):
         compile_selector("lists.range(499995).sum() >= 0").evaluate(DEVICE)
@@ -47,8 +47,8 @@ def test_the_limit_is_a_million() -> None:
         f"{A}.exists(name, name == 'type')",
     ],
 )
-def test_ordinary_selectors_need_no_meter(expression: str) -> None:
-    """The bound on a typical selector is known and above its cost, so that it runs without counting."""
+def test_typical_selectors_are_not_metered(expression: str) -> None:
+    """The cost bound of a typical selector is known, at least its cost and below the limit."""
     program = compile_selector(expression)
     most = cost_bound(program._ir)
     assert most is not None
@@ -56,7 +56,7 @@ def test_ordinary_selectors_need_no_meter(expression: str) -> None:
 
 
 def test_an_oversized_device_is_metered() -> None:
-    """The bound assumes texts as the API allows them; a longer one must not slip under the limit."""
+    """The cost bound assumes texts as the API allows them; on longer texts the cost is counted."""
     giant = DeviceView("x", {"attributes": {"text": {"string": "a" * 5_000_000}, "same": {"string": "a" * 5_000_000}}})
     program = compile_selector('device.attributes["x"].text == device.attributes["x"].same')
     assert program.evaluate(giant)
@@ -65,7 +65,7 @@ def test_an_oversized_device_is_metered() -> None:
 
 
 def chained(first: str, step: str, last: str, times: int) -> str:
-    """Variables v0, v1, ... each made of the one before it (``{v}`` in ``step`` and ``last``)."""
+    """Variables v0, v1, ..., each computed from the one before (``{v}`` in ``step`` and ``last``)."""
     bindings = [f"cel.bind(v0, {first}, "]
     bindings += [f"cel.bind(v{n}, {step.format(v=f'v{n - 1}')}, " for n in range(1, times)]
     return "".join(bindings) + last.format(v=f"v{times - 1}") + ")" * times
@@ -81,13 +81,13 @@ def chained(first: str, step: str, last: str, times: int) -> str:
         "'%.999999999f'.format([1.0]) == ''",
     ],
 )
-def test_values_that_explode_are_stopped(expression: str) -> None:
-    """What is cheap in cost units and endless in time or memory ends with an error."""
+def test_exponential_values_end_with_an_error(expression: str) -> None:
+    """Expressions of low cost whose values grow exponentially end with an error."""
     with pytest.raises(CelEvaluationError):
         compile_selector(expression).evaluate(DEVICE)
 
 
-def test_macros_that_double_are_stopped() -> None:
-    """Each optMap copies its target; a chain of them is refused before it fills the memory."""
+def test_chains_of_copying_macros_are_refused() -> None:
+    """Each optMap copies its target; a long chain is refused before it fills the memory."""
     with pytest.raises(CelSyntaxError, match="too large"):
         compile_selector("optional.of(1)" + ".optMap(x, x)" * 40 + ".hasValue()")

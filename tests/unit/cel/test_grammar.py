@@ -1,4 +1,4 @@
-"""The generated parse tables, and what evaluating selectors must not load."""
+"""The generated parse tables, and modules that the evaluation must not import."""
 
 import subprocess
 import sys
@@ -7,12 +7,12 @@ from dra_driver.cel import grammar
 
 
 def test_parse_tables_are_those_of_the_grammar() -> None:
-    """A change of cel-python's grammar or of ours shows up as a difference in the checked-in tables."""
+    """After a change of cel-python's grammar or of the replaced rules the checked-in tables differ."""
     assert grammar.TABLES.read_text(encoding="ascii") == grammar.rendered()
 
 
-def test_evaluation_loads_neither_lark_nor_cel_python() -> None:
-    """Building a parser takes longer than a command may take to start; the tables are ready made."""
+def test_evaluation_imports_neither_lark_nor_cel_python() -> None:
+    """Importing them and building a parser would take longer than a command may take to start."""
     code = (
         "import sys; from dra_driver.cel import *;"
         "compile_selector('device.driver == \"x\"').evaluate(DeviceView('x', {}));"

@@ -1,4 +1,4 @@
-"""What a person sees when an expression does not compile."""
+"""Errors of expressions that do not compile."""
 
 import pytest
 
@@ -12,8 +12,8 @@ def complaint(expression: str) -> CelSyntaxError:
     return caught.value
 
 
-def test_the_caret_points_at_the_place() -> None:
-    """Line and column are attributes, and the text shows the line with a caret under the place."""
+def test_the_caret_points_at_the_position() -> None:
+    """Line and column are attributes, and the text shows the line with a caret below the position."""
     error = complaint('device.driver == "x" &&\n  device.drivr == "y"')
     assert (error.line, error.column) == (2, 10)
     assert error.caret == '  |   device.drivr == "y"\n  |          ^'
@@ -22,7 +22,7 @@ def test_the_caret_points_at_the_place() -> None:
 
 
 def test_a_syntax_error_says_what_was_expected() -> None:
-    """The parser names what could have come instead."""
+    """The error lists what could follow instead."""
     assert (
         complaint('device.attributes["x".a').problem
         == "syntax error at the end of the expression: expected an operator or ']'"
@@ -30,18 +30,18 @@ def test_a_syntax_error_says_what_was_expected() -> None:
 
 
 def test_a_single_equals_sign_is_explained() -> None:
-    """The commonest slip has its own sentence."""
+    """The most frequent mistake has its own message."""
     assert "write == to compare" in complaint('device.driver = "x"').problem
 
 
 def test_a_long_line_is_cut_around_the_caret() -> None:
-    """A caret at the end of ten thousand characters would help nobody."""
+    """Of a line of thousands of characters only the part around the caret is shown."""
     error = complaint("true || " * 1000 + "flase")
     assert "flase" in error.caret
     assert max(map(len, error.caret.split("\n"))) < 200
 
 
 @pytest.mark.parametrize("expression", ["", "   ", "// only a comment"])
-def test_nothing_is_no_expression(expression: str) -> None:
-    """An empty selector is a mistake, not a match."""
+def test_an_empty_expression_is_a_syntax_error(expression: str) -> None:
+    """An empty selector is a mistake; it does not select every device."""
     assert "expected an operand" in complaint(expression).problem

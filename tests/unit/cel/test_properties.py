@@ -27,7 +27,7 @@ A = 'device.attributes["x"]'
 
 
 def answer(expression: str, **attributes: Any) -> bool | None:
-    """The result, None for an error; both ways of evaluation must agree."""
+    """The result, None for an error. Fast and metered evaluation must agree."""
     program, view = compile_selector(expression), DeviceView("x", {"attributes": attributes})
     results: list[bool | None] = []
     for evaluate in (program.evaluate, program.evaluate_counting):
@@ -41,7 +41,7 @@ def answer(expression: str, **attributes: Any) -> bool | None:
 
 @given(INT64, INT64)
 def test_integers_stay_within_64_bits(a: int, b: int) -> None:
-    """Sums that overflow are errors, all others are exact."""
+    """Sums that overflow are errors; all others are exact."""
     fits = -(2**63) <= a + b < 2**63
     assert answer(f"{A}.a + {A}.b == {A}.c", a={"int": a}, b={"int": b}, c={"int": a + b}) is (True if fits else None)
 
@@ -57,7 +57,7 @@ def test_division_truncates_toward_zero(a: int, b: int) -> None:
 
 @given(ATTRIBUTE, ATTRIBUTE)
 def test_equality_never_fails_and_is_symmetric(a: Any, b: Any) -> None:
-    """Attributes of plain types compare with each other whatever their types."""
+    """Attributes of int, bool and string compare without an error in both directions."""
     there, back = answer(f"{A}.a == {A}.b", a=a, b=b), answer(f"{A}.b == {A}.a", a=a, b=b)
     assert there is back
     assert there is (a == b)
@@ -66,14 +66,14 @@ def test_equality_never_fails_and_is_symmetric(a: Any, b: Any) -> None:
 
 @given(st.sampled_from(["true", "false", f"{A}.missing == 1"]), st.sampled_from(["true", "false", f"{A}.missing == 1"]))
 def test_logic_is_commutative(one: str, two: str) -> None:
-    """An error on either side matters only where the other side does not decide."""
+    """The order of the operands of ``&&`` and ``||`` does not change the result, errors included."""
     for operator in ("&&", "||"):
         assert answer(f"({one}) {operator} ({two})") is answer(f"({two}) {operator} ({one})")
 
 
 @given(TEXT, TEXT)
-def test_texts_are_texts(a: str, b: str) -> None:
-    """Concatenation, search and size agree with each other on any Unicode."""
+def test_string_functions_agree_on_unicode(a: str, b: str) -> None:
+    """Concatenation, search and size agree with each other on any Unicode text."""
     expression = (
         f"({A}.a + {A}.b).startsWith({A}.a) && ({A}.a + {A}.b).endsWith({A}.b)"
         f" && size({A}.a + {A}.b) == size({A}.a) + size({A}.b) && ({A}.a + {A}.b).indexOf({A}.b) <= size({A}.a)"
@@ -83,7 +83,7 @@ def test_texts_are_texts(a: str, b: str) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_doubles_survive_their_text(value: float) -> None:
-    """The shortest text of a double reads back as the same double."""
+    """The shortest text of a double parses to the same double."""
     read = parse_double(double_text(value))
     assert read == value
     assert math.copysign(1.0, read) == math.copysign(1.0, value)
@@ -91,7 +91,7 @@ def test_doubles_survive_their_text(value: float) -> None:
 
 @given(st.integers(-(2**53), 2**53))
 def test_durations_survive_their_text(ns: int) -> None:
-    """string(duration) is a duration, as long as doubles carry the nanoseconds."""
+    """string(duration) parses to the same duration where a double represents the nanoseconds."""
     read = parse_duration(duration_text(Duration(ns)))
     assert read is not None
     assert abs(read.ns - ns) <= 1
@@ -99,7 +99,7 @@ def test_durations_survive_their_text(ns: int) -> None:
 
 @given(st.integers(-62135596800 * 10**9, 253402300799 * 10**9), st.integers(-23 * 60, 23 * 60))
 def test_timestamps_survive_their_text(ns: int, offset_min: int) -> None:
-    """string(timestamp) is the same moment in the same zone, while the year has four digits."""
+    """string(timestamp) parses to the same time in the same zone if the year has four digits."""
     moment = Timestamp(ns, offset_min * 60)
     text = timestamp_text(moment)
     if len(text.split("-")[0]) == 4 and not text.startswith("0000"):
@@ -107,9 +107,9 @@ def test_timestamps_survive_their_text(ns: int, offset_min: int) -> None:
 
 
 @given(st.text(max_size=200))
-def test_any_text_compiles_or_is_refused(text: str) -> None:
-    """Whatever is written, there is a program or a sentence."""
+def test_any_text_compiles_or_is_a_syntax_error(text: str) -> None:
+    """Random text raises CelSyntaxError with a message, or compiles."""
     try:
         compile_selector(text)
     except CelSyntaxError as error:
-        assert str(error)  # noqa: PT017  what else is raised is the failure
+        assert str(error)  # noqa: PT017  any other exception fails the test

@@ -1,4 +1,4 @@
-"""Device selectors: what they answer about a GPU, and how they fail."""
+"""Device selectors: results for a GPU, and errors."""
 
 import threading
 from typing import Any
@@ -55,8 +55,8 @@ def selects(expression: str) -> bool:
         "!device.allowMultipleAllocations",
     ],
 )
-def test_selects_the_gpu_it_describes(expression: str) -> None:
-    """The expressions that people write in classes and claims select the GPU that they describe."""
+def test_a_selector_selects_the_gpu_that_it_describes(expression: str) -> None:
+    """Expressions as in classes and claims are true for the GPU that they describe."""
     assert selects(expression)
 
 
@@ -73,8 +73,8 @@ def test_selects_the_gpu_it_describes(expression: str) -> None:
         'device.driver == "nic.example.com" && device.attributes["nic.example.com"].speed > 100',
     ],
 )
-def test_leaves_other_devices_alone(expression: str) -> None:
-    """A GPU that does not fit is passed over; a driver check in front keeps attributes of others from being read."""
+def test_a_selector_does_not_select_other_devices(expression: str) -> None:
+    """The result is false; after a false driver check the attributes of other drivers are not read."""
     assert not selects(expression)
 
 
@@ -93,7 +93,7 @@ def test_leaves_other_devices_alone(expression: str) -> None:
     ],
 )
 def test_failure_on_a_device_is_an_error(expression: str, what: str) -> None:
-    """A selector that fails is never a silent "no": the scheduler gives up on the pod and says why."""
+    """A selector that fails raises an error, which ends the scheduling attempt; its result is never false."""
     with pytest.raises(CelEvaluationError, match=what):
         selects(expression)
 
@@ -101,9 +101,21 @@ def test_failure_on_a_device_is_an_error(expression: str, what: str) -> None:
 @pytest.mark.parametrize(
     "expression", [f'{A}.profile == "x" || true', f'true || {A}.profile == "x"', f'!({A}.profile == "x" && false)']
 )
-def test_logic_absorbs_an_error_that_does_not_matter(expression: str) -> None:
-    """Where one side decides, an error on the other side is not one."""
+def test_logic_absorbs_an_error_where_the_other_side_decides(expression: str) -> None:
+    """False decides ``&&`` and true decides ``||``, whatever the other side is."""
     assert selects(expression)
+
+
+@pytest.mark.parametrize("operator", ["&&", "||"])
+@pytest.mark.parametrize("failed_first", [True, False])
+def test_logic_fails_where_no_side_decides(operator: str, failed_first: bool) -> None:
+    """A missing attribute never counts as true or false, in both evaluators."""
+    other = "true" if operator == "&&" else "false"
+    terms = [f'{A}.profile == "x"', other] if failed_first else [other, f'{A}.profile == "x"']
+    program = compile_selector(f" {operator} ".join(terms))
+    for evaluate in (program.evaluate, program.evaluate_counting):
+        with pytest.raises(CelEvaluationError, match="no such key"):
+            evaluate(VIEW)
 
 
 @pytest.mark.parametrize(
@@ -130,19 +142,19 @@ def test_logic_absorbs_an_error_that_does_not_matter(expression: str) -> None:
         ("(" * 400 + "true" + ")" * 400, "nested more than 250 levels"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_device(expression: str, what: str) -> None:
-    """Mistakes are found when the object is written, with the place where they are."""
+def test_mistakes_are_found_by_compilation(expression: str, what: str) -> None:
+    """A mistake is reported with its position before any device is evaluated."""
     with pytest.raises(CelSyntaxError, match=what):
         compile_selector(expression)
 
 
-def test_long_conditions_work() -> None:
-    """A hundred alternatives are unusual, and Kubernetes accepts them."""
+def test_long_conditions_compile() -> None:
+    """Kubernetes accepts a hundred alternatives, so this engine does."""
     assert selects(" || ".join([f'{A}.architecture == "x"'] * 100 + ["true"]))
 
 
-def test_hostile_loops_end() -> None:
-    """Nested macros would run for hours; they end with an error after a bounded number of steps."""
+def test_nested_macros_end_at_the_cost_limit() -> None:
+    """Nested macros that would run for hours end with an error."""
     numbers = "[" + ",".join("1" * 60) + "]"
     bomb = "true"
     for name in "abcdef":
@@ -152,7 +164,7 @@ def test_hostile_loops_end() -> None:
 
 
 def test_programs_are_shared_between_threads() -> None:
-    """One program on different devices in several threads at once never mixes them up."""
+    """One program evaluates different devices in several threads at once with the right results."""
     program = compile_selector(f"{A}.index == 3")
     views = [DeviceView("gpu.nvidia.com", {"attributes": {"index": {"int": index}}}) for index in range(4)]
     wrong: list[int] = []
@@ -169,7 +181,7 @@ def test_programs_are_shared_between_threads() -> None:
 
 
 def test_malformed_devices_are_refused() -> None:
-    """A value that the API server would refuse is named, not skipped."""
+    """The error names a value that the API server would refuse."""
     unreadable = DeviceView("x", {"attributes": {"a": {"ints": [1]}}})
     with pytest.raises(CelEvaluationError, match="attribute a: unsupported attribute value of type ints"):
         compile_selector("true").evaluate(unreadable)
@@ -178,6 +190,6 @@ def test_malformed_devices_are_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["[1]", "{1: 2}", "optional.of(1)"])
-def test_odd_keys_are_keys(key: str) -> None:
-    """A key that equals nothing else is kept, and never found."""
+def test_keys_of_any_type_are_kept(key: str) -> None:
+    """A list, map or optional is a key of its own, as in cel-go."""
     assert selects(f"{{{key}: 1}}.size() == 1")
