@@ -279,35 +279,9 @@ class Journal(GpuNotesStore):
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice], state: State
     ) -> AttemptToken:
         attempt = self._next_attempt()
-        connection.execute(
-            rows.INSERT_CLAIM,
-            {
-                "uid": ref.uid,
-                "namespace": ref.namespace,
-                "name": ref.name,
-                "state": state,
-                "owner": attempt.owner,
-                "attempt": attempt.number,
-                "boot_id": self.boot_id,
-                "changed_at": self._now(),
-            },
-        )
-        connection.executemany(
-            rows.INSERT_DEVICE,
-            [
-                {
-                    "uid": ref.uid,
-                    "position": position,
-                    "request": device.request,
-                    "pool": device.pool,
-                    "device": device.device,
-                    "share_id": device.share_id or "",
-                    "admin": int(device.admin_access),
-                    "gpu_uuid": device.gpu_uuid,
-                }
-                for position, device in enumerate(devices)
-            ],
-        )
+        row = rows.claim_row(ref, state, attempt, boot_id=self.boot_id, changed_at=self._now())
+        connection.execute(rows.INSERT_CLAIM, row)
+        connection.executemany(rows.INSERT_DEVICE, rows.device_rows(ref.uid, devices))
         self._replace_details(connection, ref.uid, devices)
         return attempt
 

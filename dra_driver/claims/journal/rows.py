@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from dra_driver.claims.entry import AssignedDevice, Assignment, AttemptToken, Entry, OrphanedPartition, OwnerId, State
 from dra_driver.claims.journal import details, schema, values
-from dra_driver.claims.journal.values import Row, corruption, parse_uid
+from dra_driver.claims.journal.values import Parameters, Row, corruption, parse_uid
 from dra_driver.model.claim import ClaimRef
-from dra_driver.model.ids import DeviceName, GpuUuid, PoolName
+from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
 from dra_driver.model.mig import parse_partition_name
 
 _DEVICE = f"{schema.select('d', schema.DEVICE_COLUMNS[2:])}, {details.SELECT_MIG}, {details.SELECT_SHARING}"
@@ -54,6 +54,35 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
             changed_at=values.parse_timestamp("changed_at", first["changed_at"]),
             devices=tuple(_assigned(row) for row in of_claim),
         )
+
+
+def claim_row(ref: ClaimRef, state: State, attempt: AttemptToken, *, boot_id: str, changed_at: float) -> Parameters:
+    """Parameters for `INSERT_CLAIM`."""
+    return {
+        "uid": ref.uid,
+        "namespace": ref.namespace,
+        "name": ref.name,
+        "state": state,
+        "owner": attempt.owner,
+        "attempt": attempt.number,
+        "boot_id": boot_id,
+        "changed_at": changed_at,
+    }
+
+
+def device_rows(uid: ClaimUid, devices: Iterable[AssignedDevice]) -> Iterator[Parameters]:
+    """Parameters for `INSERT_DEVICE`."""
+    for position, device in enumerate(devices):
+        yield {
+            "uid": uid,
+            "position": position,
+            "request": device.request,
+            "pool": device.pool,
+            "device": device.device,
+            "share_id": device.share_id or "",
+            "admin": int(device.admin_access),
+            "gpu_uuid": device.gpu_uuid,
+        }
 
 
 def assignments(rows: Iterable[Row]) -> Iterator[Assignment]:
