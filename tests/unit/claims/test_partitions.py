@@ -233,7 +233,7 @@ def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -
     assert h100.node.writer.files == {}
 
 
-def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(node: ClaimsNode) -> None:
+def test_a_gpu_that_needs_a_reset_for_mig_gets_no_partition(node: ClaimsNode) -> None:
     """On such an Ampere GPU the error says so, and nothing remains."""
     node.backend = simulated("1xa100-sxm4-40gb")
     run = node.run()
@@ -243,7 +243,7 @@ def test_a_gpu_that_has_to_be_reset_for_mig_is_not_cut(node: ClaimsNode) -> None
     assert run.journal.entries() == ()
 
 
-def test_a_run_without_means_to_change_gpus_says_so(node: ClaimsNode) -> None:
+def test_a_run_that_may_not_change_gpus_refuses_partitions(node: ClaimsNode) -> None:
     """Whole GPUs are still prepared."""
     node.backend = simulated()
     run = node.run()
