@@ -1,4 +1,4 @@
-"""Types of expressions at compile time, and when one may stand for another.
+"""Types of expressions at compile time, and when one is assignable to another.
 
 Follows cel-go's checker (checker/types.go, common/types/types.go): type terms (int, list(T), type parameters) and their
 unification. ``any`` is the type of attributes. It unifies with everything, as ``dyn`` does, but is a different type
@@ -134,7 +134,7 @@ class Unifier:
         return fresh_variable(self._count)
 
     def assignable(self, given: tuple[Type, ...], wanted: tuple[Type, ...]) -> bool:
-        """Whether each given type can stand for the wanted one, binding variables as needed."""
+        """Whether each given type is assignable to the wanted one. Binds type variables as needed."""
         if len(given) != len(wanted):
             return False
         before = self._bound
@@ -146,7 +146,7 @@ class Unifier:
         return False
 
     def resolved(self, term: Type, to_dyn: bool = False) -> Type:
-        """The term with bound variables replaced, free ones by dyn if asked for."""
+        """The term with bound variables replaced, with ``to_dyn`` free ones by dyn."""
         if not term.generic:
             return term
         if term.kind == "param":

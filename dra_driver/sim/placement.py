@@ -51,7 +51,7 @@ class SchedulingSnapshot:
             for kind in (RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES, PODS, NODES)
         )
         self._nodes = nodes
-        self._rooms = usage_by_node(pods)
+        self._usage = usage_by_node(pods)
         self._allocator = Allocator(slices=slices, classes=classes, allocated=claims)
         self._by_resource = resource_classes(classes)
 
@@ -59,7 +59,7 @@ class SchedulingSnapshot:
         """Of the nodes that fit, the one with the fewest pods. Raises UnschedulableError, or allocation's errors."""
         reasons: Counter[str] = Counter()
         questions = _AllocationQuestions(self._allocator, unallocated)
-        for node in sorted(self._nodes, key=lambda item: (self._room(item).pods, item["metadata"]["name"])):
+        for node in sorted(self._nodes, key=lambda item: (self._usage_of(item).pods, item["metadata"]["name"])):
             extended = extended_claim(pod, node, self._by_resource)
             reason = self._why_not(pod, node, claims, extended)
             if not reason:
@@ -76,13 +76,13 @@ class SchedulingSnapshot:
 
     def _why_not(self, pod: Obj, node: Obj, claims: Sequence[Obj], extended: ExtendedClaim | None) -> str:
         served = {mapping["resourceName"] for mapping in extended.mappings} if extended else ()
-        reason = unfit_reason(pod, node, self._room(node), served)
+        reason = unfit_reason(pod, node, self._usage_of(node), served)
         if not reason and not all(_is_reachable(claim, node) for claim in claims):
             reason = "resourceclaim not available on the node"
         return reason
 
-    def _room(self, node: Obj) -> NodeUsage:
-        return self._rooms.get(node["metadata"]["name"]) or NodeUsage()
+    def _usage_of(self, node: Obj) -> NodeUsage:
+        return self._usage.get(node["metadata"]["name"]) or NodeUsage()
 
 
 class _AllocationQuestions:
