@@ -96,6 +96,21 @@ def test_a_pod_ends_without_nvidia_smi_and_its_time_slice_is_reset_later(h100: R
     h100.prepare(ref(2))
 
 
+def test_a_time_slice_is_reset_after_and_not_during_mig_mode(h100: Run) -> None:
+    """nvidia-smi refuses to set it in MIG mode as on a GPU without time slices; the note must stay until then."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
+    h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
+    assert h100.unprepare(ref(1)) is None
+    h100.node.sharing.failure = None
+    h100.prepare(claim(2, result(h100.node.part("1g.10gb", 0))))
+    h100.service.reclaim_orphans()
+    assert h100.node.sharing.asked == ["slice Long"]
+    assert h100.unprepare(ref(2)) is None
+    h100.service.reclaim_orphans()
+    assert h100.node.sharing.asked == ["slice Long", "slice reset"]
+    assert h100.node.is_whole_again()
+
+
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
     """Compute mode and partition are restored when the driver is back."""

@@ -9,7 +9,7 @@ from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, ReleaseStep
 from dra_driver.claims.planning import PreparePlan
 from dra_driver.errors import CommandError
-from dra_driver.gpu.notes import TIME_SLICE
+from dra_driver.gpu.notes import MIG_MODE, TIME_SLICE
 from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.terms import Interval, Strategy
 
@@ -53,8 +53,13 @@ class TimeSliceSetting(GpuSetting):
         )
 
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:  # noqa: ARG002 - see `GpuSetting`
-        """Reset the interval, and the compute mode that was changed for it."""
-        self._hardware.slicer.reset(gpu, within_s=STEP_S)
+        """Reset the interval, and the compute mode that was changed for it.
+
+        Does nothing while this driver has the GPU in MIG mode: nvidia-smi does not set time slices then, and answers as
+        a GPU without this setting does. The note stays until the mode is off.
+        """
+        if self._journal.gpu_note(gpu, MIG_MODE) is None:
+            self._hardware.slicer.reset(gpu, within_s=STEP_S)
 
     def _is_set(self, uid: ClaimUid, gpu: GpuUuid, interval: Interval) -> bool:
         """Whether another prepared claim has the interval already. The command takes up to a second on hardware."""
@@ -65,7 +70,7 @@ class TimeSliceSetting(GpuSetting):
 
     def _reset_best_effort(self, gpu: GpuUuid, within_s: float) -> None:
         """Reset; a missing or hanging nvidia-smi does not keep a pod from ending. The note stays, the periodic reclaim
-        tries again, and no claim gets the GPU before it is reset."""
+        tries again, and no claim gets the whole GPU or a share before it is reset."""
         try:
             self._hardware.slicer.reset(gpu, within_s=within_s)
         except CommandError as error:
