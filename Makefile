@@ -19,12 +19,14 @@ test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minu
 test-slow: $(VENV)/.ready     ## Soak and long scenario tests
 	$(BIN)/pytest -m slow -n 0 --timeout 1200
 
-check: $(VENV)/.ready         ## Format, lint, types, layers, file sizes, generated code
+check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_tree.py
+	$(BIN)/python scripts/check_words.py
+	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/gen.py --check
 
 bench: $(VENV)/.ready         ## Node process, forms, selectors and allocation against their budgets; packing of partitions

@@ -1,6 +1,6 @@
 """Rules of the house that no linter knows: file and function sizes, and docstrings on every module.
 
-Limits: a file of Python over 500 lines and a function over 60 lines fail; a function over 50 must say why in a comment
+Limits: a file of Python over 420 lines and a function over 60 lines fail; a function over 50 must say why in a comment
 on or above its first line (`# long: reason`). Generated code is exempt. Exit status 1 lists every breach.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 420
 MAX_FUNCTION_LINES = 60
 QUESTION_FUNCTION_LINES = 50
 GENERATED = "dra_driver/_pb/"

@@ -9,68 +9,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Question = dict[str, Any]
+from tests.fuzz.vocabulary import ATTRIBUTES, EFFECTS, EXPRESSIONS, GATES, OPERATORS, QUANTITIES, STRINGS, WILD
 
-_SIZES = ("0", "1", "2", "3", "7", "10", "1Gi", "2Gi", "5Gi", "8Gi", "10Gi", "12Gi", "16Gi", "20Gi")
-_NUMBERS_WRITTEN = (
-    "40Gi",
-    "80Gi",
-    "100Gi",
-    "512Mi",
-    "1536Mi",
-    "10240Mi",
-    "500m",
-    "1500m",
-    "1.5",
-    "0.1",
-    "2e3",
-    "1k",
-    "3000",
-    "1024",
-    "1Ki",
-)
-_QUANTITIES = _SIZES + _NUMBERS_WRITTEN
-_STRINGS = ("", "a", "b", "x", "gpu", "mig", "node-a", "node-b", "p", "q", "gpu.example.com", "r", "s0", "d0", "d1")
-_TEXTS = ("", "x", "1Gi", "-5", "1e999999999", "9" * 500, "\x00", "\ud800", "All", "device.driver == 1", "(" * 200)
-_NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 10**4000, 0.5, -0.0, 1e308, float("inf"), float("nan"))
-_NESTED: tuple[Any, ...] = ([], {}, [[]], [None], {"": None}, {"a": {"b": []}}, [1, "x"], ["x"] * 40)
-_WILD: tuple[Any, ...] = (None, True, False, *_NUMBERS, *_TEXTS, *_NESTED)
-_EXPRESSIONS = (
-    "true",
-    "false",
-    "device.nope",
-    "device.driver == 'gpu.example.com'",
-    "device.driver == 'nic.example.com'",
-    "device.attributes['gpu.example.com'].m == 1",
-    "device.attributes['gpu.example.com'].?m.orValue(0) == 0",
-    "has(device.attributes['gpu.example.com'].model)",
-    "device.capacity['gpu.example.com'].memory.compareTo(quantity('20Gi')) >= 0",
-    "device.allowMultipleAllocations",
-    "!device.allowMultipleAllocations",
-    "'gpu.example.com' in device.attributes",
-    "device.attributes['gpu.example.com'].exists(k, k == 'index')",
-    "cel.bind(a, device.attributes['gpu.example.com'], has(a.index) && a.index > 0)",
-)
-_ATTRIBUTES = (
-    "gpu.example.com/model",
-    "gpu.example.com/numa",
-    "gpu.example.com/index",
-    "gpu.example.com/m",
-    "example.com/root",
-    "resource.kubernetes.io/pcieRoot",
-    "gpu.example.com/parentUUID",
-    "gpu.example.com/profile",
-)
-_GATES = (
-    "DRAAdminAccess",
-    "DRAPrioritizedList",
-    "DRAPartitionableDevices",
-    "DRADeviceTaints",
-    "DRADeviceBindingConditions",
-    "DRAConsumableCapacity",
-)
-_EFFECTS = ("NoSchedule", "NoExecute", "None", "Future")
-_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+Question = dict[str, Any]
 
 
 def plausible(question: Question, rng: random.Random, most: int = 4) -> Question:
@@ -91,13 +32,13 @@ def wild(question: Question, rng: random.Random, most: int = 3) -> Question:
         holder, key = rng.choice(places)
         action = rng.random()
         if action < 0.6:
-            holder[key] = copy.deepcopy(rng.choice(_WILD))
+            holder[key] = copy.deepcopy(rng.choice(WILD))
         elif action < 0.8:
             del holder[key]
         elif action < 0.9 and isinstance(holder, list):
             holder.extend([holder[key]] * rng.choice((1, 40)))
         elif isinstance(holder, dict):
-            holder[str(rng.choice(_STRINGS))] = holder[key]
+            holder[str(rng.choice(STRINGS))] = holder[key]
     return changed
 
 
@@ -181,7 +122,7 @@ def _selector(question: Question, rng: random.Random) -> None:
     way = _pick([*_ways(question), *(item["spec"] for item in question["classes"])], rng)
     if way is not None:
         selectors = way.setdefault("selectors", [])
-        selectors[rng.randint(0, len(selectors)) :] = [{"cel": {"expression": rng.choice(_EXPRESSIONS)}}]
+        selectors[rng.randint(0, len(selectors)) :] = [{"cel": {"expression": rng.choice(EXPRESSIONS)}}]
 
 
 @_change()
@@ -190,7 +131,7 @@ def _toleration(question: Question, rng: random.Random) -> None:
     if way is not None:
         item = rng.choice(({"operator": "Exists"}, {"key": "k", "operator": "Equal", "value": rng.choice(("", "v"))}))
         way.setdefault("tolerations", []).append(
-            {**item, "effect": rng.choice(_EFFECTS)} if rng.random() < 0.4 else item
+            {**item, "effect": rng.choice(EFFECTS)} if rng.random() < 0.4 else item
         )
 
 
@@ -200,7 +141,7 @@ def _wanted_capacity(question: Question, rng: random.Random) -> None:
     if way is not None:
         names = [name for _, device in _devices(question) for name in device.get("capacity") or ()] or ["memory"]
         wanted = way.setdefault("capacity", {}).setdefault("requests", {})
-        wanted[rng.choice([*names, "memory"])] = rng.choice(_QUANTITIES)
+        wanted[rng.choice([*names, "memory"])] = rng.choice(QUANTITIES)
 
 
 @_change(2)
@@ -237,7 +178,7 @@ def _constraint(question: Question, rng: random.Random) -> None:
     claim = _pick(question["claims"], rng)
     if claim:
         names = [name for _, device in _devices(question) for name in device.get("attributes") or ()]
-        attribute = rng.choice([*_ATTRIBUTES, *(name if "/" in name else f"gpu.example.com/{name}" for name in names)])
+        attribute = rng.choice([*ATTRIBUTES, *(name if "/" in name else f"gpu.example.com/{name}" for name in names)])
         item: dict[str, Any] = {rng.choice(("matchAttribute", "distinctAttribute")): attribute}
         if rng.random() < 0.4:
             known = _request_names(claim) or ["r"]
@@ -249,7 +190,7 @@ def _constraint(question: Question, rng: random.Random) -> None:
 def _taint(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
-        taint = {"key": "k", "effect": rng.choice(_EFFECTS), "timeAdded": "2026-01-01T00:00:00Z"}
+        taint = {"key": "k", "effect": rng.choice(EFFECTS), "timeAdded": "2026-01-01T00:00:00Z"}
         found[1].setdefault("taints", []).append({**taint, "value": "v"} if rng.random() < 0.5 else taint)
 
 
@@ -264,16 +205,16 @@ def _share(question: Question, rng: random.Random) -> None:
 def _policy(question: Question, rng: random.Random) -> None:
     found = _pick([entry for _, device in _devices(question) for entry in (device.get("capacity") or {}).values()], rng)
     if found:
-        policy: dict[str, Any] = {"default": rng.choice(_QUANTITIES)}
+        policy: dict[str, Any] = {"default": rng.choice(QUANTITIES)}
         if rng.random() < 0.6:
-            within = {"min": rng.choice(_QUANTITIES[1:])}
+            within = {"min": rng.choice(QUANTITIES[1:])}
             if rng.random() < 0.6:
-                within["max"] = rng.choice(_QUANTITIES)
+                within["max"] = rng.choice(QUANTITIES)
             if rng.random() < 0.6:
-                within["step"] = rng.choice(_QUANTITIES[1:])
+                within["step"] = rng.choice(QUANTITIES[1:])
             policy["validRange"] = within
         else:
-            policy["validValues"] = [rng.choice(_QUANTITIES) for _ in range(rng.randint(1, 4))]
+            policy["validValues"] = [rng.choice(QUANTITIES) for _ in range(rng.randint(1, 4))]
         found["requestPolicy"] = policy
 
 
@@ -282,7 +223,7 @@ def _offered_capacity(question: Question, rng: random.Random) -> None:
     found = _pick(_devices(question), rng)
     if found:
         name = rng.choice(("memory", "cores", "gpu.example.com/memory"))
-        found[1].setdefault("capacity", {}).setdefault(name, {})["value"] = rng.choice(_QUANTITIES)
+        found[1].setdefault("capacity", {}).setdefault(name, {})["value"] = rng.choice(QUANTITIES)
 
 
 @_change(2)
@@ -304,7 +245,7 @@ def _counter(question: Question, rng: random.Random) -> None:
     used = [entry for _, device in _devices(question) for entry in device.get("consumesCounters") or ()]
     holder = _pick([entry["counters"] for entry in [*sets, *used] if entry.get("counters")], rng)
     if holder:
-        holder[rng.choice(list(holder))] = {"value": rng.choice(_QUANTITIES)}
+        holder[rng.choice(list(holder))] = {"value": rng.choice(QUANTITIES)}
 
 
 @_change()
@@ -316,7 +257,7 @@ def _consume(question: Question, rng: random.Random) -> None:
         and source
         and not any(e["counterSet"] == source[1]["name"] for e in found[1].get("consumesCounters") or ())
     ):
-        counters = {name: {"value": rng.choice(_QUANTITIES)} for name in source[1]["counters"]}
+        counters = {name: {"value": rng.choice(QUANTITIES)} for name in source[1]["counters"]}
         found[1].setdefault("consumesCounters", []).append({"counterSet": source[1]["name"], "counters": counters})
 
 
@@ -334,7 +275,7 @@ def _allocated(question: Question, rng: random.Random) -> None:
         result["shareID"] = f"00000000-0000-0000-0000-{rng.randrange(10**12):012}"
         if rng.random() < 0.8:
             names = list(device.get("capacity") or ()) or ["memory"]
-            result["consumedCapacity"] = {rng.choice(names): rng.choice(_QUANTITIES)}
+            result["consumedCapacity"] = {rng.choice(names): rng.choice(QUANTITIES)}
     number = len(question["allocated_claims"])
     question["allocated_claims"].append(
         {
@@ -410,7 +351,7 @@ def _place(holder: Any, rng: random.Random) -> None:
     elif kind < 0.7:
         holder["allNodes"] = True
     else:
-        operator = rng.choice(_OPERATORS)
+        operator = rng.choice(OPERATORS)
         values = {"In": ["a", "1"], "NotIn": ["b"], "Gt": ["1"], "Lt": ["5"]}.get(operator)
         item = {"key": rng.choice(("zone", "n")), "operator": operator, **({"values": values} if values else {})}
         holder["nodeSelector"] = {"nodeSelectorTerms": [{"matchExpressions": [item]}]}
@@ -454,4 +395,4 @@ def _config(question: Question, rng: random.Random) -> None:
 
 @_change()
 def _gates(question: Question, rng: random.Random) -> None:
-    question["features"][rng.choice(_GATES)] = rng.random() < 0.3
+    question["features"][rng.choice(GATES)] = rng.random() < 0.3
