@@ -6,8 +6,8 @@ line, written for a person who runs curl.
 Any pod can connect to the port, and the kubelet's liveness probe comes through it as well. So a client cannot hold it:
 
 - The request line has to arrive within ``LINE_TIMEOUT_S``, the whole request within ``REQUEST_TIMEOUT_S``.
-- At most ``MAX_CONCURRENT`` connections are open. One more closes the oldest that waits for its client, whoever the
-  client is. A limit per address would be an attack itself: pods in the host network share the address of the kubelet.
+- At most ``MAX_CONCURRENT`` connections are open. One more closes the oldest that waits for its client, no matter
+  which address it has. A limit per address would be an attack itself: pods in the host network share the kubelet's.
 """
 
 import io

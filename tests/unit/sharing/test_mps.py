@@ -261,7 +261,7 @@ def test_an_id_cannot_lead_anywhere_else(world: World, name: str) -> None:
 def test_a_death_at_any_step_is_put_right_by_the_next_process(
     tmp_path: Path, call: str, after: bool, then: str
 ) -> None:
-    """A kill -9 between any two changes loses no compute mode and leaves no daemon that nobody knows of."""
+    """A kill -9 between any two changes loses no compute mode and leaves no daemon without a record."""
     died = 0
     while True:
         world = World(tmp_path / f"{died}")
