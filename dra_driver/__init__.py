@@ -1,6 +1,6 @@
 """A Kubernetes Dynamic Resource Allocation driver for NVIDIA GPUs.
 
-Nothing is imported here: every process loads only the rooms it needs (docs/architecture.md).
+Nothing is imported here: every process loads only the packages that it needs (docs/architecture.md).
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows: file and function sizes, and docstrings on every module.
+"""Checks the sizes of files and functions, and that every module has a docstring.
 
 Limits: a file of Python over 420 lines and a function over 60 lines fail; a function over 50 must say why in a comment
 on or above its first line (`# long: reason`). Generated code is exempt. Exit status 1 lists every breach.

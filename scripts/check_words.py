@@ -47,9 +47,9 @@ def tracked() -> dict[str, str]:
 
 
 def words(rules: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[str]:
-    """Lines with a banned word; a phrase may be broken over two lines."""
-    phrases = [word.replace(" ", r"[\s#*]+") for word in rules["banned"]]
-    pattern = re.compile(rf"\b(?:{'|'.join(phrases)})\b", re.IGNORECASE)
+    """Lines with a banned word, also within an identifier; a phrase may be broken over two lines."""
+    phrases = [word.replace(" ", r"[\s#*_]+") for word in rules["banned"]]
+    pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(phrases)})(?![a-z])", re.IGNORECASE)
     used: set[int] = set()
     for name, text in files.items():
         if any(fnmatch(name, exempt) for exempt in rules["exempt"]):

@@ -259,8 +259,8 @@ process.stop()
 print(" ".join(sorted(sys.modules)))
 """
 
-FORBIDDEN_ROOMS = ("cel", "allocation", "explain", "lint", "sim", "webhook", "controller")
-FORBIDDEN_PACKAGES = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.client.models", "rich", "pydantic")
+OWN_PACKAGES_NOT_LOADED = ("cel", "allocation", "explain", "lint", "sim", "webhook", "controller")
+FOREIGN_PACKAGES_NOT_LOADED = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.client.models", "rich", "pydantic")
 
 
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
@@ -283,7 +283,7 @@ def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[
     assert done.returncode == 0, done.stderr
     loaded: set[Any] = set(done.stdout.split())
     assert "dra_driver.claims.workflow.service" in loaded, "the check must look at a process that has worked"
-    wrong = [f"dra_driver.{room}" for room in FORBIDDEN_ROOMS if f"dra_driver.{room}" in loaded]
-    wrong += [package for package in FORBIDDEN_PACKAGES if package in loaded]
+    wrong = [f"dra_driver.{name}" for name in OWN_PACKAGES_NOT_LOADED if f"dra_driver.{name}" in loaded]
+    wrong += [package for package in FOREIGN_PACKAGES_NOT_LOADED if package in loaded]
     assert wrong == []
     maker.drop(claim)

@@ -256,8 +256,8 @@ def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
     assert "asks for 50Gi of memory where 30Gi of 80Gi are left" in answer.conflict.shortage
 
 
-def test_notes_are_durable_and_separate_per_gpu(journal: Journal, tmp_path: Path) -> None:
-    """Set, read, changed, cleared; another run sees them."""
+def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tmp_path: Path) -> None:
+    """Each run sees what another one set, changed and cleared. `test_durability.py` checks that they are synced."""
     assert journal.gpu_note(GPU, "mig-mode") is None
     journal.set_gpu_note(GPU, "mig-mode", "on")
     journal.set_gpu_note(GPU, "compute-mode", "DEFAULT")

@@ -43,7 +43,7 @@ def test_an_older_note_is_never_overwritten() -> None:
     assert control.modes[GPU] is PROHIBITED
 
 
-def test_what_somebody_set_meanwhile_is_left_alone() -> None:
+def test_a_mode_set_by_an_administrator_stays() -> None:
     control, notes = FakeControl(), FakeGpuNotes()
     set_with_undo(control, notes, GPU, EXCLUSIVE)
     control.modes[GPU] = PROHIBITED
@@ -51,7 +51,7 @@ def test_what_somebody_set_meanwhile_is_left_alone() -> None:
     assert (control.modes[GPU], notes.values) == (PROHIBITED, {})
 
 
-def test_a_note_that_nobody_can_read_means_the_default() -> None:
+def test_an_unknown_value_in_a_note_means_the_default() -> None:
     control, notes = FakeControl(), FakeGpuNotes()
     control.modes[GPU] = EXCLUSIVE
     notes.set_gpu_note(GPU, COMPUTE_MODE, "SOMETHING_NEW")
