@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
-from dra_driver.errors import ConfigurationError
 from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
 from dra_driver.quantity import Quantity
 
@@ -95,14 +94,6 @@ def policy_of(written: Fields) -> GpuPolicy:
         ),
         attributes=MappingProxyType({item["name"]: _attribute(item) for item in spec.get("attributes") or ()}),
     )
-
-
-def decode_policy(written: object) -> GpuPolicy:
-    """Both at once. Raises ConfigurationError with the path of every wrong field (the first five of them)."""
-    if found := policy_problems(written):
-        raise ConfigurationError("; ".join(str(problem) for problem in found[:5]))
-    assert isinstance(written, Mapping)  # noqa: S101 - policy_problems has found nothing
-    return policy_of(written)
 
 
 def _section(fields: Fields, name: str) -> Fields:

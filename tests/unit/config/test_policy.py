@@ -4,26 +4,30 @@ from typing import Any
 
 import pytest
 
-from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, decode_policy
+from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, policy_of, policy_problems
 from dra_driver.config.rules import OWN_ATTRIBUTES
-from dra_driver.errors import ConfigurationError
 
 
 def policy(**spec: Any) -> dict[str, Any]:
     return {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "p"}, "spec": spec}
 
 
+def decoded(written: Any) -> GpuPolicy:
+    assert policy_problems(written) == []
+    return policy_of(written)
+
+
 def refusal(written: Any) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        decode_policy(written)
-    return str(caught.value)
+    problems = policy_problems(written)
+    assert problems
+    return "; ".join(str(problem) for problem in problems)
 
 
 def test_a_policy_that_says_nothing_is_the_default_for_every_gpu() -> None:
     """Null and empty sections count as absent, as Kubernetes has it."""
     expected = GpuPolicy(name="p")
-    assert decode_policy(policy()) == expected
-    assert decode_policy(policy(select=None, priority=None, forms={"whole": None}, taints=[], sharing=None)) == expected
+    assert decoded(policy()) == expected
+    assert decoded(policy(select=None, priority=None, forms={"whole": None}, taints=[], sharing=None)) == expected
     assert expected.availability is Availability.OPEN
 
 
@@ -31,7 +35,7 @@ def test_an_object_as_kubectl_prints_it_is_taken() -> None:
     """Further metadata and the status are not checked."""
     written = policy(priority=3) | {"status": {"conditions": []}}
     written["metadata"] |= {"uid": "x", "managedFields": [{}], "labels": {"a": "b"}}
-    assert decode_policy(written).priority == 3
+    assert decoded(written).priority == 3
 
 
 def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
@@ -42,7 +46,7 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         "minMemory": "1Gi",
         "maxMemory": 2**40,
     }
-    assert decode_policy(policy(select=select)).select == GpuSelection(
+    assert decoded(policy(select=select)).select == GpuSelection(
         uuids=frozenset({"gpu-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86"}),
         pci_bus_ids=frozenset({"0000:0a:00.0"}),
         min_memory_bytes=2**30,
@@ -102,7 +106,7 @@ def test_no_attribute_is_given_under_both_of_its_names(names: list[str], is_take
     """Without a domain it is in the driver's, and which of two values a selector sees would be chance."""
     written = policy(attributes=[{"name": name, "int": place} for place, name in enumerate(names)])
     if is_taken:
-        assert list(decode_policy(written).attributes) == names
+        assert list(decoded(written).attributes) == names
     else:
         assert "spec: an attribute is repeated" in refusal(written)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dra_driver.config.policy import GpuPolicy, decode_policy
+from dra_driver.config.policy import GpuPolicy, policy_of, policy_problems
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigProfile, PartitionId
@@ -60,7 +60,9 @@ def written(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def policy(name: str = "p", **spec: Any) -> GpuPolicy:
-    return decode_policy(written(name, **spec))
+    found = written(name, **spec)
+    assert policy_problems(found) == []
+    return policy_of(found)
 
 
 def whole(minor: int = 0) -> Use:
