@@ -24,6 +24,12 @@ FENCES = {
     for module in contract["forbidden_modules"]
 }
 """Third-party package -> patterns of the modules that may import it."""
+FACES = [
+    contract["allowed_importers"][0]
+    for contract in CONTRACTS
+    if contract["type"] == "protected" and contract["allowed_importers"]
+]
+"""Packages that other packages may enter by their ``__init__`` alone."""
 LAYERS = [contract for contract in CONTRACTS if contract["type"] == "layers"]
 
 
@@ -71,14 +77,14 @@ def test_the_package_as_it_stands_keeps_all_contracts(copy: Path) -> None:
 
 def test_every_third_party_package_is_fenced_out_of_every_package(copy: Path) -> None:
     """A forbidden import in each package is reported, once for each third-party package; exempt packages are silent."""
-    rooms = list(packages(copy))
-    for room in rooms:
-        add(copy, room, '"""Breaks every fence."""\n' + "".join(f"import {module}\n" for module in FENCES))
+    names = list(packages(copy))
+    for name in names:
+        add(copy, name, '"""Breaks every fence."""\n' + "".join(f"import {module}\n" for module in FENCES))
     status, output = lint(copy)
     seen = set(re.findall(rf"(dra_driver[\w.]*)\.{VIOLATION}\s*->\s*([\w.]+)", output.replace("\n", " ")))
-    expected = {(room, module) for room in rooms for module in FENCES if not is_exempt(room, module)}
-    for room in rooms:
-        sys.stdout.write(f"{room}: refuses {', '.join(sorted(module for at, module in seen if at == room))}\n")
+    expected = {(name, module) for name in names for module in FENCES if not is_exempt(name, module)}
+    for name in names:
+        sys.stdout.write(f"{name}: refuses {', '.join(sorted(module for at, module in seen if at == name))}\n")
     assert status != 0
     assert seen == expected
 
@@ -117,6 +123,19 @@ def test_a_new_module_needs_a_layer(copy: Path, contract: dict[str, Any]) -> Non
     status, output = lint(copy)
     assert status != 0
     assert VIOLATION in output
+
+
+def test_a_package_with_a_face_is_not_entered_past_it(copy: Path) -> None:
+    """An import of one of its modules from another package is reported, for each such package."""
+    for face in FACES:
+        folder = copy / face.replace(".", "/")
+        inside = min(path.stem for path in folder.glob("[a-z]*.py"))
+        violation = copy / "dra_driver/kubelet" / f"{VIOLATION}_{folder.name}.py"
+        violation.write_text(f'"""Enters."""\nimport {face}.{inside}\n')
+    status, output = lint(copy)
+    assert status != 0
+    seen = {face for face in FACES if re.search(rf"{VIOLATION}_{face.rpartition('.')[2]} -> {face}\.", output)}
+    assert seen == set(FACES)
 
 
 def test_nothing_in_the_package_reads_the_schema_models(copy: Path) -> None:
