@@ -1,4 +1,4 @@
-"""Our gateway on a real GPU, and what NVML answers there. Read-only, under a minute.
+"""The NVML backend on a real GPU, and NVML's answers there. Read-only, under a minute.
 
     python -m pytest tests/hardware -n 0 -rs
 
@@ -112,7 +112,7 @@ def test_opening_and_looking_are_fast_enough_to_poll(backend: NvmlBackend, repor
 
 
 def test_eight_threads_see_the_same(backend: NvmlBackend, snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """NVML is thread-safe by its documentation; our lock and pynvml's globals have to be as well."""
+    """NVML is thread-safe by its documentation; the backend's lock and pynvml's globals must be, too."""
     different: list[object] = []
 
     def look() -> None:
@@ -165,7 +165,7 @@ def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Sna
         pytest.skip("the driver lists no MIG profile of a board that is in the catalog")
 
 
-def test_the_inventory_tells_profiles_as_nvml_does(
+def test_the_inventory_lists_profiles_as_nvml_does(
     handles: list[Any], snapshot: Snapshot, report: dict[str, Any]
 ) -> None:
     """Read by another way than the backend does: every profile that NVML names with placements, and no other."""
@@ -202,7 +202,7 @@ def test_the_inventory_tells_profiles_as_nvml_does(
 
 
 def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapshot: Snapshot) -> None:
-    """They find a GPU by its UUID on their own way."""
+    """They look a GPU up by its UUID themselves."""
     for gpu in snapshot.gpus:
         assert backend.compute_mode(gpu.uuid) in ComputeMode
         if gpu.mig_capable:
@@ -211,7 +211,7 @@ def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapsho
 
 
 def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report: dict[str, Any]) -> None:
-    """Looks must not wait for it."""
+    """Reads must not wait for it."""
     answers: list[bool] = []
     waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(1.0)))
     waiter.start()

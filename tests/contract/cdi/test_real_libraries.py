@@ -1,4 +1,4 @@
-"""Our ELF and linker-cache readers against this machine's own libraries and tools."""
+"""The ELF and linker-cache readers against this machine's own libraries and tools."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The questions for real GPUs, put to our library first: a defect in them should not wait for hardware to show."""
+"""The probes for real GPUs, run on the fake library first, which shows their defects without hardware."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What ``GpuControl`` promises, held against NVML on our own C library and against the simulation alike."""
+"""What ``GpuControl`` promises, checked for NVML over the fake library and for the simulation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -227,7 +227,7 @@ def test_mig_mode_stays_on_while_any_instance_exists(backend: GpuBackend, player
 def test_a_board_that_needs_a_reset_keeps_its_mode(
     backend: GpuBackend, player: Player, minor: int, enabled: bool
 ) -> None:
-    """A reset ends everything on the GPU, so a person has to decide it."""
+    """A reset ends everything on the GPU, so an administrator has to decide it."""
     with pytest.raises(ResetRequiredError):
         backend.set_mig_mode(player.uuids[minor], enabled)
     assert backend.mig_mode(player.uuids[minor]) is not enabled
@@ -278,7 +278,7 @@ def test_a_partition_that_another_program_destroys_is_missing_in_the_next_snapsh
 def test_a_lost_gpu_answers_every_call_with_that_and_harms_no_other(
     backend: GpuBackend, player: Player, h100: GpuUuid
 ) -> None:
-    """One bad board must not keep the others from being cut."""
+    """One bad board must not keep partitions from the others."""
     player.lose(H100)
     for call in (
         lambda: backend.mig_mode(h100),

@@ -1,4 +1,4 @@
-"""The real pynvml against our own library: errors, other processes, threads, and a driver that goes and comes."""
+"""The real pynvml against the fake library: errors, other processes, threads, and a driver that goes and comes."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
 
 
 def test_a_missing_driver_is_reported_and_found_once_it_is_there(nvml: NvmlBackend, state: State) -> None:
-    """The driver container often starts after us."""
+    """The driver container often starts after the node process."""
     state.inject("nvmlInitWithFlags", codes.DRIVER_NOT_LOADED)
     with pytest.raises(DriverUnavailableError, match=r"Driver Not Loaded.*load the NVIDIA kernel module"):
         nvml.open()
@@ -234,7 +234,7 @@ def test_gpus_come_in_order_of_minor_whatever_the_numbering_of_the_driver(
 
 
 def test_handles_of_an_ended_session_are_refused_by_the_library(nvml: NvmlBackend, nvml_library: Path) -> None:
-    """The fake must catch a gateway that keeps handles over a restart of the session."""
+    """The fake must detect a backend that keeps handles over a restart of the session."""
     nvml.open()
     old = pynvml.nvmlDeviceGetHandleByIndex(0)
     nvml.close()
@@ -274,7 +274,7 @@ def test_a_slow_gpu_delays_the_look_but_nothing_is_lost(nvml: NvmlBackend, state
 
 
 def test_looking_at_the_simulated_node_does_not_load_nvml() -> None:
-    """And a node with real GPUs does not load YAML: each is memory that the node process has not got."""
+    """And a node with real GPUs does not load YAML: neither fits into the memory of the node process."""
     script = """
 import json, sys
 import dra_driver.gpu.inventory, dra_driver.gpu.simulated.backend

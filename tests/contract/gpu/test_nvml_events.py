@@ -143,7 +143,7 @@ def test_a_wait_that_fails_is_not_repeated_in_a_hurry(nvml: NvmlBackend, state: 
     assert time.monotonic() - begin >= 0.3
 
 
-def test_event_sets_are_given_back(nvml: NvmlBackend, state: State) -> None:
+def test_event_sets_are_freed(nvml: NvmlBackend, state: State) -> None:
     """Each is an open file in the driver, and a new one is made after every change of a mode."""
     for enabled in (True, False) * 10:
         nvml.snapshot()

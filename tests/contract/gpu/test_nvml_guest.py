@@ -1,4 +1,4 @@
-"""MIG through NVML in a virtual machine that has a part of a GPU (vGPU): the host has cut it for us."""
+"""MIG through NVML in a virtual machine with a part of a GPU (vGPU), whose partitions only the host can change."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def first(nvml: NvmlBackend) -> Gpu:
     return next(gpu for gpu in nvml.snapshot().gpus if gpu.minor == 0)
 
 
-def test_a_virtual_gpu_cannot_be_cut_but_shows_how_its_host_has_cut_it(
+def test_a_virtual_gpu_cannot_be_partitioned_but_shows_how_its_host_has_divided_it(
     nvml: NvmlBackend, state: State, uuid: GpuUuid
 ) -> None:
     """In a vGPU guest the geometry is the host's."""
@@ -38,7 +38,7 @@ def test_a_virtual_gpu_cannot_be_cut_but_shows_how_its_host_has_cut_it(
 
 
 @pytest.mark.parametrize("profile_id", [0, 9, 14, 15, 19, 20])
-def test_a_partition_of_a_profile_that_is_not_listed_tells_its_size_itself(
+def test_the_size_of_a_partition_with_an_unlisted_profile_is_read_from_its_device(
     nvml: NvmlBackend, state: State, profile_id: int
 ) -> None:
     """In a vGPU guest: published without its memory, one selector on it would end the allocation of claims."""
@@ -64,7 +64,7 @@ def test_a_partition_of_a_profile_that_is_not_listed_tells_its_size_itself(
         ("nvmlGpuInstanceGetComputeInstanceById", codes.NOT_FOUND),
     ],
 )
-def test_a_partition_that_does_not_tell_its_size_is_known_without(
+def test_a_partition_without_a_reported_size_is_listed_without_it(
     nvml: NvmlBackend, state: State, function: str, code: int
 ) -> None:
     """The partition is listed anyway, and a later answer is used."""

@@ -1,4 +1,4 @@
-"""MIG through NVML when calls fail, answer late or are missing: what only the real library can do to us."""
+"""MIG through NVML when calls fail, answer late or are missing: cases that only the real library has."""
 
 import threading
 from collections.abc import Callable
@@ -109,10 +109,10 @@ def test_without_any_profile_the_gpu_is_whole_or_nothing(nvml: NvmlBackend, stat
     assert len(first(nvml).mig_profiles) == 7
 
 
-def test_whether_a_switch_takes_a_reset_is_guessed_from_the_architecture_when_nvml_does_not_tell(
+def test_the_need_of_a_reset_follows_from_the_architecture_when_nvml_does_not_report_it(
     nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
-    """Hopper and newer do without; nothing is guessed for an architecture that is not told."""
+    """Hopper and newer do without; for an unknown architecture it stays unknown."""
     state.configure(0, resetless=codes.ABSENT)
     state.inject("nvmlDeviceGetFieldValues", codes.FUNCTION_NOT_FOUND, device=1)
     state.inject("nvmlDeviceGetFieldValues", codes.INVALID_ARGUMENT, device=4)
@@ -269,10 +269,10 @@ def test_the_mode_is_not_even_asked_to_go_off_while_instances_exist(
     assert state.calls("nvmlDeviceSetMigMode") == 1
 
 
-def test_a_change_that_an_administrator_left_pending_is_not_ours_to_take_back(
+def test_a_change_that_an_administrator_left_pending_is_not_reverted(
     nvml: NvmlBackend, state: State, uuid: GpuUuid
 ) -> None:
-    """The mode that is asked for is in force; the reset is theirs to do."""
+    """The requested mode is in force already; the administrator resets the GPU."""
     state.configure(0, mig_pending=1)
     nvml.set_mig_mode(uuid, False)
     assert state.modes(0) == (0, 1)
@@ -309,7 +309,7 @@ def test_a_change_that_we_may_not_make_says_so(
     assert (state.modes(0), state.count(0)) == (before, count)
 
 
-def test_what_is_in_the_way_is_named(nvml: NvmlBackend, uuid: GpuUuid) -> None:
+def test_existing_instances_are_named_when_there_is_no_room(nvml: NvmlBackend, uuid: GpuUuid) -> None:
     """NVML has one code for everything that does not fit."""
     nvml.set_mig_mode(uuid, True)
     nvml.create_gpu_instance(uuid, 9, 4)

@@ -1,4 +1,4 @@
-"""Daemons in mount namespaces of their own: the real system calls. Skipped where the kernel does not let us."""
+"""Daemons in mount namespaces of their own: the real system calls. Skipped where the kernel does not allow them."""
 
 from pathlib import Path
 

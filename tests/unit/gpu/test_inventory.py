@@ -93,7 +93,7 @@ def test_before_the_first_look_it_is_empty_and_says_why() -> None:
     assert not inventory.wait_first(0)
 
 
-def test_the_first_snapshot_is_told_at_once_and_to_late_subscribers_too(start: Start) -> None:
+def test_subscribers_get_the_first_snapshot_at_once_and_late_ones_too(start: Start) -> None:
     """A late subscriber must not wait for a change to get the inventory."""
     inventory = start(ScriptedBackend(ONE))
     assert told(inventory).get(timeout=WAIT_S) == ONE
@@ -103,7 +103,7 @@ def test_the_first_snapshot_is_told_at_once_and_to_late_subscribers_too(start: S
     assert inventory.problem is None
 
 
-def test_every_change_is_told_once_and_sameness_never(start: Start) -> None:
+def test_subscribers_get_every_change_once_and_nothing_without_a_change(start: Start) -> None:
     """Publishing costs API calls."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend, poll_interval_s=0.001)

@@ -42,7 +42,7 @@ def test_an_answer_that_cannot_be_read_is_no_answer() -> None:
 
 @pytest.mark.parametrize("code", sorted(nvml.DRIVER_TROUBLE))
 @pytest.mark.parametrize("ask", [nvml.optional, nvml.required, nvml.driver_call])
-def test_trouble_of_the_whole_driver_is_never_blamed_on_one_gpu(code: int, ask: Callable[..., object]) -> None:
+def test_errors_of_the_whole_driver_are_not_reported_for_one_gpu(code: int, ask: Callable[..., object]) -> None:
     """It is retried with a new session, and no GPU is withdrawn for it."""
     with pytest.raises(DriverUnavailableError) as caught:
         ask("f", failing(pynvml.NVMLError(code)))
@@ -51,8 +51,8 @@ def test_trouble_of_the_whole_driver_is_never_blamed_on_one_gpu(code: int, ask: 
 
 
 @pytest.mark.parametrize("code", [*range(1, 30), 999, 12345])
-def test_every_code_of_nvml_becomes_absence_or_one_of_our_errors(code: int) -> None:
-    """No pynvml exception leaves the gateway: it is unhashable and cannot be compared."""
+def test_every_code_of_nvml_becomes_none_or_an_error_of_this_project(code: int) -> None:
+    """No pynvml exception leaves gpu/nvml: it is unhashable and cannot be compared."""
     answer: object
     try:
         answer = nvml.optional("f", failing(pynvml.NVMLError(code)))

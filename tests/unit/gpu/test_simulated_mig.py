@@ -207,7 +207,7 @@ def test_a_gpu_in_use_and_one_that_is_cut_keep_their_mode() -> None:
 
 
 def test_instances_are_removed_from_the_inside_out_and_not_while_in_use() -> None:
-    """The order that undoing has to keep."""
+    """The order of a teardown."""
     backend, gpu = board("h100-sxm5-80gb")
     gi_id = make(backend, gpu, "2g.20gb", 2)
     with pytest.raises(GpuBusyError, match="has a compute instance"):
@@ -283,7 +283,7 @@ def calls(backend: GpuBackend, gpu: GpuUuid) -> list[object]:
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_every_call_tells_of_a_gpu_or_a_driver_that_is_gone(number: int) -> None:
+def test_every_call_reports_a_missing_gpu_or_driver(number: int) -> None:
     """No call answers for hardware that is not there."""
     backend, gpu = board("h100-sxm5-80gb")
     for uuid in (GpuUuid("GPU-00000000-0000-0000-0000-000000000000"), gpu.uuid):

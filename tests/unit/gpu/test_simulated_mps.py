@@ -83,7 +83,7 @@ def mps(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mps]:
         os.kill(pid, signal.SIGTERM)
 
 
-def test_a_background_daemon_answers_keeps_what_it_is_told_and_quits(mps: Mps) -> None:
+def test_a_background_daemon_answers_keeps_its_settings_and_quits(mps: Mps) -> None:
     """The whole life that NVIDIA's own driver gives it: start, two defaults, quit."""
     assert mps.ask("get_server_list") == (1, "Cannot find MPS control daemon process\n")
     assert mps.run("-d") == (0, "")
@@ -198,7 +198,7 @@ def test_faults_are_for_all_daemons_or_for_those_of_some_devices(mps: Mps) -> No
     os.kill(pid, 0)
 
 
-def test_commands_hang_to_order(mps: Mps) -> None:
+def test_commands_hang_on_request(mps: Mps) -> None:
     """A supervisor must bound its wait."""
     mps.fault("mps-hang")
     with subprocess.Popen(mps.command, env=mps.environment, stdin=subprocess.DEVNULL) as client:
@@ -207,7 +207,7 @@ def test_commands_hang_to_order(mps: Mps) -> None:
         client.kill()
 
 
-def test_it_wants_both_folders_and_a_known_form(mps: Mps) -> None:
+def test_it_requires_both_folders_and_a_known_argument(mps: Mps) -> None:
     """Defaults of the real one are shared by all of a node, which is never wanted here."""
     mps.environment["CUDA_MPS_LOG_DIRECTORY"] = ""
     assert mps.run("-d")[0] == 1

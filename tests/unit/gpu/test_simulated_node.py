@@ -91,7 +91,7 @@ def test_a_container_cannot_change_a_gpu(root: Path, shell: list[str], tmp_path:
     assert container.smi("-c", "DEFAULT")[0] == 4
 
 
-def test_it_fails_and_hangs_to_order_on_the_node_alone(shell: list[str], tmp_path: Path) -> None:
+def test_it_fails_and_hangs_on_request_on_the_node_only(shell: list[str], tmp_path: Path) -> None:
     """Tests of other packages switch it on with a file; pods on that node go on."""
     node = Node(tmp_path / "root", shell)
     faults = node.root / simulated_root.FAULTS

@@ -236,7 +236,7 @@ def test_nodes_of_another_gpu_show_nothing(cut: tuple[Path, Snapshot], shell: li
     assert container.smi("--query-gpu=mig.mode.current", "--format=csv,noheader") == (0, "[N/A]\n")
 
 
-def test_the_kernel_modules_files_tell_of_every_instance_that_exists(cut: tuple[Path, Snapshot]) -> None:
+def test_the_kernel_modules_files_list_every_existing_instance(cut: tuple[Path, Snapshot]) -> None:
     """CDI edits take the capability nodes from them."""
     root, _ = cut
     folder = root / "proc/driver/nvidia/capabilities"

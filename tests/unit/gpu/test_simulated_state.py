@@ -107,7 +107,7 @@ def test_of_many_at_once_each_placement_is_made_by_one(file: Path) -> None:
     assert len(refused) == 21
 
 
-def test_an_instance_taken_out_of_the_file_is_destroyed_behind_our_back(file: Path) -> None:
+def test_an_instance_removed_from_the_file_counts_as_destroyed(file: Path) -> None:
     """And one that is added to the file belongs to another program."""
     backend = attach(file)
     backend.create_compute_instance(UUID, backend.create_gpu_instance(UUID, 19, 0))
@@ -144,8 +144,8 @@ def test_a_changed_description_is_in_force_again(tmp_path: Path, file: Path) -> 
         '{"version": 1, "gpus": {"UUID": {"migMode": true, "instances": [{"profile": 19, "start": 0, "gi": 15}]}}}',
     ],
 )
-def test_a_file_that_makes_no_sense_is_a_driver_that_cannot_be_used(file: Path, content: str) -> None:
-    """Guessing would give out instances that are not there."""
+def test_an_unreadable_file_makes_the_driver_unavailable(file: Path, content: str) -> None:
+    """A guess would publish instances that do not exist."""
     content = content.replace("UUID", UUID)
     file.write_text(content)
     backend = attach(file)
@@ -211,7 +211,7 @@ def test_orders_that_could_never_be_carried_out_are_refused(method: str, error: 
         SimulatedBackend(node()).fail_next(method, error)
 
 
-def test_a_change_is_told_before_the_call_returns_and_sameness_is_not() -> None:
+def test_listeners_run_before_the_call_returns_and_only_after_a_change() -> None:
     """The driver root is rewritten there: what prepare hands out next is in it."""
     told: list[Snapshot] = []
     backend = SimulatedBackend.from_spec(SPEC, "n", on_change=told.append)
@@ -241,7 +241,7 @@ def test_a_listener_that_fails_does_not_undo_the_change(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_each_change_is_one_event_and_faults_are_none(file: Path, in_file: bool) -> None:
-    """The inventory looks again when, and only when, there is something new to see."""
+    """The inventory polls again only after a change."""
     backend = SimulatedBackend(node(), state_file=file if in_file else None)
     assert not backend.wait_for_event(0)
     backend.fail_next("mig_mode", NoRoomError("x"))
@@ -267,7 +267,7 @@ def test_a_waiting_thread_is_woken_by_a_change(file: Path, same_process: bool) -
     assert answers == [True]
 
 
-def test_a_lock_that_is_never_given_back_ends_in_an_error(file: Path) -> None:
+def test_a_lock_that_is_never_released_ends_in_an_error(file: Path) -> None:
     """Every wait has an end: a stopped process may hold the lock."""
     impatient = StateStore(file, lock_timeout_s=0.01)
     expected = pytest.raises(DriverUnavailableError, match=r"kept .* locked for 0\.01 s")

@@ -1,4 +1,4 @@
-"""A node's GPUs and policies for them, as short as a test wants to say it."""
+"""A node's GPUs and policies for them, in short form for tests."""
 
 from typing import Any
 

@@ -157,7 +157,7 @@ def test_a_gpu_that_comes_later_and_is_contradicted_is_the_only_one_withheld(des
     assert desk.source.problem is None
 
 
-def test_a_last_good_file_of_no_use_is_as_good_as_none(desk: Desk) -> None:
+def test_a_last_good_file_that_cannot_be_used_counts_as_missing(desk: Desk) -> None:
     """Of another version, cut off, or written by hand: never an exception at start."""
     desk.write("a", {"kind": "Nonsense"})
     bad = [b"", b"{", b"[]", b'{"format": 2, "policies": []}', b'{"format": 1, "policies": [{}]}', b"[" * 100_000]

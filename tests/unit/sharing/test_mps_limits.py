@@ -1,4 +1,4 @@
-"""What limits a claim's words mean."""
+"""MPS limits of claims as limits of a daemon."""
 
 from typing import Any
 

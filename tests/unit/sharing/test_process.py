@@ -29,7 +29,7 @@ def test_what_is_given_on_stdin_arrives() -> None:
 
 
 def test_nothing_of_the_own_environment_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials in the environment of a node process are no business of a driver's program."""
+    """Credentials in the environment of the node process must not reach a program of the driver."""
     monkeypatch.setenv("SECRET", "token")
     assert "token" not in run("env").output
 
