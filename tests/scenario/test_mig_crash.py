@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from tests.fakes.live_claims import Obj, Scheduler, partition
-from tests.fakes.live_node import LiveNode
+from tests.fakes.live_node import LiveNode, until
 
 SPEC = "2xh100-sxm5-80gb"
 FOR_EVER_S = 300.0
@@ -116,8 +116,21 @@ def node() -> Iterator[LiveNode]:
         yield running
 
 
+def published(node: LiveNode) -> set[str]:
+    """Names of all devices in the node's slices."""
+    return {device["name"] for item in node.slices() for device in item["spec"].get("devices") or ()}
+
+
+@pytest.fixture(scope="module")
+def all_devices(node: LiveNode) -> set[str]:
+    """What the node publishes while no GPU is used and no instance is foreign."""
+    return published(node)
+
+
 @pytest.fixture
-def scheduler(node: LiveNode) -> Iterator[Scheduler]:
+def scheduler(node: LiveNode, all_devices: set[str]) -> Iterator[Scheduler]:
+    """After the slices have followed the end of the test before: a foreign instance hides the partitions beside it."""
+    until(lambda: published(node) == all_devices, "the node to publish all its devices again")
     yield Scheduler(node)
     node.hardware.clear_faults()
     if not node.process.is_running:
@@ -134,7 +147,9 @@ def calls() -> Iterator[ThreadPoolExecutor]:
 def two(scheduler: Scheduler, node: LiveNode) -> Obj:
     """A claim for two partitions of the first GPU."""
     of = node.gpus[:1]
-    return scheduler.allocate_soon(partition(FIRST, "one", of=of), partition(SECOND, "two", of=of), together=True)
+    found = scheduler.allocate(partition(FIRST, "one", of=of), partition(SECOND, "two", of=of), together=True)
+    assert found is not None
+    return found
 
 
 def stopped_at(step: Step, scene: Scene, begin: Callable[[], None]) -> None:
@@ -290,9 +305,10 @@ class Kubelet:
 def test_kills_at_random_moments_lose_and_leave_nothing(kills: str, node: LiveNode, scheduler: Scheduler) -> None:
     """With three claims in work at once, two of them on one GPU: what is on the GPUs is what the journal says."""
     dice = random.Random(kills)  # noqa: S311 - moments to kill at, not a secret
-    claims = [two(scheduler, node), scheduler.allocate_soon(partition("3g.40gb", of=node.gpus[:1]))]
-    claims.append(scheduler.allocate_soon(partition("7g.80gb", of=node.gpus[1:])))
-    kubelets = [Kubelet(node, claim) for claim in claims]
+    claims = [two(scheduler, node), scheduler.allocate(partition("3g.40gb", of=node.gpus[:1]))]
+    claims.append(scheduler.allocate(partition("7g.80gb", of=node.gpus[1:])))
+    kubelets = [Kubelet(node, claim) for claim in claims if claim is not None]
+    assert len(kubelets) == 3
     in_doubt = 0
     for _ in range(RANDOM_KILLS[kills]):
         threads = [threading.Thread(target=kubelet.run) for kubelet in kubelets]
