@@ -146,18 +146,6 @@ def test_nothing_in_the_package_reads_the_schema_models(copy: Path) -> None:
     assert f"dra_driver.policy.{VIOLATION}" in output
 
 
-@pytest.mark.parametrize(("package", "inner"), [("allocation", "devices"), ("cel", "values")])
-def test_an_import_past_a_package_face_is_reported(copy: Path, package: str, inner: str) -> None:
-    """Other packages import allocation and cel as a whole, not their modules."""
-    face = '"""Imports the package, then a module of it."""\n'
-    add(copy, "dra_driver.explain", face + f"import dra_driver.{package}\n")
-    assert lint(copy)[0] == 0
-    add(copy, "dra_driver.explain", face + f"from dra_driver.{package} import {inner}\n")
-    status, output = lint(copy)
-    assert status != 0
-    assert f"dra_driver.explain.{VIOLATION} -> dra_driver.{package}.{inner}" in output.replace("\n", " ")
-
-
 def existing(copy: Path, container: str, layer: str) -> str:
     """A module or package of the layer that exists; layers may name packages to come."""
     names: list[str] = re.findall(r"\w+", layer)
