@@ -148,7 +148,7 @@ class Reflector:
             raise
 
     def _list(self) -> ReflectorChange:
-        """Without a resourceVersion the answer is current, not from a cache that may lag behind our own writes."""
+        """Without a resourceVersion the answer is current; a cache may lag behind this client's own writes."""
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
         items = {name: self._slim(item) for item in document["items"] if (name := _name(item))}
         with self._lock:
