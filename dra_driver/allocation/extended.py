@@ -136,8 +136,8 @@ class _Shared:
         place = sorted(one.wire["resources"]["requests"]).index(self.resource)
         name = f"container-{one.index}-request-{place}"
         mappings.append(self._mapping(one, name))
-        way = {"deviceClassName": self.class_name, "allocationMode": "ExactCount", "count": wanted - found}
-        return {"name": name, "exactly": way}
+        exactly = {"deviceClassName": self.class_name, "allocationMode": "ExactCount", "count": wanted - found}
+        return {"name": name, "exactly": exactly}
 
     def _mapping(self, one: _Container, request: str) -> dict[str, str]:
         return {"containerName": one.wire["name"], "resourceName": self.resource, "requestName": request}

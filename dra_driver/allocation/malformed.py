@@ -41,7 +41,7 @@ _DEVICE: Final = {
 }
 _SELECTORS: Final = [{"cel": {"expression": _TEXT}}]
 _CONFIG: Final = [{"requests": [_TEXT], "opaque": {"driver": _TEXT}}]
-_WAY: Final = {
+_REQUEST_SPEC: Final = {
     "deviceClassName": _TEXT,
     "allocationMode": _TEXT,
     "count": _COUNT,
@@ -52,7 +52,7 @@ _WAY: Final = {
 }
 _CLAIM_SPEC: Final = {
     "devices": {
-        "requests": [{"name!": _TEXT, "exactly": _WAY, "firstAvailable": [{**_NAMED, **_WAY}]}],
+        "requests": [{"name!": _TEXT, "exactly": _REQUEST_SPEC, "firstAvailable": [{**_NAMED, **_REQUEST_SPEC}]}],
         "constraints": [{"requests": [_TEXT], "matchAttribute": _TEXT, "distinctAttribute": _TEXT}],
         "config": _CONFIG,
     }

@@ -115,30 +115,30 @@ class ClaimDecoder:
         self, item: Wire, claim: int, place: int, label: str, constraints: Sequence[ConstraintSpec]
     ) -> DeviceRequest:
         name, subrequests = item["name"], item.get("firstAvailable") or ()
-        ways = [(sub, f"{name}/{sub['name']}", sub["name"]) for sub in subrequests]
-        if not ways:
+        specs = [(sub, f"{name}/{sub['name']}", sub["name"]) for sub in subrequests]
+        if not specs:
             if item.get("exactly") is None:
                 raise AllocationError(
                     f"{label}, request {name}: neither exactly nor firstAvailable (unsupported request type?)"
                 )
-            ways = [(item["exactly"], name, name)]
+            specs = [(item["exactly"], name, name)]
         if subrequests and not self.features.prioritized_list:
             why = "has subrequests, but the DRAPrioritizedList feature is disabled"
             raise AllocationError(f"{label}, request {name}: {why}")
         if not (self.features.consumable_capacity or self.features.stable):
-            for way, _, shown in ways:
-                if way.get("capacity") is not None:
+            for spec, _, shown in specs:
+                if spec.get("capacity") is not None:
                     why = "has capacity requests, but the DRAConsumableCapacity feature is disabled"
                     raise AllocationError(f"{label}, request {shown}: {why}")
         alternatives = []
-        for way, full, shown in ways:
+        for spec, full, shown in specs:
             names = {name, full}
             applying = [at for at, one in enumerate(constraints) if not one.requests or one.requests & names]
             where = f"{label}, request {shown}"
-            admin = way.get("adminAccess") if not subrequests else None
+            admin = spec.get("adminAccess") if not subrequests else None
             if admin is not None and not self.features.admin_access:
                 raise AllocationError(f"{where}: admin access is requested, but the feature is disabled")
-            device_class, selectors = self._selectors(way, where, label)
+            device_class, selectors = self._selectors(spec, where, label)
             alternatives.append(
                 Alternative(
                     name=full,
@@ -148,19 +148,19 @@ class ClaimDecoder:
                     place=place,
                     device_class=device_class,
                     selection=self.selector_set(selectors),
-                    count=way.get("count") or 0,
-                    wants_all=_wants_all(way, where),
+                    count=spec.get("count") or 0,
+                    wants_all=_wants_all(spec, where),
                     admin_access=bool(admin),
-                    tolerations=way.get("tolerations") or (),
-                    capacity=(way.get("capacity") or {}).get("requests"),
+                    tolerations=spec.get("tolerations") or (),
+                    capacity=(spec.get("capacity") or {}).get("requests"),
                     constraints=applying,
                 )
             )
         return DeviceRequest(name=name, alternatives=alternatives, has_choice=bool(subrequests))
 
-    def _selectors(self, way: Wire, where: str, label: str) -> tuple[Wire, list[DeviceSelector]]:
-        own = parse_selectors(way.get("selectors") or (), label, None)
-        class_name = way.get("deviceClassName") or ""
+    def _selectors(self, spec: Wire, where: str, label: str) -> tuple[Wire, list[DeviceSelector]]:
+        own = parse_selectors(spec.get("selectors") or (), label, None)
+        class_name = spec.get("deviceClassName") or ""
         if not class_name:
             raise AllocationError(f"{where}: missing device class name (unsupported request type?)")
         device_class = self.classes.get(class_name)
@@ -185,8 +185,8 @@ def _least(alternative: Alternative) -> int:
     return 0 if alternative.wants_all else alternative.count
 
 
-def _wants_all(way: Wire, where: str) -> bool:
-    mode = way.get("allocationMode") or ""
+def _wants_all(spec: Wire, where: str) -> bool:
+    mode = spec.get("allocationMode") or ""
     if mode not in ("ExactCount", "All"):
         raise AllocationError(f"{where}: unsupported count mode {mode}")
     return bool(mode == "All")
