@@ -52,7 +52,7 @@ def release(deps: ReleaseDependencies, entry: Entry, *, within_s: float, without
                     continue
                 complete = False
                 facts = {"claim": str(entry.ref), "reason": error}
-                log.warning("GPU is gone, and what the claim had on it", extra=facts)
+                log.warning("GPU of a claim is gone from the node; the claim ends without it", extra=facts)
             except DriverUnavailableError as error:
                 if not without_driver:
                     first = first or error
