@@ -11,17 +11,16 @@ import os
 import secrets
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import trustme
 import uvicorn
 
 from dra_driver.errors import RetryableError
 from dra_driver.files import replace_file
 from dra_driver.sim.apiserver.asgi_app import ApiApplication
-from dra_driver.sim.apiserver.certificate import Certificate, self_signed
 from dra_driver.sim.apiserver.jsonvalue import Clock, utc_now
 from dra_driver.sim.apiserver.store import Store
 
@@ -53,7 +52,10 @@ class ApiServer:
         self.store: Store = before.store if before else store or self._new_store(check_cel)
         self._port: int = before._port if before else port
         self._token = before.token if before else secrets.token_urlsafe(32)
-        self._certificate: Certificate = before._certificate if before else self_signed(ADDRESS, clock())
+        self._authority: trustme.CA = before._authority if before else trustme.CA()
+        self._certificate: trustme.LeafCert = (
+            before._certificate if before else self._authority.issue_cert(ADDRESS, "localhost")
+        )
         self._server: uvicorn.Server | None = None
         self._application: ApiApplication | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,8 +77,8 @@ class ApiServer:
 
     @property
     def certificate(self) -> str:
-        """The certificate in PEM, with which clients verify the server."""
-        return self._certificate.certificate
+        """The certificate of the server's authority in PEM, with which clients verify the server."""
+        return self._authority.cert_pem.bytes().decode()
 
     def start(self) -> str:
         """Listen and serve; returns the base URL. Raises RetryableError if the port is in use or the start fails."""
@@ -172,10 +174,6 @@ class ApiServer:
         self._ready.set()
 
     def _tls(self) -> ssl.SSLContext:
-        """A TLS context with the certificate. Needs a temporary file: OpenSSL reads keys from files only."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-            file.write(self._certificate.certificate + self._certificate.key)
-            file.flush()
-            context.load_cert_chain(file.name)
+        self._certificate.configure_cert(context)
         return context
