@@ -5,6 +5,7 @@ step fail in turn.
 """
 
 import fcntl
+import glob
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from typing import Final
 
 UNFINISHED: Final = ".tmp"
 """The suffix of temporary files. A process that dies while it writes leaves at most one."""
+
+UNFINISHED_S: Final = 3600.0
+"""Seconds after which no process still writes a temporary file."""
 
 _LOCK_PAUSE_S: Final = 0.01
 
@@ -44,6 +48,14 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
     if durable:
         _sync_folder(path.parent)
     return status
+
+
+def remove_unfinished(path: Path, *, older_than_s: float = UNFINISHED_S) -> None:
+    """Remove temporary files that processes left which died in `replace_file` of ``path``. Raises OSError."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+        with suppress(FileNotFoundError):  # another process removed it
+            if time.time() - left.lstat().st_mtime > older_than_s:
+                left.unlink()
 
 
 def lock_file(

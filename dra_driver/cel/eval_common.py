@@ -5,6 +5,7 @@ them: how a selection, an operator and a call is evaluated and whether its cost 
 same in both.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ Selection = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], bool]
 """How a qualifier is applied to (environment, target): the value or EvalError; the value or MISSING; is it optional."""
 
 
-class ClosureBuilder:
+class ClosureBuilder(ABC):
     """Builds the closure of each IR node of one expression. Not reused.
 
     The method for a node class is ``_`` and the class name in lower case. ``initial`` holds the closures of the first
@@ -62,8 +63,9 @@ class ClosureBuilder:
 
     # --- what an evaluator overrides
 
+    @abstractmethod
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
-        raise NotImplementedError
+        """How a field or key of an operand is selected."""
 
     def _shortcut(self, _node: Chain) -> Closure | None:
         """A faster closure for a chain, None for the general one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.files import replace_file
+from dra_driver.files import remove_unfinished, replace_file
 from dra_driver.policy.policy_set import PolicySet, decode_set
 
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -20,6 +20,7 @@ def save(path: Path, found: PolicySet) -> None:
     """Save the set, durable on return. Raises StorageError."""
     data = json.dumps({"format": _FORMAT, "policies": found.written}, separators=(",", ":")).encode()
     try:
+        remove_unfinished(path)
         replace_file(path, data, durable=True)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.files import UNFINISHED, holder_of, lock_file, name_holder, replace_file
+from dra_driver.files import UNFINISHED, holder_of, lock_file, name_holder, remove_unfinished, replace_file
 
 
 @pytest.fixture
@@ -141,6 +141,19 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         assert holder_of(path) == f"process {other.pid}"
         other.kill()
     os.close(lock_file(path))
+
+
+def test_temporary_files_of_a_dead_process_are_removed_when_they_are_old(tmp_path: Path) -> None:
+    """Their names are random, so no later write replaces them. A young one may still be written."""
+    path = tmp_path / "state.json"
+    replace_file(path, b"x")
+    old, young, other = (tmp_path / name for name in (".state.json.0a.tmp", ".state.json.0b.tmp", ".other.json.0a.tmp"))
+    for each in (old, young, other):
+        each.touch()
+    for each in (old, other):
+        os.utime(each, (0, 0))
+    remove_unfinished(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, young.name, "state.json"]
 
 
 def test_a_missing_lock_file_is_made_only_where_that_is_wanted(tmp_path: Path) -> None:

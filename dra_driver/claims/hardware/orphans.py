@@ -16,7 +16,13 @@ from typing import Protocol
 from dra_driver.claims.dependencies import HasSnapshot
 from dra_driver.claims.hardware.deadline import Deadline
 from dra_driver.claims.hardware.partitions import OrphanDependencies, OrphanJournal, remove_orphaned_partitions
-from dra_driver.claims.hardware.settings import GpuSetting, SettingDependencies, SettingJournal, settings_of
+from dra_driver.claims.hardware.settings import (
+    GpuSetting,
+    NotedSetting,
+    SettingDependencies,
+    SettingJournal,
+    settings_of,
+)
 from dra_driver.claims.hardware.settings.setting import STEP_S
 from dra_driver.claims.waiting import ClaimBusyError
 from dra_driver.errors import DraError
@@ -60,14 +66,14 @@ def restore_gpu_for_claim(
     keys = deps.journal.noted_gpus().get(gpu)
     if not keys:
         return
-    settings = settings_of(deps)
+    settings = [setting for setting in settings_of(deps) if isinstance(setting, NotedSetting)]
     exclusive = [setting for setting in settings if not setting.shared_by_claims]
     for setting in exclusive:
         if setting.note_key in keys:
             setting.restore_for_claim(gpu, locked, deadline)
     if any(assigned.uid != uid for assigned in deps.journal.assignments(gpu)):
         return
-    if keys.difference(setting.note_key or "" for setting in exclusive) and deps.journal.rebuild_pending:
+    if keys.difference(setting.note_key for setting in exclusive) and deps.journal.rebuild_pending:
         raise ownership_unknown(f"which claim the settings of {gpu} belong to ({', '.join(sorted(keys))})")
     for setting in settings:
         if setting.shared_by_claims and setting.note_key in keys:
@@ -117,5 +123,5 @@ def _reclaim_settings(journal: ReclaimJournal, settings: Sequence[GpuSetting], g
     """Restore each noted setting that no claim needs. The caller holds the GPU's lock."""
     assignments, keys = journal.assignments(gpu), journal.noted_gpus().get(gpu, frozenset())
     for setting in settings:
-        if setting.note_key in keys and not setting.is_needed(assignments):
+        if isinstance(setting, NotedSetting) and setting.note_key in keys and not setting.is_needed(assignments):
             setting.restore(gpu, (gpu,))

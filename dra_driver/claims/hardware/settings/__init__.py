@@ -7,15 +7,25 @@ is restored.
 from dra_driver.claims.hardware.settings.compute_mode import ComputeModeSetting
 from dra_driver.claims.hardware.settings.mig_mode import MigModeSetting
 from dra_driver.claims.hardware.settings.mps_daemons import MpsDaemonSetting
-from dra_driver.claims.hardware.settings.setting import GpuSetting, SettingDependencies, SettingJournal
+from dra_driver.claims.hardware.settings.setting import GpuSetting, NotedSetting, SettingDependencies, SettingJournal
 from dra_driver.claims.hardware.settings.time_slice import TimeSliceSetting
 
-__all__ = ["LOST_AT_REBOOT", "SETTINGS", "GpuSetting", "SettingDependencies", "SettingJournal", "settings_of"]
+__all__ = [
+    "LOST_AT_REBOOT",
+    "SETTINGS",
+    "GpuSetting",
+    "NotedSetting",
+    "SettingDependencies",
+    "SettingJournal",
+    "settings_of",
+]
 
 SETTINGS: tuple[type[GpuSetting], ...] = (MigModeSetting, TimeSliceSetting, ComputeModeSetting, MpsDaemonSetting)
 """In the order in which they are applied; they are released in reverse order."""
 
-LOST_AT_REBOOT = tuple(kind.note_key for kind in SETTINGS if kind.note_key and not kind.survives_reboot)
+LOST_AT_REBOOT = tuple(
+    kind.note_key for kind in SETTINGS if issubclass(kind, NotedSetting) and not kind.survives_reboot
+)
 """Keys of notes that are void after a reboot. MIG mode may survive one, so the GPU is looked at."""
 
 

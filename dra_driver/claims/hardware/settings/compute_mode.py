@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 
 from dra_driver.claims.entry import Assignment
 from dra_driver.claims.hardware.settings.mps_daemons import MpsDaemonSetting
-from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, SettingDependencies
+from dra_driver.claims.hardware.settings.setting import STEP_S, NotedSetting, SettingDependencies
 from dra_driver.gpu.notes import COMPUTE_MODE
 from dra_driver.model.ids import GpuUuid
 
 
-class ComputeModeSetting(GpuSetting):
+class ComputeModeSetting(NotedSetting):
     """Claims that share the GPU need it."""
 
     note_key = COMPUTE_MODE

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from dra_driver.claims.entry import Assignment
 from dra_driver.claims.hardware.deadline import Deadline
-from dra_driver.claims.hardware.settings.setting import GpuSetting
+from dra_driver.claims.hardware.settings.setting import NotedSetting
 from dra_driver.gpu.notes import MIG_MODE
 from dra_driver.model.ids import GpuUuid
 
@@ -15,7 +15,7 @@ ENSURE_WHOLE_S = 5.0
 """Seconds to try a busy GPU within one attempt; the call itself tries again while it has time (`waiting`)."""
 
 
-class MigModeSetting(GpuSetting):
+class MigModeSetting(NotedSetting):
     """Partitions need it. A claim for a whole GPU or a share of it cannot begin while it is on."""
 
     note_key = MIG_MODE

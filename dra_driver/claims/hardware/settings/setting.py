@@ -1,5 +1,6 @@
 """What one kind of GPU setting has to implement, so that claims can use it and the driver can restore it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import ClassVar, Protocol
 
@@ -36,17 +37,9 @@ class SettingDependencies(HasHardware, HasGpuLocks, Protocol):
 class GpuSetting:
     """One kind of setting: for a claim it is applied and released, without a claim it is restored.
 
-    ``note_key`` is the key of the GPU note that this driver writes before it changes the setting; None for a setting
-    whose record is not a note. ``survives_reboot``: the GPU keeps it, so its note stays valid after a reboot.
-    ``shared_by_claims``: several claims of one GPU may need it at once, so it stays while another claim has the GPU.
-
     The caller holds the locks of the GPUs. All methods may be repeated, and raise `HardwareError` and `StorageError`.
     The defaults do nothing: a new setting overrides what it needs and is listed in `settings.SETTINGS`.
     """
-
-    note_key: ClassVar[str | None] = None
-    survives_reboot: ClassVar[bool] = False
-    shared_by_claims: ClassVar[bool] = True
 
     def __init__(self, deps: SettingDependencies) -> None:
         self._hardware = require_hardware(deps)
@@ -66,21 +59,34 @@ class GpuSetting:
     def release_without_entry(self, uid: ClaimUid, *, within_s: float) -> None:
         """Restore what was changed for one claim alone that has no entry any more: its journal was lost."""
 
-    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether one of the claims that have a part of the GPU needs the setting as it is."""
-        raise NotImplementedError
-
-    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
-        """Restore the GPU, whose note exists and whose claims do not need the setting. ``locked`` are locked GPUs."""
-        raise NotImplementedError
-
-    def restore_for_claim(self, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline) -> None:  # noqa: ARG002
-        """`restore` for a claim that is about to use the GPU. Raises when the GPU cannot be restored now."""
-        self.restore(gpu, locked)
-
     def has_orphans(self) -> bool:
         """Whether changes exist that no claim needs and no GPU note records."""
         return False
 
     def remove_orphans(self, locked: Collection[GpuUuid]) -> None:
         """Undo the changes of `has_orphans`. The caller holds the locks of all GPUs of the node."""
+
+
+class NotedSetting(GpuSetting, ABC):
+    """A setting that this driver records in a GPU note before it changes it.
+
+    ``note_key`` is the note's key. ``survives_reboot``: the GPU keeps the setting, so the note stays valid after a
+    reboot. ``shared_by_claims``: several claims of one GPU may need it at once, so it stays while another claim has the
+    GPU.
+    """
+
+    note_key: ClassVar[str]
+    survives_reboot: ClassVar[bool] = False
+    shared_by_claims: ClassVar[bool] = True
+
+    @abstractmethod
+    def is_needed(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether one of the claims that have a part of the GPU needs the setting as it is."""
+
+    @abstractmethod
+    def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
+        """Restore the GPU, whose note exists and whose claims do not need the setting. ``locked`` are locked GPUs."""
+
+    def restore_for_claim(self, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline) -> None:  # noqa: ARG002
+        """`restore` for a claim that is about to use the GPU. Raises when the GPU cannot be restored now."""
+        self.restore(gpu, locked)

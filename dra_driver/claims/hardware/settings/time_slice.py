@@ -6,7 +6,7 @@ from functools import partial
 
 from dra_driver.claims.entry import Assignment, Entry, State
 from dra_driver.claims.hardware.deadline import Deadline
-from dra_driver.claims.hardware.settings.setting import STEP_S, GpuSetting, ReleaseStep
+from dra_driver.claims.hardware.settings.setting import STEP_S, NotedSetting, ReleaseStep
 from dra_driver.claims.planning import PreparePlan
 from dra_driver.errors import CommandError
 from dra_driver.gpu.notes import MIG_MODE, TIME_SLICE
@@ -19,7 +19,7 @@ LEAST_S = 1.0
 """Seconds that nvidia-smi takes as a rule."""
 
 
-class TimeSliceSetting(GpuSetting):
+class TimeSliceSetting(NotedSetting):
     """Claims that share a GPU by time slicing need it; all of them have the same interval."""
 
     note_key = TIME_SLICE
