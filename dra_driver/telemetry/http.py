@@ -34,6 +34,8 @@ REQUEST_TIMEOUT_S = 5.0
 MAX_CONCURRENT = 32
 # How long a new connection waits while a check runs on each of the others.
 _CHECKS_TIMEOUT_S = 1.0
+# Writing an answer takes a millisecond; a client that has not taken it after this long holds up others.
+_WRITE_GRACE_S = 0.1
 # serve_forever has to wake up only for shutdown, and stop() wakes it through the socket.
 _WAKE_UP_S = 3600.0
 
@@ -82,20 +84,23 @@ class _Slots:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards _phases
-        self._phases: dict[socket.socket, _Phase] = {}  # oldest first
+        self._phases: dict[socket.socket, tuple[_Phase, float]] = {}  # with its begin; oldest connection first
 
     def admit(self, connection: socket.socket) -> bool:
         """Takes a connection in, if need be in place of the oldest that waits for its client; False if none does."""
         with self._changed:
-            if not self._changed.wait_for(self._has_room, _CHECKS_TIMEOUT_S):
-                return False
-            self._phases[connection] = _Phase.READING
+            deadline = time.monotonic() + _CHECKS_TIMEOUT_S
+            while not self._has_room():
+                if time.monotonic() >= deadline:
+                    return False
+                self._changed.wait(_WRITE_GRACE_S / 2)
+            self._phases[connection] = _Phase.READING, time.monotonic()
             return True
 
     def enter(self, connection: socket.socket, phase: _Phase) -> None:
         with self._changed:
             if connection in self._phases:
-                self._phases[connection] = phase
+                self._phases[connection] = phase, time.monotonic()
                 self._changed.notify()
 
     def leave(self, connection: socket.socket) -> None:
@@ -106,8 +111,10 @@ class _Slots:
     def _has_room(self) -> bool:
         if len(self._phases) < MAX_CONCURRENT:
             return True
-        for phase in (_Phase.READING, _Phase.WRITING):
-            oldest = next((each for each, found in self._phases.items() if found is phase), None)
+        for phase, grace_s in ((_Phase.READING, 0.0), (_Phase.WRITING, _WRITE_GRACE_S)):
+            before = time.monotonic() - grace_s
+            found = (each for each, (its, begin) in self._phases.items() if its is phase and begin <= before)
+            oldest = next(found, None)
             if oldest is not None:
                 del self._phases[oldest]
                 with suppress(OSError):  # the client was faster
