@@ -70,7 +70,8 @@ REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
     ),
     pynvml.NVML_ERROR_NOT_SUPPORTED: (
         MigUnsupportedError,
-        "the GPU does not support it in its present MIG mode: see nvidia-smi mig -lgip, and nvidia-smi -q for the mode",
+        "the GPU does not support it in its present MIG mode, or not at all: nvidia-smi -q shows the mode, "
+        "nvidia-smi mig -lgip the MIG profiles",
     ),
     pynvml.NVML_ERROR_INVALID_ARGUMENT: (
         MigUnsupportedError,

@@ -309,6 +309,15 @@ def test_a_change_that_we_may_not_make_says_so(
     assert (state.modes(0), state.count(0)) == (before, count)
 
 
+def test_a_compute_mode_that_is_not_supported_is_not_blamed_on_mig_alone(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid
+) -> None:
+    """NVML has one code for a GPU in MIG mode and for a GPU without the setting."""
+    state.inject("nvmlDeviceSetComputeMode", codes.NOT_SUPPORTED)
+    with pytest.raises(MigUnsupportedError, match="in its present MIG mode, or not at all"):
+        nvml.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
+
+
 def test_existing_instances_are_named_when_there_is_no_room(nvml: NvmlBackend, uuid: GpuUuid) -> None:
     """NVML has one code for everything that does not fit."""
     nvml.set_mig_mode(uuid, True)
