@@ -32,11 +32,15 @@ def shorten(folder: Path) -> None:
 
 
 def last_lines(folder: Path) -> str:
-    """The last lines of the daemon's output, else of its control log; '' when both are empty."""
+    """The last lines of the daemon's output, else of its control log, each once; '' when both are empty.
+
+    Every restart of a daemon appends the same lines, and the text should not change with their number: Kubernetes
+    counts events with the same text as one.
+    """
     for name in (OUTPUT, "control.log"):
         with suppress(OSError):
             lines = _end(folder / name, _TAIL).decode(errors="replace").split("\n")
-            words = " ".join(line.strip() for line in lines[-4:] if line.strip())
+            words = " ".join(dict.fromkeys(line.strip() for line in lines[-4:] if line.strip()))
             if words:
                 return words
     return ""

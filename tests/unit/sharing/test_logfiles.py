@@ -44,3 +44,9 @@ def test_last_lines_are_the_end_of_what_was_printed_or_else_of_the_control_log(t
     assert logfiles.last_lines(tmp_path) == "started stopped"
     (tmp_path / "output.log").write_text("".join(f"line {number}\n" for number in range(1000)))
     assert logfiles.last_lines(tmp_path) == "line 997 line 998 line 999"
+
+
+def test_a_line_that_every_restart_repeats_is_shown_once(tmp_path: Path) -> None:
+    """Kubernetes counts events with the same text as one, so the text does not grow with the restarts."""
+    (tmp_path / "output.log").write_text("no such folder\n" * 3)
+    assert logfiles.last_lines(tmp_path) == "no such folder"
