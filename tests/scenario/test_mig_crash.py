@@ -147,9 +147,7 @@ def calls() -> Iterator[ThreadPoolExecutor]:
 def two(scheduler: Scheduler, node: LiveNode) -> Obj:
     """A claim for two partitions of the first GPU."""
     of = node.gpus[:1]
-    found = scheduler.allocate(partition(FIRST, "one", of=of), partition(SECOND, "two", of=of), together=True)
-    assert found is not None
-    return found
+    return scheduler.allocate_soon(partition(FIRST, "one", of=of), partition(SECOND, "two", of=of), together=True)
 
 
 def stopped_at(step: Step, scene: Scene, begin: Callable[[], None]) -> None:
@@ -305,10 +303,9 @@ class Kubelet:
 def test_kills_at_random_moments_lose_and_leave_nothing(kills: str, node: LiveNode, scheduler: Scheduler) -> None:
     """With three claims in work at once, two of them on one GPU: what is on the GPUs is what the journal says."""
     dice = random.Random(kills)  # noqa: S311 - moments to kill at, not a secret
-    claims = [two(scheduler, node), scheduler.allocate(partition("3g.40gb", of=node.gpus[:1]))]
-    claims.append(scheduler.allocate(partition("7g.80gb", of=node.gpus[1:])))
-    kubelets = [Kubelet(node, claim) for claim in claims if claim is not None]
-    assert len(kubelets) == 3
+    claims = [two(scheduler, node), scheduler.allocate_soon(partition("3g.40gb", of=node.gpus[:1]))]
+    claims.append(scheduler.allocate_soon(partition("7g.80gb", of=node.gpus[1:])))
+    kubelets = [Kubelet(node, claim) for claim in claims]
     in_doubt = 0
     for _ in range(RANDOM_KILLS[kills]):
         threads = [threading.Thread(target=kubelet.run) for kubelet in kubelets]
