@@ -95,7 +95,8 @@ class NodeProcess(DriverProcess):
 
     @property
     def cdi_files(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "cdi").iterdir())
+        """Without the temporary file of a write in progress."""
+        return sorted(path.name for path in (self.folder / "cdi").iterdir() if not path.name.startswith("."))
 
 
 class MpsHostProcess(DriverProcess):
