@@ -103,9 +103,10 @@ class Forms:
 
     def sees(self, name: str) -> Devices:
         """The devices in the pod's log, which must be the allocated ones."""
-        found = observed_devices(self.log(name))
-        assert difference(found, allocated_devices(self.get(name), self.cluster.client)) is None
-        return found
+        allocated = allocated_devices(self.get(name), self.cluster.client)
+        # nvidia-smi prints a line after the other, and the log may be read in between.
+        wait(lambda: difference(observed_devices(self.log(name)), allocated), 30.0)
+        return observed_devices(self.log(name))
 
     def partition(self, name: str) -> str:
         """UUID of the only MIG device that the pod sees."""
