@@ -158,6 +158,7 @@ class Inventory:
             is_new = problem != self._problem
             self._problem = problem
             pause_s = self._backoff.next_s()
+        metrics.gpu_read_errors_total.labels("driver").inc()
         if is_new:
             log.warning("GPU driver unavailable", extra={"reason": problem})
         return pause_s

@@ -68,6 +68,10 @@ prepared_devices = Gauge(
     "dra_driver_prepared_devices", "Devices in the journal by form, without admin access", ["form"], registry=REGISTRY
 )
 gpus = Gauge("dra_driver_gpus", "GPUs of this node by state", ["state"], registry=REGISTRY)
+gpu_read_errors_total = Counter(
+    "dra_driver_gpu_read_errors", "Failed NVML reads for which the last known value was used, if any", ["kind"],
+    registry=REGISTRY,
+)  # fmt: skip
 published = Gauge(
     "dra_driver_published", "1 while the API server has the slices that this node should publish", registry=REGISTRY
 )
@@ -127,6 +131,8 @@ def initialise(*, driver: str, node: str, version: str) -> None:
             claims_total.labels(operation, result)
     for state in ("usable", "left-out"):
         gpus.labels(state)
+    for kind in ("driver", "gpu", "property"):
+        gpu_read_errors_total.labels(kind)
     for answer in ("registered", "refused"):
         registrations_total.labels(answer)
     for event in CLAIM_EVENTS:

@@ -4,8 +4,7 @@ NVML handles never leave this package. They are looked up again for each read an
 UUID: a lookup by UUID wakes other GPUs and takes seconds on a busy node, a handle is invalid after its session, and a
 GPU that changed its MIG mode or fell off the bus may get another index when it is bound again.
 
-The strings for brand, architecture and addressing mode are those that NVIDIA's DRA driver publishes (go-nvlib's names),
-so that device classes and CEL expressions written for it keep working.
+Trouble with one property or at one read never withdraws a GPU: see ``last_values.py``.
 """
 
 import contextlib
@@ -18,14 +17,15 @@ from functools import partial
 import pynvml
 
 from dra_driver.errors import DeviceLostError, ResetRequiredError
-from dra_driver.gpu import topology
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml import control
-from dra_driver.gpu.nvml.errors import driver_call, optional, required
+from dra_driver.gpu.nvml.errors import driver_call, required
 from dra_driver.gpu.nvml.events import MigEvents
+from dra_driver.gpu.nvml.last_values import LastValues
 from dra_driver.gpu.nvml.mig import read_instances
 from dra_driver.gpu.nvml.profiles import MigFacts, read_facts
+from dra_driver.gpu.nvml.properties import describe_gpu
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import GpuUuid
@@ -36,38 +36,6 @@ __all__ = ["NvmlBackend", "find_library"]
 LOCK_TIMEOUT_S = 60.0  # a change of a GPU takes seconds; one that takes longer hangs
 MODE_TIMEOUT_S = 10.0  # from NVML's success until the mode reads back, while the GPU is bound again
 MODE_PAUSE_S = 0.1
-
-BRANDS = {
-    pynvml.NVML_BRAND_QUADRO: "Quadro",
-    pynvml.NVML_BRAND_TESLA: "Tesla",
-    pynvml.NVML_BRAND_NVS: "NVS",
-    pynvml.NVML_BRAND_GRID: "Grid",
-    pynvml.NVML_BRAND_GEFORCE: "GeForce",
-    pynvml.NVML_BRAND_TITAN: "Titan",
-    pynvml.NVML_BRAND_NVIDIA_VAPPS: "NvidiaVApps",
-    pynvml.NVML_BRAND_NVIDIA_VPC: "VPC",
-    pynvml.NVML_BRAND_NVIDIA_VCS: "VCS",
-    pynvml.NVML_BRAND_NVIDIA_VWS: "VWS",
-    pynvml.NVML_BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
-    pynvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
-    pynvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
-    pynvml.NVML_BRAND_NVIDIA: "Nvidia",
-    pynvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
-    pynvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
-}
-ARCHITECTURES = {
-    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
-    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
-    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
-    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
-    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
-    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
-    pynvml.NVML_DEVICE_ARCH_ADA: "Ada Lovelace",
-    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
-    pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
-    13: "Rubin",  # NVML_DEVICE_ARCH_RUBIN, by number because pynvml has it only from 13.610 on
-}
-ADDRESSING_MODES = {0: "None", 1: "HMM", 2: "ATS"}  # NVML_DEVICE_ADDRESSING_MODE_*
 
 
 @dataclass(slots=True)
@@ -101,6 +69,7 @@ class NvmlBackend:
         self._looking = threading.Lock()  # one read at a time; acquired before the session and before a GPU's lock
         self._locks: dict[str, threading.Lock] = {}  # by UUID: one read or change of that GPU at a time
         self._known = _Known()
+        self._last: dict[str, LastValues] = {}  # by UUID, "" for the driver; outlives sessions
 
     def open(self) -> None:
         """See ``Backend.open``."""
@@ -200,11 +169,20 @@ class NvmlBackend:
             yield known, _find(known, gpu)
 
     def _facts(self, known: _Known, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-        """Read once per session: about forty calls with constant results. The caller holds the GPU's lock."""
+        """Read once per session: about forty calls with constant results. The caller holds the GPU's lock.
+
+        When not all can be read, the last complete facts are used, and the next call reads again.
+        """
         facts = known.facts.get(gpu)
         if facts is None or not facts.complete:
-            known.facts[gpu] = facts = read_facts(handle, _memory_bytes(handle))
+            facts = read_facts(handle)
+            known.facts[gpu] = facts = self._values(known, gpu).mig_facts(facts)
         return facts
+
+    def _values(self, known: _Known, gpu: str) -> LastValues:
+        values = self._last.setdefault(gpu, LastValues(gpu))
+        values.renew(known.generation)
+        return values
 
     def _await_mode(self, known: _Known, gpu: GpuUuid, enabled: bool) -> None:
         deadline = time.monotonic() + MODE_TIMEOUT_S
@@ -229,23 +207,32 @@ class NvmlBackend:
             time.sleep(MODE_PAUSE_S)
 
     def _read(self, known: _Known) -> Snapshot:
-        cuda = optional("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        driver = self._values(known, "")
+        cuda = driver.read("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)
         count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
         if any(index >= count for index in known.uuids):
             known.uuids.clear()  # a GPU was removed and the others moved up
-        gpus: list[Gpu] = []
-        left_out: list[LeftOutGpu] = []
+        gpus: dict[GpuUuid, Gpu] = {}
+        failed: dict[int, DeviceLostError] = {}
         for index in range(count):
             try:
-                gpus.append(self._read_gpu(index, known))
+                gpu = self._read_gpu(index, known)
+                gpus[gpu.uuid] = gpu
             except DeviceLostError as error:
-                label = known.uuids.get(index, f"NVML index {index}")
-                left_out.append(LeftOutGpu(label=label, reason=str(error)))
-        self._remember_modes(known, gpus)
+                failed[index] = error
+        left_out: list[LeftOutGpu] = []
+        for index, problem in failed.items():
+            uuid = known.uuids.get(index)
+            kept = None if uuid is None or uuid in gpus else self._values(known, uuid).kept_gpu(problem)
+            if kept is not None:
+                gpus[kept.uuid] = kept
+            else:
+                left_out.append(LeftOutGpu(label=uuid or f"NVML index {index}", reason=str(problem)))
+        self._remember_modes(known, list(gpus.values()))
         return Snapshot(
-            driver_version=optional("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
+            driver_version=driver.read("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
             cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
-            gpus=tuple(sorted(gpus, key=lambda gpu: gpu.minor)),
+            gpus=tuple(sorted(gpus.values(), key=lambda gpu: gpu.minor)),
             left_out=tuple(left_out),
         )
 
@@ -264,41 +251,13 @@ class NvmlBackend:
                 handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
                 uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
                 if uuid == label:
-                    return self._describe(handle, uuid, known)
+                    values = self._values(known, uuid)
+                    facts = partial(self._facts, known, uuid, handle)
+                    values.gpu = gpu = describe_gpu(handle, uuid, values, facts, self._sysfs_root)
+                    return gpu
             known.uuids[index] = uuid
         raise DeviceLostError(
             f"the GPU at NVML index {index} had another UUID at each of three reads; see the node's kernel log"
-        )
-
-    def _describe(self, handle: pynvml.c_nvmlDevice_t, uuid: GpuUuid, known: _Known) -> Gpu:
-        minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
-        brand = optional("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
-        architecture = optional("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
-        addressing = optional("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
-        pci_bus_id = optional("nvmlDeviceGetPciInfo_v3", lambda: _sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
-        pcie_root, numa_node = topology.read(pci_bus_id, self._sysfs_root) if pci_bus_id else (None, None)
-        mig_mode = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle))
-        facts = None if mig_mode is None else self._facts(known, uuid, handle)
-        mig_enabled = mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-        return Gpu(
-            uuid=uuid,
-            minor=minor,
-            product_name=optional("nvmlDeviceGetName", partial(pynvml.nvmlDeviceGetName, handle)),
-            brand=None if brand is None else BRANDS.get(brand, "Unknown"),
-            architecture=None if architecture is None else ARCHITECTURES.get(architecture, "Unknown"),
-            cuda_compute_capability=optional(
-                "nvmlDeviceGetCudaComputeCapability", partial(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-            ),
-            memory_bytes=_memory_bytes(handle),
-            pci_bus_id=pci_bus_id,
-            pcie_root=pcie_root,
-            numa_node=numa_node,
-            addressing_mode=None if addressing is None else ADDRESSING_MODES.get(addressing),
-            mig_capable=facts is not None,
-            mig_enabled=mig_enabled,
-            mig_resetless=None if facts is None else facts.resetless,
-            mig_profiles=() if facts is None else facts.profiles,
-            mig_instances=read_instances(handle, facts) if facts is not None and mig_enabled else (),
         )
 
 
@@ -318,14 +277,3 @@ def _find(known: _Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
     if problem is not None:
         raise DeviceLostError(f"GPU {gpu}: {problem}") from problem
     raise DeviceLostError(f"GPU {gpu} is not on this node; see XID messages in the node's kernel log")
-
-
-def _memory_bytes(handle: pynvml.c_nvmlDevice_t) -> int | None:
-    return optional("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-
-
-def _sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
-    """``0000:65:00.0``: NVML prints a domain of eight digits in upper case, sysfs at least four in lower case."""
-    bus_id = info.busId
-    domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"

@@ -50,6 +50,8 @@ GPU_TROUBLE = {
     pynvml.NVML_ERROR_NO_PERMISSION: "this process may not open it: run it as root with access to /dev/nvidia*",
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the GPU's power cables",
 }
+# Codes that withdraw a GPU also as the answer about a single property.
+WITHDRAWS = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 # Error class and advice for a refused change; every other code means that the GPU fails.
 REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
@@ -145,6 +147,17 @@ def unavailable(function: str, error: pynvml.NVMLError) -> DriverUnavailableErro
 def describe(error: pynvml.NVMLError) -> str:
     """NVML's text and the code, which nvml.h explains."""
     return f"{error} (NVML code {error.value})"
+
+
+def withdraws(error: DeviceLostError) -> bool:
+    """Whether NVML says that the GPU as a whole fails."""
+    return getattr(error.__cause__, "value", None) in WITHDRAWS
+
+
+def is_passing(error: DeviceLostError) -> bool:
+    """Whether the failed read may succeed next time: an NVML code without known cause, such as UNKNOWN or TIMEOUT."""
+    code = getattr(error.__cause__, "value", None)
+    return code is not None and code not in GPU_TROUBLE
 
 
 def raise_translated(function: str, error: pynvml.NVMLError) -> NoReturn:

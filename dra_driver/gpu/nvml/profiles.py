@@ -7,23 +7,35 @@ nvmlDeviceGetGpuInstancePossiblePlacements_v2 (starts and sizes are memory slice
 """
 
 import ctypes
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import pynvml
 
 from dra_driver.errors import DeviceLostError
-from dra_driver.gpu.nvml.errors import ABSENT, optional, raise_translated, required
+from dra_driver.gpu.nvml.errors import ABSENT, optional, raise_translated, withdraws
 from dra_driver.model.mig import MigProfile
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 KNOWN_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
 MAX_PROFILES = 64  # bounds the loop when a library never ends the list
 MAX_PLACEMENTS = 256
 RESETLESS_FIELD = 184  # NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
 NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, in 32 bits
+# Architectures of which no board has MIG. NVIDIA's mock NVML answers nvmlDeviceGetMigMode on T4 and L40S all the same.
+WITHOUT_MIG = frozenset(
+    {
+        pynvml.NVML_DEVICE_ARCH_KEPLER,
+        pynvml.NVML_DEVICE_ARCH_MAXWELL,
+        pynvml.NVML_DEVICE_ARCH_PASCAL,
+        pynvml.NVML_DEVICE_ARCH_VOLTA,
+        pynvml.NVML_DEVICE_ARCH_TURING,
+        pynvml.NVML_DEVICE_ARCH_ADA,
+    }
+)
 # What follows the size in a name, by number of the profile; only for drivers that report no names (before 525).
 FLAVOURS = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 
@@ -45,9 +57,11 @@ class MigFacts:
     """Constant facts about a GPU with MIG, read once per session.
 
     ``profiles`` are those that can be created, by id. ``names`` and ``slices`` (of compute) also have profiles without
-    placements, so that their instances are found. ``complete`` is False when something could not be read; then the
-    facts are read again. ``compute`` (compute instance profiles by id of the GPU instance's profile) and ``unlisted``
-    (profiles that the GPU does not list, as their devices report them) are filled when instances are found.
+    placements, so that their instances are found. ``complete`` is False when there are no profiles or something could
+    not be read; then the facts are read again. ``trouble`` is the first such failure. ``capable`` is False when the
+    board cannot have MIG whatever NVML answers. ``compute`` (compute instance profiles by id of the GPU instance's
+    profile) and ``unlisted`` (profiles that the GPU does not list, as their devices report them) are filled when
+    instances are found.
     """
 
     profiles: tuple[MigProfile, ...] = ()
@@ -55,16 +69,20 @@ class MigFacts:
     slices: dict[int, int] = field(default_factory=dict)
     resetless: bool | None = None
     complete: bool = True
+    trouble: str | None = None
+    capable: bool = True
     compute: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
     unlisted: dict[int, MigProfile] = field(default_factory=dict)
 
 
-def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFacts:
+def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
     """Read the facts of a GPU with MIG; values that cannot be read are left out.
 
     Raises DriverUnavailableError and, for a GPU that fell off the bus, DeviceLostError.
     """
-    facts = MigFacts(resetless=_resetless(handle))
+    facts = MigFacts()
+    architecture = _read(facts, "nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
+    facts.resetless = _resetless(handle, architecture, facts)
     found: dict[int, MigProfile] = {}
     unnamed: dict[int, int] = {}
     for number, info in _infos(handle, facts):
@@ -78,13 +96,15 @@ def read_facts(handle: pynvml.c_nvmlDevice_t, memory_bytes: int | None) -> MigFa
             found[info.id] = profile
             if name is None:
                 unnamed[info.id] = number
+    memory = _read(facts, "nvmlDeviceGetMemoryInfo", partial(_memory, handle)) if unnamed else None
     for profile_id, number in unnamed.items():
-        name = computed_name(found[profile_id], FLAVOURS.get(number, ""), _slices(found), memory_bytes)
+        name = computed_name(found[profile_id], FLAVOURS.get(number, ""), _slices(found), memory)
         facts.names[profile_id] = name
         found[profile_id] = replace(found[profile_id], name=name)
     facts.profiles = tuple(found[profile_id] for profile_id in sorted(found))
-    facts.complete = facts.complete and bool(found)
-    if _is_guest(handle):
+    facts.capable = bool(facts.slices) or facts.trouble is not None or architecture not in WITHOUT_MIG
+    facts.complete = facts.trouble is None and (bool(found) or not facts.capable)
+    if _is_guest(handle, facts):
         facts.profiles = ()  # only the host of a vGPU can change its partitions
         facts.resetless = False
     return facts
@@ -113,10 +133,7 @@ def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, In
         except EOFError:
             break
         except DeviceLostError as error:
-            if getattr(error.__cause__, "value", None) == pynvml.NVML_ERROR_GPU_IS_LOST:
-                raise
-            log.warning("unreadable MIG profile", extra={"number": number, "reason": str(error)})
-            facts.complete = False
+            _note(facts, error)
             continue
         if info is not None:
             found.append((number, info))
@@ -151,12 +168,8 @@ def _name(info: Info) -> str | None:
 
 
 def _profile(handle: pynvml.c_nvmlDevice_t, info: Info, facts: MigFacts) -> MigProfile | None:
-    try:
-        placements = required("nvmlDeviceGetGpuInstancePossiblePlacements_v2", partial(_placements, handle, info.id))
-    except DeviceLostError as error:
-        log.warning("unreadable placements of a MIG profile", extra={"profile": info.id, "reason": str(error)})
-        facts.complete = False
-        return None
+    # Not Supported is legal (nvml.h): such a profile has no placements and cannot be created.
+    placements = _read(facts, "nvmlDeviceGetGpuInstancePossiblePlacements_v2", partial(_placements, handle, info.id))
     if not placements:
         return None
     size = placements[0][1]
@@ -188,6 +201,10 @@ def _placements(handle: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[in
     return [(one.start, one.size) for one in buffer[: count.value] if one.size > 0]
 
 
+def _memory(handle: pynvml.c_nvmlDevice_t) -> int:
+    return pynvml.nvmlDeviceGetMemoryInfo(handle).total
+
+
 def _slices(profiles: dict[int, MigProfile]) -> int:
     return max(start + profile.memory_slices for profile in profiles.values() for start in profile.starts)
 
@@ -202,22 +219,38 @@ def count_of(value: int) -> int | None:
     return None if value == NOT_AVAILABLE else value
 
 
-def _resetless(handle: pynvml.c_nvmlDevice_t) -> bool | None:
+def _resetless(handle: pynvml.c_nvmlDevice_t, architecture: int | None, facts: MigFacts) -> bool | None:
     """What NVML reports, else whether the GPU is Hopper or newer; None when both are missing."""
-    values = optional(
+    values = _read(
+        facts,
         "nvmlDeviceGetFieldValues",
         partial(pynvml.nvmlDeviceGetFieldValues, handle, [RESETLESS_FIELD]),
         ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT},
     )
     if values is not None and values[0].nvmlReturn == 0:
         return values[0].value.uiVal != 0
-    architecture = optional("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
     if architecture is None or architecture == NOT_AVAILABLE:
         return None
     return architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
 
 
-def _is_guest(handle: pynvml.c_nvmlDevice_t) -> bool:
+def _is_guest(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> bool:
     """Whether the GPU is virtual (vGPU); only the host can change its partitions."""
-    mode = optional("nvmlDeviceGetVirtualizationMode", partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
+    mode = _read(facts, "nvmlDeviceGetVirtualizationMode", partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
     return mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
+
+
+def _read(facts: MigFacts, function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
+    """As ``errors.optional``, but None also for a failure, which is noted in ``facts``."""
+    try:
+        return optional(function, call, absent)
+    except DeviceLostError as error:
+        _note(facts, error)
+        return None
+
+
+def _note(facts: MigFacts, error: DeviceLostError) -> None:
+    if withdraws(error):
+        raise error
+    facts.complete = False
+    facts.trouble = facts.trouble or str(error)

@@ -60,13 +60,14 @@ def test_a_fault_set_by_another_process_shows_at_the_next_snapshot(nvml: NvmlBac
     assert "nvidia-smi --gpu-reset" in left_out.reason
 
 
-def test_a_gpu_with_garbage_for_a_name_and_a_bus_id_harms_no_other(nvml: NvmlBackend, state: State) -> None:
-    """NVML promises no encoding; what cannot be read is left out, and a GPU without a UUID altogether."""
-    whole = nvml.snapshot()
+def test_a_gpu_with_garbage_for_a_name_and_a_bus_id_harms_no_other(
+    nvml: NvmlBackend, state: State, node: NodeSpec
+) -> None:
+    """NVML promises no encoding; what cannot be read is absent, and a GPU without a UUID is left out."""
     state.scramble(0, "name", "bus_id")
     state.scramble(1, "uuid")
     found = nvml.snapshot()
-    assert [gpu.uuid for gpu in found.gpus] == [whole.gpus[0].uuid, *(gpu.uuid for gpu in whole.gpus[2:])]
+    assert [gpu.uuid for gpu in found.gpus] == [item.gpu.uuid for item in (node.gpus[0], *node.gpus[2:])]
     assert (found.gpus[0].product_name, found.gpus[0].pci_bus_id) == (None, None)
     (left_out,) = found.left_out
     assert "nvmlDeviceGetUUID" in left_out.reason
@@ -111,7 +112,7 @@ def test_a_driver_without_mig_calls_gives_gpus_that_cannot_do_mig(nvml: NvmlBack
         ("nvmlDeviceGetMinorNumber", codes.NOT_SUPPORTED),
         ("nvmlDeviceGetMemoryInfo", codes.GPU_IS_LOST),
         ("nvmlDeviceGetMigMode", codes.UNKNOWN),
-        ("nvmlDeviceGetBrand", 1234),
+        ("nvmlDeviceGetBrand", codes.RESET_REQUIRED),
     ],
 )
 def test_a_gpu_whose_call_fails_is_left_out_with_the_call_and_the_code(

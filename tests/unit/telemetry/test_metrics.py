@@ -56,7 +56,7 @@ def test_call_with_a_failed_claim_is_no_request_for_nvidias_dashboards() -> None
 def test_labels_come_from_closed_sets() -> None:
     """No claim, pod or device name may become a label: their number has no bound."""
     allowed = {"operation", "result", "event", "state", "socket", "place", "version", "driver", "node", "device_type"}
-    allowed |= {"error_type", "le", "form"}
+    allowed |= {"error_type", "le", "form", "kind"}
     names = set(re.findall(r'[{,](\w+)="', metrics.render()[1].decode()))
     assert names <= allowed
 

@@ -1,0 +1,113 @@
+"""Read the properties of one GPU through NVML.
+
+The strings for brand, architecture and addressing mode are those that NVIDIA's DRA driver publishes (go-nvlib's names),
+so that device classes and CEL expressions written for it keep working.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import pynvml
+
+from dra_driver.gpu import topology
+from dra_driver.gpu.nvml.errors import required
+from dra_driver.gpu.nvml.last_values import LastValues
+from dra_driver.gpu.nvml.mig import read_instances
+from dra_driver.gpu.nvml.profiles import MigFacts
+from dra_driver.model.gpu import Gpu
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.mig import MigInstance
+
+BRANDS = {
+    pynvml.NVML_BRAND_QUADRO: "Quadro",
+    pynvml.NVML_BRAND_TESLA: "Tesla",
+    pynvml.NVML_BRAND_NVS: "NVS",
+    pynvml.NVML_BRAND_GRID: "Grid",
+    pynvml.NVML_BRAND_GEFORCE: "GeForce",
+    pynvml.NVML_BRAND_TITAN: "Titan",
+    pynvml.NVML_BRAND_NVIDIA_VAPPS: "NvidiaVApps",
+    pynvml.NVML_BRAND_NVIDIA_VPC: "VPC",
+    pynvml.NVML_BRAND_NVIDIA_VCS: "VCS",
+    pynvml.NVML_BRAND_NVIDIA_VWS: "VWS",
+    pynvml.NVML_BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+    pynvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
+    pynvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
+    pynvml.NVML_BRAND_NVIDIA: "Nvidia",
+    pynvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
+    pynvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
+}
+ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
+    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
+    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "Ada Lovelace",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
+    13: "Rubin",  # NVML_DEVICE_ARCH_RUBIN, by number because pynvml has it only from 13.610 on
+}
+ADDRESSING_MODES = {0: "None", 1: "HMM", 2: "ATS"}  # NVML_DEVICE_ADDRESSING_MODE_*
+
+
+def describe_gpu(
+    handle: pynvml.c_nvmlDevice_t,
+    uuid: GpuUuid,
+    values: LastValues,
+    read_facts: Callable[[], MigFacts],
+    sysfs_root: str,
+) -> Gpu:
+    """All properties of a GPU; the caller holds its lock. A property that cannot be read keeps its last value.
+
+    Raises DeviceLostError for a lost GPU, without a minor number, and when the MIG state cannot be read and was never
+    known: the GPU could be partitioned. Raises DriverUnavailableError as all reads.
+    """
+    minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
+    brand = values.read("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
+    architecture = values.read("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
+    addressing = values.read("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
+    pci_bus_id = values.read("nvmlDeviceGetPciInfo_v3", lambda: _sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
+    pcie_root, numa_node = topology.read(pci_bus_id, sysfs_root) if pci_bus_id else (None, None)
+    mig_mode = values.read("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), needed=True)
+    facts = None if mig_mode is None else read_facts()
+    mig_enabled = mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    return Gpu(
+        uuid=uuid,
+        minor=minor,
+        product_name=values.read("nvmlDeviceGetName", partial(pynvml.nvmlDeviceGetName, handle)),
+        brand=None if brand is None else BRANDS.get(brand, "Unknown"),
+        architecture=None if architecture is None else ARCHITECTURES.get(architecture, "Unknown"),
+        cuda_compute_capability=values.read(
+            "nvmlDeviceGetCudaComputeCapability", partial(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+        ),
+        memory_bytes=values.read("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        pci_bus_id=pci_bus_id,
+        pcie_root=pcie_root,
+        numa_node=numa_node,
+        addressing_mode=None if addressing is None else ADDRESSING_MODES.get(addressing),
+        mig_capable=facts is not None and facts.capable,
+        mig_enabled=mig_enabled,
+        mig_resetless=None if facts is None or not facts.capable else facts.resetless,
+        mig_profiles=() if facts is None else facts.profiles,
+        mig_instances=_instances(handle, facts, values) if facts is not None and mig_enabled else (),
+    )
+
+
+def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts, values: LastValues) -> tuple[MigInstance, ...]:
+    """The existing instances. One is dropped only when a second read does not find it either, because NVML answers
+    Not Supported and Not Found also for a single call that fails."""
+    before = {one.gi_id for one in values.gpu.mig_instances} if values.gpu is not None else set()
+
+    def read() -> tuple[MigInstance, ...]:
+        found = read_instances(handle, facts)
+        return found if before <= {one.gi_id for one in found} else read_instances(handle, facts)
+
+    return values.read("MIG instances", read, needed=True) or ()
+
+
+def _sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
+    """``0000:65:00.0``: NVML prints a domain of eight digits in upper case, sysfs at least four in lower case."""
+    bus_id = info.busId
+    domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
