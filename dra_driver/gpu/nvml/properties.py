@@ -95,13 +95,13 @@ def describe_gpu(
 
 
 def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts, values: LastValues) -> tuple[MigInstance, ...]:
-    """The existing instances. One is dropped only when a second read does not find it either, because NVML answers
-    Not Supported and Not Found also for a single call that fails."""
-    before = {one.gi_id for one in values.gpu.mig_instances} if values.gpu is not None else set()
+    """The existing instances. One is dropped or changed only when a second read agrees, because Not Supported and Not
+    Found, which mean that it is gone, may also be the answer of a single call that fails."""
+    before = set(values.gpu.mig_instances) if values.gpu is not None else set()
 
     def read() -> tuple[MigInstance, ...]:
         found = read_instances(handle, facts)
-        return found if before <= {one.gi_id for one in found} else read_instances(handle, facts)
+        return found if before.issubset(found) else read_instances(handle, facts)
 
     return values.read("MIG instances", read, needed=True) or ()
 

@@ -25,6 +25,7 @@ ABSENT = -1
 
 # Codes of nvml.h (nvmlReturn_t) that tests inject.
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 9, 13
+TIMEOUT = 10
 GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
 PRETEND = 1000  # as mode_status: SetMigMode says that it is done, and leaves it pending
@@ -179,6 +180,11 @@ class State:
         """How often ``function`` was called, by all processes."""
         with self._locked() as state:
             return sum(one.calls for one in state.counters if one.function == function.encode())
+
+    def functions(self) -> set[str]:
+        """Names of all functions that were called, by all processes."""
+        with self._locked() as state:
+            return {one.function.decode() for one in state.counters if one.function}
 
     def configure(self, index: int, **fields: int) -> None:
         """Set numbers of the GPU at NVML index ``index``: ``resetless`` (-1: not told), ``virtualization``,
