@@ -223,7 +223,9 @@ class NvmlBackend:
         left_out: list[LeftOutGpu] = []
         for index, problem in failed.items():
             uuid = known.uuids.get(index)
-            kept = None if uuid is None or uuid in gpus else self._values(known, uuid).kept_gpu(problem)
+            if uuid in gpus:  # now at another index
+                uuid = None
+            kept = None if uuid is None else self._values(known, uuid).kept_gpu(problem)
             if kept is not None:
                 gpus[kept.uuid] = kept
             else:

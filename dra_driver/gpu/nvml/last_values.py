@@ -42,7 +42,8 @@ MIG_FACTS = "MIG profiles"
 class LastValues:
     """The last good answers about one GPU, or with an empty name about the driver.
 
-    Not thread-safe: the caller holds the GPU's lock, or the lock that lets one thread read the driver.
+    Not thread-safe: the caller of ``read`` and ``mig_facts`` holds the GPU's lock; ``kept_gpu`` and the values of the
+    driver are for the one thread that takes a snapshot.
     """
 
     def __init__(self, gpu: str) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,14 +150,20 @@ def known(snapshot: Snapshot) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
 @pytest.mark.parametrize("function", [MODE, *INSTANCES, COMPUTE])
-def test_a_partitioned_gpu_of_unknown_state_is_tried_again_and_then_left_out(
+def test_the_unknown_state_of_a_partitioned_gpu_is_tried_again(
+    nvml: NvmlBackend, state: State, node: NodeSpec, function: str, code: int
+) -> None:
+    """At the start of the process, one failed call must not withdraw what an earlier process published."""
+    state.inject(function, code, device=0, times=last_values.FIRST_TRIES - 1)
+    assert [gpu.mig_instances for gpu in nvml.snapshot().gpus] == [item.gpu.mig_instances for item in node.gpus]
+
+
+@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT])
+@pytest.mark.parametrize("function", [MODE, *INSTANCES, COMPUTE])
+def test_a_partitioned_gpu_whose_state_stays_unknown_is_left_out(
     nvml: NvmlBackend, state: State, node: NodeSpec, function: str, code: int
 ) -> None:
     """Without the mode and the instances, a GPU that is in use could be offered as free."""
-    state.inject(function, code, device=0, times=last_values.FIRST_TRIES - 1)
-    assert [gpu.mig_instances for gpu in nvml.snapshot().gpus] == [item.gpu.mig_instances for item in node.gpus]
-    nvml.close()
-    nvml._last.clear()
     state.inject(function, code, device=0)
     snapshot = nvml.snapshot()
     assert [gpu.uuid for gpu in snapshot.gpus] == [node.gpus[1].gpu.uuid]
@@ -183,6 +190,58 @@ def test_a_gpu_that_fails_as_a_whole_stays_for_three_looks(
     assert nvml.snapshot() == gone
     state.clear_faults()
     assert nvml.snapshot() == before
+
+
+def test_a_good_look_in_between_starts_the_count_of_failed_looks_again(nvml: NvmlBackend, state: State) -> None:
+    """Only failures in a row withdraw a GPU."""
+    before = nvml.snapshot()
+    for _ in range(2):
+        state.inject("nvmlDeviceGetMinorNumber", codes.TIMEOUT, device=0, times=last_values.KEPT_LOOKS)
+        for _ in range(last_values.KEPT_LOOKS + 1):
+            assert nvml.snapshot() == before
+
+
+def test_an_index_that_fails_after_the_order_changed_stands_for_no_known_gpu(
+    nvml: NvmlBackend, state: State, node: NodeSpec
+) -> None:
+    """The GPU that had the index before is read at another one."""
+    before = nvml.snapshot()
+    state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
+    state.inject("nvmlDeviceGetHandleByIndex_v2", codes.UNKNOWN, device=1)
+    found = nvml.snapshot()
+    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], "NVML index 1")
+
+
+@pytest.mark.parametrize("function", FACTS)
+def test_mig_facts_that_could_not_be_read_are_read_again(
+    nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str
+) -> None:
+    """The last known ones serve for the look that failed, not for the rest of the session."""
+    caplog.set_level(logging.INFO)
+    before = nvml.snapshot()
+    nvml.close()
+    state.inject(function, codes.UNKNOWN, device=1, times=1)
+    assert nvml.snapshot() == before
+    calls = state.calls(function)
+    assert nvml.snapshot() == before
+    assert state.calls(function) > calls
+    assert [one.getMessage() for one in caplog.records] == [
+        "GPU property cannot be read",
+        "GPU property can be read again",
+    ]
+
+
+@pytest.mark.parametrize("code", [codes.GPU_IS_LOST, codes.RESET_REQUIRED])
+@pytest.mark.parametrize("function", FACTS)
+def test_a_gpu_that_is_lost_while_its_mig_facts_are_read_is_left_out(
+    nvml: NvmlBackend, state: State, function: str, code: int
+) -> None:
+    """They are read at the start of a session."""
+    before = nvml.snapshot()
+    nvml.close()
+    state.inject(function, code, device=0)
+    found = nvml.snapshot()
+    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
 
 
 @pytest.mark.parametrize("code", [codes.GPU_IS_LOST, codes.RESET_REQUIRED])
