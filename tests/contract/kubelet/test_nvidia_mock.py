@@ -1,8 +1,9 @@
 """The node process on NVIDIA's own mock of NVML (NVIDIA/k8s-test-infra, pkg/gpu/mocknvml): seven boards.
 
 ``NVIDIA_MOCK_ROOTS`` names a folder with one driver root per board (``a100``, ``h100``, ...), each with the mock as
-``usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1`` and the board's YAML as ``usr/config/config.yaml``, and device nodes in ``dev``. It has no MIG,
-no sysfs and no CUDA library, so partitions, PCIe root, NUMA node and the libraries of a real driver are not tested.
+``usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1``, the board's YAML as ``usr/config/config.yaml``, and device nodes in
+``dev``. The mock has no MIG, no sysfs and no CUDA library, so partitions, PCIe root, NUMA node and the libraries of a
+real driver are not tested.
 """
 
 import json
