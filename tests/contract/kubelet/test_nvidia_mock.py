@@ -34,7 +34,7 @@ ARCHITECTURES = {
 }
 BRANDS = {"nvidia": "Nvidia"}
 
-SKIPPED = "MIG, PCIe root and NUMA node, libraries other than NVML, sharing, lost GPUs: the mock has none of them"
+SKIPPED = "MIG, PCIe root and NUMA node, libraries other than NVML, sharing: the mock has none of them"
 # Read from the sysfs of the machine of the test, which may have some other device at the same PCI address.
 OF_THE_HOST = ("resource.kubernetes.io/pcieRoot", "numa", "numaNode", "addressingMode")
 
@@ -96,11 +96,19 @@ def published(rest: RestClient) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def process(rest: RestClient, root: Path, node: Callable[..., NodeProcess]) -> NodeProcess:
+def overrides(tmp_path: Path) -> Path:
+    """The mock merges this file over the board's YAML, and reads it again every second."""
+    return tmp_path / "overrides.yaml"
+
+
+@pytest.fixture
+def process(rest: RestClient, root: Path, node: Callable[..., NodeProcess], overrides: Path) -> NodeProcess:
     """A registered node process that has published."""
     if not root.is_dir():
         pytest.skip(f"${ROOTS} has no driver root of that board")
-    started = node(simulate=None, driver_root=str(root), poll_interval="1").start()
+    started = node(
+        simulate=None, driver_root=str(root), poll_interval="1", environ={"MOCK_NVML_OVERRIDES": str(overrides)}
+    ).start()
     started.wait_for(started.registration.exists)
     register(started.registration)
     started.wait_for(lambda: published(rest))
@@ -149,6 +157,16 @@ def test_a_whole_gpu_is_prepared_and_unprepared(rest: RestClient, process: NodeP
         assert not client.unprepare(claim["uid"], **fields).claims[claim["uid"]].error
     assert process.cdi_files == [base]
     assert process.end()[0] == 0
+
+
+def test_a_lost_gpu_is_withdrawn_and_returns(rest: RestClient, process: NodeProcess, overrides: Path) -> None:
+    """As the mock's own failure injection plays it; the other GPUs stay."""
+    whole = set(published(rest))
+    overrides.write_text(yaml.safe_dump({"devices": {1: {"failure": {"mode": "lost"}}}}))
+    process.wait_for(lambda: set(published(rest)) == whole - {"gpu-1"})
+    process.wait_for(lambda: "GPU is lost" in process.text)
+    overrides.write_text("{}")
+    process.wait_for(lambda: set(published(rest)) == whole)
 
 
 def edits(process: NodeProcess, name: str) -> list[dict[str, Any]]:
