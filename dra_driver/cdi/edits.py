@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dra_driver.cdi import host
 from dra_driver.cdi.caps import Capability
-from dra_driver.cdi.hook import create_symlinks, update_ldcache
+from dra_driver.cdi.hook import CdiHook, base_hooks, create_symlinks
 from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.layout import ALIASES
 from dra_driver.cdi.libraries import DriverFiles, Library
@@ -42,12 +42,12 @@ def base_spec(
     names: CdiNames,
     files: DriverFiles,
     majors: Majors,
-    hook: str | None,
+    hook: CdiHook | None,
     found: Mapping[str, NodeNumbers] | None = None,
 ) -> CdiSpec:
     """The base document: the driver's files and control nodes, and one device by which a container requests them.
 
-    ``hook`` is the host path of NVIDIA's hook, None for soname mode. ``found`` are real nodes of the dev root,
+    ``hook`` is NVIDIA's hook on the host, None for soname mode. ``found`` are real nodes of the dev root,
     by path in containers. Raises `DriverUnavailableError` when the kernel module is not loaded.
     """
     edits = ContainerEdits(
@@ -55,7 +55,7 @@ def base_spec(
         env=("NVIDIA_VISIBLE_DEVICES=void",),
         device_nodes=tuple(_control_nodes(files.root, majors, found or {})),
         mounts=tuple(_mounts(files, hook)),
-        hooks=(create_symlinks(hook, _links(files)), update_ldcache(hook, files.library_folders)) if hook else (),
+        hooks=base_hooks(hook, _links(files), files.library_folders, files.version) if hook else (),
     )
     # Consumers refuse a file with a device without edits; this variable also helps to debug a pod.
     common = CdiDevice(name=COMMON, container_edits=ContainerEdits(env=(f"DRA_GPU_DRIVER_VERSION={files.version}",)))
@@ -134,7 +134,7 @@ def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage
     )
 
 
-def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: str | None) -> ContainerEdits:
+def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: CdiHook | None) -> ContainerEdits:
     """A GPU's ``/dev/dri`` nodes, and with a hook the ``by-path`` links, which some programs use to choose a node."""
     links = [
         (f"../{node.name}", f"/dev/dri/by-path/pci-{pci_bus_id}-{'card' if node.name.startswith('card') else 'render'}")
@@ -142,7 +142,7 @@ def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, 
     ]
     return ContainerEdits(
         device_nodes=tuple(device_node(root, f"/dev/dri/{node.name}", node.numbers) for node in nodes),
-        hooks=(create_symlinks(hook, links),) if hook and links else (),
+        hooks=(create_symlinks(hook.path, links),) if hook and links else (),
     )
 
 
@@ -199,7 +199,7 @@ def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNum
             yield device_node(root, path, found.get(path) or _numbers(major, minor, path))
 
 
-def _mounts(files: DriverFiles, hook: str | None) -> Iterator[Mount]:
+def _mounts(files: DriverFiles, hook: CdiHook | None) -> Iterator[Mount]:
     """One mount per container path; of two files for one path the first wins."""
     targets: set[str] = set()
     for source, target, options in _targets(files, hook):
@@ -208,7 +208,7 @@ def _mounts(files: DriverFiles, hook: str | None) -> Iterator[Mount]:
             yield Mount(host_path=files.root.host(source), container_path=target, options=options)
 
 
-def _targets(files: DriverFiles, hook: str | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _targets(files: DriverFiles, hook: CdiHook | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for library in files.libraries:
         yield library.path, library.path, _READ_ONLY
     for file in files.files:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from dra_driver.cdi import edits
 from dra_driver.cdi.caps import partition_capabilities
-from dra_driver.cdi.hook import find_hook
+from dra_driver.cdi.hook import CANDIDATES, CdiHook, choose_hook
+from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.host import Majors, drm_nodes, node_numbers
-from dra_driver.cdi.libraries import DriverFiles, discover
+from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
@@ -28,8 +29,13 @@ class _Base:
 
     files: DriverFiles
     majors: Majors
-    hook: str | None
+    hook: CdiHook | None
+    hook_folders: tuple[FolderState, ...]
     spec: CdiSpec
+
+    def is_current(self) -> bool:
+        """Whether files and hook are still the same: packages replace the hook's file by a rename in its folder."""
+        return self.files.is_current() and all(folder == FolderState.of(folder.path) for folder in self.hook_folders)
 
 
 class CdiProvider:
@@ -37,9 +43,10 @@ class CdiProvider:
 
     ``proc_devices`` is the kernel's list of device numbers and ``proc_driver`` the folder in which NVIDIA's module
     lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host, ``none`` for no
-    hook, None to search for it. ``graphics`` adds each GPU's DRM nodes (``/dev/dri/card*`` and ``renderD*``, found in
-    ``sysfs_root``), for programs that render without a display (EGL, Vulkan, GBM). The default is off: CUDA, video and
-    NVML never open them, and a card node lets a container drive displays.
+    hook, None to search for it; ``hook_versions`` reads its version. ``graphics`` adds each GPU's DRM nodes
+    (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``), for programs that render without a display (EGL,
+    Vulkan, GBM). The default is off: CUDA, video and NVML never open them, and a card node lets a container drive
+    displays.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class CdiProvider:
         graphics: bool = False,
         sysfs_root: str = "/sys",
         proc_driver: str = "/proc/driver",
+        hook_versions: HookVersions | None = None,
     ) -> None:
         self._root = root
         self._names = names
@@ -62,7 +70,9 @@ class CdiProvider:
         self._graphics = graphics
         self._sysfs_root = sysfs_root
         self._proc_driver = str(proc_driver)
-        self._lock = threading.Lock()  # guards _base; one search at a time
+        self._hook_versions = hook_versions or HookVersions()
+        self._hook_note: str | None = None
+        self._lock = threading.Lock()  # guards _base and _hook_note; one search at a time
         self._base: _Base | None = None
 
     def refresh(self) -> bool:
@@ -83,7 +93,7 @@ class CdiProvider:
         """
         with self._lock:
             base = self._base
-            if base is None or base.majors != Majors.read(self._proc_devices) or not base.files.is_current():
+            if base is None or base.majors != Majors.read(self._proc_devices) or not base.is_current():
                 return self._rebuild()[1]
             return self._writer.write_base(base.spec)
 
@@ -119,12 +129,15 @@ class CdiProvider:
         """`refresh` with the lock held: the new base, and whether the file changed."""
         majors = Majors.read(self._proc_devices)
         files = discover(self._root)
-        hook = find_hook(self._root, self._hook_path)
+        hook_folders = tuple(
+            FolderState.of(self._root.here(path.rpartition("/")[0])) for path in self._hook_candidates()
+        )
+        hook = self._choose_hook()
         nodes = ((path, node_numbers(self._root.dev_here(path))) for path in edits.CONTROL_NODES)
         found = {path: numbers for path, numbers in nodes if numbers}
         spec = edits.base_spec(self._names, files, majors, hook, found)
         changed = self._writer.write_base(spec)
-        self._base = base = _Base(files=files, majors=majors, hook=hook, spec=spec)
+        self._base = base = _Base(files=files, majors=majors, hook=hook, hook_folders=hook_folders, spec=spec)
         log.info(
             "NVIDIA driver files found",
             extra={
@@ -132,7 +145,21 @@ class CdiProvider:
                 "root": self._root.here("/"),
                 "libraries": len(files.libraries),
                 "mode": "hooks" if hook else "soname",
+                "hook_version": str(hook.version) if hook else None,
                 "changed": changed,
             },
         )
         return base, changed
+
+    def _hook_candidates(self) -> tuple[str, ...]:
+        if self._hook_path == "none" or not self._root.shows_host:
+            return ()
+        return (self._hook_path,) if self._hook_path else CANDIDATES
+
+    def _choose_hook(self) -> CdiHook | None:
+        """The hook to use; a hook that must not be used is reported once."""
+        choice = choose_hook(self._root, self._hook_path, self._hook_versions)
+        if choice.note and choice.note != self._hook_note:
+            log.warning("CDI hook is not used", extra={"reason": choice.note})
+        self._hook_note = choice.note
+        return choice.hook

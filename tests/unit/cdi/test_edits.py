@@ -8,6 +8,7 @@ import yaml
 
 from dra_driver.cdi import edits
 from dra_driver.cdi.caps import Capability
+from dra_driver.cdi.hook import CdiHook
 from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.libraries import DriverFiles, discover
 from dra_driver.cdi.names import CdiNames
@@ -15,12 +16,14 @@ from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.validation import validate
 from dra_driver.errors import DriverUnavailableError, InvalidSpecError
+from dra_driver.semver import Semver
 from tests.fakes.driver_root import debian
 
 GOLDEN = Path(__file__).parents[2] / "golden/cdi"
 NAMES = CdiNames("gpu.nvidia.com")
 MAJORS = Majors(nvidia=195, modeset=195, uvm=510, caps=237)
 HOST = DriverRoot()
+HOOK = CdiHook(path="/usr/bin/nvidia-cdi-hook", version=Semver(1, 18, 0))
 CONTAINER = DriverRoot(root="/driver-root", host_root="/run/nvidia/driver", dev_root="/driver-root")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
 UUIDS = {0: "GPU-6a1f3c52-9d7e-4b8a-8c1d-2e3f4a5b6c7d", 3: "GPU-b2c4d6e8-1a3b-4c5d-9e7f-8091a2b3c4d5"}
@@ -50,7 +53,7 @@ def test_base_document_without_hooks(files: DriverFiles) -> None:
 
 def test_base_document_with_hooks(files: DriverFiles) -> None:
     """Every library once; NVIDIA's hook makes the links and the linker's cache."""
-    spec = edits.base_spec(NAMES, files, MAJORS, "/usr/bin/nvidia-cdi-hook")
+    spec = edits.base_spec(NAMES, files, MAJORS, HOOK)
     validate(spec, "base")
     assert spec.to_wire() == golden("base-hooks.yaml")
 
@@ -137,8 +140,8 @@ def test_without_capability_numbers_no_partition_is_promised() -> None:
         edits.partition_edits(1, Majors(nvidia=195), HOST, [Capability(minor=147)])
 
 
-@pytest.mark.parametrize("hook", [None, "/usr/bin/nvidia-ctk"])
-def test_no_container_path_is_mounted_twice(files: DriverFiles, hook: str | None) -> None:
+@pytest.mark.parametrize("hook", [None, HOOK])
+def test_no_container_path_is_mounted_twice(files: DriverFiles, hook: CdiHook | None) -> None:
     """Runtimes keep the last of two mounts at one path, which would hide a library."""
     mounts = edits.base_spec(NAMES, files, MAJORS, hook).container_edits.mounts
     targets = [mount.container_path for mount in mounts]
@@ -205,8 +208,8 @@ def test_variables_of_two_claims_do_not_replace_each_other() -> None:
     assert env == ["DRA_GPU_0_UUID=GPU-0", "DRA_GPU_1_UUID=GPU-1"]
 
 
-@pytest.mark.parametrize("hook", [None, "/usr/bin/nvidia-cdi-hook"])
-def test_graphics_nodes_come_with_their_links_where_a_hook_can_make_them(hook: str | None) -> None:
+@pytest.mark.parametrize("hook", [None, HOOK])
+def test_graphics_nodes_come_with_their_links_where_a_hook_can_make_them(hook: CdiHook | None) -> None:
     """CDI itself cannot make links."""
     nodes = [
         DrmNode(name="card1", numbers=NodeNumbers(major=226, minor=1)),
@@ -227,7 +230,7 @@ def test_graphics_nodes_come_with_their_links_where_a_hook_can_make_them(hook: s
 
 def test_no_graphics_nodes_no_edits() -> None:
     """Compute-only modules; a hook without links would be an error."""
-    assert edits.graphics_edits([], HOST, "0000:65:00.0", "/usr/bin/nvidia-cdi-hook").empty
+    assert edits.graphics_edits([], HOST, "0000:65:00.0", HOOK).empty
 
 
 def test_the_same_device_twice_is_one_device() -> None:

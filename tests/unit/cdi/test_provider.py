@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.root import DriverRoot
@@ -173,14 +174,43 @@ def test_graphics_nodes_are_given_only_when_asked_for(tmp_path: Path) -> None:
     assert [node.path for node in with_graphics.device_nodes] == ["/dev/nvidia3", "/dev/dri/renderD128"]
 
 
+def hook_versions(printed: str) -> HookVersions:
+    return HookVersions(lambda root, path: printed.encode())
+
+
+def commands(node: Node) -> list[str]:
+    return [hook["args"][1] for hook in node.base()["containerEdits"].get("hooks", [])]
+
+
 def test_the_hook_is_used_where_it_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And the log says which of the two ways a node takes."""
-    node = Node(tmp_path)
+    """The log names the mode of the node and the hook's version."""
+    node = Node(tmp_path, hook_versions=hook_versions("NVIDIA CDI Hook version 1.17.8"))
     node.root.put("/usr/bin/nvidia-cdi-hook", b"", 0o755)
     with caplog.at_level(logging.INFO, "dra_driver.cdi.provider"):
         node.provider.refresh()
-    assert [hook["args"][1] for hook in node.base()["containerEdits"]["hooks"]] == ["create-symlinks", "update-ldcache"]
-    assert caplog.records[0].__dict__["mode"] == "hooks"
+    assert commands(node) == ["create-symlinks", "enable-cuda-compat", "update-ldcache"]
+    assert (caplog.records[0].__dict__["mode"], caplog.records[0].__dict__["hook_version"]) == ("hooks", "1.17.8")
+
+
+def test_a_hook_with_a_known_hole_is_reported_once_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pods get their libraries without it, and an upgrade of the toolkit is noticed by the next prepare."""
+    printed = ["NVIDIA CDI Hook version 1.17.7"]
+    node = Node(tmp_path, hook_versions=HookVersions(lambda root, path: printed[0].encode()))
+    hook = node.root.put("/usr/bin/nvidia-cdi-hook", b"old", 0o755)
+    with caplog.at_level(logging.WARNING, "dra_driver.cdi.provider"):
+        node.provider.refresh()
+        node.provider.refresh()
+    assert commands(node) == []
+    (record,) = caplog.records
+    assert "install the NVIDIA Container Toolkit 1.17.8 or newer" in record.__dict__["reason"]
+    printed[0] = "NVIDIA CDI Hook version 1.18.0"
+    (hook.parent / "new").write_bytes(b"newer")
+    (hook.parent / "new").chmod(0o755)
+    (hook.parent / "new").rename(hook)
+    assert node.provider.ensure_base()
+    assert commands(node)[-1] == "disable-device-node-modification"
 
 
 def test_a_chosen_hook_that_is_missing_stops_the_start(tmp_path: Path) -> None:
