@@ -6,9 +6,9 @@ Other packages import from here.
 from dra_driver.cdi.edits import claim_spec, mps_edits
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
-from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.driver_root.root import DriverRoot
 
 __all__ = [
     "CdiNames",

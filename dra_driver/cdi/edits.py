@@ -19,8 +19,8 @@ from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.layout import ALIASES
 from dra_driver.cdi.libraries import DriverFiles, Library
 from dra_driver.cdi.names import COMMON, CdiNames
-from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Mount
+from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")

@@ -33,8 +33,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dra_driver.cdi.hook_version import HookVersions, UnknownVersionError
-from dra_driver.cdi.root import DriverRoot, resolve
 from dra_driver.cdi.spec import Hook
+from dra_driver.driver_root.root import DriverRoot, resolve
 from dra_driver.errors import ConfigurationError
 from dra_driver.semver import Semver
 

@@ -10,7 +10,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from dra_driver.cdi import ldcache
 from dra_driver.cdi.elf import read_shared_object
 from dra_driver.cdi.layout import (
     BINARIES,
@@ -24,7 +23,8 @@ from dra_driver.cdi.layout import (
     SOCKETS,
     VERSIONED_EXTRAS,
 )
-from dra_driver.cdi.root import DriverRoot, resolve
+from dra_driver.driver_root import ldcache
+from dra_driver.driver_root.root import DriverRoot, resolve
 from dra_driver.errors import DriverUnavailableError
 
 _DRIVER_LIBRARY = re.compile(r"(libcuda|libnvidia-ml)\.so\.(\d{1,5}(?:\.\d{1,5}){1,3})")

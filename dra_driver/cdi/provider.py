@@ -15,9 +15,9 @@ from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.host import Majors, drm_nodes, node_numbers
 from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
 from dra_driver.cdi.names import CdiNames
-from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.driver_root.root import DriverRoot
 from dra_driver.model.gpu import Gpu
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from dra_driver.gpu.library import FOLDERS as LIBRARY_FOLDERS
-from dra_driver.gpu.library import resolve_below
+from dra_driver.driver_root.search import FOLDERS as LIBRARY_FOLDERS
+from dra_driver.driver_root.search import resolve_below
 
 PROGRAM_FOLDERS: Final = ("opt/bin", "usr/bin", "usr/sbin", "bin", "sbin")
 """The search order of NVIDIA's container toolkit."""

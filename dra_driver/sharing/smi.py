@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from dra_driver.driver_root.search import find_library
 from dra_driver.errors import CommandError
-from dra_driver.gpu.library import find_library
 from dra_driver.sharing import process, programs
 
 NAME: Final = "nvidia-smi"

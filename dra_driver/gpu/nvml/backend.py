@@ -16,9 +16,9 @@ from functools import partial
 
 import pynvml
 
+from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DeviceLostError, ResetRequiredError
 from dra_driver.gpu.backend import ComputeMode
-from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml import control
 from dra_driver.gpu.nvml.errors import driver_call, required
 from dra_driver.gpu.nvml.events import MigEvents

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pynvml
 
+from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DriverUnavailableError
-from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml.errors import describe, driver_call
 
 log = logging.getLogger(__name__)

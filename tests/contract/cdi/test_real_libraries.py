@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cdi import ldcache
 from dra_driver.cdi.elf import read_shared_object
+from dra_driver.driver_root import ldcache
 
 LDCONFIG = shutil.which("ldconfig") or "/sbin/ldconfig"
 READELF = shutil.which("readelf")

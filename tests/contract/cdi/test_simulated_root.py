@@ -12,8 +12,8 @@ from dra_driver.cdi.edits import claim_spec
 from dra_driver.cdi.libraries import discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
-from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DeviceLostError
 from dra_driver.gpu.simulated import root as simulated_root
 from dra_driver.gpu.simulated.backend import SimulatedBackend

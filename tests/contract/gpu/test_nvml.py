@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DriverUnavailableError
-from dra_driver.gpu.library import find_library
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.simulated.spec import NodeSpec
 from dra_driver.model.gpu import Snapshot

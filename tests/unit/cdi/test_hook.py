@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.cdi.hook import CdiHook, base_hooks, choose_hook, create_symlinks, find_hook, update_ldcache
 from dra_driver.cdi.hook_version import HookVersions
-from dra_driver.cdi.root import DriverRoot
+from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import ConfigurationError
 from dra_driver.semver import Semver
 from tests.fakes.driver_root import FakeDriverRoot

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.cdi.libraries import DriverFiles, discover
-from dra_driver.cdi.root import DriverRoot
+from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError
 from tests.fakes import elf
 from tests.fakes.driver_root import VERSION, FakeDriverRoot, debian

@@ -13,8 +13,8 @@ import pytest
 from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
-from dra_driver.cdi.root import DriverRoot
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import ConfigurationError, DriverUnavailableError, StorageError
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.driver_root.search import find_library
 from dra_driver.errors import ConfigurationError, StorageError
-from dra_driver.gpu.library import find_library
 from dra_driver.gpu.simulated import root as simulated_root
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.gpu.simulated.root import LIBRARIES, smi_script

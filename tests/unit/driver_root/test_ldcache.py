@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cdi.ldcache import entries, read_cache
+from dra_driver.driver_root.ldcache import entries, read_cache
 from tests.fakes.elf import linker_cache
 
 X86, ARM, I386, X32 = 0x0303, 0x0A03, 0x0003, 0x0803

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cdi.root import DriverRoot, resolve
+from dra_driver.driver_root.root import DriverRoot, resolve
 from dra_driver.errors import ConfigurationError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.library import find_library, resolve_below
+from dra_driver.driver_root.search import find_library, resolve_below
 
 
 def put(root: Path, name: str) -> Path:
