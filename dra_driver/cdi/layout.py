@@ -1,4 +1,4 @@
-"""Folders and names of the files of NVIDIA's drivers, as data.
+"""Names of the files of NVIDIA's drivers, and folders of all but libraries and programs, as data.
 
 Sources: NVIDIA's driver README ("Installed components") and Container Toolkit documentation for the
 files; ``ld.so(8)`` for the loader's default folders; the FHS and Debian's multiarch layout for the rest.
@@ -8,18 +8,10 @@ generic glvnd libraries (the image has its own).
 """
 
 from dra_driver.cdi.elf import EM_AARCH64, EM_X86_64
+from dra_driver.driver_root.folders import TRIPLETS
 
-MULTIARCH = {EM_X86_64: "x86_64-linux-gnu", EM_AARCH64: "aarch64-linux-gnu"}
+MULTIARCH = dict(zip((EM_X86_64, EM_AARCH64), TRIPLETS, strict=True))
 """Debian's folder name of each machine that NVIDIA has Linux drivers for."""
-
-LIBRARY_FOLDERS = (
-    "/usr/lib64",
-    *(f"/usr/lib/{triplet}{sub}" for triplet in MULTIARCH.values() for sub in ("", "/nvidia/current")),
-    "/lib64",
-    *(f"/lib/{triplet}{sub}" for triplet in MULTIARCH.values() for sub in ("", "/nvidia/current")),
-    "/usr/lib",
-)
-"""Folders searched for ``libcuda.so.<version>``, in order; the linker's cache comes after them."""
 
 VERSIONED_EXTRAS = (
     "libnvidia-egl-gbm.so.",
@@ -53,7 +45,6 @@ BINARIES = (
     "nvidia-imex",
     "nvidia-imex-ctl",
 )
-BINARY_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 SOCKETS = ("nvidia-persistenced/socket", "nvidia-fabricmanager/socket")
 SOCKET_FOLDERS = ("/run", "/var/run")

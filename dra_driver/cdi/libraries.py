@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from dra_driver.cdi.elf import read_shared_object
 from dra_driver.cdi.layout import (
     BINARIES,
-    BINARY_FOLDERS,
     CONFIG_FOLDERS,
     CONFIGS,
     FIRMWARE_FOLDERS,
-    LIBRARY_FOLDERS,
     MULTIARCH,
     SOCKET_FOLDERS,
     SOCKETS,
     VERSIONED_EXTRAS,
 )
-from dra_driver.driver_root import ldcache
+from dra_driver.driver_root.folders import LIBRARY_FOLDERS, PROGRAM_FOLDERS, SEARCHED_BY_CONTAINERS
 from dra_driver.driver_root.root import DriverRoot, resolve
+from dra_driver.driver_root.search import CUDA, NVML, cached_libraries
 from dra_driver.errors import DriverUnavailableError
 
 _DRIVER_LIBRARY = re.compile(r"(libcuda|libnvidia-ml)\.so\.(\d{1,5}(?:\.\d{1,5}){1,3})")
@@ -194,10 +193,8 @@ class _Search:
         return [path for path in found if path and self._is(path, stat.S_ISREG)]
 
     def _cached_paths(self) -> list[str]:
-        cache = self._resolve("/etc/ld.so.cache")
-        data = ldcache.read_cache(self._root.here(cache)) if cache else b""
-        wanted = {"libcuda.so.1", "libnvidia-ml.so.1"}
-        found = (self._resolve(path) for name, path in ldcache.entries(data) if name in wanted)
+        self._resolve("/etc/ld.so.cache")  # so that its folder is watched
+        found = (self._resolve(path) for path in cached_libraries(self._root.root, {CUDA, NVML}))
         return [path for path in found if path and self._is(path, stat.S_ISREG)]
 
     def _libraries(self, version: str, machine: int, home: str) -> Iterator[Library]:
@@ -221,8 +218,10 @@ class _Search:
 
     def _binaries(self) -> Iterator[DriverFile]:
         for name in BINARIES:
-            if found := self._first(BINARY_FOLDERS, name, _is_program):
-                yield found
+            if found := self._first(PROGRAM_FOLDERS, name, _is_program):
+                folder = found.container_path.rpartition("/")[0]
+                target = found.container_path if folder in SEARCHED_BY_CONTAINERS else f"/usr/bin/{name}"
+                yield DriverFile(path=found.path, container_path=target)
 
     def _firmware(self, version: str) -> Iterator[DriverFile]:
         releases = (f"/{os.uname().release}", "")
@@ -273,7 +272,7 @@ class _Search:
         if path not in self._listed:
             try:
                 self._listed[path] = os.listdir(self._root.here(path))  # noqa: PTH208 - names, not paths
-            except NotADirectoryError:
+            except (FileNotFoundError, NotADirectoryError):
                 self._listed[path] = []
         return self._listed[path]
 

@@ -17,6 +17,7 @@ from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.driver_root.detect import RootSource
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.model.gpu import Gpu
 
@@ -39,19 +40,19 @@ class _Base:
 
 
 class CdiProvider:
-    """Edits for one driver root. Thread-safe.
+    """Edits for one driver root, or for the one that a function finds at each search. Thread-safe.
 
     ``proc_devices`` is the kernel's list of device numbers and ``proc_driver`` the folder in which NVIDIA's module
     lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host, ``none`` for no
-    hook, None to search for it; ``hook_versions`` reads its version. ``graphics`` adds each GPU's DRM nodes
-    (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``), for programs that render without a display (EGL,
-    Vulkan, GBM). The default is off: CUDA, video and NVML never open them, and a card node lets a container drive
-    displays.
+    hook, None to search for it; ``hook_versions`` reads its version, and ``host`` shows the host's ``/``, where the
+    hook is, if the driver root does not. ``graphics`` adds each GPU's DRM nodes (``/dev/dri/card*`` and ``renderD*``,
+    found in ``sysfs_root``), for programs that render without a display (EGL, Vulkan, GBM). The default is off: CUDA,
+    video and NVML never open them, and a card node lets a container drive displays.
     """
 
     def __init__(
         self,
-        root: DriverRoot,
+        root: DriverRoot | RootSource,
         names: CdiNames,
         writer: CdiWriter,
         proc_devices: str = "/proc/devices",
@@ -61,8 +62,10 @@ class CdiProvider:
         sysfs_root: str = "/sys",
         proc_driver: str = "/proc/driver",
         hook_versions: HookVersions | None = None,
+        host: DriverRoot | None = None,
     ) -> None:
-        self._root = root
+        self._locate: RootSource = (lambda: root) if isinstance(root, DriverRoot) else root
+        self._host = host
         self._names = names
         self._writer = writer
         self._proc_devices = str(proc_devices)
@@ -100,12 +103,13 @@ class CdiProvider:
     def edits_for(self, gpu: Gpu) -> ContainerEdits:
         """Edits for the whole ``gpu``, without those of the base document. Errors as `refresh`."""
         base = self._known_base()
+        root = base.files.root
         path = f"/dev/nvidia{gpu.minor}"
-        found = node_numbers(self._root.dev_here(path))
-        result = edits.gpu_edits(gpu.minor, base.majors, self._root, found=found, uuid=gpu.uuid)
+        found = node_numbers(root.dev_here(path))
+        result = edits.gpu_edits(gpu.minor, base.majors, root, found=found, uuid=gpu.uuid)
         if self._graphics and gpu.pci_bus_id:
             nodes = drm_nodes(gpu.pci_bus_id, self._sysfs_root)
-            result += edits.graphics_edits(nodes, self._root, gpu.pci_bus_id, base.hook)
+            result += edits.graphics_edits(nodes, root, gpu.pci_bus_id, base.hook)
         return result
 
     def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
@@ -116,10 +120,11 @@ class CdiProvider:
         `refresh`, and `DeviceLostError` when the kernel module does not list the instance.
         """
         base = self._known_base()
+        root = base.files.root
         capabilities = partition_capabilities(self._proc_driver, gpu.minor, gi_id, ci_id) if base.majors.caps else ()
-        found = node_numbers(self._root.dev_here(f"/dev/nvidia{gpu.minor}"))
+        found = node_numbers(root.dev_here(f"/dev/nvidia{gpu.minor}"))
         variable = f"DRA_GPU_{gpu.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}"
-        return edits.partition_edits(gpu.minor, base.majors, self._root, capabilities, found=found, variable=variable)
+        return edits.partition_edits(gpu.minor, base.majors, root, capabilities, found=found, variable=variable)
 
     def _known_base(self) -> _Base:
         with self._lock:
@@ -128,12 +133,12 @@ class CdiProvider:
     def _rebuild(self) -> tuple[_Base, bool]:
         """`refresh` with the lock held: the new base, and whether the file changed."""
         majors = Majors.read(self._proc_devices)
-        files = discover(self._root)
-        hook_folders = tuple(
-            FolderState.of(self._root.here(path.rpartition("/")[0])) for path in self._hook_candidates()
-        )
-        hook = self._choose_hook()
-        nodes = ((path, node_numbers(self._root.dev_here(path))) for path in edits.CONTROL_NODES)
+        root = self._locate()
+        files = discover(root)
+        host = self._host or root
+        hook_folders = tuple(FolderState.of(host.here(path.rpartition("/")[0])) for path in self._hook_candidates(host))
+        hook = self._choose_hook(host)
+        nodes = ((path, node_numbers(root.dev_here(path))) for path in edits.CONTROL_NODES)
         found = {path: numbers for path, numbers in nodes if numbers}
         spec = edits.base_spec(self._names, files, majors, hook, found)
         changed = self._writer.write_base(spec)
@@ -142,7 +147,7 @@ class CdiProvider:
             "NVIDIA driver files found",
             extra={
                 "driver_version": files.version,
-                "root": self._root.here("/"),
+                "root": root.here("/"),
                 "libraries": len(files.libraries),
                 "mode": "hooks" if hook else "soname",
                 "hook_version": str(hook.version) if hook else None,
@@ -151,14 +156,14 @@ class CdiProvider:
         )
         return base, changed
 
-    def _hook_candidates(self) -> tuple[str, ...]:
-        if self._hook_path == "none" or not self._root.shows_host:
+    def _hook_candidates(self, host: DriverRoot) -> tuple[str, ...]:
+        if self._hook_path == "none" or not host.shows_host:
             return ()
         return (self._hook_path,) if self._hook_path else CANDIDATES
 
-    def _choose_hook(self) -> CdiHook | None:
+    def _choose_hook(self, host: DriverRoot) -> CdiHook | None:
         """The hook to use; a hook that must not be used is reported once."""
-        choice = choose_hook(self._root, self._hook_path, self._hook_versions)
+        choice = choose_hook(host, self._hook_path, self._hook_versions)
         if choice.note and choice.note != self._hook_note:
             log.warning("CDI hook is not used", extra={"reason": choice.note})
         self._hook_note = choice.note

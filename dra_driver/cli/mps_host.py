@@ -61,8 +61,19 @@ class MpsHostSettings:
         Option(NODE, "KUBELET_PLUGINS_DIR", "DIR", "as for kubelet-plugin; the same path on the host", _absolute),
         "/var/lib/kubelet/plugins",
     )
-    driver_root: str = setting(
-        Option(NODE, "DRIVER_ROOT", "DIR", "root of the NVIDIA driver, as this process sees it", _absolute), "/"
+    driver_root: str | None = setting(
+        Option(
+            NODE,
+            "DRIVER_ROOT",
+            "DIR",
+            "root of the NVIDIA driver, as this process sees it; default: search for it below the host root",
+            _absolute,
+        ),
+        None,
+    )
+    host_root: str = setting(
+        Option(NODE, "HOST_ROOT", "DIR", "the host's / as this process sees it, searched for the driver", _absolute),
+        "/",
     )
     shm_dir: str = setting(
         Option(
@@ -129,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in flags_of(MpsHostSettings)}
     settings = load(MpsHostSettings, given, os.environ)
+    from dra_driver.driver_root.detect import Detector
     from dra_driver.sharing.control import ControlProgram
     from dra_driver.sharing.host import MpsHost
     from dra_driver.telemetry import logs
@@ -137,8 +149,9 @@ def run(args: argparse.Namespace) -> int:
     over: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: over.append(received))
+    detector = Detector(settings.host_root)
     program = ControlProgram(
-        root=settings.driver_root,
+        root=settings.driver_root or (lambda: detector.current().here("/")),
         private=settings.namespaces == "own",
         users="all" if settings.users == "all" else "one",
     )

@@ -145,12 +145,23 @@ class NodeSettings:
         ),
         "/var/run/cdi",
     )
-    driver_root: str = setting(
+    driver_root: str | None = setting(
         Option(
             HARDWARE,
             "DRIVER_ROOT",
             "DIR",
-            "root of the NVIDIA driver's installation, as this process sees it",
+            "root of the NVIDIA driver's installation, as this process sees it; default: search for it below the host "
+            "root",
+            _absolute,
+        ),
+        None,
+    )
+    host_root: str = setting(
+        Option(
+            HARDWARE,
+            "HOST_ROOT",
+            "DIR",
+            "the host's / as this process sees it, searched for the driver and for NVIDIA's CDI hook",
             _absolute,
         ),
         "/",

@@ -1,77 +1,67 @@
-"""Find ``libnvidia-ml.so.1`` below a driver root.
+"""Find a library or a program below a driver root: NVML, nvidia-smi, the MPS programs and, for CDI, libcuda.
 
 Links are followed as if the root were ``/``: in a driver container or behind a host mount, an absolute link points into
-the root and not into this process' file system.
+the root and not into this process' file system. Nothing is cached, because a driver may be replaced at any time.
 """
 
+import os
 import stat
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Final
 
-SONAME = "libnvidia-ml.so.1"
-# The folders that NVIDIA's container toolkit searches, in its order; the linker cache of the root is not consulted.
-FOLDERS = (
-    "",
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-)
-MAX_LINKS = 40  # as the kernel's limit on nested links
+from dra_driver.driver_root import ldcache
+from dra_driver.driver_root.folders import LIBRARY_FOLDERS, PROGRAM_FOLDERS
+from dra_driver.driver_root.root import resolve
+
+NVML: Final = "libnvidia-ml.so.1"
+CUDA: Final = "libcuda.so.1"
+WSL_FOLDER: Final = "/usr/lib/wsl"
+_CACHE: Final = "/etc/ld.so.cache"
 
 
-def find_library(driver_root: str) -> str | None:
-    """Full path, links followed, of the driver's NVML library below ``driver_root``; None when there is none.
+def find_library(driver_root: str, name: str = NVML) -> str | None:
+    """Full path, links followed, of the library ``name`` below ``driver_root``; None when there is none.
 
     The file's own name ends in the driver version, so after a driver upgrade the path differs and the dynamic linker
-    loads the new library and does not reuse the one that it loaded under the old name.
+    loads the new library and does not reuse the one that it loaded under the old name. An unreadable folder counts as
+    missing.
     """
-    root = Path(driver_root)
-    for folder in FOLDERS:
-        found = resolve_below(root, f"{folder}/{SONAME}")
-        if found is not None and _is_file(found):
-            return str(found)
+    root = driver_root.rstrip("/")
+    for inside in (f"{folder.rstrip('/')}/{name}" for folder in LIBRARY_FOLDERS):
+        if found := _file(root, inside):
+            return root + found
+    try:
+        return next((root + found for path in cached_libraries(root, {name}) if (found := _file(root, path))), None)
+    except OSError:
+        return None
+
+
+def find_program(driver_root: str, name: str) -> str | None:
+    """Full path, links followed, of the program below ``driver_root``; None without an executable file."""
+    root = driver_root.rstrip("/")
+    for folder in PROGRAM_FOLDERS:
+        found = _file(root, f"{folder}/{name}")
+        if found and os.access(root + found, os.X_OK):
+            return root + found
     return None
 
 
-def resolve_below(root: Path, path: str) -> Path | None:
-    """``path`` below ``root`` with every link followed inside ``root``; None when it does not exist or links loop.
+def cached_libraries(root: str, names: set[str]) -> Iterator[str]:
+    """Inside paths that the root's linker cache has for ``names``, links not followed. Raises OSError.
 
-    ``..`` never leaves the root. The path existed during the call; it may be gone afterwards.
+    Libraries of WSL are left out: they talk to Windows' driver through /dev/dxg and know no device nodes.
     """
-    pending = [part for part in reversed(path.split("/")) if part]
-    done: list[str] = []
-    links = 0
-    while pending:
-        part = pending.pop()
-        if part == ".":
-            continue
-        if part == "..":
-            done = done[:-1]
-            continue
-        here = root.joinpath(*done, part)
-        try:
-            mode = here.lstat().st_mode
-            target = str(here.readlink()) if stat.S_ISLNK(mode) else None
-        except OSError:
-            return None
-        if target is None:
-            done.append(part)
-            continue
-        links += 1
-        if links > MAX_LINKS:
-            return None
-        if target.startswith("/"):
-            done = []
-        pending += [piece for piece in reversed(target.split("/")) if piece]
-    return root.joinpath(*done)
+    cache = resolve(root, _CACHE)
+    data = ldcache.read_cache(root + cache) if cache else b""
+    for name, path in ldcache.entries(data):
+        if name in names and not path.startswith(f"{WSL_FOLDER}/"):
+            yield path
 
 
-def _is_file(path: Path) -> bool:
+def _file(root: str, inside: str) -> str | None:
+    """The inside path of a regular file, links followed, or None."""
     try:
-        return stat.S_ISREG(path.lstat().st_mode)
+        found = resolve(root, inside)
+        return found if found and stat.S_ISREG(os.lstat(root + found).st_mode) else None
     except OSError:
-        return False
+        return None

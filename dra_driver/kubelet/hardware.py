@@ -10,6 +10,7 @@ from pathlib import Path
 from dra_driver.cdi import DriverRoot
 from dra_driver.claims import HardwareDependencies
 from dra_driver.config.settings import NodeSettings
+from dra_driver.driver_root.detect import Detector, RootSource
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.backend import GpuBackend
 from dra_driver.gpu.notes import GpuNotes
@@ -27,11 +28,15 @@ MPS = "mps"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date."""
+    """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date.
+
+    ``host`` shows the host's ``/`` where the driver root may be another one.
+    """
 
     backend: GpuBackend
-    root: DriverRoot
+    root: RootSource
     proc_devices: str
+    host: DriverRoot | None = None
     proc_driver: str = "/proc/driver"
     renew_root: Callable[[], None] = lambda: None
 
@@ -39,7 +44,7 @@ class Hardware:
         """The tools with which ``claims/`` changes GPUs. ``mps`` is the folder shared with the MPS host."""
         return HardwareDependencies(
             mig=MigManager(self.backend, notes),
-            slicer=TimeSlicer(Smi(self.root.here("/")), self.backend, notes),
+            slicer=TimeSlicer(Smi(lambda: self.root().here("/")), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),
             changed=changed,
         )
@@ -55,15 +60,23 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         return _simulated(settings.simulate, settings.node_name, plugin_dir)
     from dra_driver.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
+    dev_root, host_dev_root = settings.dev_root or "", settings.dev_root_on_host or ""
+    if settings.driver_root is None:
+        detector = Detector(settings.host_root, dev_root=dev_root, host_dev_root=host_dev_root)
+        return Hardware(
+            backend=NvmlBackend(driver_root=lambda: detector.current().here("/")),
+            root=detector.current,
+            host=DriverRoot(root=settings.host_root, host_root="/"),
+            proc_devices=settings.proc_devices,
+        )
+    given = DriverRoot.locate(
+        settings.driver_root,
+        host_root=settings.driver_root_on_host or "",
+        dev_root=dev_root,
+        host_dev_root=host_dev_root,
+    )
     return Hardware(
-        backend=NvmlBackend(driver_root=settings.driver_root),
-        root=DriverRoot.locate(
-            settings.driver_root,
-            host_root=settings.driver_root_on_host or "",
-            dev_root=settings.dev_root or "",
-            host_dev_root=settings.dev_root_on_host or "",
-        ),
-        proc_devices=settings.proc_devices,
+        backend=NvmlBackend(driver_root=settings.driver_root), root=lambda: given, proc_devices=settings.proc_devices
     )
 
 
@@ -85,9 +98,10 @@ def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:
         written(backend.snapshot())
     except StorageError as error:
         raise ConfigurationError(f"cannot start without a driver root: {error}") from error
+    root = DriverRoot(root=str(folder), dev_root=str(folder))
     return Hardware(
         backend=backend,
-        root=DriverRoot(root=str(folder), dev_root=str(folder)),
+        root=lambda: root,
         proc_devices=str(folder / "proc" / "devices"),
         proc_driver=str(folder / "proc" / "driver"),
         renew_root=backend.announce,

@@ -147,7 +147,7 @@ class NodeProcess:
     def _check_and_lock(self) -> None:
         settings, paths = self._settings, self._paths
         if settings.simulate is None:
-            preflight.check_driver_root(Path(settings.driver_root))
+            preflight.check_driver_root(Path(settings.driver_root or settings.host_root))
         preflight.check_registrar_dir(paths.registration.parent)
         preflight.make_plugin_dir(Path(settings.kubelet_plugins_dir), settings.driver_name)
         preflight.make_cdi_dir(Path(settings.cdi_dir))
@@ -185,6 +185,7 @@ class NodeProcess:
             found.proc_devices,
             settings.nvidia_cdi_hook_path,
             proc_driver=found.proc_driver,
+            host=found.host,
         )
         rest = RestClient(Connection.load(settings.kubeconfig))
         owned = OwnedBackend(found.backend)

@@ -9,12 +9,13 @@ can connect. ``supervise.py`` decides when to do what.
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from dra_driver.errors import CommandError
+from dra_driver.errors import CommandError, DriverUnavailableError
 from dra_driver.sharing import namespace, process, programs
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.mps_files import DaemonFolder
@@ -38,14 +39,14 @@ Users = Literal["one", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlProgram:
-    """The program below ``root``, the driver's root as this process sees it.
+    """The program below ``root``, the driver's root as this process sees it or a function that finds it.
 
     ``private`` gives each daemon its own mount namespace (see ``namespace.py``); without it, daemon and program use the
     folders' own paths, which is enough for simulated drivers. ``users`` "all" lets clients of several users connect at
     the same time (``-multiuser-server``).
     """
 
-    root: str = "/"
+    root: str | Callable[[], str] = "/"
     private: bool = True
     users: Users = "one"
 
@@ -81,18 +82,25 @@ class ControlProgram:
             raise CommandError(f"{NAME} cannot be started: {error}") from error
 
     def _command(self) -> list[str]:
-        found = programs.find_program(self.root, NAME)
+        found = programs.find_program(self._root, NAME)
         if found is None:
             raise CommandError(
-                f"{NAME} is not below {self.root} (looked in {', '.join(programs.PROGRAM_FOLDERS)}): install the"
+                f"{NAME} is not below {self._root} (looked in {', '.join(programs.PROGRAM_FOLDERS)}): install the"
                 " driver's compute utilities on the node, or set --driver-root (DRIVER_ROOT)"
             )
-        return [programs.inside(self.root, found) if self._changes_root else found]
+        return [programs.inside(self._root, found) if self._changes_root else found]
+
+    @property
+    def _root(self) -> str:
+        try:
+            return self.root if isinstance(self.root, str) else self.root()
+        except DriverUnavailableError as error:
+            raise CommandError(f"{NAME} cannot be found: {error}") from error
 
     @property
     def _changes_root(self) -> bool:
         """Whether the child runs with the driver's root as ``/``, with all libraries of one system."""
-        return self.private and not programs.is_own(self.root) and programs.has_shell(self.root)
+        return self.private and not programs.is_own(self._root) and programs.has_shell(self._root)
 
     def _environment(self, folder: DaemonFolder) -> dict[str, str]:
         pipe, log = (namespace.PIPE, namespace.LOG) if self.private else (str(folder.pipe), str(folder.log))
@@ -102,21 +110,21 @@ class ControlProgram:
             "LC_ALL": "C",
             MARK: str(folder.path),
         }
-        if self._changes_root or programs.is_own(self.root):
+        if self._changes_root or programs.is_own(self._root):
             return environment | {"PATH": programs.OWN_PATH}
         # A root with only the driver's files: its programs run with this process' C library. The libraries of a whole
         # system must not be searched like this, because its C library does not match the loader of this process.
-        libraries = None if programs.has_shell(self.root) else programs.library_folder(self.root)
+        libraries = None if programs.has_shell(self._root) else programs.library_folder(self._root)
         return (
             environment
-            | {"PATH": programs.search_path(self.root)}
+            | {"PATH": programs.search_path(self._root)}
             | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
         )
 
     def _entry(self, folder: DaemonFolder, shm: Path) -> process.Prepare:
         if not self.private:
             return partial(namespace.die_with_parent, os.getpid())
-        root = self.root if self._changes_root else ""
+        root = self._root if self._changes_root else ""
         return namespace.View(pipe=folder.pipe, log=folder.log, shm=shm, root=root).enter
 
 

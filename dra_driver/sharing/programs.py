@@ -1,26 +1,25 @@
 """Find the programs of the NVIDIA driver below its root, and the search paths that they need when it is not ``/``."""
 
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
-from dra_driver.driver_root.search import FOLDERS as LIBRARY_FOLDERS
-from dra_driver.driver_root.search import resolve_below
+from dra_driver.driver_root.folders import PROGRAM_FOLDERS
+from dra_driver.driver_root.root import resolve
+from dra_driver.driver_root.search import CUDA, find_library, find_program
 
-PROGRAM_FOLDERS: Final = ("opt/bin", "usr/bin", "usr/sbin", "bin", "sbin")
-"""The search order of NVIDIA's container toolkit."""
+__all__ = [
+    "OWN_PATH",
+    "PROGRAM_FOLDERS",
+    "find_program",
+    "has_shell",
+    "inside",
+    "is_own",
+    "library_folder",
+    "search_path",
+]
+
 OWN_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
-_LIBCUDA: Final = "libcuda.so.1"
-
-
-def find_program(root: str, name: str) -> str | None:
-    """Full path, links followed inside ``root``, of the program; None without an executable file."""
-    for folder in PROGRAM_FOLDERS:
-        found = resolve_below(Path(root), f"{folder}/{name}")
-        if found is not None and _is_program(found):
-            return str(found)
-    return None
 
 
 def inside(root: str, path: str) -> str:
@@ -30,32 +29,27 @@ def inside(root: str, path: str) -> str:
 
 def has_shell(root: str) -> bool:
     """Whether ``root`` is a whole system in which programs can run, not just a folder with the driver's files."""
-    found = resolve_below(Path(root), "bin/sh")
-    return found is not None and _is_program(found)
+    try:
+        found = resolve(root.rstrip("/"), "/bin/sh")
+    except OSError:
+        return False
+    path = root.rstrip("/") + found if found else ""
+    return Path(path).is_file() and os.access(path, os.X_OK) if found else False
 
 
 def search_path(root: str) -> str:
     """``PATH`` with the root's folders first, so that the driver's programs find each other."""
     if is_own(root):
         return OWN_PATH
-    return ":".join([*(str(Path(root) / folder) for folder in PROGRAM_FOLDERS), OWN_PATH])
+    return ":".join([*(root.rstrip("/") + folder for folder in PROGRAM_FOLDERS), OWN_PATH])
 
 
 def library_folder(root: str) -> str | None:
-    """The folder with ``libcuda.so.1`` below ``root``, or None."""
-    for folder in LIBRARY_FOLDERS:
-        if (Path(root) / folder / _LIBCUDA).is_symlink() or (Path(root) / folder / _LIBCUDA).is_file():
-            return str(Path(root) / folder)
-    return None
+    """The folder with the file of ``libcuda.so.1`` below ``root``, or None."""
+    found = find_library(root, CUDA)
+    return None if found is None else os.path.dirname(found)  # noqa: PTH120 - the path is a string throughout
 
 
 def is_own(root: str) -> bool:
     """Whether the root is this process' own."""
     return root in ("", "/")
-
-
-def _is_program(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.X_OK)
-    except OSError:
-        return False

@@ -4,12 +4,12 @@ Below a driver root other than ``/``, the program runs with this process' C libr
 ``libnvidia-ml.so.1`` preloaded, as in NVIDIA's own drivers: it needs no other library of the root.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from dra_driver.driver_root.search import find_library
-from dra_driver.errors import CommandError
+from dra_driver.errors import CommandError, DriverUnavailableError
 from dra_driver.sharing import process, programs
 
 NAME: Final = "nvidia-smi"
@@ -18,19 +18,23 @@ NAME: Final = "nvidia-smi"
 class Smi:
     """The ``nvidia-smi`` below ``driver_root``, as this process sees it. Stateless and thread-safe.
 
-    ``environment`` is added to the program's environment, which is otherwise PATH, LC_ALL and LD_PRELOAD.
+    ``driver_root`` may be a function that finds it. ``environment`` is added to the program's environment, which is
+    otherwise PATH, LC_ALL and LD_PRELOAD.
     """
 
-    def __init__(self, driver_root: str = "/", *, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._root = driver_root or "/"
+    def __init__(
+        self, driver_root: str | Callable[[], str] = "/", *, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._given = driver_root or "/"
         self._environment = dict(environment)
 
     def find(self) -> str:
         """Its path, searched at every call, because the driver may be replaced. Raises CommandError without one."""
-        found = programs.find_program(self._root, NAME)
+        root = self._root()
+        found = programs.find_program(root, NAME)
         if found is None:
             raise CommandError(
-                f"{NAME} is not below {self._root} (looked in {', '.join(programs.PROGRAM_FOLDERS)}): install the"
+                f"{NAME} is not below {root} (looked in {', '.join(programs.PROGRAM_FOLDERS)}): install the"
                 " driver's utilities on the node, or set --driver-root (DRIVER_ROOT) to where this process sees the"
                 " driver's root"
             )
@@ -59,9 +63,16 @@ class Smi:
             raise CommandError(f"`{command}` ended with {how}, expected status 0; it printed: {printed}")
         return ended.output
 
+    def _root(self) -> str:
+        try:
+            return self._given if isinstance(self._given, str) else self._given()
+        except DriverUnavailableError as error:
+            raise CommandError(f"{NAME} cannot be found: {error}") from error
+
     def _surroundings(self) -> dict[str, str]:
-        surroundings = {"PATH": programs.search_path(self._root), "LC_ALL": "C"}
-        library = None if programs.is_own(self._root) else find_library(self._root)
+        root = self._root()
+        surroundings = {"PATH": programs.search_path(root), "LC_ALL": "C"}
+        library = None if programs.is_own(root) else find_library(root)
         if library is not None and not set(" :").intersection(library):  # separators of LD_PRELOAD
             surroundings["LD_PRELOAD"] = library
         return surroundings | self._environment

@@ -10,7 +10,7 @@ Trouble with one property or at one read never withdraws a GPU: see ``last_value
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,10 +56,15 @@ class NvmlBackend:
     """
 
     def __init__(
-        self, library_path: str | None = None, sysfs_root: str = "/sys", *, driver_root: str | None = None
+        self,
+        library_path: str | None = None,
+        sysfs_root: str = "/sys",
+        *,
+        driver_root: str | Callable[[], str] | None = None,
     ) -> None:
         """Use the library at ``library_path``, else the one below ``driver_root``, else what the dynamic linker finds.
 
+        ``driver_root`` may be a function that finds it, and raises DriverUnavailableError.
         Every new session searches again, so a driver that is installed or upgraded later is found. The dynamic linker
         searches when there is no driver root, or when it is ``/``, this process' own file system.
         """

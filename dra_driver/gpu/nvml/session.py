@@ -9,10 +9,11 @@ import contextlib
 import ctypes
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pynvml
 
+from dra_driver.driver_root.detect import unsupported
 from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.nvml.errors import describe, driver_call
@@ -29,7 +30,7 @@ class SessionEndedError(Exception):
 class Session:
     """The process's NVML session. Thread-safe; one thread must not enter it twice."""
 
-    def __init__(self, library_path: str | None, driver_root: str | None) -> None:
+    def __init__(self, library_path: str | None, driver_root: str | Callable[[], str] | None) -> None:
         """See ``NvmlBackend``: every new session searches the library again."""
         self._library_path = library_path
         self._driver_root = driver_root
@@ -96,10 +97,13 @@ class Session:
     def _find(self) -> str | None:
         if self._library_path is not None or self._driver_root is None:
             return self._library_path
-        path = find_library(self._driver_root)
-        if path is None and self._driver_root != "/":
+        root = self._driver_root if isinstance(self._driver_root, str) else self._driver_root()
+        if reason := unsupported(root):
+            raise DriverUnavailableError(reason)
+        path = find_library(root)
+        if path is None and root != "/":
             raise DriverUnavailableError(
-                f"no libnvidia-ml.so.1 below the driver root {self._driver_root}: install the NVIDIA driver, "
+                f"no libnvidia-ml.so.1 below the driver root {root}: install the NVIDIA driver, "
                 "wait for the driver container, or set --driver-root (DRIVER_ROOT) to another folder"
             )
         return path

@@ -35,7 +35,8 @@ def test_defaults_are_the_documented_ones() -> None:
         kubelet_plugins_dir="/var/lib/kubelet/plugins",
         pod_uid=None,
         cdi_dir="/var/run/cdi",
-        driver_root="/",
+        driver_root=None,
+        host_root="/",
         simulate=None,
         http_addr="",
     )

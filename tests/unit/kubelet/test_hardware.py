@@ -14,7 +14,7 @@ SETTINGS = load_node_settings({"node_name": "node-a", "simulate": "2xh100-sxm5-8
 def test_simulated_gpus_bring_their_own_driver_root(tmp_path: Path) -> None:
     """No file of the machine's own driver is used."""
     found = hardware.choose(SETTINGS, tmp_path)
-    assert found.root.here("/").startswith(str(tmp_path / hardware.SIMULATED_ROOT))
+    assert found.root().here("/").startswith(str(tmp_path / hardware.SIMULATED_ROOT))
     assert len(found.backend.snapshot().gpus) == 2
     assert Path(found.proc_devices).is_file()
 

@@ -1,4 +1,4 @@
-"""Fixtures of the CDI tests."""
+"""Fixtures of the unit tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
