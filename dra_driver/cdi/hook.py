@@ -41,9 +41,11 @@ from dra_driver.semver import Semver
 CANDIDATES = (
     "/usr/bin/nvidia-cdi-hook",
     "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+    "/usr/local/bin/nvidia-cdi-hook",
     "/usr/bin/nvidia-ctk",
 )
-"""Host paths in order: package, GPU operator, and the toolkit's main program, which has the hooks as sub-commands."""
+"""Host paths in order: package, GPU operator, Talos before 1.13, and the toolkit's main program, which has the hooks as
+sub-commands."""
 
 FLOOR = Semver(1, 17, 8)
 """The oldest version that is used; also the oldest whose ``enable-cuda-compat`` is safe."""

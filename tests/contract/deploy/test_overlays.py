@@ -61,6 +61,10 @@ def test_the_driver_root_is_what_the_container_sees_of_the_host(overlay: str | N
     inside, outside = mounts(spec)["driver-root"]
     (mount,) = [item for item in spec["containers"][0]["volumeMounts"] if item["name"] == "driver-root"]
     assert mount["mountPropagation"] == "HostToContainer"
+    if not variables.get("DRIVER_ROOT"):
+        assert (variables["HOST_ROOT"], outside) == (inside, "/")
+        return
+    assert not variables["HOST_ROOT"], "the mount does not show the host's /"
     assert variables["DRIVER_ROOT"].startswith(inside)
     below = variables["DRIVER_ROOT"].removeprefix(inside)
     if "DRIVER_ROOT_ON_HOST" in variables:
