@@ -198,7 +198,7 @@ def test_a_hook_with_a_known_hole_is_reported_once_and_not_used(
     """Pods get their libraries without it, and an upgrade of the toolkit is noticed by the next prepare."""
     printed = ["NVIDIA CDI Hook version 1.17.7"]
     node = Node(tmp_path, hook_versions=HookVersions(lambda root, path: printed[0].encode()))
-    hook = node.root.put("/usr/bin/nvidia-cdi-hook", b"old", 0o755)
+    hook = node.root.put("/usr/local/nvidia/toolkit/nvidia-cdi-hook", b"old", 0o755)
     with caplog.at_level(logging.WARNING, "dra_driver.cdi.provider"):
         node.provider.refresh()
         node.provider.refresh()

@@ -7,6 +7,7 @@ import pytest
 
 from dra_driver.config.settings import load_node_settings
 from dra_driver.driver_root.detect import CANDIDATES, Detector
+from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.kubelet import hardware
@@ -112,6 +113,7 @@ def test_a_node_that_no_driver_helps_is_not_told_to_install_one(tmp_path: Path, 
     with pytest.raises(DriverUnavailableError, match=advice) as given:
         Session(None, str(tmp_path)).open()
     assert "install" not in f"{searched.value}{given.value}"
+    assert find_library(str(tmp_path)) is None, "Windows' library is not taken either"
 
 
 def test_a_tegra_board_with_a_discrete_gpu_is_served(tmp_path: Path) -> None:
