@@ -51,8 +51,8 @@ class Hardware:
 
 
 def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
-    """The hardware of ``settings``. Raises ConfigurationError for a spec that cannot be read, and when the simulated
-    GPUs' driver root cannot be written.
+    """The hardware of ``settings``. Raises ConfigurationError for a spec that cannot be read, when the simulated GPUs'
+    driver root cannot be written, and for a driver root on the host without one here.
 
     Imports only what is used: NVML's bindings or the catalogue of models.
     """
@@ -62,6 +62,11 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
 
     dev_root, host_dev_root = settings.dev_root or "", settings.dev_root_on_host or ""
     if settings.driver_root is None:
+        if settings.driver_root_on_host is not None:
+            raise ConfigurationError(
+                "--driver-root-on-host (DRIVER_ROOT_ON_HOST) is set without --driver-root (DRIVER_ROOT): set both to "
+                "the same folder, as the host and as this process see it, or neither to have the driver searched"
+            )
         detector = Detector(settings.host_root, dev_root=dev_root, host_dev_root=host_dev_root)
         return Hardware(
             backend=NvmlBackend(driver_root=lambda: detector.current().here("/")),
@@ -71,13 +76,19 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         )
     given = DriverRoot.locate(
         settings.driver_root,
-        host_root=settings.driver_root_on_host or "",
+        host_root=settings.driver_root_on_host or _on_host(settings.driver_root, settings.host_root),
         dev_root=dev_root,
         host_dev_root=host_dev_root,
     )
     return Hardware(
         backend=NvmlBackend(driver_root=settings.driver_root), root=lambda: given, proc_devices=settings.proc_devices
     )
+
+
+def _on_host(driver_root: str, host_root: str) -> str:
+    """A driver root at or below the host's root as the host sees it; "" for any other, which both see alike."""
+    seen, root = Path(driver_root), Path(host_root)
+    return str(Path("/") / seen.relative_to(root)) if seen.is_relative_to(root) else ""
 
 
 def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:

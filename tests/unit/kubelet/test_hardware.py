@@ -24,3 +24,32 @@ def test_driver_root_that_cannot_be_written_is_a_wrong_configuration(tmp_path: P
     (tmp_path / hardware.SIMULATED_ROOT).write_text("in the way")
     with pytest.raises(ConfigurationError, match="cannot start without a driver root"):
         hardware.choose(SETTINGS, tmp_path)
+
+
+def real(**flags: str) -> hardware.Hardware:
+    """The hardware of a node with NVML."""
+    return hardware.choose(load_node_settings({"node_name": "node-a", **flags}, {}), Path("/nonexistent"))
+
+
+def test_a_driver_root_on_the_host_alone_is_refused() -> None:
+    """It would be ignored, and containers would get the files of another folder or none."""
+    with pytest.raises(ConfigurationError, match=r"set without --driver-root \(DRIVER_ROOT\)"):
+        real(host_root="/driver-root", driver_root_on_host="/opt/nvidia")
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_host"),
+    [
+        ({"host_root": "/driver-root", "driver_root": "/driver-root/opt/nvidia"}, "/opt/nvidia/usr/bin/nvidia-smi"),
+        ({"host_root": "/driver-root", "driver_root": "/driver-root"}, "/usr/bin/nvidia-smi"),
+        ({"driver_root": "/opt/nvidia"}, "/opt/nvidia/usr/bin/nvidia-smi"),
+        ({"host_root": "/driver-root", "driver_root": "/elsewhere"}, "/elsewhere/usr/bin/nvidia-smi"),
+        (
+            {"host_root": "/driver-root", "driver_root": "/driver-root/a", "driver_root_on_host": "/b"},
+            "/b/usr/bin/nvidia-smi",
+        ),
+    ],
+)
+def test_a_driver_root_below_the_hosts_root_is_mounted_from_the_host(flags: dict[str, str], on_host: str) -> None:
+    """Containers are given paths of the host; a path of this process' container is none."""
+    assert str(real(**flags).root().host("/usr/bin/nvidia-smi")) == on_host
