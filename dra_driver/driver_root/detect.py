@@ -1,8 +1,8 @@
 """Find out where the driver is installed on a node, when no driver root was given.
 
-The order of `CANDIDATES` is that of the GPU operator's validator (NVIDIA/gpu-operator,
-``cmd/nvidia-validator/driver.go``): a driver of the host counts before one of a container, which refuses to install
-beside it. A root counts when NVML is found below it: every other file of the driver may come later.
+In the order of `CANDIDATES`: a driver of the host, then one of a driver container. The GPU operator's validator
+(NVIDIA/gpu-operator, ``cmd/nvidia-validator/driver.go``) knows the same two cases. A root counts when NVML is found
+below it: every other file of the driver may come later.
 """
 
 import logging
