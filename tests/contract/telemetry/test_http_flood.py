@@ -107,8 +107,11 @@ def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callabl
     """Their requests are complete; their connections wait for them all the same."""
     port = serve(lambda: ["x" * 2**24])
     with ExitStack() as held:
-        for _ in range(MAX_CONCURRENT):
-            held.enter_context(connect(port)).sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        clients = [held.enter_context(connect(port)) for _ in range(MAX_CONCURRENT)]
+        for client in clients:
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        for client in clients:
+            assert client.recv(1)  # its answer has begun
         assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
 
 
