@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
+from dra_driver.driver_root import process
+from dra_driver.driver_root.process import Clock, Ended, Running
 from dra_driver.errors import CommandError, DriverUnavailableError
-from dra_driver.sharing import namespace, process, programs
+from dra_driver.sharing import namespace, programs
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.mps_files import DaemonFolder
-from dra_driver.sharing.process import Clock, Ended, Running
 
 NAME: Final = "nvidia-cuda-mps-control"
 MARK: Final = "DRA_DRIVER_MPS_DAEMON"

@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from dra_driver.driver_root.process import Clock, Sleep
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.files import holder_of, lock_file, name_holder
 from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon, check_id
 from dra_driver.sharing.mps_files import MAX_DAEMONS, MpsFolders, make_own, storage
-from dra_driver.sharing.process import Clock, Sleep
 from dra_driver.sharing.safe_rmtree import remove_tree
 from dra_driver.sharing.supervise import Supervised
 

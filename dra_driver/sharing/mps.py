@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.driver_root.process import Clock, Sleep
 from dra_driver.errors import DraError, MpsUnavailableError, StorageError
 from dra_driver.gpu.backend import ComputeMode, ComputeModes
 from dra_driver.gpu.notes import GpuNotes
@@ -21,7 +22,6 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing import compute_mode
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.mps_files import MAX_DAEMONS, DaemonFolder, MpsFolders, Status
-from dra_driver.sharing.process import Clock, Sleep
 
 __all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]
 

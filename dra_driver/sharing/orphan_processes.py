@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from dra_driver.sharing.process import Clock, Sleep
+from dra_driver.driver_root.process import Clock, Sleep
 
 _STEP_S: Final = 0.02
 _MAX_ENVIRONMENT: Final = 64 * 1024

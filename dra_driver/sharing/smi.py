@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from dra_driver.driver_root import process
 from dra_driver.driver_root.search import find_library
 from dra_driver.errors import CommandError, DriverUnavailableError
-from dra_driver.sharing import process, programs
+from dra_driver.sharing import programs
 
 NAME: Final = "nvidia-smi"
 

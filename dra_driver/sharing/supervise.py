@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.backoff import Backoff
+from dra_driver.driver_root.process import Clock, Running, shown
 from dra_driver.errors import CommandError, StorageError
 from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.mps_files import DaemonFolder, DaemonState, Status, make_own
-from dra_driver.sharing.process import Clock, Running, shown
 
 log = logging.getLogger(__name__)
 

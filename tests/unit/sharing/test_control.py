@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.driver_root.process import Ended
 from dra_driver.errors import CommandError
 from dra_driver.sharing import control, programs
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.mps_files import DaemonFolder
-from dra_driver.sharing.process import Ended
 
 G1, G2 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
 FOLDER = DaemonFolder(Path("/var/lib/kubelet/plugins/gpu.nvidia.com/mps/daemons/one"))

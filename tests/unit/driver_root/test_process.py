@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sharing import process
-from dra_driver.sharing.process import Running
+from dra_driver.driver_root import process
+from dra_driver.driver_root.process import Running
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 PATIENCE_S = 30.0
