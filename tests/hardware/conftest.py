@@ -10,8 +10,8 @@ import pytest
 
 from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DriverUnavailableError
+from dra_driver.gpu.nvml import probes
 from dra_driver.gpu.nvml.backend import NvmlBackend
-from tests.hardware import probes
 
 ROOTS = ("/", "/usr/local/nvidia", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
 REPORT_FILE = "GPU_REPORT"  # names a file that gets the JSON too

@@ -1,0 +1,211 @@
+"""Raw questions to NVML, each answered with a value or with the code, and how long it took.
+
+For ``dra-driver hardware-check`` and tests on real GPUs: the backend asks fewer questions and hides the codes. Nothing
+here changes a setting. The caller has opened a session (``NvmlBackend.open``). MIG is in ``mig_probes.py``.
+
+The node process never imports this.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
+
+pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the backend calls
+
+NVLINKS: Final = range(18)
+FIELDS: Final = {
+    184: "resetless MIG",
+    199: "MIG profiles while MIG mode is off (NVML 13)",
+    200: "the same field in older headers of DCGM",
+    230: "recovery action",
+    142: "correctable row remappings",
+    143: "uncorrectable row remappings",
+    144: "row remapping pending",
+    145: "row remapping failed",
+    82: "memory temperature",
+    185: "average power",
+    186: "instant power",
+}
+"""Field ids of nvml.h (NVML_FI_DEV_*) that are asked, with their meaning."""
+VALUE_TYPES: Final = ("d", "ui", "ul", "ull", "sll", "si", "us")
+"""Member of nvmlValue_t by nvmlValueType_t."""
+PROCESS_KINDS: Final = ("Compute", "Graphics", "MPSCompute")
+MAX_PROCESSES: Final = 64
+
+SYSTEM: Final = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetNVMLVersion",
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlDeviceGetCount",
+    "nvmlSystemGetConfComputeState",
+    "nvmlGetExcludedDeviceCount",
+)
+DESCRIBED: Final = (
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetBrand",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetVirtualizationMode",
+)
+"""Optional calls of the backend's description of a GPU: each may be missing, and must not fail otherwise."""
+NEEDED: Final = ("nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
+"""Calls without which the backend leaves a GPU out."""
+FURTHER: Final = (
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetModuleId",
+    "nvmlDeviceGetC2cModeInfoV",
+    "nvmlDeviceGetNumGpuCores",
+    "nvmlDeviceGetMultiGpuBoard",
+    "nvmlDeviceGetEccMode",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetPersistenceMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetAttributes_v2",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlGpmQueryDeviceSupport",
+)
+
+Answer = dict[str, Any]
+
+
+def ask(call: Callable[[], Any]) -> Answer:
+    """``{"value": ..., "ms": ...}`` or ``{"error": "NVMLError_NotSupported", "code": 3, "ms": ...}``.
+
+    ``code`` is None where the binding finds only an older form of the function, or cannot read the answer.
+    """
+    begin = time.perf_counter()
+    try:
+        answer: Answer = {"value": plain(call())}
+    except pynvml.NVMLError as error:
+        answer = {"error": type(error).__name__, "code": error.value}
+    except pynvml.NVMLLibraryMismatchError as error:
+        answer = {"error": type(error).__name__, "code": None}
+    except (ValueError, AttributeError) as error:  # text that is not UTF-8; a function that the binding lacks
+        answer = {"error": f"{type(error).__name__}: {error}"[:200], "code": None}
+    return answer | {"ms": round((time.perf_counter() - begin) * 1000, 3)}
+
+
+def plain(value: Any) -> Any:
+    """Turn what pynvml returns, ctypes structures and byte strings included, into JSON."""
+    if isinstance(value, ctypes.Structure):
+        return {field[0]: plain(getattr(value, field[0])) for field in value._fields_}
+    if isinstance(value, ctypes.Array | list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, ctypes._SimpleCData):
+        return plain(value.value)
+    if isinstance(value, int | float | str | bool) or value is None:
+        return value
+    # pynvml's "friendly" structures are plain objects.
+    return {name: plain(item) for name, item in vars(value).items()} if hasattr(value, "__dict__") else str(type(value))
+
+
+def handles() -> list[Any]:
+    """Raw handles of all GPUs, in the order of NVML. Raises NVMLError."""
+    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def handle_at(index: int) -> Any:
+    """The handle at an NVML index. Raises NVMLError."""
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def system() -> dict[str, Answer]:
+    """What NVML says about the machine."""
+    return {name: ask(getattr(pynvml, name)) for name in SYSTEM if hasattr(pynvml, name)}
+
+
+def described(handle: Any) -> dict[str, Answer]:
+    """The calls of the backend's description of a GPU, by name; the fields 184 are with those of `fields`."""
+    return {name: ask(partial(getattr(pynvml, name), handle)) for name in (*NEEDED, *DESCRIBED)}
+
+
+def device(handle: Any) -> dict[str, Answer]:
+    """`described`, and more about identity, place and state of one GPU."""
+    answers = described(handle)
+    answers |= {name: ask(partial(getattr(pynvml, name), handle)) for name in FURTHER if hasattr(pynvml, name)}
+    answers["nvmlDeviceGetMemoryInfo_v2"] = ask(
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    )
+    answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
+    return answers | filled(handle) | {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
+
+
+def filled(handle: Any) -> dict[str, Answer]:
+    """Calls that fill a structure of the caller."""
+    wanted = {
+        "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
+        "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
+    }
+
+    def fill(function: str, structure: str) -> Any:
+        room = getattr(pynvml, structure)()
+        getattr(pynvml, function)(handle, ctypes.byref(room))
+        return room
+
+    return {function: ask(partial(fill, function, structure)) for function, structure in wanted.items()}
+
+
+def fabric_state(handle: Any) -> Answer:
+    """``value`` is the state of nvmlGpuFabricInfo_v3_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
+    answer = filled(handle)["nvmlDeviceGetGpuFabricInfoV"]
+    return {**answer, "value": answer["value"]["state"]} if "value" in answer else answer
+
+
+def fields(handle: Any) -> dict[str, Any]:
+    """Field values by id: ``{"type": valueType, "value": ..., "uint": ...}``, or ``{"code": ...}`` of the field itself.
+
+    ``value`` is read by its type, ``uint`` as the unsigned number that the backend reads. Of a failed call: its answer.
+    """
+    answer = ask(lambda: None)
+    begin = time.perf_counter()
+    try:
+        values = pynvml.nvmlDeviceGetFieldValues(handle, list(FIELDS))
+    except pynvml.NVMLError as error:
+        return {"error": type(error).__name__, "code": error.value}
+    answer = {str(one.fieldId): _field(one) if one.nvmlReturn == 0 else {"code": one.nvmlReturn} for one in values}
+    return answer | {"ms": round((time.perf_counter() - begin) * 1000, 3)}
+
+
+def processes(handle: Any) -> dict[str, Answer]:
+    """Processes on a GPU by kind, each with ``pid``; at most `MAX_PROCESSES` of a kind."""
+
+    def listed(kind: str) -> list[dict[str, Any]]:
+        found = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
+        return [{"pid": one.pid} for one in found[:MAX_PROCESSES]]
+
+    return {kind: ask(partial(listed, kind)) for kind in PROCESS_KINDS}
+
+
+def settings(handle: Any) -> dict[str, Any]:
+    """Everything that a read-only check must leave as it was, without timings."""
+    names = ("nvmlDeviceGetMigMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode")
+    return {name: timeless(ask(partial(getattr(pynvml, name), handle))) for name in names}
+
+
+def timeless(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer that can be compared with another one."""
+    return {key: value for key, value in answer.items() if key != "ms"}
+
+
+def _field(one: Any) -> dict[str, Any]:
+    kind = one.valueType if one.valueType < len(VALUE_TYPES) else 1
+    value = getattr(one.value, f"{VALUE_TYPES[kind]}Val")
+    return {"type": one.valueType, "value": plain(value), "uint": one.value.uiVal}
+
+
+def _link(handle: Any, link: int) -> Callable[[], Any]:
+    return lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link)
