@@ -14,6 +14,7 @@
     ├── InvalidSpecError            a CDI document breaks the specification; it is not written or used
     ├── HardwareError               a GPU or its driver failed
     │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used
+    │   │   └── DetachedError       this process gave the GPUs up on purpose, until it takes them again
     │   ├── DeviceLostError         one GPU does not answer, or a MIG device is gone
     │   ├── MigUnsupportedError     the GPU has no MIG, or not this profile or placement
     │   ├── GpuBusyError            a process has the GPU or the instance open, so it cannot be changed now
@@ -113,6 +114,20 @@ class HardwareError(DraError):
 
 class DriverUnavailableError(HardwareError):
     """The NVIDIA driver library is missing, not loadable or does not match the kernel module; retried with backoff."""
+
+
+class DetachedError(DriverUnavailableError):
+    """This process has given up all GPUs on purpose, such as for a driver upgrade; works again after ``reattach``.
+
+    ``reason`` is the one that ``detach`` was given.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the GPUs of this node are detached: {reason}; try again when that has ended, "
+            "the node process then uses them again by itself"
+        )
+        self.reason = reason
 
 
 class DeviceLostError(HardwareError):

@@ -53,6 +53,38 @@ class Backend(Protocol):
         ...
 
 
+DETACH_TIMEOUT_S = 10.0
+"""How long a detach waits for running calls: most take milliseconds, a change of MIG mode or instances seconds."""
+
+
+class Detachable(Protocol):
+    """Giving the GPUs up while the process runs, because a driver upgrade and a GPU reset need every client gone.
+
+    While detached, every method that needs the driver raises DetachedError, and ``wait_for_event`` waits and returns
+    False. The kubelet side calls these on the backend, and then ``Inventory.refresh``, which sees the difference at its
+    next look and keeps the last snapshot meanwhile.
+    """
+
+    def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
+        """Close every handle, event set, session and device file, and open none until ``reattach``.
+
+        New calls are refused at once; running ones are waited for up to ``timeout_s``. Whether nothing is open any
+        more: False when a call has not returned, or a device file is still open. The rest is closed when that call
+        returns; call again to learn whether it did. Idempotent; a later ``reason`` replaces an earlier one. Never
+        raises.
+        """
+        ...
+
+    def reattach(self) -> None:
+        """Let the next call that needs the driver open it again. Idempotent, also when not detached."""
+        ...
+
+    @property
+    def detached(self) -> str | None:
+        """The reason given to ``detach``; None while the GPUs may be used."""
+        ...
+
+
 class ComputeModes(Protocol):
     """Compute modes of GPUs. Thread-safety and errors as `GpuControl`."""
 
@@ -109,5 +141,5 @@ class GpuControl(ComputeModes, Protocol):
         ...
 
 
-class GpuBackend(Backend, GpuControl, Protocol):
+class GpuBackend(Backend, GpuControl, Detachable, Protocol):
     """Reading and changing GPUs, as the node process uses it."""

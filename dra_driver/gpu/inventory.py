@@ -2,6 +2,9 @@
 
 It polls because events report neither a removed GPU nor one that came back, and because reading eight GPUs takes a few
 milliseconds. An event (any process created or destroyed a MIG device) only makes the next poll come at once.
+
+Detaching the GPUs (``gpu.backend.Detachable``) is asked of the backend and not of the inventory: call ``refresh`` after
+it, and after ``reattach``. While detached, the last snapshot stays current; that is not a failure.
 """
 
 import logging
@@ -9,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from dra_driver.backoff import Backoff
-from dra_driver.errors import DriverUnavailableError
+from dra_driver.errors import DetachedError, DriverUnavailableError
 from dra_driver.gpu.backend import Backend
 from dra_driver.model.gpu import Snapshot
 from dra_driver.telemetry import metrics
@@ -86,13 +89,14 @@ class Inventory:
 
     @property
     def problem(self) -> str | None:
-        """Why the snapshot is missing or outdated; None after a successful poll."""
+        """Why the snapshot is missing or outdated, also while the GPUs are detached; None after a successful poll."""
         with self._lock:
             return self._problem
 
     @property
     def failing(self) -> bool:
-        """Whether the last poll failed; also False before the first poll, which may be slow, has returned."""
+        """Whether the last poll failed. False before the first poll, which may be slow, has returned, and while the
+        GPUs are detached."""
         with self._lock:
             return self._backoff.failures > 0
 
@@ -144,6 +148,8 @@ class Inventory:
         """Read the GPUs once; returns the pause until the next poll in seconds."""
         try:
             snapshot = self._backend.snapshot()
+        except DetachedError as error:
+            return self._detached(str(error))
         except DriverUnavailableError as error:
             return self._failed(str(error))
         except Exception as error:  # thread boundary: the next poll may succeed
@@ -162,6 +168,16 @@ class Inventory:
         if is_new:
             log.warning("GPU driver unavailable", extra={"reason": problem})
         return pause_s
+
+    def _detached(self, problem: str) -> float:
+        """Nothing is tried until the next interval or ``refresh``."""
+        with self._lock:
+            is_new = problem != self._problem
+            self._problem = problem
+            self._backoff.reset()
+        if is_new:
+            log.info("GPUs are not read", extra={"reason": problem})
+        return self._poll_interval_s
 
     def _succeeded(self, snapshot: Snapshot) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ Trouble with one property or at one read never withdraws a GPU: see ``last_value
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ import pynvml
 
 from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DeviceLostError, ResetRequiredError
-from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.gpu.nvml import control
+from dra_driver.gpu.nvml.device_files import open_device_files
 from dra_driver.gpu.nvml.errors import driver_call, required
 from dra_driver.gpu.nvml.events import MigEvents
 from dra_driver.gpu.nvml.last_values import LastValues
@@ -32,6 +34,8 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 
 __all__ = ["NvmlBackend", "find_library"]
+
+log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0  # a change of a GPU takes seconds; one that takes longer hangs
 MODE_TIMEOUT_S = 10.0  # from NVML's success until the mode reads back, while the GPU is bound again
@@ -83,6 +87,25 @@ class NvmlBackend:
     def close(self) -> None:
         """See ``Backend.close``. Waits for running calls."""
         self._session.close()
+
+    def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
+        """See ``Detachable.detach``. NVML's own library stays loaded, which keeps no device file open."""
+        if not self._session.detach(reason, timeout_s):
+            log.warning("an NVML call has not returned, the GPUs stay open", extra={"timeout_s": timeout_s})
+            return False
+        left = open_device_files()
+        if left:
+            log.warning("device files are open after the end of the NVML session", extra={"files": " ".join(left)})
+        return not left
+
+    def reattach(self) -> None:
+        """See ``Detachable.reattach``."""
+        self._session.reattach()
+
+    @property
+    def detached(self) -> str | None:
+        """See ``Detachable.detached``."""
+        return self._session.detached
 
     def snapshot(self) -> Snapshot:
         """See ``Backend.snapshot``. Blocks as long as NVML does: seconds at the first read without persistence mode,

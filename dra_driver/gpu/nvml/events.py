@@ -15,7 +15,7 @@ from functools import partial
 
 import pynvml
 
-from dra_driver.errors import DeviceLostError
+from dra_driver.errors import DetachedError, DeviceLostError
 from dra_driver.gpu.nvml.errors import DRIVER_TROUBLE, describe, driver_call, optional, unavailable
 from dra_driver.gpu.nvml.session import Session, SessionEndedError
 
@@ -30,6 +30,7 @@ class MigEvents:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        session.before_end(self._give_back)
         self._lock = threading.Lock()  # guards the set; held during one short wait; acquired before the session
         self._set: pynvml.c_nvmlEventSet_t | None = None
         self._generation = 0  # the session that the set belongs to
@@ -42,16 +43,18 @@ class MigEvents:
     def wait(self, timeout_s: float) -> bool:
         """Whether an event came. Waits at most ``timeout_s`` plus one short wait; sleeps when no GPU has events.
 
-        Also False when the session ends meanwhile. Raises DriverUnavailableError.
+        Also False when the session ends meanwhile, and while the GPUs are detached. Raises DriverUnavailableError.
         """
         deadline = time.monotonic() + timeout_s
         generation: int | None = None  # the first wait may open a session, a later one must not reopen a closed one
         while (left_s := deadline - time.monotonic()) > 0:
             if not self._go.wait(left_s):
                 return False
+            if generation is None and not self._session.wait_attached(left_s):
+                return False
             try:
                 generation, answer = self._wait_slice(generation, min(left_s, SLICE_S))
-            except SessionEndedError:
+            except (SessionEndedError, DetachedError):
                 return False
             if answer is not None:
                 return answer
@@ -111,17 +114,21 @@ class MigEvents:
         self._generation = generation
 
     def _free(self) -> None:
-        """Free the set, so that the next wait creates one. It ended already with its session. The caller holds the
+        """Free the set, so that the next wait creates one; with its session it is freed anyway. The caller holds the
         lock and does not use the session."""
-        events, self._set = self._set, None
         self._stale.set()
+        with contextlib.suppress(SessionEndedError), self._session.use(self._generation):
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Free the set while its session is open. The caller uses the session, or ends it."""
+        events, self._set = self._set, None
         if events is None:
             return
-        with contextlib.suppress(SessionEndedError), self._session.use(self._generation):
-            try:
-                pynvml.nvmlEventSetFree(events)
-            except pynvml.NVMLError as error:
-                log.debug("nvmlEventSetFree failed", extra={"reason": describe(error)})
+        try:
+            pynvml.nvmlEventSetFree(events)
+        except pynvml.NVMLError as error:
+            log.debug("nvmlEventSetFree failed", extra={"reason": describe(error)})
 
 
 def _wait_error_code(error: pynvml.NVMLError) -> int:

@@ -15,7 +15,7 @@ import pynvml
 
 from dra_driver.driver_root.detect import unsupported
 from dra_driver.driver_root.search import find_library
-from dra_driver.errors import DriverUnavailableError
+from dra_driver.errors import DetachedError, DriverUnavailableError
 from dra_driver.gpu.nvml.errors import describe, driver_call
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,13 @@ class Session:
         self._is_open = False
         self._ending = False  # it ends after the last user; no new user is admitted
         self._generation = 0
+        self._detached: str | None = None  # why no session may begin
+        self._before_end: Callable[[], None] = lambda: None
+
+    def before_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` right before the session ends: no other NVML call runs then, and it must not use this
+        object."""
+        self._before_end = callback
 
     def open(self) -> None:
         """Open a session if none is open. Raises DriverUnavailableError."""
@@ -55,11 +62,37 @@ class Session:
             if not self._turn.wait_for(lambda: not self._ending, END_TIMEOUT_S):
                 log.warning("an NVML call did not return in time; the session ends when it returns")
 
+    def detach(self, reason: str, timeout_s: float) -> bool:
+        """End the session as ``close`` does, and begin none until ``reattach``; whether it has ended in time."""
+        with self._turn:
+            self._detached = reason
+            self._ending = self._is_open
+            self._turn.notify_all()  # callers that wait for the end of the last session
+            self._end_if_unused()
+            return self._turn.wait_for(lambda: not self._is_open, timeout_s)
+
+    def reattach(self) -> None:
+        """Let sessions begin again."""
+        with self._turn:
+            self._detached = None
+            self._turn.notify_all()
+
+    @property
+    def detached(self) -> str | None:
+        """Why no session may begin; None when one may."""
+        return self._detached
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until a session may begin; whether it may."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._detached is None, timeout_s)
+
     @contextlib.contextmanager
     def use(self, generation: int | None = None) -> Iterator[int]:
         """Keep the session open inside the block, opening one if necessary; yields its number.
 
-        With ``generation``, raises SessionEndedError when that session has ended. A DriverUnavailableError that leaves
+        With ``generation``, raises SessionEndedError when that session has ended; without, DetachedError while
+        detached. A DriverUnavailableError that leaves
         the block ends the session, so that the next use loads the library that is installed then.
         """
         with self._turn:
@@ -81,7 +114,10 @@ class Session:
                 self._end_if_unused()
 
     def _begin(self) -> None:
-        if not self._turn.wait_for(lambda: not self._ending, END_TIMEOUT_S):
+        ended = self._turn.wait_for(lambda: not self._ending or self._detached is not None, END_TIMEOUT_S)
+        if self._detached is not None:
+            raise DetachedError(self._detached)
+        if not ended:
             raise DriverUnavailableError(
                 f"the NVIDIA driver cannot be used: a call of the last NVML session has not returned for "
                 f"{END_TIMEOUT_S:.0f} s; see XID messages in the node's kernel log; reboot the node if this persists"
@@ -113,6 +149,7 @@ class Session:
             return
         self._ending = False
         self._is_open = False
+        self._before_end()
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError as error:

@@ -4,11 +4,12 @@ Parses the spec (``spec.py``), applies the rules of MIG (``mig.py``) and keeps s
 ``state.py``). Contract tests compare it with the NVML backend over a fake NVML library that is made from the same spec.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.gpu.simulated import mig as rules
 from dra_driver.gpu.simulated.hardware import SimulatedHardware
 from dra_driver.gpu.simulated.mig import GpuState
@@ -57,8 +58,26 @@ class SimulatedBackend(SimulatedHardware):
 
     def wait_for_event(self, timeout_s: float) -> bool:
         """See ``Backend.wait_for_event``. Each change is reported once, to the first thread that asks."""
+        deadline = time.monotonic() + timeout_s
+        if not self._attachment.wait_attached(timeout_s):
+            return False
         self._call("wait_for_event", None, lambda: None)
-        return self.await_change(timeout_s)
+        return self.await_change(deadline - time.monotonic())
+
+    def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
+        """See ``Detachable.detach``. Other processes go on with the same GPUs."""
+        ended = self._attachment.detach(reason, timeout_s)
+        self._wake()
+        return ended
+
+    def reattach(self) -> None:
+        """See ``Detachable.reattach``."""
+        self._attachment.reattach()
+
+    @property
+    def detached(self) -> str | None:
+        """See ``Detachable.detached``."""
+        return self._attachment.detached
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
         """See ``GpuControl``."""

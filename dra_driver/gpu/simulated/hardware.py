@@ -16,6 +16,7 @@ from dra_driver import errors
 from dra_driver.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
 from dra_driver.gpu.backend import Backend, ComputeModes, GpuControl
 from dra_driver.gpu.simulated import mig as rules
+from dra_driver.gpu.simulated.attachment import Attachment
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
 from dra_driver.gpu.simulated.state import Fault, StateStore
@@ -61,6 +62,7 @@ class SimulatedHardware:
         self._stamp: _Stamp | None = None
         self._lost: dict[int, str] = {}
         self._store = StateStore(state_file)
+        self._attachment = Attachment()
         self._on_change = on_change
         self._sleep = sleep
         self._seen_marker: object = self  # equal to no marker, so that `_has_changed` below reads the state
@@ -73,10 +75,13 @@ class SimulatedHardware:
         self._change_count = 0
 
     def await_change(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one."""
+        """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one. Also
+        False at once when the GPUs are detached meanwhile."""
         deadline = time.monotonic() + timeout_s
         while True:
             change_count = self._change_count
+            if self._attachment.detached is not None:
+                return False
             if self._has_changed():
                 return True
             left_s = deadline - time.monotonic()
@@ -155,7 +160,11 @@ class SimulatedHardware:
             self._store.write(replace(self._store.read(), faults=()))
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        """Run one call of the interface: check that the driver is usable, and apply faults."""
+        """Run one call of the interface: check that the driver may be used and can be, and apply faults."""
+        with self._attachment.use():
+            return self._attached_call(method, gpu, work)
+
+    def _attached_call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
         with self._lock:
             self._current()
             fault = self._strike(method, gpu)
@@ -232,6 +241,10 @@ class SimulatedHardware:
                 self._on_change(self._snapshot())
             except DraError as error:
                 log.warning("callback for a change of simulated GPUs failed", extra={"reason": error})
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let ``await_change`` look again."""
         with self._changed:
             self._change_count += 1
             self._changed.notify_all()

@@ -5,6 +5,10 @@
  * Handles are tagged integers that are never dereferenced: one from an earlier session, from before a change of MIG
  * mode, or of an instance that is gone, is an InvalidArgument.
  *
+ * Device files: while a session is open, its process has dev/nvidiactl beside the state file open, and dev/nvidia<minor>
+ * of each GPU from its first handle on, both under a shared lock, until the last nvmlShutdown. Who can lock one
+ * exclusively knows that no process has it open: then the kernel module could be removed. Without the files none is.
+ *
  * This file: sessions, faults, handles, and GPUs as a whole. nvml_mig.c, nvml_compute.c: MIG. nvml_events.c: events.
  */
 #define _GNU_SOURCE
@@ -50,11 +54,44 @@ struct state *fake_state;
 static int state_fd = -1;
 static unsigned sessions;
 static uint64_t epoch; /* counts sessions, to detect stale handles */
+static int control_fd = -1, gpu_fds[MAX_GPUS]; /* device files; those of GPUs plus one, 0: not open */
 
 size_t fakeNvmlStateSize(void) { return sizeof(struct state); }
 uint64_t fake_epoch(void) { return epoch; }
 
+static int open_device(const char *name) {
+    char path[4096];
+    const char *state = getenv(STATE_ENVIRONMENT), *slash = state ? strrchr(state, '/') : NULL;
+    if (!slash)
+        return -1;
+    snprintf(path, sizeof path, "%.*s/dev/%s", (int)(slash - state), state, name);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0)
+        flock(fd, LOCK_SH);
+    return fd;
+}
+
+/* A GPU's first handle opens it for the rest of the session. */
+static void open_gpu(int device) {
+    char name[32];
+    snprintf(name, sizeof name, "nvidia%d", fake_state->gpus[device].minor);
+    if (!gpu_fds[device])
+        gpu_fds[device] = open_device(name) + 1;
+}
+
+static void close_devices(void) {
+    if (control_fd >= 0)
+        close(control_fd);
+    control_fd = -1;
+    for (int i = 0; i < MAX_GPUS; i++) {
+        if (gpu_fds[i])
+            close(gpu_fds[i] - 1);
+        gpu_fds[i] = 0;
+    }
+}
+
 static void close_state(void) {
+    close_devices();
     if (fake_state)
         munmap(fake_state, sizeof(struct state));
     if (state_fd >= 0)
@@ -71,8 +108,10 @@ static int open_state(void) {
     void *map = lseek(state_fd, 0, SEEK_END) == (off_t)sizeof(struct state)
         ? mmap(NULL, sizeof(struct state), PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0) : MAP_FAILED;
     fake_state = map == MAP_FAILED ? NULL : map;
-    if (fake_state && fake_state->magic == STATE_MAGIC && fake_state->version == STATE_VERSION)
+    if (fake_state && fake_state->magic == STATE_MAGIC && fake_state->version == STATE_VERSION) {
+        control_fd = open_device("nvidiactl");
         return OK;
+    }
     close_state();
     return DRIVER_NOT_LOADED;
 }
@@ -275,6 +314,7 @@ int nvmlDeviceGetCount_v2(unsigned *out) {
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
     CALL("nvmlDeviceGetHandleByIndex_v2", (const void *)(uintptr_t)index, BY_INDEX)
+    open_gpu(call.device);
     *out = fake_handle(DEVICE, call.gpu, NULL, NULL);
     return fake_end(OK);
 }

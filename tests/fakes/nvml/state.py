@@ -140,12 +140,33 @@ class State:
         """Replace all GPUs, in order of minor, as a driver does that enumerates the PCI bus again."""
         gpus = node.gpus if isinstance(node, NodeSpec) else tuple(SimulatedGpu(gpu=gpu) for gpu in node.gpus)
         major, minor = node.cuda_driver_version or (0, 0)
+        self._add_devices(["nvidiactl", *(f"nvidia{item.gpu.minor}" for item in gpus)])
         with self._locked() as state:
             state.driver_version = (node.driver_version or "").encode()
             state.cuda_version = major * 1000 + minor * 10
             state.gpu_count = len(gpus)
             for index, item in enumerate(gpus):
                 state.gpus[index] = _wire_gpu(item)
+
+    def opened(self) -> set[str]:
+        """Names of the device files that any process has open: with none, the kernel module could be removed."""
+        found = set()
+        for file in self._devices.iterdir():
+            with file.open("r+b") as device:
+                try:
+                    fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    found.add(file.name)
+        return found
+
+    @property
+    def _devices(self) -> Path:
+        return self.path.parent / "dev"
+
+    def _add_devices(self, names: list[str]) -> None:
+        self._devices.mkdir(exist_ok=True)
+        for name in names:
+            (self._devices / name).touch()
 
     def lose(self, index: int, lost: bool = True) -> None:
         """The GPU at NVML index ``index`` answers every call with GpuIsLost, or answers again."""
