@@ -12,14 +12,15 @@ capability nodes and ``nvidia-uvm`` are often missing there until a program open
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dra_driver.cdi import host
 from dra_driver.cdi.caps import Capability
+from dra_driver.cdi.drm import DrmNode
 from dra_driver.cdi.hook import CdiHook, base_hooks, create_symlinks
-from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.layout import ALIASES
 from dra_driver.cdi.libraries import DriverFiles, Library
 from dra_driver.cdi.names import COMMON, CdiNames
 from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Mount
+from dra_driver.device_nodes import numbers as device_numbers
+from dra_driver.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError
 
@@ -187,10 +188,10 @@ def _numbers(major: int | None, minor: int, path: str) -> NodeNumbers:
 
 def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNumbers]) -> Iterator[DeviceNode]:
     numbers = {
-        "/dev/nvidiactl": (majors.nvidia, host.CONTROL_MINOR),
-        "/dev/nvidia-uvm": (majors.uvm, host.UVM_MINOR),
-        "/dev/nvidia-uvm-tools": (majors.uvm, host.UVM_TOOLS_MINOR),
-        "/dev/nvidia-modeset": (majors.modeset, host.MODESET_MINOR),
+        "/dev/nvidiactl": (majors.nvidia, device_numbers.CONTROL_MINOR),
+        "/dev/nvidia-uvm": (majors.uvm, device_numbers.UVM_MINOR),
+        "/dev/nvidia-uvm-tools": (majors.uvm, device_numbers.UVM_TOOLS_MINOR),
+        "/dev/nvidia-modeset": (majors.modeset, device_numbers.MODESET_MINOR),
     }
     for path in CONTROL_NODES:
         major, minor = numbers[path]

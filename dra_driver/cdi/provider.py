@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from dra_driver.cdi import edits
 from dra_driver.cdi.caps import partition_capabilities
+from dra_driver.cdi.drm import drm_nodes
 from dra_driver.cdi.hook import CANDIDATES, CdiHook, choose_hook
 from dra_driver.cdi.hook_version import HookVersions
-from dra_driver.cdi.host import Majors, drm_nodes, node_numbers
 from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.device_nodes.numbers import Majors, node_numbers
 from dra_driver.driver_root.detect import RootSource
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.model.gpu import Gpu

@@ -7,10 +7,10 @@ import pytest
 from dra_driver.cdi import edits
 from dra_driver.cdi.hook import choose_hook
 from dra_driver.cdi.hook_version import HookVersions
-from dra_driver.cdi.host import Majors
 from dra_driver.cdi.libraries import discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.validation import validate
+from dra_driver.device_nodes.numbers import Majors
 from dra_driver.driver_root.detect import Detector
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.driver_root.search import CUDA, NVML, find_library, find_program

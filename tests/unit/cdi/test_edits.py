@@ -8,12 +8,13 @@ import yaml
 
 from dra_driver.cdi import edits
 from dra_driver.cdi.caps import Capability
+from dra_driver.cdi.drm import DrmNode
 from dra_driver.cdi.hook import CdiHook
-from dra_driver.cdi.host import DrmNode, Majors, NodeNumbers
 from dra_driver.cdi.libraries import DriverFiles, discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.validation import validate
+from dra_driver.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError, InvalidSpecError
 from dra_driver.semver import Semver

@@ -1,4 +1,4 @@
-"""Read device numbers from ``/proc/devices``, from nodes in ``/dev`` and, for DRM nodes of a GPU, from sysfs.
+"""Read device numbers from ``/proc/devices`` and from nodes in ``/dev``.
 
 Sources: Linux ``fs/char_dev.c`` (the "Character devices" block); NVIDIA's kernel modules register 195 as ``nvidia``
 or, before series 550, ``nvidia-frontend``, and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which
@@ -20,9 +20,6 @@ UVM_MINOR = 0
 UVM_TOOLS_MINOR = 1
 
 _LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
-_PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_DRM_NAME = re.compile(r"card\d{1,4}|renderD\d{1,4}")
-_DEV_FILE = re.compile(r"(\d{1,10}):(\d{1,10})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,32 +84,3 @@ def node_numbers(path: str) -> NodeNumbers | None:
     if not stat.S_ISCHR(status.st_mode):
         return None
     return NodeNumbers(major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrmNode:
-    """One node below ``/dev/dri``: ``card1`` or ``renderD129``."""
-
-    name: str
-    numbers: NodeNumbers
-
-
-def drm_nodes(pci_bus_id: str | None, sysfs_root: str = "/sys") -> tuple[DrmNode, ...]:
-    """DRM nodes of the GPU at ``pci_bus_id`` (sysfs form, ``0000:65:00.0``) in order of name; () when it has none.
-
-    Numbers come from sysfs's ``dev`` files, so ``/dev/dri`` need not be visible here.
-    """
-    if not pci_bus_id or not _PCI_BUS_ID.fullmatch(pci_bus_id.lower()):
-        return ()
-    folder = Path(sysfs_root, "bus/pci/devices", pci_bus_id.lower(), "drm")
-    try:
-        names = sorted(name for name in os.listdir(folder) if _DRM_NAME.fullmatch(name))  # noqa: PTH208 - names, not paths
-        texts = [(name, (folder / name / "dev").read_text("ascii")) for name in names]
-    except (OSError, UnicodeDecodeError):
-        return ()
-    matches = [(name, _DEV_FILE.fullmatch(text.strip())) for name, text in texts]
-    return tuple(
-        DrmNode(name=name, numbers=NodeNumbers(major=int(match[1]), minor=int(match[2])))
-        for name, match in matches
-        if match
-    )
