@@ -21,6 +21,7 @@ enum {
 #define MAX_CIS 8
 #define MAX_GI_IDS 32
 #define MIG_CONFIG_CHANGE 0x100ull
+#define FOR_EVER 0xFFFFFFFFu /* of a number of calls */
 
 struct compute_profile { uint32_t number, slices, multiprocessors; };
 
@@ -52,6 +53,11 @@ struct gpu {
     uint32_t mode_status;        /* what SetMigMode answers instead of switching, 0: by the rules */
     uint32_t clients;            /* processes that have it open */
     uint32_t profiles_need_mode; /* profiles are told with MIG mode on only */
+    uint32_t first_refusals;     /* creates of the first GPU instance that are IN_USE before one succeeds */
+    int32_t fabric_state;        /* nvmlGpuFabricState_t, negative: no NVSwitch */
+    int32_t fabric_status;       /* what the probe of the fabric ended with */
+    uint32_t fabric_probing;     /* looks that find the probe IN_PROGRESS still */
+    uint32_t fabric_reprobe;     /* the same after the last GPU instance is gone */
     uint32_t binding;            /* counts changes of MIG mode: handles from before are stale */
     uint32_t serial;             /* counts instances: handles of destroyed ones are stale */
     uint32_t profile_count;
@@ -103,6 +109,7 @@ int fake_begin(const char *function, const void *handle, unsigned kinds, struct 
 int fake_end(int code);
 void *fake_handle(enum kind kind, const struct gpu *gpu, const struct gi *gi, const struct ci *ci);
 uint64_t fake_epoch(void);
+void fake_open_gpu(int device);
 int fake_give_text(const char *text, char *out, unsigned size);
 int fake_give_number(int32_t value, unsigned *out);
 /* Notifies all processes; the call is locked. */

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fakes.nvml.state import ENVIRONMENT
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("nvml.c", "nvml_mig.c", "nvml_compute.c", "nvml_events.c"))
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
 FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC", "-shared", "-pthread")
 
 

@@ -216,6 +216,10 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(
     const struct profile *profile = by_id(call.gpu, id);
     if (!profile || !is_placement(profile, placement))
         return fake_end(INVALID_ARGUMENT);
+    if (call.gpu->first_refusals && !has_instances(call.gpu)) { /* only the first one changes the state of the GPU */
+        call.gpu->first_refusals -= call.gpu->first_refusals != FOR_EVER;
+        return fake_end(IN_USE);
+    }
     struct gi *gi = add(call.gpu, profile, placement->start);
     if (!gi)
         return fake_end(INSUFFICIENT_RESOURCES);
@@ -232,6 +236,8 @@ int nvmlGpuInstanceDestroy(const void *handle) {
     if (in_use)
         return fake_end(IN_USE);
     call.gi->used = 0;
+    if (!has_instances(call.gpu))
+        call.gpu->fabric_probing = call.gpu->fabric_reprobe;
     fake_tell(call.gpu, call.gi->id, UNKNOWN);
     return fake_end(OK);
 }

@@ -28,6 +28,8 @@ INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FU
 TIMEOUT = 10
 GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
+FABRIC_NOT_SUPPORTED, FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 0, 1, 2, 3  # nvmlGpuFabricState_t
+FOR_EVER = 0xFFFFFFFF  # of a number of calls
 PRETEND = 1000  # as mode_status: SetMigMode says that it is done, and leaves it pending
 
 # From the names that NVIDIA's driver publishes to nvmlBrandType_t and nvmlDeviceArchitecture_t.
@@ -58,6 +60,11 @@ class _Gpu(ctypes.Structure):
         ("mode_status", ctypes.c_uint32),
         ("clients", ctypes.c_uint32),
         ("profiles_need_mode", ctypes.c_uint32),
+        ("first_refusals", ctypes.c_uint32),
+        ("fabric_state", ctypes.c_int32),
+        ("fabric_status", ctypes.c_int32),
+        ("fabric_probing", ctypes.c_uint32),
+        ("fabric_reprobe", ctypes.c_uint32),
         ("binding", ctypes.c_uint32),
         ("serial", ctypes.c_uint32),
         ("profile_count", ctypes.c_uint32),
@@ -209,7 +216,10 @@ class State:
 
     def configure(self, index: int, **fields: int) -> None:
         """Set numbers of the GPU at NVML index ``index``: ``resetless`` (-1: not told), ``virtualization``,
-        ``mode_status`` (what SetMigMode answers), ``clients``, ``profiles_need_mode``, ``mig_pending``."""
+        ``mode_status`` (what SetMigMode answers), ``clients``, ``profiles_need_mode``, ``mig_pending``,
+        ``first_refusals`` (how often the create of the first GPU instance is IN_USE; FOR_EVER), ``fabric_state``,
+        ``fabric_status`` (an nvmlReturn_t), ``fabric_probing`` and ``fabric_reprobe`` (for how many looks the state is
+        IN_PROGRESS now, and after the last GPU instance is destroyed)."""
         with self._locked() as state:
             for field, value in fields.items():
                 assert hasattr(state.gpus[index], field), field
@@ -327,6 +337,7 @@ def _wire_gpu(item: SimulatedGpu) -> _Gpu:
         mig_pending=int(gpu.mig_enabled) if gpu.mig_capable else ABSENT,
         lost=int(item.lost is not None),
         resetless=ABSENT if gpu.mig_resetless is None else int(gpu.mig_resetless),
+        fabric_state=ABSENT,
         profile_count=len(profiles),
         profiles=state_mig.Profiles(*profiles),
     )
