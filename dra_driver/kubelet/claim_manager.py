@@ -59,7 +59,9 @@ class ClaimManager:
                 writer=writer,
                 provider=provider,
                 snapshot=inventory.current,
-                hardware=lambda journal: hardware.tools(journal, plugin_dir / MPS, inventory.refresh),
+                hardware=lambda journal: hardware.tools(
+                    journal, plugin_dir / MPS, inventory.refresh, inventory.current
+                ),
                 terms=terms,
                 count=lambda event: metrics.claim_events_total.labels(event).inc(),
             )

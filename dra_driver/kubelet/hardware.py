@@ -3,19 +3,23 @@
 Snapshots are used in ``inventory_publisher.py``; ``claims/`` decides when a GPU is changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dra_driver.cdi import DriverRoot
 from dra_driver.claims import HardwareDependencies
 from dra_driver.config.settings import NodeSettings
 from dra_driver.driver_root.detect import Detector, RootSource
-from dra_driver.errors import ConfigurationError, StorageError
+from dra_driver.errors import ConfigurationError, DriverUnavailableError, StorageError
 from dra_driver.gpu.backend import GpuBackend
+from dra_driver.gpu.holders import GpuHolders
 from dra_driver.gpu.notes import GpuNotes
-from dra_driver.mig.manager import MigManager
+from dra_driver.mig.manager import CreationWatch, MigManager
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing.mps import MpsClient
 from dra_driver.sharing.smi import Smi
 from dra_driver.sharing.timeslice import TimeSlicer
@@ -30,7 +34,8 @@ MPS = "mps"
 class Hardware:
     """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date.
 
-    ``host`` shows the host's ``/`` where the driver root may be another one.
+    ``host`` shows the host's ``/`` where the driver root may be another one. ``procs`` are proc file systems in which
+    the node's processes may be visible, best first.
     """
 
     backend: GpuBackend
@@ -39,11 +44,25 @@ class Hardware:
     host: DriverRoot | None = None
     proc_driver: str = "/proc/driver"
     renew_root: Callable[[], None] = lambda: None
+    procs: Callable[[], Iterable[Path]] = tuple
 
-    def tools(self, notes: GpuNotes, mps: Path, changed: Callable[[], None]) -> HardwareDependencies:
-        """The tools with which ``claims/`` changes GPUs. ``mps`` is the folder shared with the MPS host."""
+    def tools(
+        self,
+        notes: GpuNotes,
+        mps: Path,
+        changed: Callable[[], None],
+        snapshot: Callable[[], Snapshot],
+        watch: CreationWatch | None = None,
+    ) -> HardwareDependencies:
+        """The tools with which ``claims/`` changes GPUs. ``mps`` is the folder shared with the MPS host; ``watch`` is
+        told which partitions a GPU in use did not let them create."""
+
+        def minor(uuid: str) -> int | None:
+            gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
+            return None if gpu is None else gpu.minor
+
         return HardwareDependencies(
-            mig=MigManager(self.backend, notes),
+            mig=MigManager(self.backend, notes, holders=GpuHolders(self.procs, minor), watch=watch),
             slicer=TimeSlicer(Smi(lambda: self.root().here("/")), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),
             changed=changed,
@@ -73,6 +92,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
             root=detector.current,
             host=DriverRoot(root=settings.host_root, host_root="/"),
             proc_devices=settings.proc_devices,
+            procs=partial(_procs, settings.host_root, detector.current),
         )
     given = DriverRoot.locate(
         settings.driver_root,
@@ -81,7 +101,10 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         host_dev_root=host_dev_root,
     )
     return Hardware(
-        backend=NvmlBackend(driver_root=settings.driver_root), root=lambda: given, proc_devices=settings.proc_devices
+        backend=NvmlBackend(driver_root=settings.driver_root),
+        root=lambda: given,
+        proc_devices=settings.proc_devices,
+        procs=partial(_procs, settings.host_root, lambda: given),
     )
 
 
@@ -89,6 +112,15 @@ def _on_host(driver_root: str, host_root: str) -> str:
     """A driver root at or below the host's root as the host sees it; "" for any other, which both see alike."""
     seen, root = Path(driver_root), Path(host_root)
     return str(Path("/") / seen.relative_to(root)) if seen.is_relative_to(root) else ""
+
+
+def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
+    """Below the host's root, then below the driver's (a driver container runs in the host's PID namespace), then this
+    process' own, which shows the node's processes outside of a container."""
+    yield Path(host_root) / "proc"
+    with suppress(DriverUnavailableError):
+        yield Path(root().here("/proc"))
+    yield Path("/proc")
 
 
 def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:

@@ -10,9 +10,11 @@ nvmlGpuInstanceCreateComputeInstance and their reverse (nvml.h).
 """
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from dra_driver.errors import (
     DeviceLostError,
@@ -38,6 +40,29 @@ SWITCHED_ON: Final = "on"
 CLEANUP_S: Final = 2.0
 """Seconds that removing an incomplete instance may wait for a busy GPU, beyond the caller's own limit."""
 
+LONG_WAITS: Final = 4
+"""Creations that may wait for a busy GPU as long as their callers allow. One monitor holds all GPUs of a node; more
+waiting creations would occupy every thread that prepares claims."""
+
+SHORT_WAIT_S: Final = 5.0
+"""Seconds that every other creation may wait."""
+
+
+class CreationWatch(Protocol):
+    """Is told how creations end, from any thread. Never raises."""
+
+    def refused(self, partition: PartitionId, reason: str) -> None:
+        """A process kept the GPU from being cut for as long as creating was tried."""
+        ...
+
+    def created(self, partition: PartitionId) -> None:
+        """The partition was created."""
+        ...
+
+
+def _unknown_holders(_gpu: GpuUuid) -> None:
+    """Who has a GPU open is not found out."""
+
 
 class MigManager:
     """Creates and destroys the partitions of all GPUs of a node. Keeps no state between calls.
@@ -48,12 +73,23 @@ class MigManager:
     """
 
     def __init__(
-        self, control: GpuControl, notes: GpuNotes, *, sleep: Sleep = time.sleep, clock: Clock = time.monotonic
+        self,
+        control: GpuControl,
+        notes: GpuNotes,
+        *,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
+        holders: Callable[[GpuUuid], str | None] = _unknown_holders,
+        watch: CreationWatch | None = None,
     ) -> None:
+        """``holders`` says in words who has a GPU open, and never raises. ``watch`` is told how creations end."""
         self._control = control
         self._notes = notes
         self._sleep = sleep
         self._clock = clock
+        self._holders = holders
+        self._watch = watch
+        self._long_waits = threading.BoundedSemaphore(LONG_WAITS)
 
     def create(self, wanted: PartitionId, size: int, *, within_s: float) -> MigInstance:
         """Create the partition, which covers ``size`` memory slices, and return it with ``.device`` set.
@@ -62,18 +98,24 @@ class MigManager:
         with `find` before it records that it is going to create the partition.
 
         A failure removes everything that was created, MIG mode included, and raises the first error: NoRoomError
-        (memory slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (MIG mode, after
-        ``within_s``). Its ``left_over`` is True in the one case in which an instance remains: call `destroy` later.
-        A process that dies half-way leaves a note, the mode on, or an instance without a compute instance: call
-        `destroy`.
+        (memory slices or engines are taken), MigUnsupportedError, ResetRequiredError, GpuBusyError (a process has the
+        GPU open; after ``within_s``, or after `SHORT_WAIT_S` while `LONG_WAITS` others wait). Its ``left_over`` is True
+        in the one case in which an instance remains: call `destroy` later. A process that dies half-way leaves a note,
+        the mode on, or an instance without a compute instance: call `destroy`.
         """
-        retry = self._retry(within_s)
-        self._switch_on(wanted.gpu_uuid, retry)
+        patient = self._long_waits.acquire(blocking=False)
         try:
-            return self._create(wanted, size)
-        except DraError:
-            self._restore_mode_best_effort(wanted.gpu_uuid)
+            created = self._switch_on_and_create(wanted, size, within_s if patient else min(within_s, SHORT_WAIT_S))
+        except GpuBusyError as error:
+            if self._watch is not None:
+                self._watch.refused(wanted, str(error))
             raise
+        finally:
+            if patient:
+                self._long_waits.release()
+        if self._watch is not None:
+            self._watch.created(wanted)
+        return created
 
     def destroy(self, partition: PartitionId, *, within_s: float) -> None:
         """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains.
@@ -150,7 +192,7 @@ class MigManager:
             retry.attempt(partial(self._control.set_mig_mode, gpu, True))
         except GpuBusyError as error:
             self._restore_mode_best_effort(gpu)
-            raise GpuBusyError(messages.mode_is_busy(gpu, "on", retry.waited_s, error)) from error
+            raise GpuBusyError(self._mode_is_busy(gpu, "on", retry, error)) from error
         except DraError:
             self._restore_mode_best_effort(gpu)
             raise
@@ -160,8 +202,12 @@ class MigManager:
         try:
             retry.attempt(partial(self._control.set_mig_mode, gpu, False))
         except GpuBusyError as error:
-            raise GpuBusyError(messages.mode_is_busy(gpu, "off", retry.waited_s, error)) from error
+            raise GpuBusyError(self._mode_is_busy(gpu, "off", retry, error)) from error
         log.info("MIG mode switched off", extra={"gpu": gpu})
+
+    def _mode_is_busy(self, gpu: GpuUuid, state: str, retry: BusyRetry, error: Exception) -> str:
+        waited_s = retry.waited_s  # before the search for holders, which takes time, too
+        return messages.mode_is_busy(gpu, state, waited_s, error, self._holders(gpu))
 
     def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
         """`restore_mode` after the main work. A failure neither hides the first error nor undoes a success: the note
@@ -173,7 +219,16 @@ class MigManager:
 
     # --- instances ---
 
-    def _create(self, wanted: PartitionId, size: int) -> MigInstance:
+    def _switch_on_and_create(self, wanted: PartitionId, size: int, within_s: float) -> MigInstance:
+        retry = self._retry(within_s)
+        self._switch_on(wanted.gpu_uuid, retry)
+        try:
+            return self._create(wanted, size, retry)
+        except DraError:
+            self._restore_mode_best_effort(wanted.gpu_uuid)
+            raise
+
+    def _create(self, wanted: PartitionId, size: int, retry: BusyRetry) -> MigInstance:
         existing = self._control.mig_instances(wanted.gpu_uuid)
         found = next((one for one in existing if _is_at(one, wanted)), None)
         if found is not None:
@@ -181,18 +236,26 @@ class MigManager:
         overlapping = [one for one in existing if one.overlaps(wanted.start, size)]
         if overlapping:
             raise NoRoomError(messages.memory_slices_taken(wanted, size, overlapping))
+        step = partial(self._control.create_gpu_instance, wanted.gpu_uuid, wanted.profile_id, wanted.start)
         try:
-            gi_id = self._control.create_gpu_instance(wanted.gpu_uuid, wanted.profile_id, wanted.start)
+            # The driver shuts down NVLink, channels and the watchdog before the first instance of a GPU, and refuses it
+            # while a process uses them (kernel_mig_manager.c, kmigmgrSetMIGState), although the mode could be switched.
+            gi_id = retry.attempt(step)
         except (NoRoomError, MigUnsupportedError):
             raise  # this call created nothing; an instance that exists now was created by another program meanwhile
+        except GpuBusyError as error:
+            # Nothing was created either: the same function undoes its own steps.
+            waited_s = retry.waited_s
+            text = messages.creation_is_busy(wanted, waited_s, error, self._holders(wanted.gpu_uuid))
+            raise GpuBusyError(text) from error
         except DraError as error:
             raise self._after_cleanup(wanted, error) from error
-        return self._add_compute_instance(wanted, gi_id)
+        return self._add_compute_instance(wanted, gi_id, retry)
 
-    def _add_compute_instance(self, wanted: PartitionId, gi_id: int) -> MigInstance:
+    def _add_compute_instance(self, wanted: PartitionId, gi_id: int, retry: BusyRetry) -> MigInstance:
         """Create the compute instance of the GPU instance, and return the latter as the GPU lists it then."""
         try:
-            self._control.create_compute_instance(wanted.gpu_uuid, gi_id)
+            retry.attempt(partial(self._control.create_compute_instance, wanted.gpu_uuid, gi_id))
             created = self.find(wanted)
             if created is None or created.device is None:
                 raise DeviceLostError(messages.not_listed(wanted, gi_id))
@@ -226,7 +289,9 @@ class MigManager:
                 retry.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
             retry.attempt(partial(self._control.destroy_gpu_instance, gpu, gi_id))
         except GpuBusyError as error:
-            raise GpuBusyError(messages.partition_is_busy(partition, instance, retry.waited_s, error)) from error
+            waited_s = retry.waited_s
+            text = messages.partition_is_busy(partition, instance, waited_s, error, self._holders(gpu))
+            raise GpuBusyError(text) from error
 
     def _retry(self, within_s: float) -> BusyRetry:
         return BusyRetry(within_s, sleep=self._sleep, clock=self._clock)

@@ -12,9 +12,22 @@ LOOK_FOR = (
 )
 
 
-def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception) -> str:
+def what_to_do(holders: str | None) -> str:
+    """The end of a sentence about a busy GPU; ``holders`` says who has it open, None when that is not known."""
+    if holders is None:
+        return LOOK_FOR
+    return f"{holders}; the driver tries again and succeeds once they have closed the GPU"
+
+
+def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception, holders: str | None) -> str:
     """MIG mode cannot be switched because a process uses the GPU."""
-    return f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s: {error}; {LOOK_FOR}"
+    tried = f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s"
+    return f"{tried}: {error}; {what_to_do(holders)}"
+
+
+def creation_is_busy(wanted: PartitionId, waited_s: float, error: Exception, holders: str | None) -> str:
+    """A GPU instance cannot be created because a process uses the GPU."""
+    return f"{wanted} cannot be created, tried for {waited_s:.0f} s: {error}; {what_to_do(holders)}"
 
 
 def mode_not_owned(gpu: GpuUuid) -> str:
@@ -55,9 +68,12 @@ def not_listed(wanted: PartitionId, gi_id: int) -> str:
     )
 
 
-def partition_is_busy(partition: PartitionId, instance: MigInstance, waited_s: float, error: Exception) -> str:
+def partition_is_busy(
+    partition: PartitionId, instance: MigInstance, waited_s: float, error: Exception, holders: str | None
+) -> str:
     """An instance cannot be destroyed because a process uses it."""
-    return f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s: {error}; {LOOK_FOR}"
+    tried = f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s"
+    return f"{tried}: {error}; {what_to_do(holders)}"
 
 
 def cleanup_failed(first: Exception, second: Exception) -> str:

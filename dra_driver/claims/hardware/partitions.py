@@ -140,7 +140,7 @@ def _create_partition(deps: CreateDependencies, part: AssignedPartition, deadlin
     """
     mig = require_hardware(deps).mig
     try:
-        return mig.create(part.id, part.size, within_s=deadline.left_s(most_s=STEP_S))
+        return mig.create(part.id, part.size, within_s=deadline.left_s())
     except NoRoomError as error:
         gpu = part.id.gpu_uuid
         orphans = [orphan for orphan in deps.journal.orphaned_partitions() if orphan.partition.id.gpu_uuid == gpu]
@@ -152,7 +152,7 @@ def _create_partition(deps: CreateDependencies, part: AssignedPartition, deadlin
             raise GpuBusyError(
                 f"{error}; {orphans[0].partition.id} of a claim that has ended cannot be removed yet: {busy}"
             ) from busy
-    return mig.create(part.id, part.size, within_s=deadline.left_s(most_s=STEP_S))
+    return mig.create(part.id, part.size, within_s=deadline.left_s())
 
 
 def _mark_not_created(journal: AmendJournal, todo: PreparePlan, attempt: AttemptToken, positions: list[int]) -> None:

@@ -53,3 +53,23 @@ def test_a_driver_root_on_the_host_alone_is_refused() -> None:
 def test_a_driver_root_below_the_hosts_root_is_mounted_from_the_host(flags: dict[str, str], on_host: str) -> None:
     """Containers are given paths of the host; a path of this process' container is none."""
     assert str(real(**flags).root().host("/usr/bin/nvidia-smi")) == on_host
+
+
+def test_the_nodes_processes_are_looked_for_below_the_hosts_root() -> None:
+    """A container sees its own processes in /proc; those that have a GPU open are the node's."""
+    found = real(host_root="/driver-root", driver_root="/driver-root/run/nvidia/driver")
+    assert list(found.procs()) == [
+        Path("/driver-root/proc"),
+        Path("/driver-root/run/nvidia/driver/proc"),
+        Path("/proc"),
+    ]
+
+
+def test_processes_are_looked_for_without_a_driver_too(tmp_path: Path) -> None:
+    """Who has a GPU open is asked while the driver root may have gone."""
+    assert list(real(host_root=str(tmp_path)).procs()) == [tmp_path / "proc", Path("/proc")]
+
+
+def test_simulated_gpus_are_open_in_no_real_process(tmp_path: Path) -> None:
+    """Their state names who has them open."""
+    assert list(hardware.choose(SETTINGS, tmp_path).procs()) == []

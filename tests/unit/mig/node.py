@@ -57,13 +57,32 @@ class Node:
     notes: FakeGpuNotes = field(default_factory=FakeGpuNotes)
     waits: list[float] = field(default_factory=list)
     counter: StepCounter = field(default_factory=StepCounter)
+    holders: str | None = None
+    looked_up: list[GpuUuid] = field(default_factory=list)
+    told: list[tuple[str, PartitionId]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.backend = SimulatedBackend.from_spec(self.spec, "node-a")
         self.gpu: GpuUuid = self.backend.snapshot().gpus[0].uuid
         self.manager = MigManager(
-            self.counter.over(self.backend), self.counter.over(self.notes), sleep=self._sleep, clock=self._clock
+            self.counter.over(self.backend),
+            self.counter.over(self.notes),
+            sleep=self._sleep,
+            clock=self._clock,
+            holders=self._who,
+            watch=self,
         )
+
+    def _who(self, gpu: GpuUuid) -> str | None:
+        self.looked_up.append(gpu)
+        return self.holders
+
+    def refused(self, partition: PartitionId, reason: str) -> None:
+        assert reason
+        self.told.append(("refused", partition))
+
+    def created(self, partition: PartitionId) -> None:
+        self.told.append(("created", partition))
 
     def _sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
