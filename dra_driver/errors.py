@@ -15,6 +15,7 @@
     ├── HardwareError               a GPU or its driver failed
     │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used
     │   │   └── DetachedError       this process gave the GPUs up on purpose, until it takes them again
+    │   ├── DeviceNodeError         a device node on the host is not what containers need
     │   ├── DeviceLostError         one GPU does not answer, or a MIG device is gone
     │   ├── MigUnsupportedError     the GPU has no MIG, or not this profile or placement
     │   ├── GpuBusyError            a process has the GPU or the instance open, so it cannot be changed now
@@ -128,6 +129,10 @@ class DetachedError(DriverUnavailableError):
             "the node process then uses them again by itself"
         )
         self.reason = reason
+
+
+class DeviceNodeError(HardwareError):
+    """Something else is at the path of a device node on the host, and this driver must not replace it."""
 
 
 class DeviceLostError(HardwareError):

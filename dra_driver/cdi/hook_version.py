@@ -13,13 +13,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from dra_driver.driver_root.enter import enter
 from dra_driver.semver import Semver
 
 TIMEOUT_S: Final = 3.0
@@ -27,8 +27,6 @@ TIMEOUT_S: Final = 3.0
 MAX_OUTPUT: Final = 4096
 _LINE: Final = re.compile(r"^[A-Za-z][A-Za-z ]{0,63} version v?([0-9][0-9A-Za-z.+-]{0,63})\s*$", re.MULTILINE)
 _ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
-# A child of its own and not preexec_fn, which may deadlock in a process with threads.
-_ENTER: Final = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); os.execv(sys.argv[2], sys.argv[2:])"
 
 
 class UnknownVersionError(Exception):
@@ -97,10 +95,9 @@ def print_version(root: str, path: str) -> bytes:
 
     The program is killed with its children after `TIMEOUT_S`, and when it prints more than that.
     """
-    enter = [] if root in ("", "/") else [sys.executable, "-I", "-S", "-c", _ENTER, root]
     try:
         process = subprocess.Popen(
-            [*enter, path, "--version"],
+            [*enter(root), path, "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from dra_driver.device_nodes.names import char_link
 from dra_driver.device_nodes.numbers import NodeNumbers
 
-_LAST_LINK: Final = 4
+_MAX_LINKS: Final = 4
 
 
 class Found(StrEnum):
@@ -35,7 +35,10 @@ class Seen:
     mode: int = 0
     uid: int = 0
     gid: int = 0
-    inode: int = 0
+
+
+Stamp = tuple[int, int, int] | None
+"""Inode, mode and numbers of what is at a path, by which a change is noticed; None while nothing can be seen there."""
 
 
 class LinkState(StrEnum):
@@ -44,6 +47,8 @@ class LinkState(StrEnum):
     RIGHT = "right"
     MISSING = "missing"
     WRONG = "wrong"
+    FOREIGN = "foreign"
+    """No link is there, but a file of another kind."""
     UNSEEN = "unseen"
     """It leads out of ``/dev``, as the GPU operator's do; this process may see other files there than the host."""
 
@@ -51,6 +56,7 @@ class LinkState(StrEnum):
 class DevFolder(Protocol):
     """A ``/dev``. Paths are those of the host (``/dev/nvidia0``). Raises OSError."""
 
+    def stamp(self, path: str) -> Stamp: ...
     def look(self, path: str) -> Seen: ...
     def read_link(self, path: str) -> str | None: ...
     def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int) -> None: ...
@@ -63,6 +69,14 @@ class RealDev:
 
     def __init__(self, folder: str = "/dev") -> None:
         self._folder = folder.rstrip("/")
+
+    def stamp(self, path: str) -> Stamp:
+        """A short form of `look` for every prepare: one system call, and no error."""
+        try:
+            status = os.lstat(self._here(path))
+        except OSError:
+            return None
+        return status.st_ino, status.st_mode, status.st_rdev
 
     def look(self, path: str) -> Seen:
         """What is there; a symbolic link is not followed. Raises OSError for anything but a missing file."""
@@ -80,7 +94,6 @@ class RealDev:
             mode=stat.S_IMODE(status.st_mode),
             uid=status.st_uid,
             gid=status.st_gid,
-            inode=status.st_ino,
         )
 
     def read_link(self, path: str) -> str | None:
@@ -138,14 +151,30 @@ class RealDev:
 def link_state(dev: DevFolder, numbers: NodeNumbers) -> LinkState:
     """Whether ``/dev/char/<major>:<minor>`` leads to a node with these numbers. Raises OSError."""
     path = char_link(numbers)
-    for _ in range(_LAST_LINK):
+    seen = dev.look(path)
+    if seen.found is Found.MISSING:
+        return LinkState.MISSING
+    if seen.found is not Found.LINK:
+        return LinkState.RIGHT if seen.numbers == numbers else LinkState.FOREIGN
+    end = _follow(dev, path)
+    if end is None:
+        return LinkState.UNSEEN
+    return LinkState.RIGHT if dev.look(end).numbers == numbers else LinkState.WRONG
+
+
+def link_end(dev: DevFolder, path: str) -> NodeNumbers | None:
+    """The numbers of the device to which a symbolic link in ``/dev`` leads, None for anything else. Raises OSError."""
+    end = _follow(dev, path)
+    return None if end is None else dev.look(end).numbers
+
+
+def _follow(dev: DevFolder, path: str) -> str | None:
+    """Where the links at ``path`` end; None outside of ``/dev``."""
+    for _ in range(_MAX_LINKS):
         target = dev.read_link(path)
         if target is None:
             break
         path = os.path.normpath(target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}")
         if not path.startswith("/dev/"):
-            return LinkState.UNSEEN
-    seen = dev.look(path)
-    if seen.found is Found.MISSING and path == char_link(numbers):
-        return LinkState.MISSING
-    return LinkState.RIGHT if seen.numbers == numbers else LinkState.WRONG
+            return None
+    return path

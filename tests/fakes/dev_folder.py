@@ -5,14 +5,14 @@ import os
 import posixpath
 from collections.abc import Callable
 
-from dra_driver.device_nodes.folder import Found, Seen
+from dra_driver.device_nodes.folder import Found, Seen, Stamp
 from dra_driver.device_nodes.numbers import NodeNumbers
 
 
 class MemoryDev:
     """Nodes, links, files and folders by path. ``fail`` is an errno that every change gets (EROFS: read-only).
 
-    ``looks`` counts lstat calls by path and ``made`` lists the changes in order.
+    ``stamps`` and ``looks`` list the paths that were looked at, and ``made`` the changes, in order.
     """
 
     def __init__(self) -> None:
@@ -23,16 +23,22 @@ class MemoryDev:
         self.fail: int | None = None
         self.fail_links: int | None = None
         self.looks: list[str] = []
+        self.stamps: list[str] = []
         self.made: list[str] = []
         self.before_change: Callable[[str], None] = lambda path: None
+        self._stamps: dict[str, Stamp] = {}
         self._inodes = 0
 
     def add(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
         """A node that is there already, with its folder."""
         self.folders.add(posixpath.dirname(path))
-        self._inodes += 1
         numbers = NodeNumbers(major=major, minor=minor)
-        self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode, inode=self._inodes)
+        self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode)
+        self._stamp(path)
+
+    def stamp(self, path: str) -> Stamp:
+        self.stamps.append(path)
+        return self._stamps.get(path) if path in self.nodes else None
 
     def look(self, path: str) -> Seen:
         self.looks.append(path)
@@ -47,10 +53,10 @@ class MemoryDev:
 
     def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int) -> None:
         self._change(path, self.fail)
-        self._inodes += 1
         self.files.discard(path)
         self.links.pop(path, None)
-        self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode, uid=uid, gid=gid, inode=self._inodes)
+        self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode, uid=uid, gid=gid)
+        self._stamp(path)
 
     def make_link(self, path: str, target: str) -> None:
         self._change(path, self.fail if self.fail_links is None else self.fail_links)
@@ -60,6 +66,10 @@ class MemoryDev:
         if path not in self.folders:
             self._change(path, self.fail)
             self.folders.add(path)
+
+    def _stamp(self, path: str) -> None:
+        self._inodes += 1
+        self._stamps[path] = (self._inodes, 0, 0)
 
     def _change(self, path: str, fail: int | None) -> None:
         self.before_change(path)
