@@ -1,60 +1,48 @@
-"""The API server's address, its CA and this process' credentials, from a service account or a kubeconfig.
+"""The API server's address, its CA and this process' credentials, and the requests made with them.
 
-The ``kubernetes`` client reads kubeconfig, TLS settings, proxies, exec plugins and the service account's token. It
-reads the token file again once a minute, because the kubelet rotates projected tokens (BoundServiceAccountTokenVolume;
-a token is valid for about an hour).
+`kube.direct` serves the usual service accounts and kubeconfigs, `kube.library` the rest; the second is imported only
+where it is needed, because it takes 6 MiB.
 """
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import urllib3
-from urllib3.exceptions import InsecureRequestWarning, LocationParseError
-from urllib3.util import parse_url
+from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.kube.transport import ClientParts, client_parts
+from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
+from dra_driver.kube.direct import DirectSession
+from dra_driver.kube.http.answer import HttpAnswer
+from dra_driver.kube.http.stream import RequestLimits
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
-# Dead peers are found after 15 + 3 x 5 s, not only at the end of a watch's read timeout.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
 
-# For this long the same headers are sent without asking the client, which with a kubeconfig builds its whole
-# configuration again for each request (a quarter of the CPU time of a GET). A token that expires in this time costs one
-# 401, after which everything is read again.
-_HEADERS_FOR_S = 5.0
+class ApiSession(Protocol):
+    """One reading of the configuration, and the connections made with it. Thread-safe."""
 
-# One reflector, four workers of the plugin, the publisher and the event recorder; more are opened and closed as needed.
-_POOL_CONNECTIONS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """One reading of the configuration, and the connections made with it."""
-
-    configuration: Any
-    pool: Any  # urllib3.PoolManager
+    @property
+    def server(self) -> str: ...
+    def headers(self) -> dict[str, str]: ...
+    def request(
+        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> HttpAnswer: ...
+    def clear(self, *, for_good: bool = False) -> None: ...
 
 
 class Connection:
     """The API server's address, a connection pool and fresh credentials. Thread-safe."""
 
-    def __init__(self, source: str, make_configuration: Callable[[], Any], parts: ClientParts) -> None:
+    def __init__(self, source: str, make_session: Callable[[], ApiSession]) -> None:
         self.source = source
-        self._make_configuration = make_configuration
-        self._parts = parts
-        self._lock = threading.Lock()  # guards the fields below, and lets one thread at a time read credentials
-        self._headers: tuple[float, dict[str, str]] = (0.0, {})  # until when (monotonic clock), and which
-        self._session = self._new_session()
+        self._make_session = make_session
+        self._session = self._new_session()  # replaced by `renew`; requests take the reference once
 
     @classmethod
     def load(
@@ -70,7 +58,7 @@ class Connection:
         Opens no connection yet. Raises ConfigurationError when none of them exists or one is unreadable.
         """
         if kubeconfig is None and _in_cluster(environ, service_account_dir):
-            return cls._in_cluster(environ, service_account_dir)
+            return cls._of_service_account(environ, service_account_dir)
         path = (
             kubeconfig or environ.get("KUBECONFIG") or str(Path(environ.get("HOME", "~"), ".kube/config").expanduser())
         )
@@ -79,60 +67,49 @@ class Connection:
                 f"no way to reach the API server: kubeconfig {path} does not exist and no service account is mounted "
                 f"at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
             )
-        return cls._from_kubeconfig(path)
+        return cls._of_kubeconfig(path, environ)
 
     @classmethod
-    def _in_cluster(cls, environ: Mapping[str, str], directory: Path) -> "Connection":
-        parts = client_parts("in-cluster")
+    def _of_service_account(cls, environ: Mapping[str, str], folder: Path) -> "Connection":
+        source = f"the service account in {folder}"
+        if not uses_proxy(environ):
+            return cls(source, lambda: _direct(service_account(environ, folder), source))
+        from dra_driver.kube import library  # noqa: PLC0415 - large and rarely needed
 
-        def make() -> Any:
-            configuration = parts.configuration()
-            loader = parts.load_config(str(directory / "token"), str(directory / "ca.crt"), environ=environ)
-            loader.load_and_set(configuration)
-            return configuration
-
-        return cls(f"the service account in {directory}", make, parts)
+        return cls(source, library.from_service_account(environ, folder))
 
     @classmethod
-    def _from_kubeconfig(cls, path: str) -> "Connection":
-        parts = client_parts("kubeconfig")
+    def _of_kubeconfig(cls, path: str, environ: Mapping[str, str]) -> "Connection":
+        def make() -> ApiSession:
+            access = plain_kubeconfig(Path(path)) if Path(path).is_file() and not uses_proxy(environ) else None
+            if access is not None:
+                return _direct(access, f"kubeconfig {path}")
+            from dra_driver.kube import library  # noqa: PLC0415 - large and rarely needed
 
-        def make() -> Any:
-            configuration = parts.configuration()
-            try:
-                parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
-            except (AttributeError, LookupError, TypeError, UnicodeError) as error:
-                # The client's reader fails like that on a file of another shape; its own message does not help.
-                raise ConfigurationError(
-                    f"{path} is not a kubeconfig, expected the YAML that kubectl config view --raw prints "
-                    f"({type(error).__name__}: {error})"
-                ) from error
-            return configuration
+            return library.from_kubeconfig(path)()
 
-        return cls(f"kubeconfig {path}", make, parts)
+        return cls(f"kubeconfig {path}", make)
 
     @property
     def base_url(self) -> str:
         """``https://host:port``, without a slash at the end."""
-        return str(self._session.configuration.host).rstrip("/")
-
-    @property
-    def pool(self) -> Any:
-        """The ``urllib3.PoolManager`` with the TLS and proxy settings; thread-safe."""
-        return self._session.pool
+        return self._session.server.rstrip("/")
 
     def auth_headers(self) -> dict[str, str]:
         """The headers with the credentials, read again when they expire; empty with a client certificate.
 
         Raises ConfigurationError when the token file has become unreadable.
         """
-        with self._lock:
-            until, headers = self._headers
-            if time.monotonic() >= until:
-                settings = self._guarded(self._session.configuration.auth_settings).values()
-                headers = {s["key"]: s["value"].strip() for s in settings if s["in"] == "header" and s["value"]}
-                self._headers = (time.monotonic() + _HEADERS_FOR_S, headers)
-            return dict(headers)
+        return self._guarded(self._session.headers)
+
+    def request(
+        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> HttpAnswer:
+        """Send a request for ``target`` (a path with its query) and read the head of its answer.
+
+        ``headers`` include the credentials. Raises `TransportError`.
+        """
+        return self._session.request(verb, target, headers, body, limits)
 
     def renew(self) -> None:
         """Reads everything again (token, CA, exec plugin) after a 401; requests in flight finish on the old
@@ -140,54 +117,53 @@ class Connection:
 
         Raises ConfigurationError when that fails; the old credentials then stay in use.
         """
-        session = self._new_session()
-        with self._lock:
-            self._session = session
-            self._headers = (0.0, {})
+        self._session, former = self._new_session(), self._session
+        former.clear(for_good=True)
         log.info("credentials read again", extra={"source": self.source})
 
     def close(self) -> None:
         """Closes idle connections. Idempotent; the connection can be used again."""
-        self._session.pool.clear()
+        self._session.clear()
 
-    def _new_session(self) -> _Session:
-        configuration = self._guarded(self._make_configuration)
-        if not _is_server(str(configuration.host)):
+    def _new_session(self) -> ApiSession:
+        session = self._guarded(self._make_session)
+        if not _is_server(session.server):
             raise ConfigurationError(
-                f"cannot use {self.source} to reach the API server: its server is {str(configuration.host)[:200]!r}, "
+                f"cannot use {self.source} to reach the API server: its server is {session.server[:200]!r}, "
                 "expected an address such as https://10.0.0.1:6443"
             )
-        configuration.socket_options = self._parts.keepalive_options(
-            idle=_KEEPALIVE_IDLE_S, interval=_KEEPALIVE_INTERVAL_S, count=_KEEPALIVE_PROBES
-        )
-        configuration.connection_pool_maxsize = _POOL_CONNECTIONS
-        if not configuration.verify_ssl:
-            # urllib3 warns on every request; one line in the log is enough.
-            urllib3.disable_warnings(InsecureRequestWarning)
-            log.warning("the API server's certificate is not verified", extra={"source": self.source})
-        return _Session(configuration, self._guarded(lambda: self._parts.rest_client(configuration).pool_manager))
+        return session
 
-    def _guarded(self, read: Callable[[], Any]) -> Any:
-        """Runs code of the client that reads configuration, and turns any exception into ConfigurationError.
+    def _guarded(self, read: Callable[[], Result]) -> Result:
+        """Runs code that reads configuration, and turns any exception into ConfigurationError.
 
-        The client raises YAML errors, KeyError, TypeError and binascii errors for a damaged file.
+        The ``kubernetes`` client raises YAML errors, KeyError, TypeError and binascii errors for a damaged file.
         """
         try:
             return read()
-        except ConfigurationError:
-            raise
         except Exception as error:  # a fence: translated, with the cause kept
             what = str(error) or type(error).__name__
             raise ConfigurationError(f"cannot use {self.source} to reach the API server: {what}") from error
 
 
+def _direct(access: Access, source: str) -> DirectSession:
+    if not _is_server(access.server):
+        raise ConfigurationError(
+            f"its server is {access.server[:200]!r}, expected an address such as https://10.0.0.1:6443"
+        )
+    if not access.verify:
+        log.warning("the API server's certificate is not verified", extra={"source": source})
+    return DirectSession(access)
+
+
 def _is_server(address: str) -> bool:
     """Whether requests can be sent there; a typing mistake would otherwise look like a server that is down."""
     try:
-        url = parse_url(address)
-    except LocationParseError:
+        url = urlsplit(address)
+        url.port  # noqa: B018 - raises for a number that is no port
+    except ValueError:
         return False
-    return url.scheme in {"http", "https"} and bool(url.host) and not any(char.isspace() for char in address)
+    return url.scheme in {"http", "https"} and bool(url.hostname) and address.isprintable() and " " not in address
 
 
 def _in_cluster(environ: Mapping[str, str], directory: Path) -> bool:

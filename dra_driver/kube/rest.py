@@ -5,19 +5,17 @@ models drop them). Source: Kubernetes API concepts ("Resource operations", "Effi
 """
 
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-import urllib3
-from urllib3.exceptions import HTTPError, ProtocolError, SSLError
-
 from dra_driver import __version__
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
 from dra_driver.kube.connection import Connection
+from dra_driver.kube.http.answer import HttpAnswer, TransportError
+from dra_driver.kube.http.stream import RequestLimits
 from dra_driver.kube.status import error_from_response
 from dra_driver.kube.watch import WatchStream
 
@@ -125,12 +123,13 @@ class RestClient:
             return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
             # The server may close a kept-alive connection in the moment of its use. Only GET may be repeated then.
-            if request.verb != "GET" or not isinstance(error.__cause__, ProtocolError):
+            cause = error.__cause__
+            if request.verb != "GET" or not isinstance(cause, TransportError) or not cause.broke:
                 raise
             return self._read(request, self._send(request), deadline)
 
-    def _send(self, request: "_Request") -> Any:
-        """A response with a good status and an unread body. After a 401 the credentials are read again, once."""
+    def _send(self, request: "_Request") -> HttpAnswer:
+        """An answer with a good status and an unread body. After a 401 the credentials are read again, once."""
         try:
             return self._send_once(request)
         except UnauthorizedError as refused:
@@ -142,37 +141,30 @@ class RestClient:
                 ) from unreadable
             return self._send_once(request)
 
-    def _send_once(self, request: "_Request") -> Any:
+    def _send_once(self, request: "_Request") -> HttpAnswer:
         headers = {**self._headers, **self._credentials()}
         if request.body is not None:
             headers["Content-Type"] = request.content_type
+        target, body, limits = request.path_and_query, request.encoded_body(), self._limits(request)
         try:
-            response = self._connection.pool.request(
-                request.verb,
-                self._connection.base_url + request.path_and_query,
-                body=request.encoded_body(),
-                headers=headers,
-                timeout=self._timeout(request),
-                retries=False,
-                redirect=False,
-                preload_content=False,
-            )
-        except (HTTPError, OSError, ValueError) as error:
+            answer = self._connection.request(request.verb, target, headers, body, limits)
+        except TransportError as error:
             raise _unreachable(request, self._connection, error) from error
-        if response.status >= 300:
+        if answer.status >= 300:
             deadline = time.monotonic() + self._timeouts.total_s
-            body = self._read(request, response, min(deadline, request.deadline or deadline))
-            raise error_from_response(str(request), response.status, body, response.headers)
-        return response
+            text = self._read(request, answer, min(deadline, request.deadline or deadline))
+            after = {"Retry-After": answer.headers.get("retry-after", "")}
+            raise error_from_response(str(request), answer.status, text, after)
+        return answer
 
-    def _timeout(self, request: "_Request") -> urllib3.Timeout:
-        read_s = request.read_timeout_s or self._timeouts.read_s
-        if request.deadline is None:
-            return urllib3.Timeout(connect=self._timeouts.connect_s, read=read_s)
-        left_s = request.deadline - time.monotonic()
-        if left_s <= 0:
+    def _limits(self, request: "_Request") -> RequestLimits:
+        if request.deadline is not None and request.deadline <= time.monotonic():
             raise ApiUnreachableError(f"{request}: not sent, as no time was left for it; the API server was too slow")
-        return urllib3.Timeout(connect=min(left_s, self._timeouts.connect_s), read=min(left_s, read_s), total=left_s)
+        return RequestLimits(
+            connect_s=self._timeouts.connect_s,
+            read_s=request.read_timeout_s or self._timeouts.read_s,
+            deadline=request.deadline,
+        )
 
     def _credentials(self) -> dict[str, str]:
         try:
@@ -180,20 +172,17 @@ class RestClient:
         except ConfigurationError as error:
             raise UnauthorizedError(str(error)) from error
 
-    def _read(self, request: "_Request", response: Any, deadline: float) -> bytes:
-        """The whole body, within deadline and size limit; only then the connection returns to the pool."""
+    def _read(self, request: "_Request", answer: HttpAnswer, deadline: float) -> bytes:
+        """The whole body, within deadline and size limit; only then the connection is kept."""
         body = bytearray()
         try:
-            while chunk := _next_chunk(request, response):
+            while chunk := answer.read_some(_CHUNK_BYTES):
                 body += chunk
                 _check_bounds(request, len(body), deadline)
-        except (HTTPError, OSError) as error:
-            response.close()
+        except TransportError as error:
             raise _unreachable(request, self._connection, error) from error
-        except KubernetesApiError:
-            response.close()
-            raise
-        response.release_conn()
+        finally:
+            answer.close()
         return bytes(body)
 
 
@@ -220,20 +209,6 @@ class _Request:
         return None if self.body is None else json.dumps(self.body, separators=(",", ":")).encode()
 
 
-def _next_chunk(request: _Request, response: Any) -> bytes:
-    """The next bytes of a body, b"" at its end. Waits at most until the request's deadline.
-
-    A socket's timeout begins again with each wait, so it is shortened to the time left. (Not between headers: an API
-    server sends them in one piece.)
-    """
-    socket = getattr(response.connection, "sock", None)
-    if request.deadline is not None and socket is not None:
-        left_s = max(0.001, request.deadline - time.monotonic())
-        socket.settimeout(min(left_s, socket.gettimeout() or left_s))
-    data: bytes = response.read1(_CHUNK_BYTES)
-    return data
-
-
 def _check_bounds(request: _Request, size: int, deadline: float) -> None:
     if size > MAX_BODY_BYTES:
         raise KubernetesApiError(f"{request}: the answer is larger than {MAX_BODY_BYTES >> 20} MiB; refused")
@@ -241,14 +216,11 @@ def _check_bounds(request: _Request, size: int, deadline: float) -> None:
         raise ApiUnreachableError(f"{request}: the answer did not end in time; the API server or the network is slow")
 
 
-def _unreachable(request: _Request, connection: Connection, error: Exception) -> ApiUnreachableError:
+def _unreachable(request: _Request, connection: Connection, error: TransportError) -> ApiUnreachableError:
     """A transport failure as a sentence that names the server and where its address came from."""
-    hint = "; check the CA certificate" if isinstance(error, SSLError) else ""
-    # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
-    what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
-    what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # a changing number would make each event a new one
+    hint = f"; {error.hint}" if error.hint else ""
     return ApiUnreachableError(
-        f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {what}{hint}"
+        f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {error}{hint}"
     )
 
 

@@ -4,14 +4,12 @@
 JSON object per line.
 """
 
-import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any, cast
-
-from urllib3.exceptions import HTTPError
+from typing import cast
 
 from dra_driver.errors import ApiUnreachableError
+from dra_driver.kube.http.answer import HttpAnswer, TransportError
 from dra_driver.kube.status import error_from_status
 from dra_driver.kube.types import WatchEvent
 
@@ -23,8 +21,8 @@ _CHUNK_BYTES = 64 * 1024
 class WatchStream:
     """Iterate once, in one thread; ``close()`` from any thread ends the iteration."""
 
-    def __init__(self, response: Any, request: str) -> None:
-        self._response = response
+    def __init__(self, answer: HttpAnswer, request: str) -> None:
+        self._answer = answer
         self._request = request
         self._closed = False
 
@@ -40,14 +38,12 @@ class WatchStream:
                     return
                 yield self._event(line)
         finally:
-            self._response.close()
+            self._answer.close()
 
     def close(self) -> None:
         """Wakes the reading thread by shutting the socket down for reading. Idempotent."""
         self._closed = True
-        # ValueError, RuntimeError: the response has ended and returned its socket; OSError: the peer was faster.
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            self._response.shutdown()
+        self._answer.interrupt()
 
     def _lines(self) -> Iterator[bytes]:
         pending = b""
@@ -62,12 +58,11 @@ class WatchStream:
 
     def _chunk(self) -> bytes:
         try:
-            return cast(bytes, self._response.read1(_CHUNK_BYTES))
-        except (HTTPError, OSError, AttributeError) as error:
-            # AttributeError: close() removed the socket in the middle of a read.
+            return self._answer.read_some(_CHUNK_BYTES)
+        except TransportError as error:
             if self._closed:
                 return b""
-            raise ApiUnreachableError(f"{self._request} broke off: {error or type(error).__name__}") from error
+            raise ApiUnreachableError(f"{self._request} broke off: {error}") from error
 
     def _event(self, line: bytes) -> WatchEvent:
         try:

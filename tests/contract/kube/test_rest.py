@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from dra_driver.errors import (
     ServerBusyError,
     UnauthorizedError,
 )
+from dra_driver.kube.access import service_account
 from dra_driver.kube.connection import Connection
+from dra_driver.kube.direct import DirectSession
 from dra_driver.kube.rest import RestClient, Timeouts
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
@@ -50,33 +53,11 @@ def in_cluster(server: ScriptedServer, tmp_path: Path, token: str) -> tuple[Rest
     (tmp_path / "token").write_text(token)
     (tmp_path / "ca.crt").write_text("unused")
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
-    connection = Connection.load(environ=environ, service_account_dir=tmp_path)
-    return RestClient(PlainHttp(connection, server.url), timeouts=FAST), tmp_path / "token"
 
+    def session() -> DirectSession:
+        return DirectSession(replace(service_account(environ, tmp_path), server=server.url))
 
-class PlainHttp(Connection):
-    """Another address for the same credentials, as the test server speaks no TLS."""
-
-    def __init__(self, real: Connection, url: str) -> None:
-        self._real, self._url = real, url
-
-    @property
-    def base_url(self) -> str:
-        return self._url
-
-    @property
-    def source(self) -> str:  # type: ignore[override]
-        return self._real.source
-
-    @property
-    def pool(self) -> object:
-        return self._real.pool
-
-    def auth_headers(self) -> dict[str, str]:
-        return self._real.auth_headers()
-
-    def renew(self) -> None:
-        self._real.renew()
+    return RestClient(Connection("the test", session), timeouts=FAST), tmp_path / "token"
 
 
 def test_requests_carry_the_token_of_the_kubeconfig(tmp_path: Path) -> None:
@@ -89,7 +70,7 @@ def test_requests_carry_the_token_of_the_kubeconfig(tmp_path: Path) -> None:
 
 def test_a_rotated_service_account_token_is_used_after_a_401(tmp_path: Path) -> None:
     """The kubelet replaces the token file; a 401 makes the client read it again, once."""
-    new = "bearer new"
+    new = "Bearer new"
 
     def script(x: Exchange) -> None:
         good = x.seen.headers["authorization"] == new
@@ -99,7 +80,7 @@ def test_a_rotated_service_account_token_is_used_after_a_401(tmp_path: Path) -> 
         rest, token = in_cluster(server, tmp_path, "old")
         token.write_text("new\n")
         assert rest.get("/version") == {"ok": True}
-    assert [seen.headers["authorization"] for seen in server.requests] == ["bearer old", new]
+    assert [seen.headers["authorization"] for seen in server.requests] == ["Bearer old", new]
 
 
 def test_a_401_that_stays_is_reported_after_one_repetition(tmp_path: Path) -> None:

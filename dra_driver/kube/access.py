@@ -1,0 +1,178 @@
+"""How to reach an API server: its address, its CA and the credentials, from a service account or a plain kubeconfig.
+
+A kubeconfig is *plain* when it is one file and its user has a token or a certificate. For the others (exec plugins,
+OIDC, passwords, proxies, merged files) `plain_kubeconfig` returns None, and the ``kubernetes`` client reads them
+(`kube.library`). Source of the fields: kubernetes/client-go tools/clientcmd/api/v1/types.go.
+"""
+
+import base64
+import binascii
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.errors import ConfigurationError
+
+_MOST_BYTES = 4 * 2**20
+_CLUSTER = frozenset(
+    {
+        "server",
+        "certificate-authority",
+        "certificate-authority-data",
+        "insecure-skip-tls-verify",
+        "tls-server-name",
+        "disable-compression",
+        "extensions",
+    }
+)
+_USER = frozenset(
+    {
+        "token",
+        "tokenFile",
+        "client-certificate",
+        "client-certificate-data",
+        "client-key",
+        "client-key-data",
+        "extensions",
+    }
+)
+_PROXIES = ("https_proxy", "http_proxy", "all_proxy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """One way to reach an API server. Certificates are PEM; without ``ca`` the system's authorities count."""
+
+    server: str
+    ca: bytes | None = None
+    verify: bool = True
+    server_name: str | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+    token: str | None = None
+    token_file: Path | None = None
+
+    def tls(self) -> ssl.SSLContext:
+        """The settings of TLS connections. Raises OSError and ValueError for certificates that cannot be used."""
+        context = ssl.create_default_context(cadata=self.ca.decode("ascii") if self.ca else None)
+        context.set_alpn_protocols(["http/1.1"])
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate is not None:
+            _load_client_certificate(context, self.certificate + b"\n" + (self.key or b""))
+        return context
+
+
+def uses_proxy(environ: Mapping[str, str]) -> bool:
+    """Whether the environment names a proxy."""
+    return any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES)
+
+
+def service_account(environ: Mapping[str, str], folder: Path) -> Access:
+    """The access of a pod's service account. Raises ConfigurationError."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise ConfigurationError("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not both set")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return Access(server=server, ca=_content(folder / "ca.crt"), token_file=folder / "token")
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. Raises ConfigurationError."""
+    token = _content(path).decode("ascii", "replace").strip()
+    if not token:
+        raise ConfigurationError(f"the token file {path} is empty")
+    return token
+
+
+def plain_kubeconfig(path: Path) -> Access | None:
+    """The access that a kubeconfig's current context describes; None when the ``kubernetes`` client has to read it.
+
+    Also None for a damaged file: the client names what is wrong. Raises ConfigurationError for a file that is named in
+    a plain kubeconfig and cannot be read.
+    """
+    try:
+        document = yaml.safe_load(_content(path))
+    except yaml.YAMLError:
+        return None
+    context = _named(document, "contexts", "context", _get(document, "current-context"))
+    cluster = _named(document, "clusters", "cluster", _get(context, "cluster"))
+    user = _named(document, "users", "user", _get(context, "user"))
+    if cluster is None or user is None or not cluster.keys() <= _CLUSTER or not user.keys() <= _USER:
+        return None
+    if not isinstance(cluster.get("server"), str):
+        return None
+    return _access(path.parent, cluster, user)
+
+
+def _access(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Access | None:
+    certificate = _file_or_data(folder, user, "client-certificate")
+    token, token_file, name = user.get("token"), user.get("tokenFile"), cluster.get("tls-server-name")
+    if not all(value is None or isinstance(value, str) for value in (token, token_file, name)):
+        return None
+    return Access(
+        server=cluster["server"].rstrip("/"),
+        ca=_file_or_data(folder, cluster, "certificate-authority"),
+        verify=cluster.get("insecure-skip-tls-verify") is not True,
+        server_name=name,
+        certificate=certificate,
+        key=_file_or_data(folder, user, "client-key") if certificate else None,
+        token=token.strip() if token and not token_file else None,
+        token_file=folder / token_file if token_file else None,
+    )
+
+
+def _get(value: object, key: str) -> object:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _named(document: object, entries: str, kind: str, name: object) -> Mapping[str, Any] | None:
+    """The object under ``kind`` of the entry with that name."""
+    listed = _get(document, entries)
+    for entry in listed if isinstance(listed, list) and isinstance(name, str) and name else ():
+        if _get(entry, "name") == name:
+            found = _get(entry, kind)
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _file_or_data(folder: Path, fields: Mapping[str, Any], name: str) -> bytes | None:
+    """The content of a field ``<name>-data``, which wins, or of the file that the field ``name`` names."""
+    data, file = fields.get(f"{name}-data"), fields.get(name)
+    try:
+        if data:
+            return base64.b64decode(data, validate=False)
+        return _content(folder / file) if file else None
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise ConfigurationError(f"its field {name} cannot be read: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigurationError(f"{path} is larger than {_MOST_BYTES >> 20} MiB")
+    return data
+
+
+def _load_client_certificate(context: ssl.SSLContext, chain: bytes) -> None:
+    """OpenSSL's interface takes a file: it exists, readable by this user alone, only for this call."""
+    descriptor, name = tempfile.mkstemp()
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(chain)
+        context.load_cert_chain(name)
+    finally:
+        with suppress(OSError):
+            Path(name).unlink()

@@ -1,0 +1,164 @@
+"""Sessions of the ``kubernetes`` client and urllib3, for kubeconfigs that need more than `kube.direct` has.
+
+These are exec plugins, OIDC, passwords, merged files, and proxies.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError, SSLError
+
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube.http.answer import HttpAnswer, TransportError
+from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.transport import ClientParts, client_parts
+
+# For this long the same headers are sent without asking the client, which with a kubeconfig builds its whole
+# configuration again for each request (a quarter of the CPU time of a GET). A token that expires in this time costs one
+# 401, after which everything is read again.
+_HEADERS_FOR_S = 5.0
+_KEPT = 4
+# Dead peers are found after 15 + 3 x 5 s, not only at the end of a watch's read timeout.
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
+
+
+class LibrarySession:
+    """One reading of the client's configuration, and the connections made with it. Thread-safe."""
+
+    def __init__(self, configuration: Any, parts: ClientParts) -> None:
+        configuration.socket_options = parts.keepalive_options(
+            idle=_KEEPALIVE_IDLE_S, interval=_KEEPALIVE_INTERVAL_S, count=_KEEPALIVE_PROBES
+        )
+        configuration.connection_pool_maxsize = _KEPT
+        if not configuration.verify_ssl:
+            urllib3.disable_warnings(InsecureRequestWarning)  # on every request; one line in the log is enough
+        self._configuration = configuration
+        self._pool = parts.rest_client(configuration).pool_manager
+        self._lock = threading.Lock()  # guards _headers, and lets one thread at a time read credentials
+        self._headers: tuple[float, dict[str, str]] = (0.0, {})  # until when (monotonic clock), and which
+
+    @property
+    def server(self) -> str:
+        """The API server's address."""
+        return str(self._configuration.host)
+
+    def headers(self) -> dict[str, str]:
+        """The headers with the credentials; none with a client certificate."""
+        with self._lock:
+            until, headers = self._headers
+            if time.monotonic() >= until:
+                settings = self._configuration.auth_settings().values()
+                headers = {s["key"]: s["value"].strip() for s in settings if s["in"] == "header" and s["value"]}
+                self._headers = (time.monotonic() + _HEADERS_FOR_S, headers)
+            return dict(headers)
+
+    def request(
+        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> HttpAnswer:
+        """Send a request. Raises `TransportError`."""
+        left_s = limits.left_s(limits.connect_s + limits.read_s)
+        total_s = left_s if limits.deadline is not None else None
+        timeout = urllib3.Timeout(
+            connect=limits.left_s(limits.connect_s), read=limits.left_s(limits.read_s), total=total_s
+        )
+        try:
+            response = self._pool.request(
+                verb,
+                self.server.rstrip("/") + target,
+                body=body,
+                headers=dict(headers),
+                timeout=timeout,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            raise _translated(error) from error
+        return _LibraryAnswer(response, limits)
+
+    def clear(self, *, for_good: bool = False) -> None:  # noqa: ARG002 - a pool that is not used again is collected
+        """Close idle connections."""
+        self._pool.clear()
+
+
+class _LibraryAnswer:
+    """A response of urllib3 as an `HttpAnswer`."""
+
+    def __init__(self, response: Any, limits: RequestLimits) -> None:
+        self._response = response
+        self._limits = limits
+        self.status = int(response.status)
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._ended = False
+
+    def read_some(self, limit: int) -> bytes:
+        """As `HttpAnswer.read_some`. (A socket's timeout begins again with each wait, so it is shortened.)"""
+        socket = getattr(self._response.connection, "sock", None)
+        if self._limits.deadline is not None and socket is not None:
+            socket.settimeout(self._limits.left_s(self._limits.read_s))
+        try:
+            data: bytes = self._response.read1(limit)
+        except (HTTPError, OSError, AttributeError) as error:  # AttributeError: `interrupt` removed the socket
+            raise _translated(error) from error
+        self._ended = not data
+        return data
+
+    def close(self) -> None:
+        """As `HttpAnswer.close`."""
+        if self._ended:
+            self._response.release_conn()
+        else:
+            self._response.close()
+
+    def interrupt(self) -> None:
+        """As `HttpAnswer.interrupt`."""
+        # ValueError, RuntimeError: the response has ended and returned its socket; OSError: the peer was faster.
+        try:
+            self._response.shutdown()
+        except (OSError, ValueError, RuntimeError):
+            return
+
+
+def _translated(error: Exception) -> TransportError:
+    hint = "check the CA certificate" if isinstance(error, SSLError) else ""
+    # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
+    what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
+    what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # a changing number would make each event a new one
+    return TransportError(what, broke=isinstance(error, ProtocolError), hint=hint)
+
+
+def from_kubeconfig(path: str) -> Callable[[], LibrarySession]:
+    """A function that reads the kubeconfig (files separated by ``:`` are merged)."""
+    parts = client_parts("kubeconfig")
+
+    def make() -> LibrarySession:
+        configuration = parts.configuration()
+        try:
+            parts.load_config(config_file=path, client_configuration=configuration, persist_config=False)
+        except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+            # The client's reader fails like that on a file of another shape; its own message does not help.
+            raise ConfigurationError(
+                f"{path} is not a kubeconfig, expected the YAML that kubectl config view --raw prints "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        return LibrarySession(configuration, parts)
+
+    return make
+
+
+def from_service_account(environ: Mapping[str, str], folder: Path) -> Callable[[], LibrarySession]:
+    """A function that reads the service account in ``folder``."""
+    parts = client_parts("in-cluster")
+
+    def make() -> LibrarySession:
+        configuration = parts.configuration()
+        loader = parts.load_config(str(folder / "token"), str(folder / "ca.crt"), environ=environ)
+        loader.load_and_set(configuration)
+        return LibrarySession(configuration, parts)
+
+    return make
