@@ -18,6 +18,7 @@ from dra_driver.kube.claim_list import ApiClaimLister
 from dra_driver.kube.claims import ApiClaimReader
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet.hardware import MPS, Hardware
+from dra_driver.mig.manager import CreationWatch
 from dra_driver.model.terms import Terms
 from dra_driver.slices import pool_name
 from dra_driver.telemetry import metrics
@@ -47,6 +48,7 @@ class ClaimManager:
         inventory: Inventory,
         hardware: Hardware,
         terms: Callable[[], Terms],
+        watch: CreationWatch | None = None,
     ) -> Self:
         """Opens the journal in ``plugin_dir``. Raises ConfigurationError when it cannot be opened."""
         try:
@@ -60,7 +62,7 @@ class ClaimManager:
                 provider=provider,
                 snapshot=inventory.current,
                 hardware=lambda journal: hardware.tools(
-                    journal, plugin_dir / MPS, inventory.refresh, inventory.current
+                    journal, plugin_dir / MPS, inventory.refresh, inventory.current, watch
                 ),
                 terms=terms,
                 count=lambda event: metrics.claim_events_total.labels(event).inc(),

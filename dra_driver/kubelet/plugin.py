@@ -45,10 +45,12 @@ from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
 from dra_driver.kubelet.maintenance import Chore, Maintenance
 from dra_driver.kubelet.ownership import OwnedBackend
+from dra_driver.kubelet.published_terms import PublishedTerms
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.kubelet.storage_health import Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
+from dra_driver.kubelet.withholding import PartitionWithholding
 from dra_driver.model.terms import Form
 from dra_driver.policy import PolicySource
 from dra_driver.slices import Publisher
@@ -91,6 +93,7 @@ class NodeProcess:
         )
         self._registration = Registration(driver=driver, endpoint=self._paths.dra)
         self._streams = HealthStreams()
+        self._withholding = PartitionWithholding()
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
         self._terms: TermsResolver | None = None
@@ -136,6 +139,10 @@ class NodeProcess:
             found.append("the newest inventory is not published yet")
         return [problem for problem in found if problem is not None]
 
+    def remarks(self) -> list[str]:
+        """What a node that is ready offers less of, one sentence each."""
+        return self._withholding.remarks
+
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
         if self._endpoints is None or self._claims is None or self._stopping.is_set():
@@ -164,7 +171,7 @@ class NodeProcess:
         if not self._settings.http_addr:
             return
         try:
-            server = ObservabilityServer(self._settings.http_addr, self.ready, self.live)
+            server = ObservabilityServer(self._settings.http_addr, self.ready, self.live, self.remarks)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"cannot listen on {self._settings.http_addr}: {error}: choose another --http-addr (HTTP_ADDR)"
@@ -200,6 +207,7 @@ class NodeProcess:
             inventory=inventory,
             hardware=found,
             terms=lambda: self._terms.current() if self._terms is not None else {},
+            watch=self._withholding,
         )
         self._running.callback(_within, COMPONENT_STOP_S, claims.close)
         self._running.callback(_within, COMPONENT_STOP_S, inventory.stop)
@@ -211,8 +219,9 @@ class NodeProcess:
         claims.recover()
         self._start_endpoints(claims)
         self._publisher = publisher = self._start_publisher(rest)
+        published = PublishedTerms(terms, [self._withholding.amend])
         self._inventory_publisher = inventory_publisher = InventoryPublisher(
-            inventory, provider, publisher, terms, driver_root=found.renew_root
+            inventory, provider, publisher, published, driver_root=found.renew_root
         )
         inventory.subscribe(inventory_publisher.changed)
         self._start_maintenance(inventory_publisher, claims)
@@ -257,6 +266,7 @@ class NodeProcess:
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
             Chore(name="disk", every_s=FILES_EVERY_S, work=storage.check),
             Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
+            Chore(name="conditions", every_s=FILES_EVERY_S, work=self._report_conditions),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
         remote = [
@@ -291,6 +301,11 @@ class NodeProcess:
         news = problem is not None and problem != self._policy_problem
         if not news or (self._publisher is not None and self._publisher.warn("GpuPolicyProblem", problem or "")):
             self._policy_problem = problem
+
+    def _report_conditions(self) -> None:
+        """Records events for GPUs whose condition keeps devices from new claims."""
+        if self._publisher is not None:
+            self._withholding.report(self._publisher.warn)
 
     def _count_devices(self, claims: ClaimManager) -> None:
         forms = Counter(use.form for use in claims.journal.uses())

@@ -69,6 +69,20 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WithheldPartitions:
+    """New claims must not get partitions that do not exist yet, for the ``reason``, a sentence.
+
+    They stay published with ``taint``, because a claim may already be waiting for one: the scheduler would count a
+    partition that is no longer published as free, and with it the whole GPU. Where the API server keeps no taints they
+    are left out, except ``refused``, which are allocated to such claims.
+    """
+
+    reason: str
+    taint: Taint
+    refused: frozenset[PartitionId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTerms:
     """What one GPU may be published as. The default applies without a policy: whole or partitions, not shared.
 
@@ -76,6 +90,9 @@ class GpuTerms:
     in use that stay published although ``profiles`` does not have them. ``shares_in_use``: claims have shares of the
     GPU, or one has all of it as a share; schedulers count those only while the GPU is published as shared. ``policy``
     is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
+
+    From the state of the hardware: ``whole_taints`` are taints of the whole GPU and its shares, not of its partitions;
+    ``withheld`` is about partitions that do not exist yet.
     """
 
     policy: str = ""
@@ -88,6 +105,8 @@ class GpuTerms:
     kept: frozenset[PartitionId] = frozenset()
     shares_in_use: bool = False
     waiting: str | None = None
+    whole_taints: tuple[Taint, ...] = ()
+    withheld: WithheldPartitions | None = None
 
     def allows(self, partition: PartitionId) -> bool:
         """Whether the partition may be published."""

@@ -3,12 +3,12 @@
 Devices share parts with each other, so no returned object may be changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.mig import MigInstance, MigProfile
-from dra_driver.model.terms import GpuTerms
+from dra_driver.model.terms import GpuTerms, Taint
 from dra_driver.published import attributes, devices, limits
 from dra_driver.slices import counters
 from dra_driver.slices.forms import Forms
@@ -24,7 +24,10 @@ class GpuDevices:
         self._gpu, self._forms = gpu, forms
         self._board = attributes.board(gpu, snapshot)
         self._extra, refused = attributes.added(terms.attributes)
-        self._taints = [_taint(taint.key, taint.value, taint.effect) for taint in terms.taints if features.taints]
+        self._taints = _wire(terms.taints if features.taints else ())
+        self._whole_taints = (self._taints + _wire(terms.whole_taints if features.taints else ()))[: limits.MAX_TAINTS]
+        withheld = (terms.withheld.taint,) if terms.withheld is not None and features.taints else ()
+        self._withheld_taints = (self._taints + _wire(withheld))[: limits.MAX_TAINTS]
         self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None
         self._left_out: set[str] = set(refused)
         self._policy = terms.policy
@@ -55,7 +58,8 @@ class GpuDevices:
     def _whole(self) -> Device:
         gpu, forms = self._gpu, self._forms
         device = devices.whole_gpu(gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements))
-        return self._finished(device, self.counter_set["counters"] if self.counter_set is not None else None)
+        taken = self.counter_set["counters"] if self.counter_set is not None else None
+        return self._finished(device, taken, self._whole_taints)
 
     def _placements(self) -> Iterator[Device]:
         common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
@@ -64,7 +68,10 @@ class GpuDevices:
                 common[profile.profile_id] = self._common(profile)
             parts, taken = common[profile.profile_id]
             device = devices.placement(self._gpu, parts, start)
-            yield self._finished(device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)})
+            taints = self._withheld_taints if (profile, start) in self._forms.withheld else self._taints
+            yield self._finished(
+                device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
+            )
 
     def _common(self, profile: MigProfile) -> tuple[devices.ProfileParts, dict[str, Counter]]:
         taken = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
@@ -73,10 +80,11 @@ class GpuDevices:
     def _foreign_device(self, instance: MigInstance) -> Device:
         """Without counters: the counter set does not have what the instance uses."""
         profile = counters.profile_of(self._gpu, instance)
-        return self._finished(devices.foreign_partition(self._gpu, instance, profile, self._board), None)
+        partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
+        return self._finished(partition, None, self._taints)
 
-    def _finished(self, device: Device, taken: dict[str, Counter] | None) -> Device:
-        """The device with the policy's attributes and taints and, unless None, the counters that it consumes."""
+    def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: list[DeviceTaint]) -> Device:
+        """The device with the policy's attributes, its taints and, unless None, the counters that it consumes."""
         found, capacity = device["attributes"], device.get("capacity", {})
         if self._extra:
             left = limits.MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
@@ -85,8 +93,8 @@ class GpuDevices:
         finished = Device(name=device["name"], attributes=found)
         if capacity:
             finished["capacity"] = capacity
-        if self._taints:
-            finished["taints"] = self._taints
+        if taints:
+            finished["taints"] = taints
         if taken is not None:
             finished["consumesCounters"] = self._consumes(taken)
         if "allowMultipleAllocations" in device:
@@ -98,6 +106,10 @@ class GpuDevices:
 
 
 MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
+
+
+def _wire(taints: Iterable[Taint]) -> list[DeviceTaint]:
+    return [_taint(taint.key, taint.value, taint.effect) for taint in taints]
 
 
 def _taint(key: str, value: str, effect: str) -> DeviceTaint:

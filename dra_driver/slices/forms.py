@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId
-from dra_driver.model.terms import GpuTerms, SharingTerms
+from dra_driver.model.terms import GpuTerms, SharingTerms, WithheldPartitions
 from dra_driver.published import limits
 from dra_driver.slices import counters
 from dra_driver.slices.gates import ApiServerFeatures
@@ -31,6 +31,7 @@ class Forms:
     """The forms of one GPU, in the order in which they are published, and why there are not more.
 
     ``sharing`` belongs to the whole GPU. ``left`` are the counters of ``placements``, empty when there are none.
+    ``withheld`` are those of the placements that are tainted, because they do not exist and cannot be created now.
     ``max_devices`` is the greatest number of devices that these terms allow, whatever happens on the hardware.
     """
 
@@ -38,6 +39,7 @@ class Forms:
     sharing: SharingTerms | None = None
     foreign_instances: tuple[MigInstance, ...] = ()
     placements: tuple[Placement, ...] = ()
+    withheld: frozenset[Placement] = frozenset()
     left: counters.Amounts
     max_devices: int = 1
     reasons: tuple[str, ...] = ()
@@ -60,6 +62,11 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     placements: Sequence[Placement] = ()
     if allowed and reasons.allowed_unless(_why_not_cut(gpu, features)):
         placements = [place for place in allowed if _is_free(place, foreign) and counters.leaves_enough(*place, left)]
+    uncut: frozenset[Placement] = frozenset()
+    if terms.withheld is not None and (uncut := _uncut(gpu, placements)):
+        reasons.allowed_unless(terms.withheld.reason)
+        if not features.taints:
+            placements = [place for place in placements if _stays(gpu, place, uncut, terms.withheld)]
     kept = limits.MAX_DEVICES - len(usable) - whole
     if len(placements) > kept:
         reasons.allowed_unless(
@@ -73,6 +80,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         sharing=sharing,
         foreign_instances=tuple(usable),
         placements=tuple(placements[:kept]),
+        withheld=uncut if features.taints else frozenset(),
         left=left if placements else {},
         max_devices=_max_devices(gpu, len(allowed), features),
         reasons=tuple(reasons.found),
@@ -209,6 +217,17 @@ def _allowed(gpu: Gpu, terms: GpuTerms) -> list[Placement]:
         for profile, start in placement_order(gpu.mig_profiles)
         if terms.allows(PartitionId(gpu.uuid, profile.profile_id, start))
     ]
+
+
+def _uncut(gpu: Gpu, placements: Iterable[Placement]) -> frozenset[Placement]:
+    """Those without an instance."""
+    existing = {(instance.profile_id, instance.start) for instance in gpu.mig_instances}
+    return frozenset(place for place in placements if (place[0].profile_id, place[1]) not in existing)
+
+
+def _stays(gpu: Gpu, place: Placement, uncut: frozenset[Placement], withheld: WithheldPartitions) -> bool:
+    """Whether a placement is published although it cannot be tainted."""
+    return place not in uncut or PartitionId(gpu.uuid, place[0].profile_id, place[1]) in withheld.refused
 
 
 def _is_free(place: Placement, foreign: Iterable[MigInstance]) -> bool:

@@ -1,7 +1,7 @@
 """The HTTP endpoint of a process: ``/metrics``, ``/healthz`` and ``/readyz``.
 
 A check is a callable that returns reasons. No reason is 200 and ``ok``; otherwise the answer is 503 with one reason a
-line, written for a person who runs curl.
+line, written for a person who runs curl. Remarks follow in both cases and do not change the status.
 
 Any pod can connect to the port, and the kubelet's liveness probe comes through it as well. So a client cannot hold it:
 
@@ -15,7 +15,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from http import HTTPStatus
@@ -43,13 +43,13 @@ _WAKE_UP_S = 3600.0
 class ObservabilityServer:
     """Serves until ``stop``. ``addr`` is ``host:port``, or ``:port`` for all addresses; port 0 is any free port.
 
-    Raises OSError when the address cannot be bound, ValueError when it is no address. ``ready`` and ``live`` are
-    called in request threads.
+    Raises OSError when the address cannot be bound, ValueError when it is no address. ``ready``, ``live`` and
+    ``remarks``, which ``/readyz`` adds, are called in request threads.
     """
 
-    def __init__(self, addr: str, ready: Reasons, live: Reasons) -> None:
+    def __init__(self, addr: str, ready: Reasons, live: Reasons, remarks: Reasons = list) -> None:
         host, _, port = addr.rpartition(":")
-        self._server = _Server(host.strip("[]"), int(port), ready, live)
+        self._server = _Server(host.strip("[]"), int(port), ready, live, remarks)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_WAKE_UP_S,), name="http-endpoint", daemon=True
         )
@@ -126,11 +126,11 @@ class _Slots:
 class _Server(HTTPServer):
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, ready: Reasons, live: Reasons) -> None:
+    def __init__(self, host: str, port: int, ready: Reasons, live: Reasons, remarks: Reasons) -> None:
         self.routes: dict[str, Callable[[], tuple[HTTPStatus, str, bytes]]] = {
             "/metrics": lambda: (HTTPStatus.OK, *metrics.render()),
             "/healthz": lambda: _verdict(live()),
-            "/readyz": lambda: _verdict(ready()),
+            "/readyz": lambda: _verdict(ready(), remarks()),
         }
         self.slots = _Slots()
         dual_stack = not host and socket.has_dualstack_ipv6()
@@ -236,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing: probes come every few seconds."""
 
 
-def _verdict(reasons: list[str]) -> tuple[HTTPStatus, str, bytes]:
+def _verdict(reasons: list[str], remarks: Sequence[str] = ()) -> tuple[HTTPStatus, str, bytes]:
     status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-    return status, "text/plain; charset=utf-8", ("\n".join(reasons or ["ok"]) + "\n").encode()
+    lines = [*(reasons or ["ok"]), *(f"remark: {remark}" for remark in remarks)]
+    return status, "text/plain; charset=utf-8", ("\n".join(lines) + "\n").encode()

@@ -79,6 +79,14 @@ withdrawn = Gauge(
     "dra_driver_devices_withdrawn", "1 while devices are withdrawn because no container could get one",
     registry=REGISTRY,
 )  # fmt: skip
+partitions_withheld = Gauge(
+    "dra_driver_partitions_withheld",
+    "GPUs whose partitions that do not exist yet are withheld, because the GPU cannot be cut", registry=REGISTRY,
+)  # fmt: skip
+partition_refusals_total = Counter(
+    "dra_driver_partition_refusals", "Partitions that were not created because a process had the GPU open",
+    registry=REGISTRY,
+)  # fmt: skip
 policies_in_force = Gauge(
     "dra_driver_policies_in_force",
     "1 while the newest policies are in force, 0 while older policies are",

@@ -42,6 +42,18 @@ def test_readyz_and_healthz_answer_ok_or_the_reasons(server: ObservabilityServer
     assert ask(server, "/healthz?verbose") == (503, "hangs\n")
 
 
+def test_remarks_follow_and_do_not_change_the_status() -> None:
+    """A node that offers less than it could is ready, and says what it leaves out."""
+    reasons: list[str] = []
+    server = ObservabilityServer("127.0.0.1:0", lambda: reasons, list, lambda: ["partitions are withheld"])
+    server.start()
+    assert ask(server, "/readyz") == (200, "ok\nremark: partitions are withheld\n")
+    assert ask(server, "/healthz") == (200, "ok\n")
+    reasons.append("no driver")
+    assert ask(server, "/readyz") == (503, "no driver\nremark: partitions are withheld\n")
+    server.stop()
+
+
 def test_metrics_are_served(server: ObservabilityServer) -> None:
     assert "dra_driver_published" in ask(server, "/metrics")[1]
 
