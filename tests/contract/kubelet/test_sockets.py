@@ -1,5 +1,6 @@
 """Sockets as the kubelet finds them: when they appear, how they are replaced, which are foreign."""
 
+import queue
 import socket
 import stat
 import threading
@@ -68,8 +69,14 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
         client = DraClient(channel)
         assert client.prepare(UID).claims[UID].devices
         before = plugin.endpoints._dra
+        states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
+        channel.subscribe(states.put)
+        while states.get(timeout=10) is not grpc.ChannelConnectivity.READY:
+            pass
         plugin.paths.dra.unlink()
         plugin.endpoints.check()
+        # A call sent before the client has read the server's goodbye is cancelled; a kubelet would repeat it.
+        assert states.get(timeout=10) is not grpc.ChannelConnectivity.READY
         assert plugin.endpoints._dra is not before
         request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
         assert client.prepare_method(request, timeout=10, wait_for_ready=True).claims[UID].devices
