@@ -32,6 +32,7 @@ check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs
 bench: $(VENV)/.ready         ## Node process, forms, selectors and allocation against their budgets; packing of partitions
 	$(BIN)/python -m tests.bench.cel_bench
 	$(BIN)/python -m tests.bench.allocation_bench
+	$(BIN)/python -m tests.bench.explain_bench
 	$(BIN)/python -m tests.bench.packing
 	$(BIN)/python -m tests.bench.forms_bench
 	$(BIN)/python -m tests.bench

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dra_driver.allocation.allocated import pool_uses
+from dra_driver.allocation.allocated import PoolKey, pool_uses
 from dra_driver.allocation.events import PoolLeftOut, SearchRecorder
 from dra_driver.allocation.limits import Limits, SearchBudget
 from dra_driver.allocation.malformed import guarded
 from dra_driver.allocation.node_equivalence import Solution, SolutionCache
-from dra_driver.allocation.pools import PoolIndex, ReachablePools
+from dra_driver.allocation.pools import ContentKey, PoolIndex, ReachablePools
 from dra_driver.allocation.requests import ClaimDecoder, DecodedClaim
 from dra_driver.allocation.result import allocation_result
 from dra_driver.allocation.scheduler_quirks import V1_36, SchedulerFeatures, SchedulerQuirks, SchedulerRules
@@ -57,6 +57,16 @@ class Question:
         self._claims = claims
         self.decoded = decoded
         self.solutions = SolutionCache()
+        self._reads = _attributes_read(decoded)
+
+    def content_key(self, node: Wire) -> ContentKey | None:
+        """A key that is equal for nodes with the same answer, except for pool and node names; None if not known.
+
+        Nodes are compared without reading their devices: by the templates of their ResourceSlices (`SharedContent`).
+        """
+        if self._reads is None:
+            return None
+        return self._allocator.content_key(node, self._reads)
 
     def on(self, node: Wire, recorder: SearchRecorder | None = None) -> AllocationOutcome:
         """The devices for all claims on ``node``, or why the claims do not fit there.
@@ -109,6 +119,14 @@ class Allocator:
         """The pools of the node with their devices, for callers that examine devices themselves."""
         return guarded(lambda: self._pool_index.reachable(node), {"node": node})
 
+    def content_key(self, node: Wire, reads: frozenset[str]) -> ContentKey | None:
+        """Implements `Question.content_key`."""
+        return guarded(lambda: self._pool_index.content_key(node, reads), {"node": node, **self.wires})
+
+    def own_pools(self, node: Wire) -> list[PoolKey]:
+        """Driver and name of the pools with slices for this node alone, sorted."""
+        return guarded(lambda: self._pool_index.own_pools(node), {"node": node})
+
     def answer(self, question: Question, node: Wire, recorder: SearchRecorder | None) -> AllocationOutcome:
         """Implements `Question.on`."""
         decoded = question.decoded
@@ -143,6 +161,19 @@ class Allocator:
         if key not in self._selector_sets:
             self._selector_sets[key] = SelectorSet(selectors, sharing=not self._rules.features.stable)
         return self._selector_sets[key]
+
+
+def _attributes_read(decoded: Sequence[DecodedClaim]) -> frozenset[str] | None:
+    """The attributes that selectors and constraints read, without their domains; None if that is not known."""
+    names: set[str] = set()
+    for claim in decoded:
+        names.update(constraint.attribute.rpartition("/")[2] for constraint in claim.constraints)
+        for alternative in (one for request in claim.requests for one in request.alternatives):
+            found = alternative.selection.attributes_read()
+            if found is None:
+                return None
+            names |= found
+    return frozenset(names)
 
 
 def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:

@@ -6,7 +6,7 @@ not change them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Protocol
 
 from dra_driver.allocation.allocated import NO_USE, PoolKey, PoolUse
 from dra_driver.allocation.capacity import Consumed
@@ -15,6 +15,8 @@ from dra_driver.allocation.events import DeviceId
 Wire = Mapping[str, Any]
 Charges = tuple[tuple[int, int], ...]
 """Index of a counter in the pool's supply, and billionths."""
+
+_NOTHING: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +47,31 @@ class PoolDevice:
         return self.wire if self.slice.per_device else self.slice.spec
 
 
+class ContentTemplate(Protocol):
+    """What lists of several slices have in common; ``varying`` as in `SharedContent`, None when it is not known."""
+
+    @property
+    def varying(self) -> frozenset[str] | None: ...
+
+
+class SharedContent(Protocol):
+    """A list of devices or counters that equals others, except for the values of some attributes.
+
+    Lists with one ``template`` differ in the values of the attributes in ``template.varying`` alone, which are texts.
+    Names of attributes are without a domain.
+    """
+
+    @property
+    def template(self) -> ContentTemplate: ...
+
+
 @dataclass(slots=True, eq=False)
 class PoolSlice:
-    """One ResourceSlice. ``order`` is its position in the input."""
+    """One ResourceSlice. ``order`` is its position in the input.
+
+    ``content`` is equal for slices that share their devices and counters, except for values of the attributes in
+    ``varying`` (`SharedContent`). It is valid as long as the slices live.
+    """
 
     wire: Wire
     order: int
@@ -58,6 +82,8 @@ class PoolSlice:
     count: int
     has_counters: bool
     per_device: bool
+    content: tuple[int, int]
+    varying: frozenset[str]
     use: PoolUse = field(default_factory=lambda: NO_USE)
     contents: "Contents | None" = None
 
@@ -66,6 +92,8 @@ class PoolSlice:
         """The slice without its devices, which `read_contents` reads when a node reaches them."""
         spec = wire["spec"]
         pool = spec["pool"]
+        devices, varying = _shared(spec.get("devices"))
+        counters, varying_counters = _shared(spec.get("sharedCounters"))
         return cls(
             wire=wire,
             order=order,
@@ -76,6 +104,8 @@ class PoolSlice:
             count=pool.get("resourceSliceCount") or 0,
             has_counters=bool(spec.get("sharedCounters")),
             per_device=bool(spec.get("perDeviceNodeSelection")),
+            content=(devices, counters),
+            varying=varying | varying_counters,
         )
 
     def read_contents(self, use: PoolUse) -> "Contents":
@@ -97,6 +127,14 @@ class Contents:
     devices: list[PoolDevice] = field(default_factory=list)
     refers_to: dict[str, set[str]] = field(default_factory=dict)
     binds: bool = False
+
+
+def _shared(items: Any) -> tuple[int, frozenset[str]]:
+    """A number for the content of a list, and the attributes that it does not cover. A list is equal to itself."""
+    template = getattr(items, "template", None)
+    if template is None or template.varying is None:
+        return (id(items) if items else 0), _NOTHING
+    return id(template), template.varying
 
 
 def _contents(of: PoolSlice, use: PoolUse) -> Contents:

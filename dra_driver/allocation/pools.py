@@ -5,7 +5,7 @@ relevant slices, newest generation, completeness, validity, and the order of poo
 computed once: most nodes of a cluster have pools of their own, and every node reaches the counter slices of all others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from dra_driver.allocation.nodes import reaches
 from dra_driver.allocation.scheduler_quirks import SchedulerRules
 
 Wire = Mapping[str, Any]
+ContentKey = tuple[Any, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -126,9 +127,45 @@ class PoolIndex:
     def _foreign_broken(self) -> list[Pool]:
         """Broken pools of other nodes: their counter slices are relevant on every node, so they break every node."""
         if self._foreign is None:
-            pools = (self._pool(key, items) for key, items in self._counters.items())
-            self._foreign = [pool for pool in pools if pool is not None and pool.why]
+            self._foreign = list(self._broken_by_counters())
         return self._foreign
+
+    def _broken_by_counters(self) -> Iterator[Pool]:
+        usable: set[ContentKey] = set()
+        for key, items in self._counters.items():
+            like = slices_content_key(self._by_pool[key], by_name=True)
+            if like in usable:
+                continue
+            pool = self._pool(key, items)
+            if pool is not None and pool.why:
+                yield pool
+            elif pool is not None:
+                usable.add(like)
+
+    def content_key(self, node: Wire, reads: frozenset[str]) -> ContentKey | None:
+        """A key that is equal for nodes with the same answer to a question that reads these attributes.
+
+        Names of pools apart. None when the devices of the node were not stored as those of others, or when the node
+        reaches devices that others reach too. ``reads``: names without a domain.
+        """
+        name = node["metadata"]["name"]
+        if self._anywhere or name not in self._on_node:
+            return None
+        parts: list[Any] = []
+        pool_names: list[str] = []
+        for key in self.own_pools(node):
+            items = self._by_pool[key]
+            if not all(item.spec.get("nodeName") == name and item.varying.isdisjoint(reads) for item in items):
+                return None
+            if key[1] not in pool_names:
+                pool_names.append(key[1])
+            like = slices_content_key(items, by_name=not self._features.stable)
+            parts.append((key[0], pool_names.index(key[1]), like, _use_key(self._uses.get(key))))
+        return tuple(parts)
+
+    def own_pools(self, node: Wire) -> list[PoolKey]:
+        """The pools with slices for this node alone, sorted."""
+        return sorted({item.key for item in self._on_node.get(node["metadata"]["name"], ())})
 
     def _pool(self, key: PoolKey, relevant: Sequence[PoolSlice]) -> Pool | None:
         """The pool of these slices; None if other slices of the pool have a newer generation."""
@@ -176,6 +213,25 @@ class PoolIndex:
             pool.elsewhere = [device for item in others for device in item.read_contents(use).devices]
             problem = _counter_problem(pool.counter_slices, consumers, use)
         return Pool(key, why="invalid", detail=problem) if problem else pool
+
+
+def slices_content_key(items: Sequence[PoolSlice], *, by_name: bool) -> ContentKey:
+    """A key that is equal for pools of equal slices, in the order in which they are read, but for varying values."""
+    ordered = sorted(items, key=_by_name if by_name else _by_order)
+    newest = max(item.generation for item in items)
+    distinct = len({item.name for item in items})
+    return (distinct, *((item.content, newest - item.generation, item.count, item.has_counters) for item in ordered))
+
+
+def _use_key(use: PoolUse | None) -> ContentKey:
+    if use is None:
+        return ()
+    consumed = tuple((name, tuple(sorted(part.items()))) for name, part in sorted(use.consumed.items()))
+    return (frozenset(use.whole), frozenset(use.shared), consumed)
+
+
+def _by_name(item: PoolSlice) -> str:
+    return item.name
 
 
 def _by_order(item: PoolSlice) -> int:

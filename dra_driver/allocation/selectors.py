@@ -74,6 +74,19 @@ class SelectorSet:
             raise type(answer)(f"{answer} (on device {device.id})") from answer
         return answer
 
+    def attributes_read(self) -> set[str] | None:
+        """The attributes that the selectors read, without their domains; None if that is not known."""
+        names: set[str] = set()
+        for selector in self.selectors:
+            try:
+                refs = find_attribute_refs(selector.expression)
+            except CelSyntaxError:
+                return None
+            if refs.everything:
+                return None
+            names.update(identifier for _, identifier in refs.attributes)
+        return names
+
     def _remember(self, key: Key, device: PoolDevice, seen: Wire) -> Verdict | Exception:
         answer: Verdict | Exception
         try:

@@ -4,17 +4,17 @@ Counts the reasons over nodes and chooses the headline of the verdict. At most `
 inspected one by one; the verdict covers all devices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.explain.causes import Cause, CauseCode
 from dra_driver.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
-from dra_driver.explain.holders import Holders
+from dra_driver.explain.holders import Holders, NodeHolders
 from dra_driver.explain.nearest import Candidate, Shortfall, nearest_miss
 from dra_driver.explain.objects import listed
 from dra_driver.explain.phrases import RejectionReason
-from dra_driver.explain.reasons import Funnel, rejection_of
+from dra_driver.explain.reasons import Funnel, NodeRejections, rejection_of
 from dra_driver.explain.report import DeviceLine, NearestMiss, NodeDetail, NodeReason, RequestSummary
 from dra_driver.explain.requests import RequestSpec
 
@@ -46,6 +46,15 @@ class Details:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Inspected:
+    """What the inspection of a node has found, to be counted again for nodes like it."""
+
+    message: str
+    devices: int
+    rejections: Sequence[tuple[Funnel, NodeRejections]]
+
+
 class _NodeCounts:
     """Counts collected over all nodes."""
 
@@ -57,6 +66,7 @@ class _NodeCounts:
         self.counted_nodes = 0
         self.inspected = 0
         self.not_inspected = 0
+        self.inspected_like: dict[Hashable, _Inspected] = {}
 
     def count_node(self, message: str, name: str, *, by_devices: bool) -> None:
         self.nodes.setdefault((message, by_devices), []).append(name)
@@ -70,6 +80,8 @@ def inspect_nodes(
     almost_fitting: NodeResult | None = None
     for result in results:
         if result.fits:
+            continue
+        if result.like is not None and _count_like(evaluation, result, holders, counts):
             continue
         if counts.inspected >= MAX_DETAILED:
             counts.not_inspected += 1
@@ -125,10 +137,12 @@ def _inspect_devices(
     evaluation: Evaluation, result: NodeResult, specs: Sequence[RequestSpec], holders: Holders, counts: _NodeCounts
 ) -> None:
     observed = evaluation.observed(result)
+    on_node = NodeHolders(holders, evaluation.own_pools(result))
     devices = {device.id: device for device in evaluation.devices(result)}
     counts.counted_nodes += 1
     counts.inspected += len(devices) * len(specs)
     short = []
+    found: list[tuple[Funnel, NodeRejections]] = []
     for spec in specs:
         causes = observed.causes.get((spec.claim, spec.request))
         if causes is None and len(devices) >= (spec.count or 1):
@@ -137,11 +151,13 @@ def _inspect_devices(
         for identity, cause in (causes or {}).items():
             device = devices.get(identity)
             if device is not None:
-                reasons.append((identity.device, rejection_of(spec, device, cause, holders)))
+                reasons.append((identity.device, rejection_of(spec, device, cause, on_node)))
                 candidates.append(Candidate(device, cause))
         funnel = counts.funnels.setdefault((spec.claim, spec.request), Funnel(spec))
         before = funnel.nodes_short
-        funnel.add(result.name, len(devices), reasons)
+        rejections = NodeRejections.of(reasons)
+        funnel.add(result.name, len(devices), rejections, on_node.named)
+        found.append((funnel, rejections))
         if funnel.nodes_short > before:
             short.append(spec.request)
         counts.places.append(Shortfall(spec, result.name, len(devices) - len(reasons), candidates))
@@ -153,6 +169,23 @@ def _inspect_devices(
     else:
         message = "enough devices for each request, but not for all requests together"
     counts.count_node(message, result.name, by_devices=True)
+    if result.like is not None and not observed.left_out:  # pools that are left out differ between nodes
+        counts.inspected_like[result.like, on_node.like] = _Inspected(message, len(devices), found)
+
+
+def _count_like(evaluation: Evaluation, result: NodeResult, holders: Holders, counts: _NodeCounts) -> bool:
+    """Counts the node like one that was inspected; returns False when there is none."""
+    if not counts.inspected_like:
+        return False
+    on_node = NodeHolders(holders, evaluation.own_pools(result))
+    known = counts.inspected_like.get((result.like, on_node.like))
+    if known is None:
+        return False
+    counts.counted_nodes += 1
+    for funnel, rejections in known.rejections:
+        funnel.add(result.name, known.devices, rejections, on_node.named)
+    counts.count_node(known.message, result.name, by_devices=True)
+    return True
 
 
 def _note_pools(observed: Observed, counts: _NodeCounts) -> None:

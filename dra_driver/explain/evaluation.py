@@ -4,12 +4,13 @@ Per node the checks run in this order: the pod's own requirements, the location 
 allocation of its other claims.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dra_driver.allocation import (
+    AllocationOutcome,
     Allocator,
     ConstraintBroken,
     CounterShort,
@@ -38,7 +39,11 @@ _EMPTY: Final = NodeUsage()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
-    """Result for one node. ``message`` is empty when it fits. ``allocations`` has one entry per claim of ``claims``."""
+    """Result for one node. ``message`` is empty when it fits. ``allocations`` has one entry per claim of ``claims``.
+
+    Results of `Evaluation.nodes` with the same ``like``, unless it is None, differ in the names of nodes and pools
+    alone; only the first of them has ``allocations``.
+    """
 
     name: str
     wire: Wire
@@ -47,6 +52,7 @@ class NodeResult:
     claims: Sequence[Wire] = ()
     labels: Sequence[str] = ()
     allocations: Sequence[Wire] = ()
+    like: Hashable | None = None
 
     @property
     def fits(self) -> bool:
@@ -97,10 +103,15 @@ class Evaluation:
 
         Raises AllocationError and the errors of `cel` when the scheduler would reject the pod on every node.
         """
-        return [self.node(node) for node in self._state.nodes]
+        known: dict[Hashable, NodeResult] = {}
+        return [self._node(node, known) for node in self._state.nodes]
 
     def node(self, node: Wire, *, ignoring_pod: bool = False) -> NodeResult:
         """Evaluates one node; with ``ignoring_pod`` only its devices."""
+        return self._node(node, None, ignoring_pod=ignoring_pod)
+
+    def _node(self, node: Wire, known: dict[Hashable, NodeResult] | None, *, ignoring_pod: bool = False) -> NodeResult:
+        """Evaluates one node, with results of nodes like it from ``known``."""
         claims, labels, served = self._claims_on(node)
         result: dict[str, Any] = {"name": name_of(node), "wire": node, "claims": claims, "labels": labels}
         if not ignoring_pod:
@@ -113,10 +124,15 @@ class Evaluation:
             return NodeResult(message=message, by_devices=True, **result)
         if not claims:
             return NodeResult(message="", **result)
-        outcome = self._question(claims).on(node)
-        if outcome.allocations is None:
-            return NodeResult(message="cannot allocate all claims", by_devices=True, **result)
-        return NodeResult(message="", allocations=outcome.allocations, **result)
+        question = self._question(claims)
+        content_key = question.content_key(node) if known is not None else None
+        if known is None or content_key is None:
+            return _result_of(question.on(node), result)
+        like = (id(question), content_key)
+        if like in known:
+            return replace(known[like], allocations=(), **result)
+        known[like] = replace(_result_of(question.on(node), result), like=like)
+        return known[like]
 
     def devices_fit(self, result: NodeResult) -> bool:
         """Whether the devices fit and only the pod's own requirements exclude the node."""
@@ -132,6 +148,10 @@ class Evaluation:
         with suppress(AllocationError, CelSyntaxError, CelEvaluationError):
             self._question(result.claims).on(result.wire, seen)
         return seen
+
+    def own_pools(self, result: NodeResult) -> list[tuple[str, str]]:
+        """Driver and name of the node's own pools, sorted."""
+        return self._allocator.own_pools(result.wire)
 
     def devices(self, result: NodeResult) -> Iterator[PoolDevice]:
         """Yields the devices of usable pools that the node reaches."""
@@ -166,6 +186,12 @@ class Evaluation:
         if key not in self._questions:
             self._questions[key] = self._allocator.question(claims)
         return self._questions[key]
+
+
+def _result_of(outcome: AllocationOutcome, result: Mapping[str, Any]) -> NodeResult:
+    if outcome.allocations is None:
+        return NodeResult(message="cannot allocate all claims", by_devices=True, **result)
+    return NodeResult(message="", allocations=outcome.allocations, **result)
 
 
 def _is_transient(cause: DeviceCause) -> bool:

@@ -144,6 +144,8 @@ class _Explainer:
         )
         placeable = verdict.answer is Answer.FITS and fitting
         place = min(fitting, key=lambda item: self._usage.get(item.name, NodeUsage()).pods) if placeable else None
+        if place is not None:
+            place = self._with_allocations(place)
         return _Outcome(report, place)
 
     # --- the steps ---
@@ -289,9 +291,15 @@ class _Explainer:
         if not self._node:
             return None
         self._find_node()
-        result = next(result for result in results if result.name == self._node)
+        result = self._with_allocations(next(result for result in results if result.name == self._node))
         assert self._evaluation is not None  # noqa: S101  results come from it
         return node_detail(self._evaluation, result, self._requests_on(result), self._holders)
+
+    def _with_allocations(self, result: NodeResult) -> NodeResult:
+        """Allocates again where the result was taken from a node like this one."""
+        if self._evaluation is None or not result.fits or not result.claims or result.allocations:
+            return result
+        return self._evaluation.node(result.wire)
 
     def _find_node(self) -> None:
         names = [name_of(item) for item in self._state.nodes]

@@ -1,12 +1,26 @@
 """Index of allocated claims: which claims use a device, and for which pods.
 
-Shares and whole devices are treated alike. Admin access does not reserve a device, so it is left out.
+Shares and whole devices are treated alike. Admin access does not reserve a device, so it is left out. `NodeHolders`
+numbers the claims of one node, so that nodes whose devices are used alike, by different claims, are explained once.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
 
 from dra_driver.allocation import DeviceId
 from dra_driver.explain.objects import Wire, label_of, listed, results_of, users_of
+
+_MARK: Final = re.compile("\x00(\\d+)\x00")
+
+
+class DeviceHolders(Protocol):
+    """Who uses devices, for the sentences of `phrases`."""
+
+    def claims(self, device: DeviceId) -> list[str]: ...
+    def consumed(self, device: DeviceId, claim: str, capacity: str) -> str: ...
+    def allocated_in(self, driver: str, pool: str) -> list[str]: ...
+    def label_with_pods(self, claim: str) -> str: ...
 
 
 class Holders:
@@ -44,3 +58,50 @@ class Holders:
         if not pods:
             return f"{claim} (no pod)"
         return f"{claim} (pod{'s' if len(pods) > 1 else ''} {listed(pods)})"
+
+    def consumption(self, device: DeviceId, claim: str) -> Wire:
+        """Returns the capacities that the claim's share consumes of the device."""
+        return self._consumed.get((device, claim), {})
+
+
+class NodeHolders:
+    """The holders of one node's devices; claims appear in sentences as marks, which `named` replaces.
+
+    ``like`` is equal for nodes on which the same devices are used in the same way, by whichever claims.
+    """
+
+    def __init__(self, holders: Holders, pools: Sequence[tuple[str, str]]) -> None:
+        self._holders = holders
+        self._numbers: dict[str, int] = {}
+        uses: list[Any] = []
+        for place, (driver, pool) in enumerate(pools):
+            for name in sorted(set(holders.allocated_in(driver, pool))):
+                device = DeviceId(driver, pool, name)
+                claims = holders.claims(device)
+                users = tuple(self._numbers.setdefault(claim, len(self._numbers)) for claim in claims)
+                amounts = tuple(tuple(sorted(holders.consumption(device, claim).items())) for claim in claims)
+                uses.append((place, name, users, amounts))
+        self.like = tuple(uses)
+
+    def claims(self, device: DeviceId) -> list[str]:
+        return self._holders.claims(device)
+
+    def consumed(self, device: DeviceId, claim: str, capacity: str) -> str:
+        return self._holders.consumed(device, claim, capacity)
+
+    def allocated_in(self, driver: str, pool: str) -> list[str]:
+        return self._holders.allocated_in(driver, pool)
+
+    def label_with_pods(self, claim: str) -> str:
+        number = self._numbers.get(claim)
+        return self._holders.label_with_pods(claim) if number is None else f"\x00{number}\x00"
+
+    def named(self, text: str) -> str:
+        """Returns the text with the claims of this node and their pods in place of the marks."""
+        if "\x00" not in text:
+            return text
+        labels = {str(number): claim for claim, number in self._numbers.items()}
+        return _MARK.sub(lambda mark: self._label(labels.get(mark[1]), mark[0]), text)
+
+    def _label(self, claim: str | None, mark: str) -> str:
+        return mark if claim is None else self._holders.label_with_pods(claim)

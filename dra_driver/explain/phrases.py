@@ -17,7 +17,7 @@ from dra_driver.allocation import (
     PoolDevice,
     Tainted,
 )
-from dra_driver.explain.holders import Holders
+from dra_driver.explain.holders import DeviceHolders
 from dra_driver.explain.objects import listed
 from dra_driver.explain.requests import RequestSpec
 from dra_driver.quantity import Quantity
@@ -41,7 +41,7 @@ class RejectionReason:
     instead: str = ""
 
 
-def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
+def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
     """Returns the reason for a cause other than a selector."""
     match cause:
         case InUse():
@@ -65,7 +65,7 @@ def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, hol
             return RejectionReason("requestSelector", cause.expression, "")
 
 
-def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
+def holder_labels(claims: tuple[str, ...] | list[str], holders: DeviceHolders) -> str:
     """Returns all claims that use the device, with their pods."""
     return " and ".join(holders.label_with_pods(claim) for claim in dict.fromkeys(claims))
 
@@ -92,7 +92,7 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
 # --- capacity ---
 
 
-def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
+def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
     name, is_requested = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     shared = bool(device.wire.get("allowMultipleAllocations"))
@@ -163,7 +163,7 @@ def _is_zero(amount: str) -> bool:
 # --- counters ---
 
 
-def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
+def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: DeviceHolders) -> RejectionReason:
     if not cause.own:
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
         return RejectionReason("counterShort", "blocked: the shared counters of its pool are overcommitted", seen)
@@ -185,7 +185,7 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     return RejectionReason("counterShort", message, seen, fix)
 
 
-def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> str:
+def _label_users(allocated: list[tuple[str, list[str]]], holders: DeviceHolders) -> str:
     """Lists the first claims, each with its devices."""
     by_claim: dict[str, list[str]] = {}
     for device, claims in allocated:
@@ -206,7 +206,7 @@ def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
         return False
 
 
-def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
+def consumers(device: PoolDevice, cause: CounterShort, holders: DeviceHolders) -> list[tuple[str, list[str]]]:
     """Returns the allocated devices of the same pool that consume the counter, each with its claims.
 
     Only the device's own slice is searched: a GPU's devices are published in one slice.

@@ -5,13 +5,13 @@ under its selector, because freeing it would not help.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dra_driver.allocation import Cause, InUse, NotSelected, PoolDevice
 from dra_driver.explain.failed_clauses import failed_clauses, is_selected_by, signature
-from dra_driver.explain.holders import Holders
+from dra_driver.explain.holders import DeviceHolders
 from dra_driver.explain.phrases import RejectionReason, rejection_for_cause
 from dra_driver.explain.report import Reason
 from dra_driver.explain.requests import RequestSpec
@@ -43,8 +43,40 @@ class Group:
     seen: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
+    def add(self, node: str, found: "Group", named: Callable[[str], str]) -> None:
+        """Adds the devices of one node, whose ``examples`` are names of devices."""
+        self.devices += found.devices
+        self.nodes.add(node)
+        for mark, count in found.seen.items():
+            text = named(mark)
+            if len(self.seen) < _MAX_DISTINCT or text in self.seen:
+                self.seen[text] += count
+        room = _MAX_SEEN - len(self.examples)
+        self.examples += [f"{device} on {node}" for device in found.examples[:room]]
 
-def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
+
+@dataclass(frozen=True, slots=True)
+class NodeRejections:
+    """The devices that one request did not get on one node, grouped as in `Funnel`. Nodes that are alike share it."""
+
+    devices: int
+    groups: Mapping[tuple[str, str], Group]
+
+    @classmethod
+    def of(cls, rejections: Sequence[tuple[str, RejectionReason]]) -> "NodeRejections":
+        """Groups the rejected devices, given as name and reason."""
+        groups: dict[tuple[str, str], Group] = {}
+        for device, rejection in rejections:
+            group = groups.setdefault((rejection.code, rejection.message), Group())
+            group.devices += 1
+            if rejection.seen:
+                group.seen[rejection.seen] += 1
+            if len(group.examples) < _MAX_SEEN:
+                group.examples.append(device)
+        return cls(len(rejections), groups)
+
+
+def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: DeviceHolders) -> RejectionReason:
     """Returns the reason why the request did not get the device."""
     if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
         false_clauses = selector_rejections(spec, device)
@@ -91,20 +123,14 @@ class Funnel:
         self.nodes_short = 0
         self._groups: dict[tuple[str, str], Group] = {}
 
-    def add(self, node: str, total: int, rejections: Sequence[tuple[str, RejectionReason]]) -> None:
-        """Adds one node: the number of devices it reaches, and (device, reason) of the rejected ones."""
-        fitting = total - len(rejections)
+    def add(self, node: str, total: int, rejected: "NodeRejections", named: Callable[[str], str]) -> None:
+        """Adds one node: the number of devices it reaches, and the rejected ones. ``named`` puts in names of claims."""
+        fitting = total - rejected.devices
         self.devices += total
         self.fitting += fitting
         self.nodes_short += fitting < (self.spec.count if self.spec.count is not None else max(total, 1))
-        for device, rejection in rejections:
-            group = self._groups.setdefault((rejection.code, rejection.message), Group())
-            group.devices += 1
-            group.nodes.add(node)
-            if rejection.seen and (len(group.seen) < _MAX_DISTINCT or rejection.seen in group.seen):
-                group.seen[rejection.seen] += 1
-            if len(group.examples) < _MAX_SEEN:
-                group.examples.append(f"{device} on {node}")
+        for key, on_node in rejected.groups.items():
+            self._groups.setdefault(key, Group()).add(node, on_node, named)
 
     def reasons(self) -> list[Reason]:
         """Returns the groups in the order of the allocator's checks, larger groups first within one check."""

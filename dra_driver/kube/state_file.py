@@ -1,7 +1,8 @@
 """Cluster states as files: one ``v1 List`` in YAML or JSON, so that ``kubectl get -o yaml`` output can be read as well.
 
-Reading has limits of size and depth. A file is hostile until its shapes are checked (``state_shapes.py``); after `load`
-the rest of the program may rely on them.
+JSON files store equal contents of ResourceSlices once (``state_templates.py``). Reading has limits of size and depth. A
+file is hostile until its shapes are checked (``state_shapes.py``); after `load` the rest of the program may rely on
+them.
 """
 
 import json
@@ -18,10 +19,23 @@ from dra_driver.files import replace_file
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
 from dra_driver.kube.state_shapes import misfit
+from dra_driver.kube.state_templates import (
+    FIELDS,
+    MAX_DEVICES,
+    USE_FIELD,
+    Template,
+    plain,
+    pull_out,
+    read_templates,
+    use_templates,
+)
 
 Wire = Mapping[str, Any]
 
 SCHEMA_VERSION: Final = 1
+TEMPLATES_VERSION: Final = 2
+"""The version of files whose ResourceSlices refer to templates; earlier programs refuse to read them."""
+
 MAX_FILE_BYTES: Final = 1 << 30
 _MAX_YAML_BYTES: Final = 64 << 20
 """The YAML parser needs about fifty bytes of memory per byte; larger states are written and read as JSON."""
@@ -38,14 +52,18 @@ def load(path: Path | str) -> ClusterState:
     documents = list(read_documents(file))
     header = next((found for item in documents if isinstance(found := item.get(_HEADER), dict)), {})
     version = header.get("schemaVersion", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise ConfigurationError(f"{file}: a state of schemaVersion {version}, this program reads {SCHEMA_VERSION}")
+    if version not in (SCHEMA_VERSION, TEMPLATES_VERSION):
+        known = f"{SCHEMA_VERSION} and {TEMPLATES_VERSION}"
+        raise ConfigurationError(f"{file}: a state of schemaVersion {version}, this program reads {known}")
     gaps = header.get("gaps")
+    objects = objects_of(documents, str(file))
+    if version == TEMPLATES_VERSION:
+        objects = _filled(objects, header, str(file))
     return ClusterState(
         server_version=str(header.get("serverVersion") or ""),
         gaps=tuple(map(str, gaps)) if isinstance(gaps, list) else (),
         source=str(file),
-        **_by_kind(objects_of(documents, str(file))),
+        **_by_kind(objects),
     )
 
 
@@ -61,20 +79,27 @@ def dump(state: ClusterState, path: Path | str) -> None:
 
 def text_of(state: ClusterState, *, as_yaml: bool) -> str:
     """The document as text, ending with a new line."""
-    document = to_document(state)
+    document = to_document(state, templates=not as_yaml)
     if as_yaml:
         return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
-def to_document(state: ClusterState) -> dict[str, Any]:
-    """The state as one List. Items carry kind and version, which lists from an API server leave out."""
+def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, Any]:
+    """The state as one List. Items carry kind and version, which lists from an API server leave out.
+
+    With ``templates`` equal contents of ResourceSlices are stored once, where there are any.
+    """
+    pulled_out, slices = pull_out(state.slices) if templates else ([], [_plain_slice(item) for item in state.slices])
     items = [
         {"apiVersion": kind.api_version, "kind": kind.kind, **reduced(kind.kind, item)}
         for kind in KINDS
-        for item in getattr(state, kind.field)
+        for item in (slices if kind.field == "slices" else getattr(state, kind.field))
     ]
-    header = {"schemaVersion": SCHEMA_VERSION, "serverVersion": state.server_version, "gaps": list(state.gaps)}
+    header: dict[str, Any] = {"schemaVersion": TEMPLATES_VERSION if pulled_out else SCHEMA_VERSION}
+    header |= {"serverVersion": state.server_version, "gaps": list(state.gaps)}
+    if pulled_out:
+        header["templates"] = pulled_out
     return {"apiVersion": "v1", "kind": "List", _HEADER: header, "items": items}
 
 
@@ -131,6 +156,40 @@ def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
             raise ConfigurationError(f"{where}: items of a {kind} are not objects")
         for item in items:
             yield item if item.get("kind") else {**item, "kind": kind.removesuffix("List")}
+
+
+def _filled(objects: Sequence[dict[str, Any]], header: Wire, where: str) -> list[dict[str, Any]]:
+    """The objects with the templates of the header in place of the references to them."""
+    templates = read_templates(header.get("templates"), where)
+    for number, (name, template) in enumerate(templates):
+        _check_template(name, template, f"{where}: draState.templates[{number}]")
+    found = []
+    devices = 0
+    for item in objects:
+        if item["kind"] != "ResourceSlice" or USE_FIELD not in item["spec"]:
+            found.append(item)
+            continue
+        try:
+            spec = use_templates(item["spec"], templates)
+        except ValueError as error:
+            raise ConfigurationError(f"{where}: ResourceSlice {_name(item)}: {error}") from error
+        devices += sum(len(spec.get(name) or ()) for name in FIELDS)
+        if devices > MAX_DEVICES:
+            raise ConfigurationError(f"{where}: its templates stand for more than {MAX_DEVICES:,} devices")
+        found.append({**item, "spec": spec})
+    return found
+
+
+def _check_template(name: str, template: Template, where: str) -> None:
+    """Checks the shape of its items once for all slices. Raises ConfigurationError."""
+    pool = {"driver": "-", "pool": {"name": "-"}}
+    problem = misfit("ResourceSlice", {"metadata": {"name": "-"}, "spec": {**pool, name: template.items}})
+    if problem:
+        raise ConfigurationError(f"{where}: {problem}")
+
+
+def _plain_slice(item: Wire) -> Wire:
+    return {**item, "spec": {name: plain(value) for name, value in item["spec"].items()}}
 
 
 def _by_kind(objects: list[dict[str, Any]]) -> dict[str, tuple[Wire, ...]]:
