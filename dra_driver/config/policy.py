@@ -125,6 +125,7 @@ def _sharing(sharing: Fields) -> SharingTerms | None:
         interval=Interval(sharing.get("interval") or Interval.DEFAULT),
         max_shares=sharing.get("maxShares"),
         default_percent=100 if (percent := sharing.get("defaultComputePercent")) is None else percent,
+        reserved_bytes=_bytes(sharing.get("reservedMemory")),
     )
 
 

@@ -122,6 +122,12 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "self.strategy != 'Exclusive' || !has(self.defaultComputePercent)",
         lambda it: it["strategy"] == "Exclusive" and _has(it, "defaultComputePercent"),
     ),
+    "reserved-memory-needs-sharing": SchemaRule(
+        "reservedMemory belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing"
+        " or MPS",
+        "self.strategy != 'Exclusive' || !has(self.reservedMemory)",
+        lambda it: it["strategy"] == "Exclusive" and _has(it, "reservedMemory"),
+    ),
     "sharing-needs-whole": SchemaRule(
         "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
         "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"

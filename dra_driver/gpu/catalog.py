@@ -70,6 +70,7 @@ class GpuModel:
     architecture: str
     cuda_compute_capability: tuple[int, int]
     memory_mib: int | None
+    reserved_mib: int | None
     multiprocessors: int | None
     pci_device_id: int
     addressing_mode: str | None
@@ -159,6 +160,7 @@ def _model(key: str, entry: Mapping[str, Any], tables: Mapping[str, MigTable]) -
         architecture=entry["architecture"],
         cuda_compute_capability=(int(major), int(minor)),
         memory_mib=entry["memoryMiB"],
+        reserved_mib=entry.get("reservedMiB"),
         multiprocessors=entry["multiprocessors"],
         pci_device_id=entry["pciDeviceId"],
         addressing_mode=entry["addressingMode"],

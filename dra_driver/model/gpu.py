@@ -15,7 +15,8 @@ class Gpu:
 
     ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs
     form, ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total,
-    ``None`` on unified-memory parts. ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
+    ``None`` on unified-memory parts; ``reserved_bytes`` is the part of it that the driver and firmware keep.
+    ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
     ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
 
     ``mig_profiles`` are in order of profile id, () for a GPU without MIG; ``mig_instances`` are the existing ones in
@@ -31,6 +32,7 @@ class Gpu:
     architecture: str | None = None
     cuda_compute_capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
+    reserved_bytes: int | None = None
     pci_bus_id: str | None = None
     pcie_root: str | None = None
     numa_node: int | None = None

@@ -50,13 +50,14 @@ class SharingTerms:
     """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number of shares.
 
     ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 takes none and is
-    not limited.
+    not limited. ``reserved_bytes`` of the memory are for no share, None for what the driver and the MPS server need.
     """
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
     max_shares: int | None = None
     default_percent: int = 100
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

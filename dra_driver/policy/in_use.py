@@ -46,7 +46,7 @@ def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: froze
         return wanted
     kept = held
     if held is not None and wanted.sharing is not None and held.strategy is wanted.sharing.strategy:
-        kept = replace(held, max_shares=wanted.sharing.max_shares, default_percent=wanted.sharing.default_percent)
+        kept = replace(wanted.sharing, interval=held.interval)
     last = "its last share is" if held is not None else "it is"
     return replace(
         wanted,

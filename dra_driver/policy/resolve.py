@@ -16,6 +16,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
 from dra_driver.policy.in_use import keep_in_use
+from dra_driver.quantity import Quantity
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
@@ -26,7 +27,7 @@ def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Us
     """The terms of GPUs, without those that have the default terms.
 
     A form in use stays until it is free (see `keep_in_use`). Raises ConfigurationError, naming policies and GPU, when
-    policies contradict each other for a GPU of this node.
+    policies contradict each other for a GPU of this node, or one reserves all memory of a GPU.
     """
     terms, conflicts = survey(policies, snapshot, uses, node_name)
     if conflicts:
@@ -70,6 +71,7 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
         return DEFAULT_TERMS
     first = matching[0]
     terms = _terms(first, gpu)
+    _check_reserve(terms, gpu)
     for other in matching[1:]:
         if other.priority != first.priority:
             break
@@ -117,6 +119,17 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         sharing=policy.sharing,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
         attributes=policy.attributes,
+    )
+
+
+def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
+    """Refuse a policy that leaves claims nothing to share."""
+    wanted = terms.sharing.reserved_bytes if terms.sharing is not None else None
+    if wanted is None or gpu.memory_bytes is None or wanted < gpu.memory_bytes:
+        return
+    raise ConfigurationError(
+        f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
+        f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory has to leave memory for claims"
     )
 
 

@@ -7,7 +7,7 @@ Modules that are used as a namespace (`names`, `attributes`, `devices`, `limits`
 from dra_driver.published import attributes, devices, limits, names
 from dra_driver.published.capacities import DIMENSIONS, Dimension, amount_text
 from dra_driver.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES, STANDARD_DOMAIN
-from dra_driver.published.shares import MIB, default_percent, shareable_memory
+from dra_driver.published.shares import MIB, default_percent, shareable_memory, total_memory
 
 __all__ = [
     "ALL_PERCENT",
@@ -25,4 +25,5 @@ __all__ = [
     "limits",
     "names",
     "shareable_memory",
+    "total_memory",
 ]

@@ -35,7 +35,7 @@ def whole_gpu(gpu: Gpu, board: Attributes, sharing: SharingTerms | None, *, besi
         capacity = capacities.of_whole(gpu, beside_partitions=beside_partitions)
         return _device(gpu.device_name, attributes.of_whole(gpu, board, None), capacity)
     described = attributes.of_whole(gpu, board, sharing.strategy.value)
-    device = _device(gpu.device_name, described, shares.capacity_of(gpu.memory_bytes, sharing))
+    device = _device(gpu.device_name, described, shares.capacity_of(gpu, sharing))
     device["allowMultipleAllocations"] = True
     return device
 

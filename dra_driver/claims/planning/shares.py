@@ -2,14 +2,27 @@
 
 A claim that consumes everything gets the GPU alone. `published.shares` has the other half, the capacities as they are
 published. Source: ``consumedCapacity`` of ``DeviceRequestAllocationResult`` (KEP-5075).
+
+What is published is less than the GPU has, by a reserve that a policy or another NVIDIA driver changes. A share that
+was allocated while the reserve was smaller, or while there was none, is as good as any other: shares may add up to all
+of the GPU's memory, and more than is published now is not everything.
 """
 
 from dra_driver.claims.entry import AssignedShare
 from dra_driver.errors import ClaimError
 from dra_driver.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.model.gpu import Gpu
-from dra_driver.model.terms import GpuTerms
-from dra_driver.published import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, MIB, SHARES, default_percent, shareable_memory
+from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy
+from dra_driver.published import (
+    ALL_PERCENT,
+    COMPUTE_PERCENT,
+    MEMORY,
+    MIB,
+    SHARES,
+    default_percent,
+    shareable_memory,
+    total_memory,
+)
 from dra_driver.quantity import Quantity
 
 
@@ -18,12 +31,11 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
 
     Raises `ClaimError` for numbers that no scheduler can have written, and for a share of a GPU that is not shared.
     """
-    total = shareable_memory(gpu.memory_bytes)
+    total = total_memory(gpu)
     memory = _consumed(ref, result, MEMORY)
     percent = _consumed(ref, result, COMPUTE_PERCENT, least=0)
     count = _consumed(ref, result, SHARES)
-    all_memory = memory is None or (total is not None and memory >= total)
-    if all_memory and percent in _alone(gpu, terms):
+    if _is_all(memory, gpu, terms) and percent in _alone(gpu, terms):
         return None
     if terms.sharing is None:
         policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
@@ -45,9 +57,18 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     )
 
 
+def _is_all(memory: int | None, gpu: Gpu, terms: GpuTerms) -> bool:
+    """Whether it is all that the GPU has, or all that is published of it (by default, if it is not shared any more)."""
+    total = total_memory(gpu)
+    if memory is None or (total is not None and memory >= total):
+        return True
+    sharings = [terms.sharing] if terms.sharing is not None else [SharingTerms(strategy=each) for each in Strategy]
+    return any(memory == shareable_memory(gpu, sharing) for sharing in sharings)
+
+
 def _alone(gpu: Gpu, terms: GpuTerms) -> tuple[int | None, ...]:
     """The values of ``computePercent`` with which a claim for all of the memory did not ask for a part of compute."""
-    default = default_percent(gpu.memory_bytes, terms.sharing) if terms.sharing is not None else ALL_PERCENT
+    default = default_percent(gpu, terms.sharing) if terms.sharing is not None else ALL_PERCENT
     return (None, ALL_PERCENT, default)
 
 

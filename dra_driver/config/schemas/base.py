@@ -58,15 +58,18 @@ def text(*, longest: int, says: str = "text", shortest: int = 1, pattern: str | 
     )
 
 
-def _check_memory(value: object) -> object:
-    quantity_of(value, MIB, MOST_BYTES)
-    return value
+def _memory(least: int) -> Any:
+    def check(value: object) -> object:
+        quantity_of(value, least, MOST_BYTES)
+        return value
+
+    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"x-quantity": {"min": least, "max": MOST_BYTES}})]
 
 
-MemoryQuantity = Annotated[
-    Any, BeforeValidator(_check_memory), WithJsonSchema({"x-quantity": {"min": MIB, "max": MOST_BYTES}})
-]
+MemoryQuantity = _memory(MIB)
 """An amount of memory of at least 1Mi, as text or as a whole number."""
+MemoryOrNone = _memory(0)
+"""An amount of memory that may be 0."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from dra_driver.config.schemas.base import AtMost, MemoryQuantity, Strict, text
+from dra_driver.config.schemas.base import AtMost, MemoryOrNone, MemoryQuantity, Strict, text
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -112,6 +112,7 @@ class Sharing(Strict):
         "interval-needs-time-slicing",
         "max-shares-needs-sharing",
         "default-percent-needs-sharing",
+        "reserved-memory-needs-sharing",
     )
 
     strategy: Annotated[
@@ -134,6 +135,13 @@ class Sharing(Strict):
         Field(
             description="Percent of compute that a claim consumes if it asks for memory alone: 100, the default,"
             " leaves none for others; 0 consumes none and sets no limit."
+        ),
+    ] = None
+    reserved_memory: Annotated[
+        MemoryOrNone | None,
+        Field(
+            description="Memory that no claim gets; 0 for none. Without it, what the NVIDIA driver keeps for itself"
+            " and, with MPS, 64Mi for the MPS server."
         ),
     ] = None
 

@@ -82,6 +82,7 @@ def describe_gpu(
             "nvmlDeviceGetCudaComputeCapability", partial(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         ),
         memory_bytes=values.read("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        reserved_bytes=_reserved(handle, values, mig_enabled),
         pci_bus_id=pci_bus_id,
         pcie_root=pcie_root,
         numa_node=numa_node,
@@ -92,6 +93,21 @@ def describe_gpu(
         mig_profiles=() if facts is None else facts.profiles,
         mig_instances=_instances(handle, facts, values) if facts is not None and mig_enabled else (),
     )
+
+
+def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bool) -> int | None:
+    """What driver and firmware keep of the memory (nvml.h, nvmlMemory_v2_t; drivers from R510 on).
+
+    MIG instances may change it, so while MIG mode is on the value from before stays: it would change the published
+    memory of a GPU with every partition.
+    """
+    if mig_enabled and values.gpu is not None and values.gpu.reserved_bytes is not None:
+        return values.gpu.reserved_bytes
+
+    def read() -> int:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved
+
+    return values.read("nvmlDeviceGetMemoryInfo_v2", read)
 
 
 def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts, values: LastValues) -> tuple[MigInstance, ...]:

@@ -22,7 +22,7 @@ The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a m
       - {profile: 3g.20gb, start: 4}
       - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
 
-Further per GPU: uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode.
+Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode.
 """
 
 import functools
@@ -126,6 +126,7 @@ def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
         architecture=model.architecture,
         cuda_compute_capability=model.cuda_compute_capability,
         memory_bytes=None if model.memory_mib is None else model.memory_mib * 2**20,
+        reserved_bytes=None if model.reserved_mib is None else model.reserved_mib * 2**20,
         pci_bus_id=f"{minor // 64:04x}:{root_bus + 1 + minor % 2:02x}:00.0",
         pcie_root=f"pci{minor // 64:04x}:{root_bus:02x}",
         numa_node=minor // 4 % 2,
@@ -181,6 +182,8 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
         raise ConfigurationError(f"{path}.minor: {first + count - 1} is over the highest device minor {MAX_MINOR}")
     for minor in range(first, first + count):
         gpu = replace(invent(model, minor, node_name), **fields)
+        if gpu.memory_bytes is None:
+            gpu = replace(gpu, reserved_bytes=None)
         yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost)
 
 
@@ -260,6 +263,11 @@ def _whole(low: int, high: int, unit: str = "") -> Callable[[Any], int]:
     return read
 
 
+def _mib(value: Any, least: int) -> int:
+    """Bytes of a number of MiB."""
+    return _whole(least, MAX_MEMORY_MIB, " of MiB")(value) * 2**20
+
+
 def _text(pattern: str, what: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
@@ -312,7 +320,8 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "minor": _Field("minor", _whole(0, MAX_MINOR)),
         "uuid": _Field("uuid", _text(f"GPU-{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}", "GPU- and a lower-case UUID")),
         "productName": _Field("product_name", _NAME, nullable=True),
-        "memoryMiB": _Field("memory_bytes", lambda v: _whole(1, MAX_MEMORY_MIB, " of MiB")(v) * 2**20, nullable=True),
+        "memoryMiB": _Field("memory_bytes", lambda v: _mib(v, 1), nullable=True),
+        "reservedMiB": _Field("reserved_bytes", lambda v: _mib(v, 0), nullable=True),
         "pciBusId": _Field("pci_bus_id", _text(rf"{_HEX}{{4}}(:{_HEX}{{2}}){{2}}\.[0-7]", "such as 0000:65:00.0")),
         "pcieRoot": _Field("pcie_root", _text(rf"pci{_HEX}{{4}}:{_HEX}{{2}}", "such as pci0000:64"), nullable=True),
         "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),

@@ -82,6 +82,7 @@ def test_a_gpu_with_garbage_for_a_name_and_a_bus_id_harms_no_other(
         ("nvmlDeviceGetArchitecture", "architecture"),
         ("nvmlDeviceGetCudaComputeCapability", "cuda_compute_capability"),
         ("nvmlDeviceGetMemoryInfo", "memory_bytes"),
+        ("nvmlDeviceGetMemoryInfo_v2", "reserved_bytes"),
         ("nvmlDeviceGetPciInfo_v3", "pci_bus_id"),
         ("nvmlDeviceGetAddressingMode", "addressing_mode"),
     ],

@@ -68,6 +68,18 @@ def test_profiles_are_read_once_a_session(nvml: NvmlBackend, state: State) -> No
     assert state.calls("nvmlDeviceGetGpuInstanceProfileInfoV") == 2 * calls
 
 
+def test_reserved_memory_is_that_of_the_gpu_without_instances(nvml: NvmlBackend, state: State, node: NodeSpec) -> None:
+    """Instances change it: it would change the published memory of a shared GPU with every partition."""
+    before = first(nvml).reserved_bytes
+    assert before == 551 * 2**20
+    item = node.gpus[0]
+    changed = replace(item.gpu, mig_enabled=True, reserved_bytes=900 * 2**20)
+    state.set_node(replace(node, gpus=(replace(item, gpu=changed), *node.gpus[1:])))
+    assert (first(nvml).mig_enabled, first(nvml).reserved_bytes) == (True, before)
+    state.set_node(replace(node, gpus=(replace(item, gpu=replace(changed, mig_enabled=False)), *node.gpus[1:])))
+    assert first(nvml).reserved_bytes == 900 * 2**20
+
+
 def test_a_profile_that_cannot_be_read_is_left_out_and_read_again_at_the_next_look(
     nvml: NvmlBackend, state: State
 ) -> None:

@@ -36,6 +36,7 @@ INSTANCES = (
     "nvmlGpuInstanceGetComputeInstances",
     "nvmlComputeInstanceGetInfo_v2",
 )
+RESERVED = "nvmlDeviceGetMemoryInfo_v2"  # read while MIG mode is off, else only until it is known
 # Read once per session.
 FACTS = (
     "nvmlDeviceGetFieldValues",
@@ -47,7 +48,7 @@ COMPUTE = "nvmlGpuInstanceGetComputeInstanceProfileInfoV"
 OLDER = {"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetComputeInstanceProfileInfo"}  # asked when V fails
 WHOLE = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMinorNumber")
 OPTIONAL = (*DRIVER, *PROPERTIES, MODE, *INSTANCES)
-ALL = {*OPTIONAL, *FACTS, COMPUTE, *OLDER, *WHOLE, "nvmlDeviceGetUUID", "nvmlDeviceGetCount_v2"}
+ALL = {*OPTIONAL, RESERVED, *FACTS, COMPUTE, *OLDER, *WHOLE, "nvmlDeviceGetUUID", "nvmlDeviceGetCount_v2"}
 
 
 @pytest.fixture
@@ -107,6 +108,17 @@ def test_a_failing_optional_call_changes_nothing_that_is_known(
     assert vars(record)["last_value"] == "kept"
     assert nvml.snapshot() == before
     assert any(one.getMessage() == "GPU property can be read again" for one in caplog.records)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_trouble_with_the_reserved_memory_keeps_gpu_and_value(nvml: NvmlBackend, state: State, code: int) -> None:
+    """GPU 1, without MIG mode, is asked at every look."""
+    before = nvml.snapshot()
+    with counted("property") as failures:
+        state.inject(RESERVED, code, device=1, times=1)
+        assert nvml.snapshot() == before
+    assert failures() == 1
+    assert before.gpus[1].reserved_bytes == 551 * 2**20
 
 
 @pytest.mark.parametrize("function", [*OPTIONAL, *FACTS, COMPUTE])

@@ -46,7 +46,7 @@ struct gi {
 /* Numbers that a GPU does not report are negative and texts empty. */
 struct gpu {
     char uuid[96], name[96], bus_id[32];
-    int64_t memory_bytes;
+    int64_t memory_bytes, reserved_bytes;
     int32_t minor, brand, architecture, capability_major, capability_minor, addressing_mode, mig_current, mig_pending;
     uint32_t pci_device_id, lost;
     int32_t resetless, virtualization, compute_mode;

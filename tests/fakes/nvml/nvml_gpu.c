@@ -18,6 +18,7 @@ struct pci_info {
 };
 
 struct memory { unsigned long long total, free, used; };
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 struct addressing { uint32_t version, value; };
 struct field_value {
     uint32_t id, scope;
@@ -107,6 +108,18 @@ int nvmlDeviceGetMemoryInfo(const void *handle, struct memory *out) {
     else if (call.gpu->memory_bytes < 0)
         return fake_end(NOT_SUPPORTED);
     *out = (struct memory){total, total, 0};
+    return fake_end(OK);
+}
+
+int nvmlDeviceGetMemoryInfo_v2(const void *handle, struct memory_v2 *out) {
+    CALL("nvmlDeviceGetMemoryInfo_v2", handle, DEVICE)
+    if (out->version != (sizeof *out | 2 << 24))
+        return fake_end(ARGUMENT_VERSION_MISMATCH);
+    if (call.gpu->memory_bytes < 0 || call.gpu->reserved_bytes < 0)
+        return fake_end(NOT_SUPPORTED);
+    unsigned long long total = (unsigned long long)call.gpu->memory_bytes;
+    unsigned long long reserved = (unsigned long long)call.gpu->reserved_bytes;
+    *out = (struct memory_v2){out->version, total, reserved, total - reserved, 0};
     return fake_end(OK);
 }
 

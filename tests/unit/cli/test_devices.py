@@ -132,7 +132,7 @@ def test_a_shared_gpu_shows_each_share_and_the_rest() -> None:
     claims = [share("one", memory="50Gi", percent="70"), share("two", memory="5Gi", percent="10")]
     whole, part = devices_of(h100(sharing=sharing, claims=claims))[:2]
     assert row(whole)[3] == "gpu (MPS)"
-    assert row(whole)[6] == "in shares, left: memory 25239Mi, computePercent 20, shares 1"
+    assert row(whole)[6] == "in shares, left: memory 24624Mi, computePercent 20, shares 1"
     assert row(whole)[8] == ("default/one (memory 50Gi, computePercent 70),default/two (memory 5Gi, computePercent 10)")
     assert part.state == "blocked"
 

@@ -70,6 +70,9 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         (policy(sharing={"strategy": "MPS", "maxShares": 0}), "from 1 to 1024, got 0"),
         (policy(sharing={"strategy": "Exclusive", "defaultComputePercent": 5}), "belongs to a shared GPU"),
         (policy(sharing={"strategy": "MPS", "defaultComputePercent": 101}), "from 0 to 100, got 101"),
+        (policy(sharing={"strategy": "Exclusive", "reservedMemory": "1Gi"}), "reservedMemory belongs to a shared GPU"),
+        (policy(sharing={"strategy": "MPS", "reservedMemory": "2Ei"}), "expected at most 1Ei, got '2Ei'"),
+        (policy(sharing={"strategy": "MPS", "reservedMemory": "-1Mi"}), "expected at least 0, got '-1Mi'"),
         (policy(sharing={"strategy": "MPS"}, forms={"whole": False}), "spec: a GPU is shared as a whole"),
         (policy(forms={"whole": False, "migProfiles": []}), "spec.forms: whole false and migProfiles [] allow no form"),
         (policy(select={"minMemory": "2Gi", "maxMemory": "1Gi"}), "spec.select: minMemory is more than maxMemory"),
@@ -116,3 +119,11 @@ def test_no_attribute_is_given_under_both_of_its_names(names: list[str], is_take
 def test_no_policy_can_say_otherwise_what_the_driver_says_itself(name: str, domain: str) -> None:
     """A claim that selects by productName must get that product."""
     assert "choose another" in refusal(policy(attributes=[{"name": domain + name, "string": "x"}]))
+
+
+@pytest.mark.parametrize(("written", "reserved"), [("0", 0), (0, 0), ("1500Mi", 1500 * 2**20), (None, None)])
+def test_reserved_memory_may_be_none_at_all(written: Any, reserved: int | None) -> None:
+    """0 publishes all memory, as before there was a reserve; without the field the node chooses."""
+    sharing = decoded(policy(sharing={"strategy": "MPS", "reservedMemory": written})).sharing
+    assert sharing is not None
+    assert sharing.reserved_bytes == reserved

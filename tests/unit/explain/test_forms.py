@@ -63,8 +63,8 @@ def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> N
     )
     assert "1 without enough capacity (memory)" in report.verdict.sentence
     assert report.requests[0].reasons[-1].message == "not enough memory: 40Gi requested"
-    assert seen(report) == "gpu-0 has 30359Mi of 81559Mi free: default/one (pod p) has 50Gi"
-    assert fix(report) == "request at most 30359Mi of memory; or end the workload that uses it: default/one (pod p)"
+    assert seen(report) == "gpu-0 has 29744Mi of 80944Mi free: default/one (pod p) has 50Gi"
+    assert fix(report) == "request at most 29744Mi of memory; or end the workload that uses it: default/one (pod p)"
 
 
 def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
@@ -81,7 +81,7 @@ def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
 def test_every_capacity_that_a_share_lacks_is_named() -> None:
     claims = [share("one", memory="50Gi", percent="70")]
     report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", whole())]))
-    assert "computePercent: 30 or less; and request capacity.requests.memory: 30359Mi or less; or end" in fix(report)
+    assert "computePercent: 30 or less; and request capacity.requests.memory: 29744Mi or less; or end" in fix(report)
 
 
 def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:

@@ -113,6 +113,7 @@ gpus:
   uuid: GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86
   productName: NVIDIA H100 80GB HBM3 (test)
   memoryMiB: 1000
+  reservedMiB: 20
   pciBusId: 0000:65:00.0
   pcieRoot: pci0000:64
   numaNode: 3
@@ -133,6 +134,7 @@ def test_the_file_form_sets_every_field() -> None:
     assert first.lost == "fell off the bus"
     assert (gpu.minor, gpu.uuid) == (5, "GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86")
     assert (gpu.product_name, gpu.memory_bytes) == ("NVIDIA H100 80GB HBM3 (test)", 1000 * 2**20)
+    assert gpu.reserved_bytes == 20 * 2**20
     assert (gpu.pci_bus_id, gpu.pcie_root, gpu.numa_node) == ("0000:65:00.0", "pci0000:64", 3)
     assert (gpu.addressing_mode, gpu.mig_enabled, gpu.cuda_compute_capability) == ("None", True, (9, 0))
     assert [item.gpu.minor for item in node.gpus] == [5, 6, 7]

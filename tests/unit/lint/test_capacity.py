@@ -59,7 +59,7 @@ def test_a_placement_can_be_selected() -> None:
     ("capacity", "of", "severity", "said"),
     [
         ('computePercent: "101"', "gpu.nvidia.com", "error", "at most 100 of computePercent, 101 is requested"),
-        ("memory: 2Ti", "gpu.nvidia.com", "warning", "provides at most 189471Mi of memory, 2Ti is requested"),
+        ("memory: 2Ti", "gpu.nvidia.com", "warning", "provides at most 188447Mi of memory, 2Ti is requested"),
         ("memory: 2Ti", "mig.nvidia.com", "warning", "no matching device has 2Ti of memory"),
         ('computePercent: "20"', "mig.nvidia.com", "error", "no matching device has a capacity 'computePercent'"),
         ('computePercents: "20"', "gpu.nvidia.com", "error", "no matching device has a capacity 'computePercents'"),

@@ -167,3 +167,12 @@ def test_partitions_that_the_terms_allow_make_nothing_wait() -> None:
     """Terms stay the same value while claims come and go, so slices are not written again for it."""
     assert terms_in_use({}, partition(SEVEN_G)) == terms_in_use({})
     assert terms_in_use({"sharing": MPS}, partition(ONE_G)) == terms_in_use({"sharing": MPS})
+
+
+def test_the_newest_reserve_applies_to_a_shared_gpu_at_once() -> None:
+    """It changes no share that is allocated: only what is left for others."""
+    found = terms_in_use(
+        {"sharing": {**SLICED, "interval": "Long", "reservedMemory": "2Gi"}}, share(Strategy.TIME_SLICING)
+    )
+    assert found.sharing is not None
+    assert (found.sharing.reserved_bytes, found.sharing.interval) == (2 * 2**30, Interval.DEFAULT)

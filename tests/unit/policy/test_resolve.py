@@ -140,3 +140,12 @@ def test_the_default_policy_written_out_is_the_default() -> None:
     assert (found.offered, found.whole, found.profiles, found.sharing) == (
         DEFAULT_TERMS.offered, DEFAULT_TERMS.whole, DEFAULT_TERMS.profiles, DEFAULT_TERMS.sharing,
     )  # fmt: skip
+
+
+def test_a_policy_that_reserves_all_memory_of_a_gpu_is_refused() -> None:
+    """Nothing would be left for claims; the numbers say what to change."""
+    greedy = policy("greedy", sharing={"strategy": "MPS", "reservedMemory": "80Gi"})
+    with pytest.raises(ConfigurationError, match=r"policy greedy reserves 80Gi of gpu-0 .* which has 81559Mi"):
+        resolve([greedy], node(), (), NODE)
+    modest = policy("modest", sharing={"strategy": "MPS", "reservedMemory": "79Gi"})
+    assert resolve([modest], node(), (), NODE)
