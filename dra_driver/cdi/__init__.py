@@ -4,6 +4,7 @@ Other packages import from here.
 """
 
 from dra_driver.cdi.edits import claim_spec, mps_edits
+from dra_driver.cdi.libraries import discover
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
@@ -18,5 +19,6 @@ __all__ = [
     "ContainerEdits",
     "DriverRoot",
     "claim_spec",
+    "discover",
     "mps_edits",
 ]

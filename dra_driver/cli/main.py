@@ -20,6 +20,10 @@ SUBCOMMANDS: Final = {
     "kubelet-plugin": ("dra_driver.cli.kubelet_plugin", "run the driver on a node"),
     "mps-host": ("dra_driver.cli.mps_host", "run this node's MPS daemons"),
     "sim": ("dra_driver.cli.sim", "run an embedded cluster with simulated GPUs on this machine"),
+    "hardware-check": (
+        "dra_driver.cli.hardware_check",
+        "compare this machine's GPUs with what the driver assumes",
+    ),
     "policy": ("dra_driver.cli.policy", "check GpuPolicy files"),
     "version": ("dra_driver.cli.version", "print the version"),
 }

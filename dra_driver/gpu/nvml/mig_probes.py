@@ -1,7 +1,8 @@
 """Raw questions to NVML about MIG profiles, and about MIG functions while MIG mode is off; see ``probes.py``."""
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ def profiles(handle: Any) -> list[dict[str, Any]]:
 
 def without_mode(handle: Any, profile_ids: Iterable[int]) -> dict[str, Any]:
     """Answers of functions that the backend may call while MIG mode is off."""
-    by_id = {str(profile_id): ask(_instances(handle, profile_id)) for profile_id in profile_ids}
+    by_id = instances(handle, profile_ids)
     remaining = {
         profile_id: ask(partial(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, handle, int(profile_id)))
         for profile_id in by_id
@@ -49,12 +50,28 @@ def without_mode(handle: Any, profile_ids: Iterable[int]) -> dict[str, Any]:
 
 def register_mig_events(handle: Any) -> str:
     """Register for MIG changes alone, and free the set. Raises NVMLError."""
-    with_set = pynvml.nvmlEventSetCreate()
+    events = pynvml.nvmlEventSetCreate()
     try:
-        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, with_set)
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, events)
     finally:
-        pynvml.nvmlEventSetFree(with_set)
+        pynvml.nvmlEventSetFree(events)
     return "registered"
+
+
+@contextmanager
+def event_set(handles: Iterable[Any]) -> Iterator[list[Answer]]:
+    """Keep an event set with the MIG events of all GPUs open inside the block; yields the answer for each GPU."""
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        wanted = pynvml.nvmlEventMigConfigChange
+        yield [ask(partial(pynvml.nvmlDeviceRegisterEvents, handle, wanted, events)) for handle in handles]
+    finally:
+        pynvml.nvmlEventSetFree(events)
+
+
+def instances(handle: Any, profile_ids: Iterable[int]) -> dict[str, Answer]:
+    """Number of GPU instances by profile id. Listing them subscribes this session to each."""
+    return {str(profile_id): ask(_instances(handle, profile_id)) for profile_id in profile_ids}
 
 
 def event_wait(handle: Any, timeout_ms: int) -> Answer:

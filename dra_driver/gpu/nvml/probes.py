@@ -13,6 +13,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+from dra_driver.gpu.nvml.session import use_library
+
 pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the backend calls
 
 NVLINKS: Final = range(18)
@@ -123,6 +125,11 @@ def handle_at(index: int) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
+def answers_at(index: int) -> bool:
+    """Whether there is a handle at an NVML index. Raises NVMLError."""
+    return bool(handle_at(index))
+
+
 def system() -> dict[str, Answer]:
     """What NVML says about the machine."""
     return {name: ask(getattr(pynvml, name)) for name in SYSTEM if hasattr(pynvml, name)}
@@ -209,3 +216,20 @@ def _field(one: Any) -> dict[str, Any]:
 
 def _link(handle: Any, link: int) -> Callable[[], Any]:
     return lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link)
+
+
+def trace(note: Callable[[str], object]) -> None:
+    """Call ``note`` with the name of each NVML function before pynvml calls it, for the rest of the process."""
+    look_up = pynvml._nvmlGetFunctionPointer
+
+    def noted(name: str) -> Any:
+        note(name)
+        return look_up(name)
+
+    pynvml._nvmlGetFunctionPointer = noted
+
+
+def load(library: str | None) -> Answer:
+    """Open a session without the backend; the answer of nvmlInitWithFlags. Raises DriverUnavailableError."""
+    use_library(library)
+    return ask(lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))

@@ -259,7 +259,10 @@ process.stop()
 print(" ".join(sorted(sys.modules)))
 """
 
-OWN_PACKAGES_NOT_LOADED = ("cel", "allocation", "explain", "lint", "sim", "webhook", "controller")
+OWN_PACKAGES_NOT_LOADED = (
+    *("cel", "allocation", "explain", "lint", "sim", "webhook", "controller"),
+    *("hardware_check", "gpu.nvml.probes"),
+)
 FOREIGN_PACKAGES_NOT_LOADED = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.client.models", "rich", "pydantic")
 
 

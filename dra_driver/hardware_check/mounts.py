@@ -1,0 +1,105 @@
+"""A private mount namespace for a check's process: raw system calls, which Python lacks before 3.12.
+
+Nothing is mounted outside of the namespace, so nothing has to be unmounted. Sources: unshare(2), mount(2),
+mount_namespaces(7).
+"""
+
+import ctypes
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+_CLONE_NEWNS: Final = 0x00020000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_PLAIN_NODES: Final = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
+"""What every container has in /dev."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter() -> None:
+    """Put this process into a mount namespace of its own. Raises PermissionError without CAP_SYS_ADMIN."""
+    _call(_libc.unshare(_CLONE_NEWNS), "unshare the mount namespace")
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def tmpfs(target: Path, size: str = "16m") -> None:
+    """An empty file system at ``target``, in which device nodes work."""
+    _mount("tmpfs", str(target), "tmpfs", 0, f"mode=755,size={size}")
+
+
+def bind(source: str, target: Path) -> None:
+    """Show ``source``, a file or a folder with what is mounted below it, at ``target``, which is made."""
+    if Path(source).is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    _mount(source, str(target), None, _MS_BIND | _MS_REC)
+
+
+def plain_dev(folder: Path) -> None:
+    """A ``/dev`` as every container has it, without devices of hardware, at ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tmpfs(folder)
+    for name, (major, minor) in _PLAIN_NODES.items():
+        make_node(folder / name, major, minor)
+    for name in ("shm", "pts"):
+        (folder / name).mkdir()
+
+
+def make_node(path: Path, major: int, minor: int) -> None:
+    """A character device that everyone may use. Raises PermissionError without CAP_MKNOD."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+    path.chmod(0o666)
+
+
+def change_root(folder: Path) -> None:
+    """Make ``folder`` the root of this process."""
+    os.chroot(folder)
+    os.chdir("/")
+
+
+def hide(paths: Iterable[str]) -> list[str]:
+    """Cover programs with an empty file, which cannot be executed; returns those that exist."""
+    found = [path for path in paths if Path(path).is_file()]
+    for path in found:
+        _mount("/dev/null", path, None, _MS_BIND)
+    return found
+
+
+def device_files(folder: Path) -> list[dict[str, Any]]:
+    """NVIDIA's nodes in a ``dev`` folder and below: path, numbers and permissions, in order of path."""
+    found = []
+    for path in sorted(folder.glob("nvidia*")) + sorted(folder.glob("nvidia-caps*/*")):
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISCHR(status.st_mode):
+            numbers = {"major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
+            owner = {"mode": oct(stat.S_IMODE(status.st_mode)), "uid": status.st_uid, "gid": status.st_gid}
+            found.append({"path": "/dev/" + str(path.relative_to(folder)), **numbers, **owner})
+    return found
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    texts = [None if text is None else text.encode() for text in (source, target, kind)]
+    result = _libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode())
+    _call(result, f"mount {source or kind or ''} at {target}")
+
+
+def _call(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
