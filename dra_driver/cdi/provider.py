@@ -6,6 +6,7 @@ step gets a GPU's edits here and writes the claim's document itself.
 
 import logging
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from dra_driver.cdi import edits
@@ -100,6 +101,15 @@ class CdiProvider:
             if base is None or base.majors != Majors.read(self._proc_devices) or not base.is_current():
                 return self._rebuild()[1]
             return self._writer.write_base(base.spec)
+
+    @property
+    def driver_identity(self) -> Hashable | None:
+        """What documents of claims take from the driver: its folders, as the runtime sees them, and device numbers.
+
+        None before the driver was found. Never waits for the disk.
+        """
+        base = self._base
+        return None if base is None else (base.files.root, base.majors, base.hook)
 
     def edits_for(self, gpu: Gpu) -> ContainerEdits:
         """Edits for the whole ``gpu``, without those of the base document. Errors as `refresh`."""

@@ -4,7 +4,7 @@ A function of ``workflow/`` or ``hardware/`` takes one argument ``deps`` whose P
 its callees use. `assembly.ClaimDependencies` satisfies all of these Protocols; mypy --strict proves it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -77,8 +77,13 @@ class CdiEdits(Protocol):
 
 
 class CdiSources(CdiEdits, Protocol):
-    """Container edits, and the base document. Errors: as `CdiEdits`, and `StorageError`."""
+    """Container edits, and the base document. Errors: as `CdiEdits`, and `StorageError`.
 
+    ``driver_identity`` is equal while the edits stay the same; None before the driver was found.
+    """
+
+    @property
+    def driver_identity(self) -> Hashable | None: ...
     def ensure_base(self) -> bool: ...
 
 

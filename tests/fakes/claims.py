@@ -146,11 +146,12 @@ class FakeCdiWriter:
 
 
 class FakeCdiProvider:
-    """One device node per GPU. ``failure`` is raised while set."""
+    """One device node per GPU, of the major ``driver_identity``. ``failure`` is raised while set."""
 
     def __init__(self) -> None:
         self.failure: DraError | None = None
         self.base_checks = 0
+        self.driver_identity = 195
 
     def ensure_base(self) -> bool:
         self.base_checks += 1
@@ -161,7 +162,9 @@ class FakeCdiProvider:
     def edits_for(self, of: Gpu) -> ContainerEdits:
         return ContainerEdits(
             env=(f"DRA_GPU_{of.minor}_UUID={of.uuid}",),
-            device_nodes=(DeviceNode(path=f"/dev/nvidia{of.minor}", type="c", major=195, minor=of.minor),),
+            device_nodes=(
+                DeviceNode(path=f"/dev/nvidia{of.minor}", type="c", major=self.driver_identity, minor=of.minor),
+            ),
         )
 
     def edits_for_partition(self, of: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:

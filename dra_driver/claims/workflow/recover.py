@@ -193,6 +193,15 @@ def rewrite_files(deps: RewriteDependencies, problems: list[str]) -> Iterator[Cl
             problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
 
 
+def rewrite_file(deps: RewriteDependencies, uid: ClaimUid) -> bool:
+    """Write the claim's CDI file if the claim is prepared and the file differs; whether it was written.
+
+    Raises what `verify.verify_prepared` and the writer raise.
+    """
+    entry = deps.journal.entry(uid)
+    return entry is not None and entry.state is State.PREPARED and _rewrite(deps, entry)
+
+
 def remove_orphaned_files(deps: RecoverDependencies) -> tuple[ClaimUid, ...]:
     """Remove this driver's CDI files that belong to no entry; none while a rebuild is pending."""
     with deps.journal.exclusive():  # otherwise another process could begin a claim and write its file in between

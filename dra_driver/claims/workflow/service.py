@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from dra_driver.claims.dependencies import ClaimLister
 from dra_driver.claims.hardware.orphans import reclaim_orphans
 from dra_driver.claims.waiting import CallBudget
+from dra_driver.claims.workflow.outdated_files import OutdatedFiles
 from dra_driver.claims.workflow.prepare import PrepareDependencies, PrepareJournal, Preparer
 from dra_driver.claims.workflow.rebuild import RebuildRetry, RetryDependencies, RetryJournal
 from dra_driver.claims.workflow.recover import (
@@ -40,7 +41,12 @@ class ServiceJournal(PrepareJournal, RecoverJournal, CollectJournal, RetryJourna
 
 
 class ServiceDependencies(
-    PrepareDependencies, UnprepareDependencies, RecoverDependencies, CollectDependencies, RetryDependencies, Protocol
+    PrepareDependencies,
+    UnprepareDependencies,
+    RecoverDependencies,
+    CollectDependencies,
+    RetryDependencies,
+    Protocol,
 ):
     """What the service needs; `assembly.ClaimDependencies` satisfies it."""
 
@@ -63,6 +69,7 @@ class ClaimService:
         self._preparer = Preparer(deps)
         self._stale_claims = StaleClaimCollector(deps)
         self._rebuild = RebuildRetry(deps, lister)
+        self._outdated_files = OutdatedFiles(deps)
         self._file_problems: tuple[str, ...] = ()
         self._orphan_problems: tuple[str, ...] = ()
 
@@ -87,15 +94,17 @@ class ClaimService:
         return recover(self._deps, self._lister)
 
     def rewrite_missing_files(self) -> tuple[str, ...]:
-        """Write missing CDI files of prepared claims, for containers that restart before their next prepare.
+        """Write CDI files of prepared claims that are missing, or outdated because the driver has changed.
 
-        Makes no API call, and is cheap while no file is missing. Returns a sentence for each file that cannot be
-        written, and logs new ones.
+        For containers that restart before their next prepare. Makes no API call, and is cheap while nothing changes.
+        Returns a sentence for each missing file that cannot be written, and logs new ones.
         """
         problems: list[str] = []
         try:
             for uid in rewrite_files(self._deps, problems):
                 log.warning("CDI file of a prepared claim was missing; written again", extra={"uid": uid})
+            for uid in self._outdated_files.rewrite():
+                log.warning("driver changed; CDI file of a prepared claim was written again", extra={"uid": uid})
         except DraError as error:
             problems.append(str(error))
         before, self._file_problems = self._file_problems, tuple(problems)

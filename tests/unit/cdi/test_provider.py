@@ -103,6 +103,21 @@ def test_a_module_loaded_again_gets_its_new_number(node: Node) -> None:
     assert node.majors()["/dev/nvidia-uvm"] == 507
 
 
+def test_the_driver_is_another_one_when_its_numbers_or_folder_change(tmp_path: Path) -> None:
+    """Documents of claims are written again then; a new base document alone does not change them."""
+    node = Node(tmp_path)
+    assert node.provider.driver_identity is None
+    node.provider.refresh()
+    first = node.provider.driver_identity
+    node.base_path.unlink()
+    node.provider.ensure_base()
+    assert node.provider.driver_identity == first
+    path = Path(node.root.proc_devices)
+    path.write_text(path.read_text().replace("510 nvidia-uvm", "507 nvidia-uvm"))
+    node.provider.ensure_base()
+    assert node.provider.driver_identity != first
+
+
 def test_a_vanished_driver_is_an_error_until_it_is_back(node: Node) -> None:
     """During a driver container's restart prepare fails with a sentence, then works again."""
     node.provider.refresh()

@@ -102,6 +102,54 @@ def test_files_that_vanish_while_running_are_written_again(run: Run) -> None:
     assert run.node.provider.base_checks == before + 1, "the base file may have gone the same way"
 
 
+def test_files_follow_a_driver_that_was_replaced(run: Run) -> None:
+    """A container that restarts after a driver upgrade gets the new device numbers, before any prepare."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    assert run.service.rewrite_missing_files() == ()
+    before = dict(run.node.writer.files)
+    run.node.provider.driver_identity = 511
+    assert run.service.rewrite_missing_files() == ()
+    after = run.node.writer.files
+    assert all(after[uid(number)] != before[uid(number)] for number in (1, 2))
+    assert b"511" in after[uid(1)]
+
+
+def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -> None:
+    """Every prepared claim is checked once after a start."""
+    node.run("run-1").prepare(claim(1))
+    node.provider.driver_identity = 511
+    second = node.run("run-2")
+    assert second.service.rewrite_missing_files() == ()
+    assert b"511" in node.writer.files[uid(1)]
+
+
+def test_a_file_that_cannot_be_checked_now_is_checked_later(run: Run) -> None:
+    """A driver that is away while its replacement starts does not leave an outdated file for ever."""
+    run.prepare(claim(1))
+    run.service.rewrite_missing_files()
+    run.node.provider.driver_identity = 511
+    run.node.writer.failure = StorageError("read-only")
+    assert run.service.rewrite_missing_files() == ()
+    assert b"511" not in run.node.writer.files[uid(1)]
+    run.node.writer.failure = None
+    run.service.rewrite_missing_files()
+    assert b"511" in run.node.writer.files[uid(1)]
+
+
+def test_a_claim_whose_gpu_is_gone_keeps_its_file(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """There is nothing to write; it is said once, and other claims are served."""
+    run.prepare(claim(1))
+    run.prepare(claim(2, result("gpu-1")))
+    run.service.rewrite_missing_files()
+    run.node.provider.driver_identity = 511
+    run.node.hardware = Snapshot(gpus=tuple(one for one in run.node.hardware.gpus if one.minor != 0))
+    for _ in range(2):
+        assert run.service.rewrite_missing_files() == ()
+    assert b"511" in run.node.writer.files[uid(2)]
+    assert caplog.text.count("stays as it is") == 1
+
+
 def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Readiness reports the problem while it lasts; the log has it once."""
     run.prepare(claim(1))
