@@ -8,9 +8,11 @@ NVML does not repeat events of the time without a set; polling finds those chang
 
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 
 import pynvml
@@ -18,24 +20,38 @@ import pynvml
 from dra_driver.errors import DetachedError, DeviceLostError
 from dra_driver.gpu.nvml.errors import DRIVER_TROUBLE, describe, driver_call, optional, unavailable
 from dra_driver.gpu.nvml.session import Session, SessionEndedError
+from dra_driver.gpu.nvml.turns import GiveWay
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.25  # one wait in NVML: the longest delay of a change of MIG mode by this thread
+PAUSE_TIMEOUT_S = 10.0  # many short waits
+AGAIN_S = 30.0  # until GPUs that could not be registered, because they were changed or did not answer, are tried again
 AFTER_ERROR_S = 1.0  # the pause after a failed wait, which would otherwise spin
 
 
 class MigEvents:
     """Thread-safe; one thread waits at a time."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        session: Session,
+        reading: Callable[[int, int], AbstractContextManager[None]],
+        renewed: Callable[[], None],
+    ) -> None:
+        """``reading`` takes the turn of a GPU, by session and index, and raises GiveWay when it is taken. ``renewed``
+        is called when a new set is complete: events before it are lost."""
         self._session = session
+        self._reading = reading
+        self._renewed = renewed
         session.before_end(self._give_back)
         self._lock = threading.Lock()  # guards the set; held during one short wait; acquired before the session
         self._set: pynvml.c_nvmlEventSet_t | None = None
+        self._covered: frozenset[int] = frozenset()  # NVML indexes of the GPUs in the set
         self._generation = 0  # the session that the set belongs to
         self._gate = threading.Lock()  # guards the number below
         self._paused = 0
+        self._again_at = math.inf  # when the set is created again
         self._go = threading.Event()  # set while no caller has paused the waiting
         self._go.set()
         self._stale = threading.Event()  # the set misses GPUs, or has GPUs that were bound again
@@ -60,19 +76,33 @@ class MigEvents:
                 return answer
         return False
 
+    def covered(self, generation: int) -> frozenset[int]:
+        """NVML indexes of the GPUs whose MIG changes are reported in that session."""
+        return self._covered if generation == self._generation and not self._stale.is_set() else frozenset()
+
     def renew(self) -> None:
         """Register again before the next wait: the GPUs or a MIG mode changed."""
         self._stale.set()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No event set is open inside the block. Must not be entered while the session is in use."""
+        """No event set is open inside the block. Must not be entered while the session is in use.
+
+        Raises DeviceLostError when a wait for events has not returned.
+        """
         with self._gate:
             self._paused += 1
             self._go.clear()
         try:
-            with self._lock:
+            if not self._lock.acquire(timeout=PAUSE_TIMEOUT_S):
+                raise DeviceLostError(
+                    f"a wait for GPU events has not returned for {PAUSE_TIMEOUT_S:.0f} s: a GPU does not answer; see "
+                    "XID messages in the node's kernel log"
+                )
+            try:
                 self._free()
+            finally:
+                self._lock.release()
             yield
         finally:
             with self._gate:
@@ -85,7 +115,7 @@ class MigEvents:
         with self._lock:
             if self._stale.is_set():
                 self._free()
-            with self._session.use(only) as generation:
+            with self._session.use(only, waits=True) as generation:
                 self._register(generation)
                 if self._set is not None and self._go.is_set():
                     try:
@@ -107,11 +137,43 @@ class MigEvents:
 
     def _register(self, generation: int) -> None:
         """Create the set for this session and its GPUs, or none when no GPU has events. The caller holds the lock."""
-        if generation == self._generation and not self._stale.is_set():
+        if generation == self._generation and not self._stale.is_set() and time.monotonic() < self._again_at:
             return
+        self._give_back()
         self._stale.clear()
-        self._set = _new_set()
+        self._again_at = math.inf
+        self._covered = frozenset()
         self._generation = generation
+        self._set, self._covered = self._new_set(generation)
+        self._renewed()
+
+    def _new_set(self, generation: int) -> tuple[pynvml.c_nvmlEventSet_t | None, frozenset[int]]:
+        """A set with the MIG events of all GPUs that have them, and their indexes; None when none does.
+
+        Raises DriverUnavailableError.
+        """
+        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            if error.value in DRIVER_TROUBLE:
+                raise unavailable("nvmlEventSetCreate", error) from error
+            log.info("driver has no events; changes are found by polling", extra={"reason": describe(error)})
+            return None, frozenset()
+        covered = frozenset(index for index in range(count) if self._add(generation, index, events))
+        if covered:
+            return events, covered
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetFree(events)
+        return None, covered
+
+    def _add(self, generation: int, index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
+        try:
+            with self._reading(generation, index):
+                return _add(index, events)
+        except GiveWay:
+            self._again_at = time.monotonic() + AGAIN_S
+            return False
 
     def _free(self) -> None:
         """Free the set, so that the next wait creates one; with its session it is freed anyway. The caller holds the
@@ -138,23 +200,6 @@ def _wait_error_code(error: pynvml.NVMLError) -> int:
     if error.value != pynvml.NVML_ERROR_TIMEOUT:
         log.debug("waiting for GPU events failed", extra={"reason": describe(error)})
     return error.value
-
-
-def _new_set() -> pynvml.c_nvmlEventSet_t | None:
-    """A set with the MIG events of all GPUs that have them, None when none does. Raises DriverUnavailableError."""
-    count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
-    try:
-        events = pynvml.nvmlEventSetCreate()
-    except pynvml.NVMLError as error:
-        if error.value in DRIVER_TROUBLE:
-            raise unavailable("nvmlEventSetCreate", error) from error
-        log.info("driver has no events; changes are found by polling", extra={"reason": describe(error)})
-        return None
-    if sum(_add(index, events) for index in range(count)):
-        return events
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlEventSetFree(events)
-    return None
 
 
 def _add(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:

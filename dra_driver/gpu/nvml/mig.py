@@ -7,7 +7,7 @@ the GPU does not list, nvmlDeviceGetAttributes_v2 of such a device reports the s
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,13 +26,18 @@ MAX_INSTANCES = (
 VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # the instance of a listed handle is gone
 
 
-def read_instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> tuple[MigInstance, ...]:
+def read_instances(
+    handle: pynvml.c_nvmlDevice_t, facts: MigFacts, proceed: Callable[[], None] | None = None
+) -> tuple[MigInstance, ...]:
     """All GPU instances by ``start``, incomplete ones included; () when MIG mode is off.
 
-    Instances that disappear meanwhile are left out. Raises DeviceLostError and DriverUnavailableError.
+    Instances that disappear meanwhile are left out. ``proceed`` is called before each part and may raise to end the
+    listing, which takes seconds under load. Raises DeviceLostError and DriverUnavailableError.
     """
+    proceed = proceed or (lambda: None)
     found: dict[int, MigInstance] = {}
-    for instance in _instances(handle, facts):
+    for instance in _instances(handle, facts, proceed):
+        proceed()
         info = optional("nvmlGpuInstanceGetInfo", partial(pynvml.nvmlGpuInstanceGetInfo, instance), VANISHED)
         if info is None or info.id in found:
             continue
@@ -83,9 +88,12 @@ def spanning(profiles: Sequence[ComputeProfile], slices: int | None) -> tuple[Co
     return tuple(sorted((p for p in full if p.multiprocessors == most), key=lambda p: p.number))
 
 
-def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> Iterator[pynvml.c_nvmlGpuInstance_t]:
+def _instances(
+    handle: pynvml.c_nvmlDevice_t, facts: MigFacts, proceed: Callable[[], None]
+) -> Iterator[pynvml.c_nvmlGpuInstance_t]:
     """By profile, and also by id when not all profiles could be read: their instances would be missed."""
     for profile_id in facts.slices:
+        proceed()
         buffer = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
         count = ctypes.c_uint(MAX_INSTANCES)
         ask = partial(pynvml.nvmlDeviceGetGpuInstances, handle, profile_id, buffer, ctypes.byref(count))

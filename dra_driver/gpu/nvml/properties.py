@@ -57,8 +57,14 @@ def describe_gpu(
     values: LastValues,
     read_facts: Callable[[], MigFacts],
     sysfs_root: str,
+    *,
+    list_instances: bool = True,
+    proceed: Callable[[], None] | None = None,
 ) -> Gpu:
-    """All properties of a GPU; the caller holds its lock. A property that cannot be read keeps its last value.
+    """All properties of a GPU; the caller has its turn. A property that cannot be read keeps its last value.
+
+    Without ``list_instances``, known MIG instances are taken from the last description. ``proceed`` is called during a
+    listing, and may raise to end it.
 
     Raises DeviceLostError for a lost GPU, without a minor number, and when the MIG state cannot be read and was never
     known: the GPU could be partitioned. Raises DriverUnavailableError as all reads.
@@ -72,6 +78,7 @@ def describe_gpu(
     mig_mode = values.read("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), needed=True)
     facts = None if mig_mode is None else read_facts()
     mig_enabled = mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    last = values.gpu if not list_instances and values.gpu is not None and values.gpu.mig_enabled else None
     return Gpu(
         uuid=uuid,
         minor=minor,
@@ -91,7 +98,7 @@ def describe_gpu(
         mig_enabled=mig_enabled,
         mig_resetless=None if facts is None or not facts.capable else facts.resetless,
         mig_profiles=() if facts is None else facts.profiles,
-        mig_instances=_instances(handle, facts, values) if facts is not None and mig_enabled else (),
+        mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
     )
 
 
@@ -110,14 +117,22 @@ def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bo
     return values.read("nvmlDeviceGetMemoryInfo_v2", read)
 
 
-def _instances(handle: pynvml.c_nvmlDevice_t, facts: MigFacts, values: LastValues) -> tuple[MigInstance, ...]:
-    """The existing instances. One is dropped or changed only when a second read agrees, because Not Supported and Not
-    Found, which mean that it is gone, may also be the answer of a single call that fails."""
+def _instances(
+    handle: pynvml.c_nvmlDevice_t,
+    facts: MigFacts,
+    values: LastValues,
+    last: Gpu | None,
+    proceed: Callable[[], None] | None,
+) -> tuple[MigInstance, ...]:
+    """The instances of ``last``, else the existing ones. One is dropped or changed only when a second read agrees,
+    because Not Supported and Not Found, which mean that it is gone, may also be the answer of a call that fails."""
+    if last is not None:
+        return last.mig_instances
     before = set(values.gpu.mig_instances) if values.gpu is not None else set()
 
     def read() -> tuple[MigInstance, ...]:
-        found = read_instances(handle, facts)
-        return found if before.issubset(found) else read_instances(handle, facts)
+        found = read_instances(handle, facts, proceed)
+        return found if before.issubset(found) else read_instances(handle, facts, proceed)
 
     return values.read("MIG instances", read, needed=True) or ()
 

@@ -2,7 +2,11 @@
 
 NVML is thread-safe (its documentation, and ctypes releases the interpreter lock), so any number of calls run at once.
 Only opening and ending a session exclude all other calls, because pynvml keeps library and symbols in globals and
-handles become invalid with the session.
+handles become invalid with the session. A call that never returns therefore keeps the session from ending: every wait
+for that end is bounded (``Patience.end_s``), and uses fail meanwhile.
+
+NVML counts and numbers the GPUs once per session. Which GPUs were bound to the driver then, and which library was
+loaded, is kept as ``surroundings``, so that the backend can notice that a session is outdated.
 """
 
 import contextlib
@@ -17,10 +21,9 @@ from dra_driver.driver_root.detect import unsupported
 from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DetachedError, DriverUnavailableError
 from dra_driver.gpu.nvml.errors import describe, driver_call
+from dra_driver.gpu.nvml.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
-
-END_TIMEOUT_S = 60.0  # the slowest calls, MIG mode and instances, take seconds; a stuck GPU never answers
 
 
 class SessionEndedError(Exception):
@@ -30,16 +33,28 @@ class SessionEndedError(Exception):
 class Session:
     """The process's NVML session. Thread-safe; one thread must not enter it twice."""
 
-    def __init__(self, library_path: str | None, driver_root: str | Callable[[], str] | None) -> None:
+    def __init__(
+        self,
+        library_path: str | None,
+        driver_root: str | Callable[[], str] | None,
+        sysfs_root: str = "/sys",
+        *,
+        end_timeout_s: float = 10.0,
+    ) -> None:
         """See ``NvmlBackend``: every new session searches the library again."""
+        self._end_timeout_s = end_timeout_s
         self._library_path = library_path
         self._driver_root = driver_root
-        self._turn = threading.Condition()  # guards pynvml's globals and the fields below
+        self._sysfs_root = sysfs_root
+        self._turn = threading.Condition()  # guards the fields below; never held during an NVML call
         self._users = 0
+        self._waits = 0  # how many of the users only wait for events
         self._is_open = False
         self._ending = False  # it ends after the last user; no new user is admitted
+        self._changing = False  # one thread opens or ends it now, and owns pynvml's globals
         self._generation = 0
         self._detached: str | None = None  # why no session may begin
+        self._surroundings = Surroundings()
         self._before_end: Callable[[], None] = lambda: None
 
     def before_end(self, callback: Callable[[], None]) -> None:
@@ -55,21 +70,29 @@ class Session:
     def close(self) -> None:
         """End the session when its last user has left. Idempotent."""
         with self._turn:
-            if not self._is_open:
-                return
-            self._ending = True
-            self._end_if_unused()
-            if not self._turn.wait_for(lambda: not self._ending, END_TIMEOUT_S):
+            self._end()
+            if not self._turn.wait_for(self._is_ended, self._end_timeout_s):
                 log.warning("an NVML call did not return in time; the session ends when it returns")
+
+    def renew(self, generation: int) -> bool:
+        """End that session, so that the next use begins a new one; whether it did.
+
+        Not while any call but a wait for events is running: a change of a GPU is not disturbed, and a call that hangs
+        does not take the other GPUs along.
+        """
+        with self._turn:
+            if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
+                return False
+            self._end()
+            return True
 
     def detach(self, reason: str, timeout_s: float) -> bool:
         """End the session as ``close`` does, and begin none until ``reattach``; whether it has ended in time."""
         with self._turn:
             self._detached = reason
-            self._ending = self._is_open
             self._turn.notify_all()  # callers that wait for the end of the last session
-            self._end_if_unused()
-            return self._turn.wait_for(lambda: not self._is_open, timeout_s)
+            self._end()
+            return self._turn.wait_for(self._is_ended, timeout_s)
 
     def reattach(self) -> None:
         """Let sessions begin again."""
@@ -82,25 +105,38 @@ class Session:
         """Why no session may begin; None when one may."""
         return self._detached
 
+    def outlook(self) -> tuple[int, Surroundings, Surroundings] | None:
+        """Number of the open session, what it found when it began and what a new one would; None without one."""
+        with self._turn:
+            if not self._is_open:
+                return None
+            generation, began = self._generation, self._surroundings
+        library: str | None = None
+        with contextlib.suppress(DriverUnavailableError):  # removed; the session works on
+            library = self._find()
+        return generation, began, Surroundings.read(self._sysfs_root, library)
+
     def wait_attached(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` until a session may begin; whether it may."""
         with self._turn:
             return self._turn.wait_for(lambda: self._detached is None, timeout_s)
 
     @contextlib.contextmanager
-    def use(self, generation: int | None = None) -> Iterator[int]:
+    def use(self, generation: int | None = None, *, waits: bool = False, joins: bool = False) -> Iterator[int]:
         """Keep the session open inside the block, opening one if necessary; yields its number.
 
         With ``generation``, raises SessionEndedError when that session has ended; without, DetachedError while
-        detached. A DriverUnavailableError that leaves
-        the block ends the session, so that the next use loads the library that is installed then.
+        detached. A DriverUnavailableError that leaves the block ends the session, so that the next use loads the
+        library that is installed then. ``waits``: it only waits for events. ``joins``: another user of this generation
+        stays until this one has entered, so it cannot have ended.
         """
         with self._turn:
             if generation is None:
                 self._begin()
-            elif not self._is_open or self._ending or generation != self._generation:
+            elif not joins and (not self._is_open or self._ending or generation != self._generation):
                 raise SessionEndedError
             self._users += 1
+            self._waits += waits
             current = self._generation
         try:
             yield current
@@ -111,24 +147,53 @@ class Session:
         finally:
             with self._turn:
                 self._users -= 1
+                self._waits -= waits
                 self._end_if_unused()
 
+    def _is_ended(self) -> bool:
+        return not (self._is_open or self._changing)
+
     def _begin(self) -> None:
-        ended = self._turn.wait_for(lambda: not self._ending or self._detached is not None, END_TIMEOUT_S)
-        if self._detached is not None:
-            raise DetachedError(self._detached)
-        if not ended:
+        if not self._turn.wait_for(
+            lambda: not (self._ending or self._changing) or self._detached is not None, self._end_timeout_s
+        ):
             raise DriverUnavailableError(
                 f"the NVIDIA driver cannot be used: a call of the last NVML session has not returned for "
-                f"{END_TIMEOUT_S:.0f} s; see XID messages in the node's kernel log; reboot the node if this persists"
+                f"{self._end_timeout_s:.0f} s; see XID messages in the node's kernel log; reboot it if it stays so"
             )
+        if self._detached is not None:
+            raise DetachedError(self._detached)
         if self._is_open:
             return
-        use_library(self._find())
-        # NO_GPUS: the driver also works on a node whose GPUs are all assigned to virtual machines.
-        driver_call("nvmlInitWithFlags", lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
+        with self._changed():
+            surroundings = self._load()
         self._is_open = True
         self._generation += 1
+        self._surroundings = surroundings
+        if self._detached is not None:
+            self._end()
+            raise DetachedError(self._detached)
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[None]:
+        """Run NVML calls without the lock and without any other call. The caller holds the lock."""
+        self._changing = True
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+            self._changing = False
+            self._turn.notify_all()
+
+    def _load(self) -> Surroundings:
+        """Initialise NVML; what it found. Before the call: what changes during it must be noticed later."""
+        path = self._find()
+        surroundings = Surroundings.read(self._sysfs_root, path)
+        use_library(path)
+        # NO_GPUS: the driver also works on a node whose GPUs are all assigned to virtual machines.
+        driver_call("nvmlInitWithFlags", lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
+        return surroundings
 
     def _find(self) -> str | None:
         if self._library_path is not None or self._driver_root is None:
@@ -144,18 +209,23 @@ class Session:
             )
         return path
 
+    def _end(self) -> None:
+        """Let the session end after its last user."""
+        self._ending = self._is_open
+        self._end_if_unused()
+
     def _end_if_unused(self) -> None:
         if not self._ending or self._users > 0:
             return
         self._ending = False
         self._is_open = False
-        self._before_end()
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError as error:
-            log.debug("nvmlShutdown failed", extra={"reason": describe(error)})
-        use_library(None)
-        self._turn.notify_all()
+        with self._changed():
+            self._before_end()
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                log.debug("nvmlShutdown failed", extra={"reason": describe(error)})
+            use_library(None)
 
 
 def use_library(path: str | None) -> None:

@@ -20,7 +20,7 @@ from dra_driver.gpu.simulated.spec import NodeSpec
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml import library
 from tests.fakes.nvml import state as codes
-from tests.fakes.nvml.state import State
+from tests.fakes.nvml.state import State, write_sysfs
 
 pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the package calls
 
@@ -33,7 +33,7 @@ print(backend.snapshot())
 MANIPULATOR = """
 import sys
 from pathlib import Path
-from tests.fakes.nvml.state import State
+from tests.fakes.nvml.state import State, write_sysfs
 state = State(Path(sys.argv[1]))
 state.inject("nvmlDeviceGetName", int(sys.argv[2]), device=1)
 state.close()
@@ -139,7 +139,9 @@ def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
 ) -> None:
     """A wrong UUID beside a reason would make an administrator replace the wrong board."""
     whole = nvml.snapshot()
-    state.set_node(Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0), gpus=whole.gpus[1:]))
+    rest = Snapshot(driver_version="580.65.06", cuda_driver_version=(13, 0), gpus=whole.gpus[1:])
+    state.set_node(rest)
+    write_sysfs(tmp_path / "sys", rest)
     state.lose(0)
     assert nvml.snapshot().left_out[0].label == "NVML index 0"
 

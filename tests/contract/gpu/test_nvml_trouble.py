@@ -213,15 +213,28 @@ def test_a_good_look_in_between_starts_the_count_of_failed_looks_again(nvml: Nvm
             assert nvml.snapshot() == before
 
 
-def test_an_index_that_fails_after_the_order_changed_stands_for_no_known_gpu(
+def test_a_gpu_that_fails_at_the_first_look_of_a_session_is_kept_when_it_is_the_only_one_missed(
     nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
-    """The GPU that had the index before is read at another one."""
+    """Its index has no name yet, and the GPU that had it before may be at another one now."""
     before = nvml.snapshot()
     state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
+    nvml.close()
     state.inject("nvmlDeviceGetHandleByIndex_v2", codes.UNKNOWN, device=1)
+    for _ in range(last_values.KEPT_LOOKS):
+        assert nvml.snapshot() == before
     found = nvml.snapshot()
-    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], "NVML index 1")
+    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
+
+
+def test_two_gpus_that_fail_at_the_first_look_of_a_session_stand_for_no_known_gpu(
+    nvml: NvmlBackend, state: State
+) -> None:
+    """A wrong name beside a reason would be worse than none."""
+    nvml.snapshot()
+    nvml.close()
+    state.inject("nvmlDeviceGetHandleByIndex_v2", codes.UNKNOWN)
+    assert [gpu.label for gpu in nvml.snapshot().left_out] == ["NVML index 0", "NVML index 1"]
 
 
 @pytest.mark.parametrize("function", FACTS)

@@ -49,6 +49,8 @@ struct gpu {
     int64_t memory_bytes, reserved_bytes;
     int32_t minor, brand, architecture, capability_major, capability_minor, addressing_mode, mig_current, mig_pending;
     uint32_t pci_device_id, lost;
+    uint32_t identity;           /* never used again: another GPU in this slot has another one */
+    uint32_t unbound;            /* from the driver, such as for vfio: new sessions do not have it, older ones lose it */
     int32_t resetless, virtualization, compute_mode;
     uint32_t mode_status;        /* what SetMigMode answers instead of switching, 0: by the rules */
     uint32_t clients;            /* processes that have it open */
@@ -77,7 +79,7 @@ struct fault {
 
 struct counter { char function[64]; uint32_t calls; };
 
-struct event { uint64_t type; int32_t device; uint32_t binding, gi, ci; };
+struct event { uint64_t type; uint32_t identity, binding, gi, ci; };
 
 struct state {
     uint32_t magic, version, gpu_count, cuda_version;
@@ -87,6 +89,8 @@ struct state {
     struct counter counters[MAX_COUNTERS];
     uint32_t event_count; /* ever; event n is at n % MAX_EVENTS */
     struct event events[MAX_EVENTS];
+    uint32_t identities; /* how many were given out */
+    uint32_t releases;   /* counts up to end the latency of all calls in progress */
 };
 
 extern struct state *fake_state;
@@ -97,7 +101,7 @@ enum kind { NONE = 0, DEVICE = 1, MIG_DEVICE = 2, GPU_INSTANCE = 4, COMPUTE_INST
 /* A call in progress: the things that its handle names, NULL where it names none. */
 struct call {
     enum kind kind;
-    int device; /* index, -1 without */
+    int device; /* slot of the state file, -1 without */
     struct gpu *gpu;
     struct gi *gi;
     struct ci *ci;
@@ -109,6 +113,7 @@ int fake_begin(const char *function, const void *handle, unsigned kinds, struct 
 int fake_end(int code);
 void *fake_handle(enum kind kind, const struct gpu *gpu, const struct gi *gi, const struct ci *ci);
 uint64_t fake_epoch(void);
+unsigned fake_session_count(void);
 void fake_open_gpu(int device);
 int fake_give_text(const char *text, char *out, unsigned size);
 int fake_give_number(int32_t value, unsigned *out);

@@ -2,7 +2,8 @@
  *
  * The file is laid out by state.py; FAKE_NVML_STATE names it. One call, or one change by state.py, at a time among all
  * processes (an exclusive file lock), so a call sees one state. Signatures, structures and codes follow nvml.h.
- * Handles are tagged integers that are never dereferenced: one from an earlier session, from before a change of MIG
+ * The first nvmlInit of a process freezes the number and the order of GPUs until the last nvmlShutdown: a GPU that comes
+ * later is not seen, and one that was removed or unbound is lost, also when it is bound again. Handles are tagged integers that are never dereferenced: one from an earlier session, from before a change of MIG
  * mode, or of an instance that is gone, is an InvalidArgument.
  *
  * Device files: while a session is open, its process has dev/nvidiactl beside the state file open, and dev/nvidia<minor>
@@ -29,17 +30,21 @@
 #define STATE_ENVIRONMENT "FAKE_NVML_STATE"
 #endif
 #define STATE_MAGIC 0x4C4D564Eu /* "NVML" */
-#define STATE_VERSION 2u
+#define STATE_VERSION 3u
+#define PAUSE_TICK_MS 1
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards these, and flock, which is per open file */
 struct state *fake_state;
 static int state_fd = -1;
 static unsigned sessions;
+static uint32_t session_gpus[MAX_GPUS]; /* identities by NVML index, as they were when the session began */
+static unsigned session_count;
 static uint64_t epoch; /* counts sessions, to detect stale handles */
 static int control_fd = -1, gpu_fds[MAX_GPUS]; /* device files; those of GPUs plus one, 0: not open */
 
 size_t fakeNvmlStateSize(void) { return sizeof(struct state); }
 uint64_t fake_epoch(void) { return epoch; }
+unsigned fake_session_count(void) { return session_count; }
 
 static int open_device(const char *name) {
     char path[4096];
@@ -98,10 +103,10 @@ static int open_state(void) {
     return DRIVER_NOT_LOADED;
 }
 
-static void pause_ms(uint32_t ms) {
-    struct timespec left = {ms / 1000, (long)(ms % 1000) * 1000000};
-    while (ms && nanosleep(&left, &left) != 0) {
-    }
+/* Ends early when state.py lets all calls go. Nothing is locked, but a session keeps the file mapped. */
+static void pause_ms(uint32_t ms, uint32_t releases) {
+    for (uint32_t waited = 0; waited < ms && fake_state->releases == releases; waited += PAUSE_TICK_MS)
+        nanosleep(&(struct timespec){0, PAUSE_TICK_MS * 1000000}, NULL);
 }
 
 static void count(const char *function) {
@@ -142,12 +147,41 @@ static int injected(const char *function, int device, uint32_t *latency_ms) {
     return OK;
 }
 
-/* Bits: 8 kind, 8 session, 8 binding, 8 GPU, 4 slot of the GPU instance, 4 of the compute instance, 24 serial. */
+/* The file lock is held. */
+static void freeze(void) {
+    session_count = 0;
+    for (unsigned i = 0; i < fake_state->gpu_count; i++)
+        if (!fake_state->gpus[i].unbound)
+            session_gpus[session_count++] = fake_state->gpus[i].identity;
+}
+
+/* NVML's index of a GPU in this session, MAX_GPUS when it came later. */
+static unsigned index_of(const struct gpu *gpu) {
+    unsigned index = 0;
+    while (index < session_count && session_gpus[index] != gpu->identity)
+        index++;
+    return index < session_count ? index : MAX_GPUS;
+}
+
+/* The GPU that had this NVML index when the session began. */
+static int find_gpu(uint64_t index, struct call *call) {
+    if (index >= session_count)
+        return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < fake_state->gpu_count; i++)
+        if (fake_state->gpus[i].identity == session_gpus[index] && !fake_state->gpus[i].unbound) {
+            call->device = (int)i;
+            call->gpu = &fake_state->gpus[i];
+            return OK;
+        }
+    return GPU_IS_LOST;
+}
+
+/* Bits: 8 kind, 8 session, 8 binding, 8 NVML index, 4 slot of the GPU instance, 4 of the compute instance, 24 serial. */
 void *fake_handle(enum kind kind, const struct gpu *gpu, const struct gi *gi, const struct ci *ci) {
     uint64_t serial = ci ? ci->serial : gi ? gi->serial : 0;
     return (void *)(uintptr_t)(
         (uint64_t)(0xD0 | kind) << 56 | (epoch & 0xFF) << 48 | (uint64_t)(gpu->binding & 0xFF) << 40
-        | (uint64_t)(gpu - fake_state->gpus) << 32 | (uint64_t)(gi ? gi - gpu->gis : 0) << 28
+        | (uint64_t)index_of(gpu) << 32 | (uint64_t)(gi ? gi - gpu->gis : 0) << 28
         | (uint64_t)(ci ? ci - gi->cis : 0) << 24 | (serial & 0xFFFFFF));
 }
 
@@ -158,19 +192,16 @@ static int look_up(const void *handle, unsigned kinds, struct call *call) {
     if (kinds == NONE)
         return OK;
     if (kinds == BY_INDEX) {
-        if (value >= fake_state->gpu_count)
-            return INVALID_ARGUMENT;
         call->kind = DEVICE;
-        call->device = (int)value;
-        call->gpu = &fake_state->gpus[value];
-        return OK;
+        return find_gpu(value, call);
     }
-    unsigned kind = (unsigned)(value >> 56) ^ 0xD0, index = value >> 32 & 0xFF;
-    if (kind > COMPUTE_INSTANCE || !(kind & kinds) || index >= fake_state->gpu_count)
+    unsigned kind = (unsigned)(value >> 56) ^ 0xD0;
+    if (kind > COMPUTE_INSTANCE || !(kind & kinds))
         return INVALID_ARGUMENT;
     call->kind = (enum kind)kind;
-    call->device = (int)index;
-    call->gpu = &fake_state->gpus[index];
+    int code = find_gpu(value >> 32 & 0xFF, call);
+    if (code != OK)
+        return code;
     if (kind != DEVICE) {
         unsigned slot = value >> 28 & 0xF;
         call->gi = slot < MAX_GIS && call->gpu->gis[slot].used ? &call->gpu->gis[slot] : NULL;
@@ -211,8 +242,9 @@ int fake_begin(const char *function, const void *handle, unsigned kinds, struct 
         return code;
     int answer = injected(function, call->device, &latency_ms);
     if (latency_ms) { /* unlocked meanwhile: a slow GPU does not hold up other threads and processes */
+        uint32_t releases = fake_state->releases;
         fake_end(OK);
-        pause_ms(latency_ms);
+        pause_ms(latency_ms, releases);
         code = enter(handle, kinds, call);
         if (code != OK)
             return code;
@@ -246,14 +278,18 @@ int nvmlInitWithFlags(unsigned flags) {
     if (code == OK) {
         flock(state_fd, LOCK_EX);
         code = injected("nvmlInitWithFlags", -1, &latency_ms);
+        if (sessions == 0)
+            freeze();
         flock(state_fd, LOCK_UN);
         if (code != OK && sessions == 0)
             close_state();
     }
     if (code == OK && sessions++ == 0)
         epoch++;
+    uint32_t releases = code == OK ? fake_state->releases : 0;
     pthread_mutex_unlock(&mutex);
-    pause_ms(latency_ms);
+    if (code == OK)
+        pause_ms(latency_ms, releases);
     return code;
 }
 

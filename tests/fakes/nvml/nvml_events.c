@@ -15,12 +15,13 @@ struct event_data {
     unsigned gi, ci;
 };
 
+struct registration { uint64_t types; uint32_t identity, binding; };
+
 /* Guarded by the lock of a call. A registration ends when its GPU is bound again. */
 static struct set {
-    unsigned used;
+    unsigned used, count;
     uint32_t seen; /* events told before are not for this set */
-    uint64_t types[MAX_GPUS];
-    uint32_t bindings[MAX_GPUS];
+    struct registration gpus[MAX_GPUS];
 } sets[MAX_SETS];
 
 void fake_forget_event_sets(void) { memset(sets, 0, sizeof sets); }
@@ -34,16 +35,31 @@ static struct set *find(const void *handle) {
     return set->used && set_handle(set) == handle ? set : NULL;
 }
 
+static struct registration *registration_of(struct set *set, uint32_t identity) {
+    for (unsigned i = 0; i < set->count; i++)
+        if (set->gpus[i].identity == identity)
+            return &set->gpus[i];
+    return NULL;
+}
+
+static struct gpu *gpu_of(uint32_t identity) {
+    for (unsigned i = 0; i < fake_state->gpu_count; i++)
+        if (fake_state->gpus[i].identity == identity && !fake_state->gpus[i].unbound)
+            return &fake_state->gpus[i];
+    return NULL;
+}
+
 void fake_tell(const struct gpu *gpu, uint32_t gi, uint32_t ci) {
     fake_state->events[fake_state->event_count++ % MAX_EVENTS] = (struct event){
-        MIG_CONFIG_CHANGE, (int32_t)(gpu - fake_state->gpus), gpu->binding, gi, ci};
+        MIG_CONFIG_CHANGE, gpu->identity, gpu->binding, gi, ci};
 }
 
 int fake_is_registered(const struct gpu *gpu) {
-    ptrdiff_t index = gpu - fake_state->gpus;
-    for (int i = 0; i < MAX_SETS; i++)
-        if (sets[i].used && sets[i].types[index] && sets[i].bindings[index] == gpu->binding)
+    for (int i = 0; i < MAX_SETS; i++) {
+        const struct registration *found = sets[i].used ? registration_of(&sets[i], gpu->identity) : NULL;
+        if (found && found->types && found->binding == gpu->binding)
             return 1;
+    }
     return 0;
 }
 
@@ -78,23 +94,28 @@ int nvmlDeviceRegisterEvents(const void *handle, unsigned long long types, const
     struct set *set = find(set_handle_);
     if (!set)
         return fake_end(INVALID_ARGUMENT);
-    set->types[call.device] = types;
-    set->bindings[call.device] = call.gpu->binding;
+    struct registration *found = registration_of(set, call.gpu->identity);
+    if (!found)
+        found = &set->gpus[set->count++];
+    *found = (struct registration){types, call.gpu->identity, call.gpu->binding};
     return fake_end(OK);
 }
 
 /* OK with an event, TIMEOUT without, or an error. The call is locked. */
 static int look(struct set *set, struct event_data *out) {
-    for (unsigned i = 0; i < fake_state->gpu_count; i++)
-        if (set->types[i] && fake_state->gpus[i].lost)
+    for (unsigned i = 0; i < set->count; i++) {
+        const struct gpu *gpu = gpu_of(set->gpus[i].identity);
+        if (!gpu || gpu->lost)
             return GPU_IS_LOST;
+    }
     if (fake_state->event_count - set->seen > MAX_EVENTS)
         set->seen = fake_state->event_count - MAX_EVENTS;
     while (set->seen != fake_state->event_count) {
         const struct event *event = &fake_state->events[set->seen++ % MAX_EVENTS];
-        if (!(set->types[event->device] & event->type) || set->bindings[event->device] != event->binding)
+        const struct registration *found = registration_of(set, event->identity);
+        const struct gpu *gpu = gpu_of(event->identity);
+        if (!gpu || !found || !(found->types & event->type) || found->binding != event->binding)
             continue;
-        const struct gpu *gpu = &fake_state->gpus[event->device];
         *out = (struct event_data){fake_handle(DEVICE, gpu, NULL, NULL), event->type, 0, event->gi, event->ci};
         return OK;
     }

@@ -48,7 +48,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *out) {
 
 int nvmlDeviceGetCount_v2(unsigned *out) {
     CALL("nvmlDeviceGetCount_v2", NULL, NONE)
-    *out = fake_state->gpu_count;
+    *out = fake_session_count();
     return fake_end(OK);
 }
 

@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.fakes.nvml import state_mig
 
 ENVIRONMENT = "FAKE_NVML_STATE"
 MAX_GPUS, MAX_FAULTS, MAX_COUNTERS, MAX_EVENTS = 64, 32, 128, 64
-MAGIC, VERSION = 0x4C4D564E, 2
+MAGIC, VERSION = 0x4C4D564E, 3
 MIG_CONFIG_CHANGE, UNKNOWN_ID = 0x100, 0xFFFFFFFF
 ABSENT = -1
 
@@ -55,6 +56,8 @@ class _Gpu(ctypes.Structure):
         ("mig_pending", ctypes.c_int32),
         ("pci_device_id", ctypes.c_uint32),
         ("lost", ctypes.c_uint32),
+        ("identity", ctypes.c_uint32),
+        ("unbound", ctypes.c_uint32),
         ("resetless", ctypes.c_int32),
         ("virtualization", ctypes.c_int32),
         ("compute_mode", ctypes.c_int32),
@@ -93,7 +96,7 @@ class _Counter(ctypes.Structure):
 class _Event(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_uint64),
-        ("device", ctypes.c_int32),
+        ("identity", ctypes.c_uint32),
         ("binding", ctypes.c_uint32),
         ("gi", ctypes.c_uint32),
         ("ci", ctypes.c_uint32),
@@ -112,6 +115,8 @@ class _State(ctypes.Structure):
         ("counters", _Counter * MAX_COUNTERS),
         ("event_count", ctypes.c_uint32),
         ("events", _Event * MAX_EVENTS),
+        ("identities", ctypes.c_uint32),
+        ("releases", ctypes.c_uint32),
     )
 
 
@@ -145,16 +150,18 @@ class State:
         assert size() == ctypes.sizeof(_State), "nvml.c and state.py disagree about the layout"
 
     def set_node(self, node: NodeSpec | Snapshot) -> None:
-        """Replace all GPUs, in order of minor, as a driver does that enumerates the PCI bus again."""
+        """Replace all GPUs, in the order given. An open session does not see new GPUs, and loses removed ones."""
         gpus = node.gpus if isinstance(node, NodeSpec) else tuple(SimulatedGpu(gpu=gpu) for gpu in node.gpus)
         major, minor = node.cuda_driver_version or (0, 0)
         self._add_devices(["nvidiactl", *(f"nvidia{item.gpu.minor}" for item in gpus)])
         with self._locked() as state:
             state.driver_version = (node.driver_version or "").encode()
             state.cuda_version = major * 1000 + minor * 10
+            known = {gpu.uuid: gpu.identity for gpu in state.gpus[: state.gpu_count] if not gpu.unbound}
             state.gpu_count = len(gpus)
             for index, item in enumerate(gpus):
                 state.gpus[index] = _wire_gpu(item)
+                state.gpus[index].identity = known.get(state.gpus[index].uuid) or self._new_identity(state)
 
     def opened(self) -> set[str]:
         """Names of the device files that any process has open: with none, the kernel module could be removed."""
@@ -175,6 +182,21 @@ class State:
         self._devices.mkdir(exist_ok=True)
         for name in names:
             (self._devices / name).touch()
+
+    def unbind(self, index: int) -> None:
+        """Take the GPU at slot ``index`` from the driver, such as for vfio. ``write_sysfs`` does not follow."""
+        with self._locked() as state:
+            state.gpus[index].unbound = 1
+
+    def bind(self, index: int) -> None:
+        """Give it back. Sessions that are open do not see it."""
+        with self._locked() as state:
+            state.gpus[index].unbound = 0
+            state.gpus[index].identity = self._new_identity(state)
+
+    def _new_identity(self, state: "_State") -> int:
+        state.identities += 1
+        return int(state.identities)
 
     def lose(self, index: int, lost: bool = True) -> None:
         """The GPU at NVML index ``index`` answers every call with GpuIsLost, or answers again."""
@@ -199,6 +221,15 @@ class State:
             free = next(fault for fault in state.faults if not fault.function)
             free.device, free.code, free.latency_ms, free.left, free.skip = device, code, latency_ms, times, skip
             free.function = function.encode()
+
+    def hang(self, function: str, *, device: int = ABSENT, seconds: float = 30.0, times: int = 1) -> None:
+        """The next calls of ``function`` return after ``seconds``, or at ``release``."""
+        self.inject(function, 0, device=device, latency_ms=int(seconds * 1000), times=times)
+
+    def release(self) -> None:
+        """Let all calls that hang return now."""
+        with self._locked() as state:
+            state.releases += 1
 
     def clear_faults(self) -> None:
         """Forget all injected faults; lost GPUs stay lost."""
@@ -288,7 +319,8 @@ class State:
         return found
 
     def _tell(self, state: "_State", index: int, gi_id: int = UNKNOWN_ID) -> None:
-        event = _Event(MIG_CONFIG_CHANGE, index, state.gpus[index].binding, gi_id, UNKNOWN_ID)
+        gpu = state.gpus[index]
+        event = _Event(MIG_CONFIG_CHANGE, gpu.identity, gpu.binding, gi_id, UNKNOWN_ID)
         state.events[state.event_count % MAX_EVENTS] = event
         state.event_count += 1
 
@@ -302,9 +334,12 @@ class State:
 
 
 def write_sysfs(root: Path, node: NodeSpec | Snapshot) -> Path:
-    """A ``/sys`` below ``root`` in which every GPU of ``node`` hangs where the node says; returns ``root``."""
-    links = root / "bus/pci/devices"
+    """A ``/sys`` below ``root`` in which every GPU of ``node`` hangs where the node says, and no other GPU is bound to
+    the driver; returns ``root``."""
+    links, bound = root / "bus/pci/devices", root / "bus/pci/drivers/nvidia"
     links.mkdir(parents=True, exist_ok=True)
+    bound.mkdir(parents=True, exist_ok=True)
+    (bound / "new_id").touch()
     gpus = [item.gpu if isinstance(item, SimulatedGpu) else item for item in node.gpus]
     for gpu in gpus:
         if gpu.pci_bus_id is None:
@@ -316,7 +351,28 @@ def write_sysfs(root: Path, node: NodeSpec | Snapshot) -> Path:
         link = links / gpu.pci_bus_id
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(device, links))
+    addresses = {gpu.pci_bus_id for gpu in gpus if gpu.pci_bus_id is not None}
+    for address in addresses:
+        if not (bound / address).is_symlink():
+            bind_in_sysfs(root, address)
+    for link in bound.iterdir():
+        if link.is_symlink() and link.name not in addresses and not link.name.startswith("."):
+            unbind_in_sysfs(root, link.name)
     return root
+
+
+def bind_in_sysfs(root: Path, address: str) -> None:
+    """The driver has the GPU at ``address``; when it has it already, it is bound again."""
+    bound = root / "bus/pci/drivers/nvidia"
+    fresh = bound / f"{address}.new"  # while the old link exists, so that the inode is another one
+    fresh.symlink_to(f"../../../../bus/pci/devices/{address}")
+    fresh.rename(bound / address)
+
+
+def unbind_in_sysfs(root: Path, address: str) -> None:
+    """The driver gives the GPU up. The link is moved away, so that a later one does not get its inode."""
+    link = root / "bus/pci/drivers/nvidia" / address
+    link.rename(link.with_name(f".{address}.{time.monotonic_ns()}"))
 
 
 def _wire_gpu(item: SimulatedGpu) -> _Gpu:
