@@ -6,6 +6,7 @@
 from enum import IntEnum
 from typing import Protocol
 
+from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
@@ -123,8 +124,8 @@ class GpuControl(ComputeModes, Protocol):
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
         """Create a GPU instance and return its id.
 
-        Raises NoRoomError when the placement or the profile's engines are taken, and MigUnsupportedError for a profile
-        or placement that the GPU does not have.
+        Raises NoRoomError when the placement or the profile's engines are taken, MigUnsupportedError for a profile or
+        placement that the GPU does not have, and GpuBusyError when the GPU has no instance yet and a process uses it.
         """
         ...
 
@@ -138,6 +139,13 @@ class GpuControl(ComputeModes, Protocol):
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
         """Destroy an empty GPU instance; a missing one is success. Raises GpuBusyError while it is in use."""
+        ...
+
+    def fabric(self, gpu: GpuUuid) -> Fabric | None:
+        """The GPU's state in the NVLink fabric now; None on a board without NVSwitches.
+
+        The driver probes the fabric again after the last GPU instance is destroyed.
+        """
         ...
 
 

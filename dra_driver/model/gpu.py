@@ -5,6 +5,7 @@ A field is ``None`` when the hardware or driver does not report it.
 
 from dataclasses import dataclass
 
+from dra_driver.model.fabric import Fabric
 from dra_driver.model.ids import DeviceName, GpuUuid
 from dra_driver.model.mig import MigInstance, MigProfile
 
@@ -22,7 +23,7 @@ class Gpu:
     ``mig_profiles`` are in order of profile id, () for a GPU without MIG; ``mig_instances`` are the existing ones in
     order of ``start``. ``mig_resetless``: MIG mode can be switched without resetting the GPU; None when that is not
     known. ``mig_mode_owned`` is True while this driver's journal says that it switched the mode on and has to switch it
-    off again.
+    off again. ``fabric`` is None on a board without NVSwitches, and where the driver does not report it.
     """
 
     uuid: GpuUuid
@@ -43,6 +44,7 @@ class Gpu:
     mig_profiles: tuple[MigProfile, ...] = ()
     mig_instances: tuple[MigInstance, ...] = ()
     mig_mode_owned: bool = False
+    fabric: Fabric | None = None
 
     @property
     def device_name(self) -> DeviceName:

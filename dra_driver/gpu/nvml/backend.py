@@ -22,12 +22,16 @@ from dra_driver.errors import DeviceLostError, ResetRequiredError
 from dra_driver.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.gpu.nvml import control
 from dra_driver.gpu.nvml.device_files import open_device_files
+from dra_driver.gpu.nvml.errors import optional
 from dra_driver.gpu.nvml.events import MigEvents
+from dra_driver.gpu.nvml.fabric import FUNCTION as FABRIC
+from dra_driver.gpu.nvml.fabric import read_fabric
 from dra_driver.gpu.nvml.mig import read_instances
 from dra_driver.gpu.nvml.node import Known, Node
 from dra_driver.gpu.nvml.renewals import Renewals
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.nvml.turns import Patience
+from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
@@ -161,6 +165,11 @@ class NvmlBackend:
         """See ``GpuControl.destroy_gpu_instance``. About a second on hardware."""
         with self._changes(gpu) as (_, handle):
             control.destroy_gpu_instance(handle, gpu, gi_id)
+
+    def fabric(self, gpu: GpuUuid) -> Fabric | None:
+        """See ``GpuControl.fabric``."""
+        with self._handle(gpu) as (_, handle):
+            return optional(FABRIC, lambda: read_fabric(handle))
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
         """See ``GpuControl.compute_mode``."""

@@ -11,6 +11,8 @@ import pynvml
 
 from dra_driver.gpu import topology
 from dra_driver.gpu.nvml.errors import required
+from dra_driver.gpu.nvml.fabric import FUNCTION as FABRIC
+from dra_driver.gpu.nvml.fabric import read_fabric
 from dra_driver.gpu.nvml.last_values import LastValues
 from dra_driver.gpu.nvml.mig import read_instances
 from dra_driver.gpu.nvml.profiles import MigFacts
@@ -99,6 +101,7 @@ def describe_gpu(
         mig_resetless=None if facts is None or not facts.capable else facts.resetless,
         mig_profiles=() if facts is None else facts.profiles,
         mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
+        fabric=values.read(FABRIC, partial(read_fabric, handle)),
     )
 
 

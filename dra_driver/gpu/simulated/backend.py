@@ -14,6 +14,7 @@ from dra_driver.gpu.simulated import mig as rules
 from dra_driver.gpu.simulated.hardware import SimulatedHardware
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
+from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
@@ -113,6 +114,10 @@ class SimulatedBackend(SimulatedHardware):
         """See ``GpuControl``. GpuBusyError also while it has a compute instance."""
         self._change("destroy_gpu_instance", gpu, lambda found, state: (rules.drop_instance(found, state, gi_id), None))
 
+    def fabric(self, gpu: GpuUuid) -> Fabric | None:
+        """See ``GpuControl``."""
+        return self._read("fabric", gpu, lambda _, state: state.fabric)
+
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
         """See ``GpuControl``."""
         return self._read("compute_mode", gpu, lambda _, state: state.compute_mode)
@@ -143,6 +148,14 @@ class SimulatedBackend(SimulatedHardware):
     def set_busy(self, gpu: GpuUuid, who: str | None) -> None:
         """Let ``who`` have the GPU open, so that its MIG mode cannot be switched; None ends that."""
         self._change(None, gpu, lambda _, state: (replace(state, busy=who), None))
+
+    def set_busy_on_create(self, gpu: GpuUuid, who: str | None) -> None:
+        """Let ``who`` keep the GPU's first instance from being created; None ends that."""
+        self._change(None, gpu, lambda _, state: (replace(state, busy_on_create=who), None))
+
+    def set_fabric(self, gpu: GpuUuid, fabric: Fabric | None, *, after_mig: Fabric | None = None) -> None:
+        """Set the state of the NVLink fabric, and what it becomes when the last GPU instance is destroyed."""
+        self._change(None, gpu, lambda _, state: (replace(state, fabric=fabric, fabric_after_mig=after_mig), None))
 
     def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
         """Let a process run in the GPU instance, so that it cannot be destroyed; or end that."""

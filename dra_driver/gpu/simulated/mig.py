@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from dra_driver.errors import DeviceLostError, GpuBusyError, MigUnsupportedError, NoRoomError, ResetRequiredError
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid, MigUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance, MigProfile
@@ -27,14 +28,19 @@ COMPUTE_INSTANCE_ID = 0  # the id that hardware gives to the first one; this dri
 class GpuState:
     """Mutable state of one GPU.
 
-    ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open.
+    ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and
+    ``busy_on_create`` one that lets its MIG mode be switched and keeps its first GPU instance from being created.
+    ``fabric_after_mig`` is what ``fabric`` becomes when the last GPU instance is destroyed, None for no change.
     """
 
     mig_enabled: bool = False
     instances: tuple[MigInstance, ...] = ()
     in_use: frozenset[int] = frozenset()
     busy: str | None = None
+    busy_on_create: str | None = None
     compute_mode: ComputeMode = ComputeMode.DEFAULT
+    fabric: Fabric | None = None
+    fabric_after_mig: Fabric | None = None
 
     def instance(self, gi_id: int) -> MigInstance | None:
         """The GPU instance with that id, or None."""
@@ -43,12 +49,12 @@ class GpuState:
 
 def described(gpu: Gpu) -> GpuState:
     """The state that the fields of ``gpu`` describe."""
-    return GpuState(mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances)
+    return GpuState(mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances, fabric=gpu.fabric)
 
 
 def apply(gpu: Gpu, state: GpuState) -> Gpu:
     """``gpu`` as it looks in ``state``."""
-    return replace(gpu, mig_enabled=state.mig_enabled, mig_instances=state.instances)
+    return replace(gpu, mig_enabled=state.mig_enabled, mig_instances=state.instances, fabric=state.fabric)
 
 
 def mig_uuid(gpu: GpuUuid, gi_id: int, ci_id: int) -> MigUuid:
@@ -96,7 +102,7 @@ def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False
 
 
 def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tuple[GpuState, int]:
-    """A new, empty GPU instance and its id. Raises MigUnsupportedError and NoRoomError."""
+    """A new, empty GPU instance and its id. Raises MigUnsupportedError, NoRoomError and GpuBusyError."""
     require_mig(gpu)
     if not state.mig_enabled:
         raise MigUnsupportedError(f"no GPU instance can be created on {gpu.uuid}: its MIG mode is off")
@@ -105,6 +111,8 @@ def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tupl
         offered = "no such profile" if profile is None else f"{profile.name} begins at {_numbers(profile.starts)}"
         raise MigUnsupportedError(f"{gpu.uuid} has no MIG profile {profile_id} at memory slice {start}: {offered}")
     require_room(gpu, state.instances, profile, start)
+    if state.busy_on_create is not None and not state.instances:
+        raise GpuBusyError(f"no first GPU instance can be created on {gpu.uuid}: in use by {state.busy_on_create}")
     gi_id = gpu_instance_id(gpu, start, profile.memory_slices)
     made = MigInstance(
         gi_id=gi_id, profile_id=profile_id, profile_name=profile.name, start=start, size=profile.memory_slices
@@ -146,7 +154,8 @@ def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False
         why = "has a compute instance" if instance.compute else "is in use by a process"
         raise GpuBusyError(f"GPU instance {gi_id} of {gpu.uuid} cannot be destroyed: it {why}")
     rest = tuple(other for other in state.instances if other.gi_id != gi_id)
-    return replace(state, instances=rest, in_use=state.in_use - {gi_id})
+    fabric = state.fabric if rest or state.fabric_after_mig is None else state.fabric_after_mig
+    return replace(state, instances=rest, in_use=state.in_use - {gi_id}, fabric=fabric)
 
 
 def set_compute_mode(gpu: Gpu, state: GpuState, mode: ComputeMode) -> GpuState:

@@ -22,7 +22,8 @@ The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a m
       - {profile: 3g.20gb, start: 4}
       - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
 
-Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode.
+Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, and on boards with
+NVSwitches fabric: not started, in progress, or completed.
 """
 
 import functools
@@ -36,6 +37,7 @@ from typing import Any
 from dra_driver.errors import ConfigurationError, HardwareError
 from dra_driver.gpu import catalog
 from dra_driver.gpu.simulated import mig as simulated_mig
+from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigProfile
@@ -283,6 +285,12 @@ def _yes_or_no(value: Any) -> bool:
     return value
 
 
+def _fabric(value: Any) -> Fabric:
+    if value not in list(FabricState):
+        raise ValueError(f"one of {', '.join(FabricState)}")
+    return Fabric(state=FabricState(value))
+
+
 def _list(value: Any) -> list[object]:
     if not isinstance(value, list):
         raise ValueError("a list")  # noqa: TRY004 - the caller turns ValueError into a sentence
@@ -326,6 +334,7 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "pcieRoot": _Field("pcie_root", _text(rf"pci{_HEX}{{4}}:{_HEX}{{2}}", "such as pci0000:64"), nullable=True),
         "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),
         "addressingMode": _Field("addressing_mode", _text("HMM|ATS|None", 'HMM, ATS or "None"'), nullable=True),
+        "fabric": _Field("fabric", _fabric, nullable=True),
         "migEnabled": _Field("mig_enabled", _yes_or_no),
         "instances": _Field("instances", _list),
         "lost": _Field("lost", _REASON, nullable=True),

@@ -14,6 +14,9 @@ also ends real MIG instances. Deleting it acts as a reboot. People and tests may
         "migMode": true,
         "computeMode": 0,
         "busy": null,                             or the program that has the GPU open, which keeps its MIG mode
+        "busyOnCreate": null,                     or the program that keeps its first instance from being created
+        "fabric": null,                           or {"state": "in progress", "status": 0}, see ``model/fabric.py``
+        "fabricAfterMig": null,                   or what it becomes when the last instance is destroyed
         "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
      "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
                  "skip": 0, "times": 1, "delayS": 0, "after": false}]}
@@ -38,6 +41,7 @@ from dra_driver.files import lock_file, replace_file
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated import mig as simulated_mig
 from dra_driver.gpu.simulated.mig import GpuState
+from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance
 
@@ -198,7 +202,13 @@ def _content(file: Path) -> bytes:
 
 def _digest(gpu: Gpu) -> str:
     """A digest of the spec's MIG mode, instances and profiles of ``gpu``."""
-    described = (gpu.mig_enabled, gpu.mig_instances, [(p.profile_id, p.starts) for p in gpu.mig_profiles])
+    described: tuple[object, ...] = (
+        gpu.mig_enabled,
+        gpu.mig_instances,
+        [(p.profile_id, p.starts) for p in gpu.mig_profiles],
+    )
+    if gpu.fabric is not None:  # left out otherwise, so that states of earlier versions are found
+        described = (*described, gpu.fabric)
     return str(simulated_mig.name_based(gpu.uuid, repr(described)))
 
 
@@ -251,6 +261,9 @@ def _encode_state(gpu: Gpu, state: GpuState) -> dict[str, Any]:
         "migMode": state.mig_enabled,
         "computeMode": int(state.compute_mode),
         "busy": state.busy,
+        "busyOnCreate": state.busy_on_create,
+        "fabric": _encode_fabric(state.fabric),
+        "fabricAfterMig": _encode_fabric(state.fabric_after_mig),
         "instances": [
             {
                 "profile": instance.profile_id,
@@ -271,6 +284,9 @@ def _decode_state(gpu: Gpu, raw: Mapping[str, Any]) -> GpuState:
         instances=tuple(_decode_instance(gpu, entry) for entry in entries),
         in_use=frozenset(int(entry["gi"]) for entry in entries if entry.get("inUse")),
         busy=raw.get("busy"),
+        busy_on_create=raw.get("busyOnCreate"),
+        fabric=_decode_fabric(raw["fabric"]) if "fabric" in raw else gpu.fabric,
+        fabric_after_mig=_decode_fabric(raw.get("fabricAfterMig")),
         compute_mode=ComputeMode(raw.get("computeMode", 0)),
     )
 
@@ -294,6 +310,14 @@ def _decode_instance(gpu: Gpu, raw: Mapping[str, Any]) -> MigInstance:
         size=profile.memory_slices,
         compute=tuple(sorted(compute, key=lambda made: made.ci_id)),
     )
+
+
+def _encode_fabric(fabric: Fabric | None) -> dict[str, Any] | None:
+    return None if fabric is None else {"state": fabric.state.value, "status": fabric.status}
+
+
+def _decode_fabric(raw: Mapping[str, Any] | None) -> Fabric | None:
+    return None if raw is None else Fabric(state=FabricState(raw["state"]), status=int(raw.get("status", 0)))
 
 
 def _bounded(value: Any, highest: int) -> int:

@@ -14,7 +14,7 @@ from dra_driver.gpu.simulated.spec import parse_groups
 from dra_driver.mig.manager import MigManager
 from dra_driver.model.mig import PartitionId
 from tests.fakes.gpu_notes import FakeGpuNotes
-from tests.fakes.nvml.state import ENVIRONMENT, IN_USE, State, write_sysfs
+from tests.fakes.nvml.state import ENVIRONMENT, FOR_EVER, IN_USE, State, write_sysfs
 
 SMALL = 19
 Refuse = Callable[[str, int], None]
@@ -24,7 +24,7 @@ Refuse = Callable[[str, int], None]
 def stage(
     nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[tuple[GpuBackend, Refuse]]:
-    """A backend with one H100, and a function that lets a method fail a number of times because of another client."""
+    """A backend with one H100, and a function that lets a method fail because of another client; 0 times: always."""
     node = parse_groups("1xh100-sxm5-80gb", "node-a")
     if request.param == "simulated":
         simulated = SimulatedBackend(node)
@@ -33,11 +33,14 @@ def stage(
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
     state = State.create(tmp_path / "state", node)
     nvml = NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "sys", node)))
-    functions = {
-        "create_gpu_instance": "nvmlDeviceCreateGpuInstanceWithPlacement",
-        "create_compute_instance": "nvmlGpuInstanceCreateComputeInstance",
-    }
-    yield nvml, lambda method, times: state.inject(functions[method], IN_USE, times=times)
+
+    def refuse(method: str, times: int) -> None:
+        if method == "create_gpu_instance":
+            state.configure(0, first_refusals=times or FOR_EVER)
+        else:
+            state.inject("nvmlGpuInstanceCreateComputeInstance", IN_USE, times=times)
+
+    yield nvml, refuse
     nvml.close()
     state.close()
 

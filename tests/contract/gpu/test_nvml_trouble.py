@@ -27,6 +27,7 @@ PROPERTIES = {
     "nvmlDeviceGetMemoryInfo": "memory_bytes",
     "nvmlDeviceGetPciInfo_v3": "pci_bus_id",
     "nvmlDeviceGetAddressingMode": "addressing_mode",
+    "nvmlDeviceGetGpuFabricInfoV": "fabric",
 }
 # Read at each look.
 MODE = "nvmlDeviceGetMigMode"
@@ -58,9 +59,11 @@ def node() -> NodeSpec:
         """
 gpus:
 - model: h100-sxm5-80gb
+  fabric: completed
   migEnabled: true
   instances: [{profile: 1g.10gb, start: 0}, {profile: 3g.40gb, start: 4}]
 - model: h100-sxm5-80gb
+  fabric: in progress
 """,
         "node-a",
     )

@@ -27,7 +27,7 @@ struct field_value {
     int32_t code;
     union { uint32_t ui; uint64_t ull; double d; } value;
 };
-struct fabric_v1 { uint8_t cluster[16]; uint32_t status, clique, state; };
+struct fabric_v1 { uint8_t cluster[16]; uint32_t status, clique; uint8_t state, padding[3]; };
 struct fabric_v3 { /* version 2 ends before the summary */
     uint32_t version;
     struct fabric_v1 info;
@@ -180,7 +180,8 @@ int nvmlDeviceGetFieldValues(const void *handle, int number, struct field_value 
 static int read_fabric(struct gpu *gpu, struct fabric_v1 *out) {
     if (gpu->fabric_state < 0)
         return NOT_SUPPORTED;
-    *out = (struct fabric_v1){.status = (uint32_t)gpu->fabric_status, .state = (uint32_t)gpu->fabric_state};
+    *out = (struct fabric_v1){.status = (uint32_t)gpu->fabric_status, .state = (uint8_t)gpu->fabric_state};
+    memset(out->padding, 0xEE, sizeof out->padding); /* the state is one byte; bindings declare four */
     if (gpu->fabric_probing) {
         out->state = FABRIC_IN_PROGRESS;
         gpu->fabric_probing -= gpu->fabric_probing != FOR_EVER;

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu
+from dra_driver.model.fabric import FabricState
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.mig import ComputeInstance, MigInstance
 from tests.fakes.nvml import state_mig
@@ -30,6 +31,7 @@ TIMEOUT = 10
 GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
 FABRIC_NOT_SUPPORTED, FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 0, 1, 2, 3  # nvmlGpuFabricState_t
+FABRIC_STATES = dict(zip(FabricState, (FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED), strict=True))
 FOR_EVER = 0xFFFFFFFF  # of a number of calls
 PRETEND = 1000  # as mode_status: SetMigMode says that it is done, and leaves it pending
 
@@ -395,7 +397,8 @@ def _wire_gpu(item: SimulatedGpu) -> _Gpu:
         mig_pending=int(gpu.mig_enabled) if gpu.mig_capable else ABSENT,
         lost=int(item.lost is not None),
         resetless=ABSENT if gpu.mig_resetless is None else int(gpu.mig_resetless),
-        fabric_state=ABSENT,
+        fabric_state=ABSENT if gpu.fabric is None else FABRIC_STATES[gpu.fabric.state],
+        fabric_status=0 if gpu.fabric is None else gpu.fabric.status,
         profile_count=len(profiles),
         profiles=state_mig.Profiles(*profiles),
     )
