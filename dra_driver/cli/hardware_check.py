@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         path = Path(args.output or REPORT_FILE)
         storage.write(path, report)
         print(f"report: {path}")
-    _advise(report)
+    advise(report)
     return 130 if report.about["interrupted"] else report.exit_status
 
 
@@ -145,7 +145,7 @@ def _replay(path: Path) -> int:
     print(f"report of {about.get('at')}, dra-driver {about.get('version')}, kernel {about.get('kernel')}")
     for line in session.lines(report.records):
         print(line)
-    _advise(report)
+    advise(report)
     return report.exit_status
 
 
@@ -164,7 +164,8 @@ def _found(survey: Any) -> str:
     return f"{listed}; driver {version}; kernel {survey.facts['machine']['kernel']}"
 
 
-def _advise(report: Any) -> None:
+def advise(report: Any) -> None:
+    """Says how to report a difference."""
     wrong = [str(record.number) for record in report.records if record.judgement.verdict == "differs"]
     if wrong:
         print(

@@ -14,6 +14,10 @@ SUBCOMMANDS: Final = {
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
     "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
+    "hardware-check": (
+        "dra_driver.cli.node_hardware_check",
+        "compare a node's GPUs with what the driver assumes",
+    ),
     "version": ("dra_driver.cli.version", "print the version"),
 }
 

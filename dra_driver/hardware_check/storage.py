@@ -80,7 +80,7 @@ def unpack(log: str) -> HardwareReport | None:
 def without_report(log: str) -> str:
     """The log's other lines."""
     before, _, rest = log.partition(BEGIN)
-    return before + rest.partition(END)[2]
+    return before + rest.partition(END)[2].removeprefix("\n")
 
 
 def _unzipped(packed: bytes) -> bytes:

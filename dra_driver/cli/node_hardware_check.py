@@ -1,0 +1,70 @@
+"""``kubectl dra hardware-check NODE``: runs the hardware check as a pod on a node and brings the report back."""
+
+import argparse
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from dra_driver.cli.hardware_check import add_choices, advise, numbers, passed_on
+from dra_driver.cli.source import client
+
+DESCRIPTION: Final = """\
+Run `dra-driver hardware-check` as a pod on a node, with image, environment, volumes and privileges of the node process'
+DaemonSet, show its lines and write its report to a local file. The pod is deleted at the end.
+
+Needs the rights to get daemonsets.apps, and to create, get and delete pods and get pods/log in the driver's namespace.
+Exit status as of `dra-driver hardware-check`; 1 also when the pod gives no report.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "hardware-check",
+        help="compare a node's GPUs with what the driver assumes",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", default="dra-driver", help="of the driver (default: dra-driver)"
+    )
+    parser.add_argument(
+        "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="report (default: hardware-check-NODE.json)")
+    parser.add_argument("--keep", action="store_true", help="do not delete the pod")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)")
+    add_choices(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs to the pod's end. Raises ConfigurationError, KubernetesApiError and PodFailedError."""
+    from dra_driver.hardware_check import storage
+    from dra_driver.hardware_check.remote import NodeCheck, run_on_node
+
+    numbers(args.only)  # refused here and not by the pod
+    check = NodeCheck(
+        node=args.node,
+        namespace=args.namespace,
+        daemon_set=args.daemonset,
+        arguments=tuple(passed_on(args)),
+        keep=args.keep,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the pod is deleted
+    report = run_on_node(client(args.kubeconfig), check, _say)
+    path = Path(args.output or f"hardware-check-{args.node}.json")
+    storage.write(path, report)
+    print(f"report: {path}")
+    advise(report)
+    return report.exit_status
+
+
+def _say(line: str) -> None:
+    printable = "".join(character if character.isprintable() else "?" for character in line)
+    print(printable, flush=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
