@@ -23,8 +23,12 @@ def resource_claims(namespace: str | None = None) -> str:
     return f"{RESOURCE_API}{inside}/resourceclaims"
 
 
+def nodes() -> str:
+    return f"{CORE_API}/nodes"
+
+
 def node(name: str) -> str:
-    return f"{CORE_API}/nodes/{_segment(name)}"
+    return f"{nodes()}/{_segment(name)}"
 
 
 def events(namespace: str, name: str | None = None) -> str:

@@ -75,8 +75,11 @@ class Reflector:
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
         slim: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        name: str = "reflector",
+        place: metrics.Place = "publisher",
     ) -> None:
-        self._rest, self._path, self._selector = rest, path, field_selector
+        """``name`` is the thread's; errors of ``on_event`` are counted under ``place``."""
+        self._rest, self._path, self._selector, self._place = rest, path, field_selector, place
         self._on_event, self._slim = on_event, slim or _slim
         self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
@@ -87,7 +90,7 @@ class Reflector:
         self._open: Stream | None = None
         self._version = ""  # used by the reflector's thread alone; empty means that a list is due
         self._progress = False  # whether a watch has worked since the last list; same thread
-        self._thread = threading.Thread(target=self._run, name="reflector", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def problem(self) -> str | None:
@@ -119,7 +122,7 @@ class Reflector:
                 self._on_event(change)
             except Exception:
                 log.exception("listener failed", extra={"path": self._path})
-                metrics.internal_error("publisher")  # the only listener of a node process
+                metrics.internal_error(self._place)
 
     def _forever(self) -> Iterator[ReflectorChange]:
         while not self._stopping.is_set():

@@ -25,7 +25,18 @@ OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 # A claim's outcome: a branch of the project's error tree, or "internal" for a defect of this driver.
 Result = Literal["ok", "configuration", "claim", "hardware", "retryable", "kubernetes-api", "internal"]
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
-Place = Literal["claims", "gpu-events", "gpu-inventory", "gpu-subscriber", "grpc", "http", "maintenance", "publisher"]
+Place = Literal[
+    "claims",
+    "detach",
+    "gpu-events",
+    "gpu-inventory",
+    "gpu-subscriber",
+    "grpc",
+    "http",
+    "maintenance",
+    "own-node",
+    "publisher",
+]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 ClaimEvent = Literal[
     "prepared",
@@ -87,6 +98,11 @@ partition_refusals_total = Counter(
     "dra_driver_partition_refusals", "Partitions that were not created because a process had the GPU open",
     registry=REGISTRY,
 )  # fmt: skip
+detached = Gauge(
+    "dra_driver_detached",
+    "1 while this process has closed the NVIDIA driver because it was asked to",
+    registry=REGISTRY,
+)
 policies_in_force = Gauge(
     "dra_driver_policies_in_force",
     "1 while the newest policies are in force, 0 while older policies are",

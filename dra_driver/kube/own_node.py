@@ -1,0 +1,140 @@
+"""Watches the node's own Node object and keeps the few fields of it that the node process uses.
+
+A list and a watch of one name (``metadata.name=<node>``): at rest nothing is requested but the next watch. A Node
+object has up to hundreds of kilobytes and changes every few minutes with the kubelet's status. Kept are annotations of
+this project, labels and allocatable resources of NVIDIA, all bounded; subscribers hear of changes to those alone.
+
+While the API server is away, and after the Node object was deleted, the last known value stays: neither says that what
+was asked by an annotation has ended.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from dra_driver.kube import paths
+from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "own-node"
+ANNOTATION_PREFIX: Final = "gpu.dra-driver.io/"
+NVIDIA_PREFIX: Final = "nvidia.com/"
+MAX_ENTRIES: Final = 64
+"""Entries kept of each mapping, in order of their keys."""
+MAX_VALUE: Final = 1024
+"""Characters kept of an annotation's value; the API server bounds all annotations of an object by 256 KiB."""
+
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnNode:
+    """What the node process uses of its Node object.
+
+    ``annotations`` have keys that begin with ``gpu.dra-driver.io/``; ``labels`` and ``allocatable`` (quantities as
+    text) have keys that begin with ``nvidia.com/``.
+    """
+
+    name: str
+    uid: str = ""
+    annotations: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    allocatable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> "OwnNode":
+        """From a Node object, also from one that `slim_node` made smaller. Fields of a wrong type count as empty."""
+        metadata = _mapping(item, "metadata")
+        return cls(
+            name=str(metadata.get("name", "")),
+            uid=str(metadata.get("uid", "")),
+            annotations=_kept(_mapping(metadata, "annotations"), ANNOTATION_PREFIX),
+            labels=_kept(_mapping(metadata, "labels"), NVIDIA_PREFIX),
+            allocatable=_kept(_mapping(_mapping(item, "status"), "allocatable"), NVIDIA_PREFIX),
+        )
+
+
+class OwnNodeWatch:
+    """Keeps the newest `OwnNode`. ``start`` and ``stop`` once, by one owner; everything else from any thread."""
+
+    def __init__(self, rest: ListWatch, name: str) -> None:
+        self._lock = threading.Lock()  # guards the next two fields
+        self._current: OwnNode | None = None
+        self._subscribers: list[Callable[[], None]] = []
+        self._first = threading.Event()
+        self._reflector = Reflector(
+            rest,
+            paths.nodes(),
+            f"metadata.name={name}",
+            self.notice,
+            slim=slim_node,
+            name=THREAD_NAME,
+            place="own-node",
+        )
+
+    def start(self) -> None:
+        self._reflector.start()
+
+    def stop(self) -> None:
+        """Ends the watch. Idempotent."""
+        self._reflector.stop()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the value may be outdated; None while it is current."""
+        return self._reflector.problem
+
+    def current(self) -> OwnNode | None:
+        """The last known value; None before the first, and where no such Node object has existed yet."""
+        with self._lock:
+            return self._current
+
+    def wait_first(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the API server's first answer; whether it came."""
+        return self._first.wait(timeout_s)
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each change, in the watch's thread: it must return at once."""
+        with self._lock:
+            self._subscribers.append(callback)
+
+    def notice(self, change: ReflectorChange) -> None:
+        """Takes in a change of the reflector's copy; runs in the watch's thread."""
+        item = next(iter(self._reflector.items().values()), None) if change.kind == "listed" else change.item
+        if item is not None and change.kind != "deleted":
+            self._update(OwnNode.of(item))
+        self._first.set()
+
+    def _update(self, node: OwnNode) -> None:
+        with self._lock:
+            if node == self._current:
+                return
+            self._current = node
+            subscribers = tuple(self._subscribers)
+        for callback in subscribers:
+            callback()
+
+
+def slim_node(item: dict[str, Any]) -> dict[str, Any]:
+    """The fields that `OwnNode` and the reflector use."""
+    metadata = _mapping(item, "metadata")
+    node = OwnNode.of(item)
+    names = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
+    return {
+        "metadata": {**names, "annotations": dict(node.annotations), "labels": dict(node.labels)},
+        "status": {"allocatable": dict(node.allocatable)},
+    }
+
+
+def _mapping(item: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = item.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _kept(found: Mapping[str, Any], prefix: str) -> Mapping[str, str]:
+    keys = sorted(key for key in found if isinstance(key, str) and key.startswith(prefix))[:MAX_ENTRIES]
+    return MappingProxyType({key: str(found[key])[:MAX_VALUE] for key in keys})
