@@ -21,6 +21,7 @@ from dra_driver.claims.dependencies import (
 )
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.journal import Journal
+from dra_driver.claims.prepare_gate import PrepareGate
 from dra_driver.claims.processes import ProcessRegistry
 from dra_driver.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
 from dra_driver.claims.workflow.service import ClaimService, ServiceJournal
@@ -64,6 +65,7 @@ class ClaimDependencies:
     clock: WakeableClock = field(default_factory=MonotonicClock)
     locks: ClaimLocks = field(default_factory=ClaimLocks)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    gate: PrepareGate = field(default_factory=PrepareGate)
 
 
 class Claims:
@@ -103,6 +105,7 @@ def open_claims(
     count: Callable[[Event], None] = _ignore,
     boot_id: str | None = None,
     retry_policy: RetryPolicy | None = None,
+    gate: PrepareGate | None = None,
 ) -> Claims:
     """Open the journal in ``directory`` (created with mode 0700 when missing) and build the service on it.
 
@@ -132,5 +135,6 @@ def open_claims(
         terms=terms,
         count=count,
         retry_policy=retry_policy or RetryPolicy(),
+        gate=gate or PrepareGate(),
     )
     return Claims(ClaimService(deps, lister=lister), journal, owners)

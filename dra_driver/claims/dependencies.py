@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from dra_driver.cdi import CdiSpec, ContainerEdits
 from dra_driver.claims.entry import OwnerId
 from dra_driver.claims.gpu_locks import GpuLocks
+from dra_driver.claims.prepare_gate import PrepareGate
 from dra_driver.claims.waiting import ClaimLocks, WakeableClock
 from dra_driver.errors import NotPermittedError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
@@ -162,6 +163,11 @@ class HasClock(Protocol):
 class HasGpuLocks(Protocol):
     @property
     def gpu_locks(self) -> GpuLocks: ...
+
+
+class HasGate(Protocol):
+    @property
+    def gate(self) -> PrepareGate: ...
 
 
 class HasClaimLocks(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from dra_driver.claims.prepare_gate import PreparesPausedError
 from dra_driver.errors import (
     ApiUnreachableError,
     DeviceInUseError,
@@ -79,7 +80,9 @@ class RetryPolicy:
     def limit_s(self, error: DraError) -> float:
         """For how long to wait for ``error`` to pass; 0 when it does not pass by itself."""
         match error:
-            case ApiUnreachableError() | ServerBusyError() | ClaimBusyError() | GpuLockedError():
+            case (
+                ApiUnreachableError() | ServerBusyError() | ClaimBusyError() | GpuLockedError() | PreparesPausedError()
+            ):
                 return self.call_s
             case DeviceInUseError() | GpuBusyError():
                 return min(self.in_use_s, self.call_s)

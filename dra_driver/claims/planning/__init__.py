@@ -4,7 +4,14 @@ Other packages import from here, not from the modules inside. `journal` imports 
 """
 
 from dra_driver.claims.planning.devices import check_alive
-from dra_driver.claims.planning.plan import PlannedDevice, PreparePlan, names_of, plan_claim, restore_plan
+from dra_driver.claims.planning.plan import (
+    PlannedDevice,
+    PreparePlan,
+    names_of,
+    plan_claim,
+    recorded_answer,
+    restore_plan,
+)
 from dra_driver.claims.planning.sharing_plan import partition_daemons
 
 __all__ = [
@@ -14,5 +21,6 @@ __all__ = [
     "names_of",
     "partition_daemons",
     "plan_claim",
+    "recorded_answer",
     "restore_plan",
 ]

@@ -140,6 +140,21 @@ def restore_plan(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePl
     return PreparePlan(ref=entry.ref, devices=tuple(devices))
 
 
+def recorded_answer(entry: Entry, names: CdiNames) -> tuple[PreparedDevice, ...]:
+    """What was answered when the claim was prepared, from its journal entry alone: equal to `restore_plan`'s answer,
+    without any look at GPUs."""
+    return tuple(
+        PreparedDevice(
+            request_names=(assigned.request,),
+            pool=assigned.pool,
+            device=assigned.device,
+            cdi_device_ids=_cdi_ids(entry.ref, assigned, names),
+            share_id=assigned.share_id,
+        )
+        for assigned in entry.devices
+    )
+
+
 def _check_results(claim: AllocatedClaim, pool: PoolName) -> None:
     if not 0 < len(claim.results) <= MAX_DEVICES:
         raise ClaimError(
@@ -194,10 +209,14 @@ def _device(ref: ClaimRef, assigned: AssignedDevice, gpu: Gpu, names: CdiNames) 
         admin_access=assigned.admin_access,
         gpu=gpu,
         cdi_device=cdi_device,
-        cdi_ids=(names.common_id, names.claim_id(ref.uid, assigned.device, assigned.share_id)),
+        cdi_ids=_cdi_ids(ref, assigned, names),
         partition=assigned.partition,
         sharing=assigned.sharing,
     )
+
+
+def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[str, ...]:
+    return names.common_id, names.claim_id(ref.uid, assigned.device, assigned.share_id)
 
 
 def names_of(devices: Sequence[PlannedDevice]) -> list[str]:

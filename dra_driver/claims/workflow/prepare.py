@@ -22,11 +22,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from dra_driver.backoff import Backoff
-from dra_driver.claims.dependencies import CdiSources, ClaimCdiFiles, ClaimReader, require_hardware
+from dra_driver.claims.dependencies import CdiSources, ClaimCdiFiles, ClaimReader, HasGate, require_hardware
 from dra_driver.claims.entry import AssignedDevice, AttemptToken, Blocked, Entry, State, gpus_of
 from dra_driver.claims.hardware.apply import ApplyDependencies, ApplyJournal, apply_plan, taken_over
 from dra_driver.claims.hardware.partitions import inspect_partitions
-from dra_driver.claims.planning import PreparePlan, names_of, plan_claim
+from dra_driver.claims.planning import PreparePlan, names_of, plan_claim, recorded_answer
+from dra_driver.claims.prepare_gate import PreparesPausedError
 from dra_driver.claims.waiting import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -68,7 +69,9 @@ class PrepareJournal(ConflictJournal, AdoptJournal, ApplyJournal, Protocol):
     def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]: ...
 
 
-class PrepareDependencies(ConflictDependencies, VerifyDependencies, AdoptDependencies, ApplyDependencies, Protocol):
+class PrepareDependencies(
+    ConflictDependencies, VerifyDependencies, AdoptDependencies, ApplyDependencies, HasGate, Protocol
+):
     """``pool`` is this node's pool name; ``terms`` returns the terms in force."""
 
     @property
@@ -128,11 +131,12 @@ class Preparer:
 
     def _attempt(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         # The lock is not kept between attempts, so that an unprepare of the same claim can run.
-        with self._deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired:
+        deps = self._deps
+        with deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired, deps.gate.work():
             if not acquired:
                 raise RetryableError(
                     f"claim {ref} is still being worked on by an earlier call after "
-                    f"{self._deps.retry_policy.call_s:g} s; the kubelet tries again"
+                    f"{deps.retry_policy.call_s:g} s; the kubelet tries again"
                 )
             entry = self._current_entry(ref, budget)
             return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget)
@@ -144,8 +148,11 @@ class Preparer:
         """The claim's entry if it is prepared; None without an entry, and after tearing down an abandoned one."""
         deps = self._deps
         entry = deps.journal.entry(ref.uid)
-        if entry is None or (entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry)):
+        if entry is not None and entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry):
             return entry
+        deps.gate.check(ref)
+        if entry is None:
+            return None
         if not is_abandoned(deps, entry):
             raise busy(entry)
         teardown(deps, ref.uid, only=entry.attempt, within_s=self._left_s(budget))
@@ -155,6 +162,8 @@ class Preparer:
     def _prepare_again(self, entry: Entry, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         """Answer from the journal, after verifying devices and files; no API call."""
         deps = self._deps
+        if deps.gate.closed is not None:
+            return self._answer_while_paused(entry)
         deps.provider.ensure_base()
         again, document = verify_prepared(deps, entry, self._snapshot(), within_s=min(LOCK_S, self._left_s(budget)))
         if deps.writer.write_claim(entry.ref.uid, document):
@@ -163,6 +172,17 @@ class Preparer:
         deps.count("repeated")
         log.info("claim was already prepared", extra={"claim": str(entry.ref), "devices": names_of(again.devices)})
         return again.prepared
+
+    def _answer_while_paused(self, entry: Entry) -> tuple[PreparedDevice, ...]:
+        """Answer from the journal alone: verifying could open the driver that this process is about to give up."""
+        if entry.ref.uid not in self._deps.writer.claim_uids():
+            raise PreparesPausedError(
+                f"claim {entry.ref} is prepared, but its CDI file is missing and is not written again now: "
+                f"{self._deps.gate.closed}; the kubelet tries again"
+            )
+        self._deps.count("repeated")
+        log.info("claim was already prepared; not verified while prepares are paused", extra={"claim": str(entry.ref)})
+        return recorded_answer(entry, self._deps.names)
 
     def _prepare(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
         deps, claim = self._deps, self._read(ref, budget)

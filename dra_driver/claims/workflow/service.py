@@ -91,7 +91,8 @@ class ClaimService:
 
     def recover(self) -> RecoveryResult:
         """Make journal, CDI files and hardware agree; errors become ``problems``. See `recover.recover`."""
-        return recover(self._deps, self._lister)
+        with self._deps.gate.work():
+            return recover(self._deps, self._lister)
 
     def rewrite_missing_files(self) -> tuple[str, ...]:
         """Write CDI files of prepared claims that are missing, or outdated because the driver has changed.
@@ -133,7 +134,8 @@ class ClaimService:
         """
         problems: list[str] = []
         try:
-            reclaim_orphans(self._deps, problems)
+            with self._deps.gate.work():
+                reclaim_orphans(self._deps, problems)
         except DraError as error:
             problems.append(str(error))
         before, self._orphan_problems = self._orphan_problems, tuple(problems)

@@ -9,7 +9,7 @@ which calls it for claims that were never prepared and for claims that no longer
 import logging
 from typing import Protocol
 
-from dra_driver.claims.dependencies import HasClaimLocks, HasCount
+from dra_driver.claims.dependencies import HasClaimLocks, HasCount, HasGate
 from dra_driver.claims.waiting import CallBudget, ClaimBusyError, RetryPolicy
 from dra_driver.claims.workflow.teardown import TeardownDependencies, teardown
 from dra_driver.model.claim import ClaimRef
@@ -17,7 +17,7 @@ from dra_driver.model.claim import ClaimRef
 log = logging.getLogger(__name__)
 
 
-class UnprepareDependencies(TeardownDependencies, HasClaimLocks, HasCount, Protocol):
+class UnprepareDependencies(TeardownDependencies, HasClaimLocks, HasCount, HasGate, Protocol):
     @property
     def retry_policy(self) -> RetryPolicy: ...
 
@@ -29,7 +29,7 @@ def unprepare_claim(deps: UnprepareDependencies, ref: ClaimRef, *, budget: CallB
     claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end. If
     the process dies inside, the next call or the next start continues. Thread-safe.
     """
-    with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired:
+    with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired, deps.gate.work():
         if not acquired:
             raise ClaimBusyError(
                 f"claim {ref} is still being worked on by an earlier call after {deps.retry_policy.call_s:g} s; "
