@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter
-from dra_driver.claims import Claims, ClaimService, Counts, Journal, open_claims
+from dra_driver.claims import Claims, ClaimService, Counts, Journal, PrepareGate, open_claims
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.inventory import Inventory
@@ -26,6 +26,7 @@ from dra_driver.telemetry import metrics
 log = logging.getLogger(__name__)
 
 MAINTAIN_EVERY_S = 600.0
+_RELEASES: frozenset[metrics.ClaimEvent] = frozenset({"unprepared", "undone", "collected"})
 
 
 class ClaimManager:
@@ -49,8 +50,19 @@ class ClaimManager:
         hardware: Hardware,
         terms: Callable[[], Terms],
         watch: CreationWatch | None = None,
+        gate: PrepareGate,
+        released: Callable[[], None],
     ) -> Self:
-        """Opens the journal in ``plugin_dir``. Raises ConfigurationError when it cannot be opened."""
+        """Opens the journal in ``plugin_dir``. Raises ConfigurationError when it cannot be opened.
+
+        ``released`` is called when a claim may have left the journal.
+        """
+
+        def count(event: metrics.ClaimEvent) -> None:
+            metrics.claim_events_total.labels(event).inc()
+            if event in _RELEASES:
+                released()
+
         try:
             claims = open_claims(
                 plugin_dir,
@@ -65,7 +77,8 @@ class ClaimManager:
                     journal, plugin_dir / MPS, inventory.refresh, inventory.current, watch
                 ),
                 terms=terms,
-                count=lambda event: metrics.claim_events_total.labels(event).inc(),
+                count=count,
+                gate=gate,
             )
         except StorageError as error:
             raise ConfigurationError(f"cannot start without a journal: {error}") from error

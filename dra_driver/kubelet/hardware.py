@@ -13,7 +13,7 @@ from dra_driver.cdi import DriverRoot
 from dra_driver.claims import HardwareDependencies
 from dra_driver.config.settings import NodeSettings
 from dra_driver.driver_root.detect import Detector, RootSource
-from dra_driver.errors import ConfigurationError, DriverUnavailableError, StorageError
+from dra_driver.errors import ConfigurationError, DetachedError, DriverUnavailableError, StorageError
 from dra_driver.gpu.backend import GpuBackend
 from dra_driver.gpu.holders import GpuHolders
 from dra_driver.gpu.notes import GpuNotes
@@ -63,10 +63,16 @@ class Hardware:
 
         return HardwareDependencies(
             mig=MigManager(self.backend, notes, holders=GpuHolders(self.procs, minor), watch=watch),
-            slicer=TimeSlicer(Smi(lambda: self.root().here("/")), self.backend, notes),
+            slicer=TimeSlicer(Smi(self._root_in_use), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),
             changed=changed,
         )
+
+    def _root_in_use(self) -> str:
+        """Where the driver's programs are. Raises DetachedError: they would open the driver that was given up."""
+        if (reason := self.backend.detached) is not None:
+            raise DetachedError(reason)
+        return self.root().here("/")
 
 
 def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:

@@ -10,19 +10,25 @@ pods waits more than a minute between two tries. When they are withdrawn depends
 - *Devices are published*, or the first read of the hardware has not returned (it takes long without persistence mode):
   after ``KEEP_S``. A shorter failure, such as the reload of a driver, moves no pods.
 
-They are published again after the next good read. Prepared claims are not affected: the kubelet and their containers do
-not read slices, and their devices stay allocated.
+GPUs that claims have stay published, tainted so that no new claim gets them: what reads slices still finds the devices
+of running pods. All are published again after the next good read. Prepared claims are not affected: the kubelet and
+their containers do not read slices, and their devices stay allocated.
+
+While the driver is given up on request (``detaching.py``), nothing is withdrawn: the last inventory stays published
+with a taint, and driver files are left alone, because a search could load the driver again or find half of one.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
 from dra_driver.errors import DraError
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Terms
 from dra_driver.telemetry import metrics
 
@@ -32,6 +38,8 @@ FIRST_S = 5.0
 KEEP_S = 60.0
 
 NOTHING = Snapshot()
+UNAVAILABLE = "unavailable"
+"""Value of the taint of GPUs that claims have while no container could get one."""
 NO_TERMS: Terms = MappingProxyType({})
 
 
@@ -63,10 +71,26 @@ class TermsUpdater(Protocol):
     def update(self, snapshot: Snapshot) -> Terms: ...
 
 
+class PublishedTaint(Protocol):
+    """The part of ``node_taint.NodeTaint`` that is needed here."""
+
+    value: str | None
+
+
+class DetachStatus(Protocol):
+    """The part of ``detaching.Detaching`` that is needed here."""
+
+    @property
+    def taint_value(self) -> str | None: ...
+    @property
+    def is_detached(self) -> bool: ...
+
+
 class InventoryPublisher:
     """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
-    ``driver_root`` brings a simulated driver root up to date before the driver files are searched.
+    ``driver_root`` brings a simulated driver root up to date before the driver files are searched. ``taint`` is part of
+    what ``terms`` returns. ``held`` returns the GPUs that claims have; it may raise StorageError.
     """
 
     def __init__(
@@ -75,7 +99,10 @@ class InventoryPublisher:
         files: CdiFiles,
         slices: SnapshotSink,
         terms: TermsUpdater,
+        detach: DetachStatus,
         *,
+        taint: PublishedTaint,
+        held: Callable[[], Collection[GpuUuid]],
         driver_root: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,6 +110,9 @@ class InventoryPublisher:
         self._files = files
         self._slices = slices
         self._terms = terms
+        self._detach = detach
+        self._taint = taint
+        self._held = held
         self._driver_root = driver_root
         self._clock = clock
         self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
@@ -114,7 +144,7 @@ class InventoryPublisher:
         """
         with self._lock:
             newest = self._newest
-            if newest is not None:
+            if newest is not None and not self._detach.is_detached:
                 again = self._problem is not None
                 self._look_after(lambda: self._refresh_files(newest) if again else self._ensure_base())
             self._offer()
@@ -139,17 +169,36 @@ class InventoryPublisher:
             log.warning("base CDI document was missing or different; written again")
 
     def _offer(self) -> None:
-        """Publishes the newest snapshot or an empty one, or leaves the slices as they are."""
+        """Publishes the newest snapshot, a part of it or an empty one, or leaves the slices as they are.
+
+        A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
+        """
         reason = self._hardware.problem or self._problem
-        if reason is None:
+        asked = self._detach.taint_value
+        if asked is not None:
+            self._unusable_since = None
+            self._show(self._newest, asked)
+        elif reason is None:
             self._unusable_since = None
             self._show(self._newest)
         elif self._is_long():
-            if self._offered is not NOTHING:
-                log.warning("devices are withdrawn until containers can get them", extra={"reason": reason})
-            self._show(NOTHING)
+            self._withdraw(reason)
         elif self._offered not in (None, NOTHING):
-            self._show(self._newest)
+            self._show(self._newest, self._taint.value)
+
+    def _withdraw(self, reason: str) -> None:
+        """Publishes only the GPUs that claims have; none when no GPU was read yet."""
+        newest = self._newest or NOTHING
+        try:
+            held = self._held()
+        except DraError as error:
+            log.warning("it is not known which GPUs claims have; none is withdrawn", extra={"reason": error})
+            held = [gpu.uuid for gpu in newest.gpus]
+        kept = tuple(gpu for gpu in newest.gpus if gpu.uuid in held)
+        if self._offered is None or len(kept) != len(self._offered.gpus):
+            facts = {"reason": reason, "kept_for_claims": len(kept)}
+            log.warning("devices are withdrawn until containers can get them", extra=facts)
+        self._show(replace(newest, gpus=kept) if kept else NOTHING, UNAVAILABLE if kept else None)
 
     def _is_long(self) -> bool:
         """Whether devices have been unusable for so long that they must not attract pods."""
@@ -160,11 +209,14 @@ class InventoryPublisher:
         limit_s = FIRST_S if self._offered in (None, NOTHING) and failed else KEEP_S
         return now - self._unusable_since >= limit_s
 
-    def _show(self, snapshot: Snapshot | None) -> None:
+    def _show(self, snapshot: Snapshot | None, taint_value: str | None = None) -> None:
         if snapshot is None:
             return
-        terms = self._terms.update(snapshot) if snapshot is not NOTHING else NO_TERMS
-        if snapshot is not self._offered or terms is not self._offered_terms:
+        self._taint.value = taint_value
+        # Terms of the whole inventory, whatever part of it is published: prepares use them as well.
+        known = self._newest or snapshot
+        terms = self._terms.update(known) if snapshot is not NOTHING else NO_TERMS
+        if snapshot != self._offered or terms is not self._offered_terms:
             self._slices.set_snapshot(snapshot, terms)
             self._offered, self._offered_terms = snapshot, terms
             metrics.withdrawn.set(snapshot is NOTHING)

@@ -6,8 +6,9 @@ before anything is published: a process in a crash loop must not attract pods.
 1. directories, lock and the sockets' paths: a second process, a wrong path or a read-only directory ends here
 2. HTTP endpoint: reports "not ready" with reasons from the first moment
 3. components that the settings name: hardware (NVML or simulated GPUs), API client, journal, policies
-4. first read of the hardware, and recovery of claims that a former process left half done; a missing driver or an API
-   server that is down does not delay this for long
+4. first look at the Node object, which may ask that the driver is left alone; first read of the hardware, and recovery
+   of claims that a former process left half done; a missing driver or an API server that is down does not delay this
+   for long
 5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods from
    before need their unprepare
 6. events and publisher: driver files and base CDI document follow the inventory, slices follow them; a device is
@@ -27,23 +28,29 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from dra_driver import __version__
 from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter
+from dra_driver.claims import PrepareGate
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
+from dra_driver.kubelet.detach_setup import open_detaching
+from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
 from dra_driver.kubelet.maintenance import Chore, Maintenance
+from dra_driver.kubelet.node_taint import NodeTaint
 from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.kubelet.published_terms import PublishedTerms
 from dra_driver.kubelet.registration import Registration
@@ -51,6 +58,7 @@ from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.kubelet.storage_health import Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.kubelet.withholding import PartitionWithholding
+from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import Form
 from dra_driver.policy import PolicySource
 from dra_driver.slices import Publisher
@@ -99,6 +107,7 @@ class NodeProcess:
         self._terms: TermsResolver | None = None
         self._policy_problem: str | None = None
         self._claims: ClaimManager | None = None
+        self._detaching: Detaching | None = None
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
         self._inventory_publisher: InventoryPublisher | None = None
@@ -131,10 +140,13 @@ class NodeProcess:
             self._claims,
             self._endpoints,
             self._storage,
+            self._detaching,
         )
         if any(component is None for component in components):
             return ["starting"]
         found = [component.problem for component in (*components, self._registration) if component is not None]
+        if self._detaching is not None and self._detaching.problem is not None:
+            found[0] = None  # the inventory's: that the driver is given up
         if self._publisher is not None and not self._publisher.published:
             found.append("the newest inventory is not published yet")
         return [problem for problem in found if problem is not None]
@@ -180,6 +192,7 @@ class NodeProcess:
         self._running.callback(server.stop)
         log.info("serving metrics and health", extra={"port": server.port})
 
+    # long: steps 3 to 7 of the module's docstring, whose order is the point of them, in one place
     def _start_components(self) -> None:
         settings = self._settings
         found = hardware.choose(settings, self._plugin_dir)
@@ -195,6 +208,8 @@ class NodeProcess:
             host=found.host,
         )
         rest = RestClient(Connection.load(settings.kubeconfig))
+        own_node = self._watch_own_node(rest)
+        gate, events = PrepareGate(), EventRecorder(rest, COMPONENT, settings.node_name)
         owned = OwnedBackend(found.backend)
         self._inventory = inventory = Inventory(owned, settings.poll_interval)
         self._claims = claims = ClaimManager.open(
@@ -208,23 +223,50 @@ class NodeProcess:
             hardware=found,
             terms=lambda: self._terms.current() if self._terms is not None else {},
             watch=self._withholding,
+            gate=gate,
+            released=self._look_at_detach,
         )
         self._running.callback(_within, COMPONENT_STOP_S, claims.close)
         self._running.callback(_within, COMPONENT_STOP_S, inventory.stop)
         owned.use_journal(claims.journal)
         self._terms = terms = self._open_policies(claims)
+        self._detaching = detaching = open_detaching(
+            self._plugin_dir,
+            found.backend,
+            inventory,
+            gate=gate,
+            claims=claims,
+            own_node=own_node,
+            events=events,
+            changed=self._publish_changes,
+        )
         inventory.start()
-        if inventory.wait_first(FIRST_LOOK_S):
+        if not detaching.is_detached and inventory.wait_first(FIRST_LOOK_S):
             terms.update(inventory.current())
         claims.recover()
         self._start_endpoints(claims)
-        self._publisher = publisher = self._start_publisher(rest)
-        published = PublishedTerms(terms, [self._withholding.amend])
-        self._inventory_publisher = inventory_publisher = InventoryPublisher(
-            inventory, provider, publisher, published, driver_root=found.renew_root
+        self._publisher = publisher = self._start_publisher(rest, events)
+        held, taint = partial(_held_gpus, claims), NodeTaint()
+        published = PublishedTerms(terms, [self._withholding.amend, taint.amend])
+        self._inventory_publisher = InventoryPublisher(
+            inventory, provider, publisher, published, detaching, taint=taint, held=held, driver_root=found.renew_root
         )
-        inventory.subscribe(inventory_publisher.changed)
-        self._start_maintenance(inventory_publisher, claims)
+        inventory.subscribe(self._inventory_publisher.changed)
+        self._start_maintenance(self._inventory_publisher, claims, detaching)
+
+    def _look_at_detach(self) -> None:
+        if self._detaching is not None:
+            self._detaching.wake()
+
+    def _publish_changes(self) -> None:
+        if self._inventory_publisher is not None:
+            self._inventory_publisher.check()
+
+    def _watch_own_node(self, rest: RestClient) -> OwnNodeWatch:
+        own_node = OwnNodeWatch(rest, self._settings.node_name)
+        own_node.start()
+        self._running.callback(_within, COMPONENT_STOP_S, own_node.stop)
+        return own_node
 
     def _open_policies(self, claims: ClaimManager) -> TermsResolver:
         folder = self._settings.policy_dir
@@ -234,9 +276,8 @@ class NodeProcess:
         policies.load()
         return TermsResolver(policies, claims.journal.uses)
 
-    def _start_publisher(self, rest: RestClient) -> Publisher:
+    def _start_publisher(self, rest: RestClient, events: EventRecorder) -> Publisher:
         settings = self._settings
-        events = EventRecorder(rest, COMPONENT, settings.node_name)
         events.start()
         self._running.callback(events.stop, COMPONENT_STOP_S)
         publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events)
@@ -258,9 +299,15 @@ class NodeProcess:
         self._streams.stop()
         endpoints.stop(CALL_GRACE_S)
 
-    def _start_maintenance(self, inventory_publisher: InventoryPublisher, claims: ClaimManager) -> None:
+    def _start_maintenance(
+        self, inventory_publisher: InventoryPublisher, claims: ClaimManager, detaching: Detaching
+    ) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
-        self._storage = storage = StorageHealth(self._folders(), claims.service.rewrite_missing_files)
+        service = claims.service
+        # Not while detached: a search for driver files could open the driver.
+        self._storage = storage = StorageHealth(
+            self._folders(), lambda: () if detaching.is_detached else service.rewrite_missing_files()
+        )
         local = [
             Chore(name="sockets", every_s=SOCKETS_EVERY_S, work=self._endpoints.check),
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
@@ -271,9 +318,11 @@ class NodeProcess:
         ]
         remote = [
             Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
-            Chore(name="hardware", every_s=SETTLE_EVERY_S, work=claims.service.reclaim_orphans),
-            Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=claims.service.finish_rebuild),
+            Chore(name="hardware", every_s=SETTLE_EVERY_S, work=service.reclaim_orphans),
+            Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=service.finish_rebuild),
         ]
+        detaching.start()
+        self._running.callback(detaching.stop, COMPONENT_STOP_S)
         for name, chores in (("maintenance", local), ("claim-maintenance", remote)):
             maintenance = Maintenance(name, chores)
             maintenance.start()
@@ -316,6 +365,10 @@ class NodeProcess:
             )
         for form in Form:
             metrics.prepared_devices.labels(form.value).set(forms[form])
+
+
+def _held_gpus(claims: ClaimManager) -> set[GpuUuid]:
+    return {use.gpu_uuid for use in claims.journal.uses()}
 
 
 def _within(seconds: float, stop: Callable[[], object]) -> None:

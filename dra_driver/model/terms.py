@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId
@@ -67,6 +67,11 @@ class Taint:
     key: str
     effect: Effect
     value: str = ""
+
+
+DETACHED_TAINT: Final = "gpu.dra-driver.io/detached"
+"""Key of the taint of all devices while this driver has no NVIDIA driver to prepare claims with, or is about to have
+none; its value says why in a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ def test_every_request_of_a_node_process_is_granted(
     asked = {access for request in requests_of_a_node_process if (access := Access.of_request(*request)) is not None}
     made = {(access.verb, access.resource) for access in asked}
     slices = {(verb, "resourceslices") for verb in ("list", "watch", "create", "update", "delete")}
-    others = {("get", "resourceclaims"), ("list", "resourceclaims"), ("get", "nodes"), ("create", "events")}
+    nodes = {("get", "nodes"), ("list", "nodes"), ("watch", "nodes")}
+    others = {("get", "resourceclaims"), ("list", "resourceclaims"), *nodes, ("create", "events")}
     assert made >= slices | others, "the node process did not do everything that it does"
     assert [access for access in asked if not rules.allow(access)] == []
 
@@ -119,6 +120,14 @@ def test_every_request_of_a_node_process_is_granted(
 def test_dangerous_rights_are_not_granted(rules: Rules, access: Access) -> None:
     """With the right to write claims' status one node's token bound another namespace's pod to itself."""
     assert not rules.allow(access)
+
+
+def test_a_node_process_reads_its_own_node_alone(requests_of_a_node_process: list[tuple[str, str]]) -> None:
+    """RBAC would let it read all of them: 1,000 nodes would send each process the status of all others."""
+    own = (f"/api/v1/nodes/{NODE}", f"/api/v1/nodes?fieldSelector=metadata.name%3D{NODE}&")
+    nodes = [url for _, url in requests_of_a_node_process if url.startswith("/api/v1/nodes")]
+    assert nodes
+    assert [url for url in nodes if not url.startswith(own)] == []
 
 
 def test_events_may_be_written_and_counted_in_default(rules: Rules) -> None:

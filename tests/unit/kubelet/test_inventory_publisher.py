@@ -1,14 +1,16 @@
 """What the inventory publisher does with new snapshots, missing files and a missing driver, and in which order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from dra_driver.errors import DraError, DriverUnavailableError, StorageError
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.kubelet.inventory_publisher import FIRST_S, KEEP_S, InventoryPublisher
+from dra_driver.kubelet.inventory_publisher import FIRST_S, KEEP_S, UNAVAILABLE, InventoryPublisher
+from dra_driver.kubelet.node_taint import NodeTaint
 from dra_driver.model.gpu import Snapshot
-from dra_driver.model.terms import GpuTerms, Terms
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms
 from dra_driver.telemetry import metrics
 
 SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()
@@ -57,10 +59,13 @@ class Policies:
     def __init__(self) -> None:
         self.terms: Terms = {}
         self.seen: list[Snapshot] = []
+        self.taint = NodeTaint()
+        self.tainted: dict[str, Terms] = {}
 
     def update(self, snapshot: Snapshot) -> Terms:
         self.seen.append(snapshot)
-        return self.terms
+        tainted = self.taint.amend(snapshot, self.terms)
+        return self.tainted.setdefault(str(self.taint.value), tainted) if tainted else self.terms
 
 
 @dataclass
@@ -77,6 +82,14 @@ class Hardware:
         self.problem, self.failing = None, False
 
 
+@dataclass
+class Detach:
+    """Whether a detach is asked for, and whether it is done."""
+
+    taint_value: str | None = None
+    is_detached: bool = False
+
+
 class Node:
     """A publisher with all its dependencies."""
 
@@ -86,14 +99,24 @@ class Node:
         self.hardware = Hardware()
         self.files, self.slices = Files(self.happened), Slices(self.happened)
         self.policies = Policies()
+        self.detach = Detach()
+        self.held: list[GpuUuid] | DraError = []
         self.publisher = InventoryPublisher(
             self.hardware,
             self.files,
             self.slices,
             self.policies,
+            self.detach,
+            taint=self.policies.taint,
+            held=self.held_gpus,
             driver_root=lambda: self.happened.append("root"),
             clock=lambda: self.now,
         )
+
+    def held_gpus(self) -> list[GpuUuid]:
+        if isinstance(self.held, DraError):
+            raise self.held
+        return self.held
 
     def sees(self, snapshot: Snapshot) -> None:
         self.hardware.works()
@@ -227,3 +250,79 @@ def test_simulated_root_follows_the_inventory(node: Node) -> None:
     assert node.happened == ["root", "files", "slices"]
     node.sees(NOTHING)
     assert "root" not in node.happened[3:], "without a driver there is nothing to show"
+
+
+FIRST, SECOND = SNAPSHOT.gpus
+SUBSET = replace(SNAPSHOT, gpus=(FIRST,))
+
+
+def test_gpus_that_claims_have_stay_published_and_tainted_without_a_driver(node: Node) -> None:
+    """They are in use, so what reads slices finds them; a new claim would wait in vain."""
+    node.sees(SNAPSHOT)
+    node.held = [FIRST.uuid]
+    node.hardware.fails()
+    node.after(1.0)
+    assert node.after(KEEP_S) == [SNAPSHOT, SUBSET]
+    taint = Taint(key=DETACHED_TAINT, value=UNAVAILABLE, effect="NoSchedule")
+    assert node.slices.terms[-1][FIRST.uuid].taints == (taint,)
+    assert node.policies.seen[-1] is SNAPSHOT, "terms of a GPU that is withdrawn are not forgotten"
+    assert metrics.withdrawn._value.get() == 0
+    node.held = []
+    assert node.after(5.0) == [SNAPSHOT, SUBSET, NOTHING]
+    node.hardware.works()
+    assert node.after(5.0) == [SNAPSHOT, SUBSET, NOTHING, SNAPSHOT]
+    assert node.slices.terms[-1] == {}
+
+
+def test_an_unreadable_journal_withdraws_no_gpu(node: Node) -> None:
+    """Any of them may be in use."""
+    node.sees(SNAPSHOT)
+    node.held = StorageError("disk")
+    node.hardware.fails()
+    node.after(1.0)
+    assert node.after(KEEP_S) == [SNAPSHOT, SNAPSHOT]
+    assert node.slices.terms[-1][SECOND.uuid].taints
+
+
+def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node) -> None:
+    """A driver upgrade takes minutes; running pods go on and new ones wait elsewhere."""
+    node.sees(SNAPSHOT)
+    node.detach.taint_value = "requested"
+    assert node.after(1.0) == [SNAPSHOT, SNAPSHOT]
+    node.detach.is_detached = True
+    node.hardware.problem = "detached"
+    assert node.after(10 * KEEP_S) == [SNAPSHOT, SNAPSHOT]
+    assert node.slices.terms[-1][FIRST.uuid].taints[0].value == "requested"
+    node.detach.taint_value, node.detach.is_detached = None, False
+    node.hardware.works()
+    assert node.after(1.0) == [SNAPSHOT, SNAPSHOT, SNAPSHOT]
+    assert node.slices.terms[-1] == {}
+
+
+def test_driver_files_are_left_alone_while_detached(node: Node) -> None:
+    """A search finds half a driver while it is replaced, and a helper of the driver would load its module again."""
+    node.sees(SNAPSHOT)
+    node.detach.taint_value, node.detach.is_detached = "requested", True
+    del node.happened[:]
+    node.after(5.0)
+    assert node.happened == ["slices"]
+
+
+def test_the_taint_stays_until_the_new_drivers_files_are_found(node: Node) -> None:
+    """The driver answers before all its libraries are installed."""
+    node.sees(SNAPSHOT)
+    node.detach.taint_value = "driver-upgrade"
+    node.after(1.0)
+    node.detach.taint_value = None
+    node.files.error = DriverUnavailableError("no libcuda")
+    node.after(1.0)
+    assert node.policies.taint.value == "driver-upgrade"
+    node.files.error = None
+    node.after(1.0)
+    assert node.policies.taint.value is None
+
+
+def test_a_process_that_starts_detached_leaves_the_slices_as_they_are(node: Node) -> None:
+    """It knows no GPUs; a second process of a rolling update publishes them, tainted."""
+    node.detach.taint_value, node.detach.is_detached = "requested", True
+    assert node.after(10 * KEEP_S) == []

@@ -1,0 +1,66 @@
+"""Connects `Detaching` with what asks (the Node object, a file), the journal, and the Node's events."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from dra_driver.claims import PrepareGate
+from dra_driver.gpu.backend import Detachable
+from dra_driver.gpu.inventory import Inventory
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.own_node import OwnNodeWatch
+from dra_driver.kube.types import ObjectReference
+from dra_driver.kubelet.claim_manager import ClaimManager
+from dra_driver.kubelet.detach_request import FILE, DetachFile, find_request
+from dra_driver.kubelet.detaching import Detaching
+
+log = logging.getLogger(__name__)
+
+FIRST_NODE_S: Final = 2.0
+"""How long a start waits for the Node object: a process that starts while the driver is being upgraded must not open
+it. Without an answer it goes on, and detaches when the answer comes."""
+
+
+def open_detaching(
+    plugin_dir: Path,
+    gpus: Detachable,
+    inventory: Inventory,
+    *,
+    gate: PrepareGate,
+    claims: ClaimManager,
+    own_node: OwnNodeWatch,
+    events: EventRecorder,
+    changed: Callable[[], None],
+) -> Detaching:
+    """Call it before the hardware is first opened: it detaches at once when that is asked for.
+
+    Later changes are followed after `Detaching.start`. ``changed`` is called when what is published has to change.
+    """
+    file = DetachFile(plugin_dir / FILE)
+    detaching = Detaching(
+        gpus,
+        inventory,
+        gate,
+        find=lambda: find_request(own_node.current(), file.read(), file.path),
+        prepared=lambda: claims.counts().claims,
+        changed=changed,
+        tell=partial(_tell, own_node, events),
+    )
+    own_node.subscribe(detaching.wake)
+    if not own_node.wait_first(FIRST_NODE_S):
+        log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
+    detaching.step()
+    return detaching
+
+
+def _tell(
+    own_node: OwnNodeWatch, events: EventRecorder, kind: Literal["Normal", "Warning"], reason: str, message: str
+) -> None:
+    """An event on the Node; none while its UID is unknown."""
+    node = own_node.current()
+    if node is not None and node.uid:
+        events.record(
+            ObjectReference(apiVersion="v1", kind="Node", name=node.name, uid=node.uid), kind, reason, message
+        )
