@@ -16,6 +16,7 @@ from dra_driver.driver_root.detect import Detector, RootSource
 from dra_driver.errors import ConfigurationError, DetachedError, DriverUnavailableError, StorageError
 from dra_driver.gpu.backend import GpuBackend
 from dra_driver.gpu.holders import GpuHolders
+from dra_driver.gpu.instance_reader import InstanceReader
 from dra_driver.gpu.notes import GpuNotes
 from dra_driver.mig.manager import CreationWatch, MigManager
 from dra_driver.model.gpu import Snapshot
@@ -85,6 +86,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         return _simulated(settings.simulate, settings.node_name, plugin_dir)
     from dra_driver.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
+    reads_instances = InstanceReader(plugin_dir / "instances.lock")
     dev_root, host_dev_root = settings.dev_root or "", settings.dev_root_on_host or ""
     if settings.driver_root is None:
         if settings.driver_root_on_host is not None:
@@ -94,7 +96,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
             )
         detector = Detector(settings.host_root, dev_root=dev_root, host_dev_root=host_dev_root)
         return Hardware(
-            backend=NvmlBackend(driver_root=lambda: detector.current().here("/")),
+            backend=NvmlBackend(driver_root=lambda: detector.current().here("/"), reads_instances=reads_instances),
             root=detector.current,
             host=DriverRoot(root=settings.host_root, host_root="/"),
             proc_devices=settings.proc_devices,
@@ -107,7 +109,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         host_dev_root=host_dev_root,
     )
     return Hardware(
-        backend=NvmlBackend(driver_root=settings.driver_root),
+        backend=NvmlBackend(driver_root=settings.driver_root, reads_instances=reads_instances),
         root=lambda: given,
         proc_devices=settings.proc_devices,
         procs=partial(_procs, settings.host_root, lambda: given),

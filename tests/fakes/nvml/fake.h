@@ -19,6 +19,7 @@ enum {
 #define MAX_COMPUTE_PROFILES 8
 #define MAX_GIS 12
 #define MAX_CIS 8
+#define MAX_SUBSCRIBERS 4
 #define MAX_GI_IDS 32
 #define MIG_CONFIG_CHANGE 0x100ull
 #define FOR_EVER 0xFFFFFFFFu /* of a number of calls */
@@ -40,6 +41,7 @@ struct ci { uint32_t used, serial, id, profile /* index into the GPU instance's 
 
 struct gi {
     uint32_t used, serial, id, profile /* index */, start, in_use;
+    uint32_t subscribers[MAX_SUBSCRIBERS]; /* processes that have asked for it in a session that is open */
     struct ci cis[MAX_CIS];
 };
 
@@ -122,6 +124,8 @@ void fake_tell(const struct gpu *gpu, uint32_t gi, uint32_t ci);
 /* Whether an event set of this process keeps the GPU open; the call is locked. */
 int fake_is_registered(const struct gpu *gpu);
 void fake_forget_event_sets(void);
+/* The process ends its session; the file lock is held. */
+void fake_unsubscribe(void);
 void fake_mig_uuid(const struct gpu *gpu, const struct gi *gi, const struct ci *ci, char out[48]);
 
 static inline const struct profile *profile_of(const struct gpu *gpu, const struct gi *gi) {

@@ -300,6 +300,9 @@ int nvmlShutdown(void) {
         code = OK;
         if (--sessions == 0) {
             fake_forget_event_sets();
+            flock(state_fd, LOCK_EX);
+            fake_unsubscribe();
+            flock(state_fd, LOCK_UN);
             close_state();
         }
     }

@@ -3,8 +3,12 @@
  * Rules as in nvml.h and NVIDIA's MIG user guide: no memory slice twice, no more compute slices and engines than the
  * profile of the whole GPU has, no more instances of a profile than it says; a GPU instance is destroyed empty.
  */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fake.h"
 
@@ -207,6 +211,37 @@ int nvmlDeviceGetGpuInstanceRemainingCapacity(const void *handle, unsigned id, u
     return fake_end(OK);
 }
 
+static int is_alive(uint32_t pid) { return pid && (kill((pid_t)pid, 0) == 0 || errno != ESRCH); }
+
+/* A query of an instance subscribes the process to it until its session ends (gpu_instance_subscription.c). */
+static void subscribe(struct gi *gi) {
+    uint32_t own = (uint32_t)getpid(), *free = NULL;
+    for (uint32_t *pid = gi->subscribers; pid < gi->subscribers + MAX_SUBSCRIBERS; pid++) {
+        if (*pid == own)
+            return;
+        if (!is_alive(*pid))
+            free = pid;
+    }
+    if (free)
+        *free = own;
+}
+
+void fake_unsubscribe(void) {
+    for (unsigned i = 0; i < fake_state->gpu_count; i++)
+        for (struct gi *gi = fake_state->gpus[i].gis; gi < fake_state->gpus[i].gis + MAX_GIS; gi++)
+            for (int s = 0; s < MAX_SUBSCRIBERS; s++)
+                if (gi->subscribers[s] == (uint32_t)getpid())
+                    gi->subscribers[s] = 0;
+}
+
+/* Whether a process other than this one is subscribed: then it is not destroyed (kernel_mig_manager.c). */
+static int is_subscribed(const struct gi *gi) {
+    for (int s = 0; s < MAX_SUBSCRIBERS; s++)
+        if (gi->subscribers[s] != (uint32_t)getpid() && is_alive(gi->subscribers[s]))
+            return 1;
+    return 0;
+}
+
 int nvmlDeviceCreateGpuInstanceWithPlacement(
     const void *handle, unsigned id, const struct placement *placement, void **out
 ) {
@@ -230,7 +265,7 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(
 
 int nvmlGpuInstanceDestroy(const void *handle) {
     CALL("nvmlGpuInstanceDestroy", handle, GPU_INSTANCE)
-    int in_use = call.gi->in_use != 0;
+    int in_use = call.gi->in_use != 0 || is_subscribed(call.gi);
     for (int i = 0; i < MAX_CIS; i++)
         in_use |= call.gi->cis[i].used != 0;
     if (in_use)
@@ -251,8 +286,10 @@ int nvmlDeviceGetGpuInstances(const void *handle, unsigned id, void **out, unsig
         return fake_end(INVALID_ARGUMENT);
     *count = 0;
     for (int i = 0; i < MAX_GIS; i++)
-        if (call.gpu->gis[i].used && profile_of(call.gpu, &call.gpu->gis[i]) == profile)
+        if (call.gpu->gis[i].used && profile_of(call.gpu, &call.gpu->gis[i]) == profile) {
+            subscribe(&call.gpu->gis[i]);
             out[(*count)++] = fake_handle(GPU_INSTANCE, call.gpu, &call.gpu->gis[i], NULL);
+        }
     return fake_end(OK);
 }
 
@@ -262,6 +299,7 @@ int nvmlDeviceGetGpuInstanceById(const void *handle, unsigned id, void **out) {
         return fake_end(NOT_SUPPORTED);
     for (int i = 0; i < MAX_GIS; i++)
         if (call.gpu->gis[i].used && call.gpu->gis[i].id == id) {
+            subscribe(&call.gpu->gis[i]);
             *out = fake_handle(GPU_INSTANCE, call.gpu, &call.gpu->gis[i], NULL);
             return fake_end(OK);
         }

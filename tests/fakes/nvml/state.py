@@ -269,6 +269,11 @@ class State:
         with self._locked() as state:
             self._instance(state, index, gi_id).in_use = int(in_use)
 
+    def subscribers(self, index: int, gi_id: int) -> set[int]:
+        """Ids of the processes that have asked for that instance, and so keep others from destroying it."""
+        with self._locked() as state:
+            return {pid for pid in self._instance(state, index, gi_id).subscribers if pid}
+
     def foreign_mode(self, index: int, enabled: bool) -> None:
         """An administrator switches MIG mode, with whatever reset it takes. Existing instances are gone afterwards."""
         with self._locked() as state:

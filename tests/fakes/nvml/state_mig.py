@@ -14,6 +14,7 @@ from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, MigProfile
 
 MAX_PROFILES, MAX_STARTS, MAX_COMPUTE_PROFILES, MAX_GIS, MAX_CIS, MAX_GI_IDS = 16, 12, 8, 12, 8, 32
+MAX_SUBSCRIBERS = 4
 NOT_AVAILABLE = 0xFFFFFFFF
 UUID_BYTES = 48
 # nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*, by compute slices; 7 is one slice of a double-memory instance, 8 is listed
@@ -63,6 +64,7 @@ class Gi(ctypes.Structure):
         ("profile", ctypes.c_uint32),
         ("start", ctypes.c_uint32),
         ("in_use", ctypes.c_uint32),
+        ("subscribers", ctypes.c_uint32 * MAX_SUBSCRIBERS),
         ("cis", Ci * MAX_CIS),
     )
 
@@ -100,6 +102,7 @@ def wire_instance(gi: Gi, profile_index: int, profile: Profile, instance: MigIns
         instance.start,
         0,
     )
+    gi.subscribers = (ctypes.c_uint32 * MAX_SUBSCRIBERS)()
     gi.cis = (Ci * MAX_CIS)()
     for slot, compute in enumerate(instance.compute):
         serial += 1
