@@ -6,7 +6,7 @@ resources, generators, patches, namespace, labels, images, replacements.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,14 @@ CLUSTER_SCOPED = frozenset(kind.kind for kind in ALL_KINDS if not kind.namespace
 _HEADER = {"apiVersion", "kind"}
 
 
-def render(folder: Path) -> list[Obj]:
-    """All objects of a kustomization. Raises KeyError for a field that this renderer does not know."""
+def render(folder: Path, onto: Iterable[Obj] = ()) -> list[Obj]:
+    """All objects of a kustomization; for a component, after ``onto``, which it may change.
+
+    Raises KeyError for a field that this renderer does not know.
+    """
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    objects = [obj for entry in kustomization.get("resources", ()) for obj in _resources(folder / entry)]
+    added = [obj for entry in kustomization.get("resources", ()) for obj in _resources(folder / entry)]
+    objects = [*onto, *added]
     for field in kustomization.keys() - _HEADER - {"resources"} - _STEPS.keys():
         raise KeyError(f"{folder}/kustomization.yaml: this renderer does not know the field {field}")
     for field, step in _STEPS.items():
@@ -48,7 +52,7 @@ def _generate(_folder: Path, objects: list[Obj], generators: list[Obj]) -> None:
 
 def _components(folder: Path, objects: list[Obj], entries: list[str]) -> None:
     for entry in entries:
-        objects.extend(render(folder / entry))
+        objects[:] = render(folder / entry, objects)
 
 
 def _patch(folder: Path, objects: list[Obj], entries: list[Obj]) -> None:

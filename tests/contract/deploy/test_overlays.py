@@ -15,7 +15,7 @@ from dra_driver.config.options import flags_of
 from dra_driver.config.settings import load_node_settings
 from tests.fakes.kustomize import CLUSTER_SCOPED, DEPLOY, render
 
-OVERLAYS = ("driver-container", "k0s", "namespace")
+OVERLAYS = ("driver-container", "gpu-operator", "k0s", "namespace")
 MPS = "gpu.nvidia.com/mps"
 
 

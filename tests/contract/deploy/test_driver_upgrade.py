@@ -1,0 +1,58 @@
+"""Where both DaemonSets run while NVIDIA's k8s-driver-manager upgrades the driver of a node.
+
+The DaemonSet controller removes a pod whose required node affinity or nodeSelector no longer matches its node
+(kubernetes pkg/controller/daemon/daemon_controller.go, NodeShouldRunDaemonPod).
+"""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.allocation.pod_fit import NodeUsage, unfit_reason
+from dra_driver.kubelet.detach_request import LABELS, PAUSED
+from tests.fakes.kustomize import DEPLOY, render
+
+CLIENT, DRA = LABELS
+NAMES = ("dra-driver-node", "dra-driver-mps-host")
+GPU_LABELS = (
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+)
+
+
+def pod(name: str, folder: str = "base") -> dict[str, Any]:
+    (found,) = [obj for obj in render(DEPLOY / folder) if (obj["kind"], obj["metadata"]["name"]) == ("DaemonSet", name)]
+    template: dict[str, Any] = found["spec"]["template"]
+    return template
+
+
+def runs(name: str, **labels: str) -> bool:
+    """Whether the DaemonSet has a pod on a node with these labels."""
+    metadata = {"name": "node-a", "labels": {"kubernetes.io/os": "linux", **labels}}
+    node = {"metadata": metadata, "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}}}
+    return not unfit_reason(pod(name), node, NodeUsage())
+
+
+@pytest.mark.parametrize("gpu_label", GPU_LABELS)
+def test_the_mps_host_leaves_a_node_whose_driver_is_upgraded(gpu_label: str) -> None:
+    """It runs programs of the driver; on nodes without a GPU operator the label does not exist."""
+    own = {gpu_label: "true"}
+    assert runs("dra-driver-mps-host", **own)
+    assert runs("dra-driver-mps-host", **own, **{CLIENT: "true"})
+    assert runs("dra-driver-mps-host", **own, **{CLIENT: ""})
+    assert not runs("dra-driver-mps-host", **own, **{CLIENT: PAUSED})
+    assert not runs("dra-driver-mps-host", **own, **{CLIENT: "false"})
+
+
+@pytest.mark.parametrize("gpu_label", GPU_LABELS)
+def test_the_node_process_stays_until_the_last_claim_has_ended(gpu_label: str) -> None:
+    """Pods that have claims are evicted after these labels are set; without it they would hang in Terminating."""
+    assert runs("dra-driver-node", **{gpu_label: "true", CLIENT: PAUSED, DRA: PAUSED})
+
+
+def test_with_the_overlay_the_driver_manager_waits_for_the_mps_host() -> None:
+    """It finds pods by the key of their nodeSelector alone (internal/kubernetes/client.go:194)."""
+    assert CLIENT not in pod("dra-driver-mps-host")["spec"]["nodeSelector"]
+    waited_for = [name for name in NAMES if CLIENT in pod(name, "overlays/gpu-operator")["spec"]["nodeSelector"]]
+    assert waited_for == ["dra-driver-mps-host"]
