@@ -36,12 +36,12 @@ ALIASES = {
 }
 """Further names of a library, relative to its folder."""
 
+MPS_PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 BINARIES = (
     "nvidia-smi",
     "nvidia-debugdump",
     "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
+    *MPS_PROGRAMS,
     "nvidia-imex",
     "nvidia-imex-ctl",
 )

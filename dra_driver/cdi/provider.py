@@ -15,6 +15,7 @@ from dra_driver.cdi.drm import drm_nodes
 from dra_driver.cdi.hook import CANDIDATES, CdiHook, choose_hook
 from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
+from dra_driver.cdi.masks import without_mps_programs
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
@@ -136,6 +137,10 @@ class CdiProvider:
         found = node_numbers(root.dev_here(f"/dev/nvidia{gpu.minor}"))
         variable = f"DRA_GPU_{gpu.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}"
         return edits.partition_edits(gpu.minor, base.majors, root, capabilities, found=found, variable=variable)
+
+    def edits_of_share(self) -> ContainerEdits:
+        """Edits of a share of a GPU beside those of the GPU: see `without_mps_programs`. Errors as `refresh`."""
+        return without_mps_programs(self._known_base().files)
 
     def _known_base(self) -> _Base:
         with self._lock:

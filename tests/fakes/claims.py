@@ -11,7 +11,7 @@ from typing import Any
 
 from dra_driver.cdi.edits import claim_spec
 from dra_driver.cdi.names import CdiNames
-from dra_driver.cdi.spec import CdiSpec, ContainerEdits, DeviceNode
+from dra_driver.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
 from dra_driver.cdi.writer import render
 from dra_driver.claims.entry import OwnerId
 from dra_driver.errors import (
@@ -35,6 +35,7 @@ from dra_driver.sharing.mps import MpsDirectories
 DRIVER = "gpu.nvidia.com"
 POOL = PoolName(f"node-a/{DRIVER}")
 NAMES = CdiNames(DRIVER)
+CONTROL_PROGRAM = "/usr/bin/nvidia-cuda-mps-control"
 
 
 def gpu(minor: int, **changes: Any) -> Gpu:
@@ -170,6 +171,9 @@ class FakeCdiProvider:
     def edits_for_partition(self, of: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
         node = DeviceNode(path=f"/dev/nvidia{of.minor}", type="c", major=195, minor=of.minor)
         return ContainerEdits(env=(f"DRA_GPU_{of.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}",), device_nodes=(node,))
+
+    def edits_of_share(self) -> ContainerEdits:
+        return ContainerEdits(mounts=(Mount(host_path="/dev/null", container_path=CONTROL_PROGRAM, options=("bind",)),))
 
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
         """The document of a claim with whole GPUs."""

@@ -94,17 +94,29 @@ def answered(answer: Any) -> list[tuple[str, list[str]]]:
     return [(device.device_name, list(device.cdi_device_ids)) for device in answer.devices]
 
 
+def without_masks(document: bytes) -> Any:
+    """Without the mounts by which newer versions hide programs from shares."""
+    found = json.loads(document)
+    for device in found["devices"]:
+        edits = device["containerEdits"]
+        edits["mounts"] = [mount for mount in edits.get("mounts", []) if mount["hostPath"] != "/dev/null"]
+        if not edits["mounts"]:
+            del edits["mounts"]
+    return found
+
+
 def test_prepared_claims_stay_as_they_were(upgraded: Upgraded) -> None:
     """The journal, CDI files, partitions, daemons and settings are found; a repeated prepare gets the old answer."""
     node = upgraded.node
     assert {node.states()[claim["uid"]] for claim in upgraded.prepared().values()} == {"prepared"}
     for name, claim in upgraded.prepared().items():
-        assert node.cdi_files()[claim["uid"]].read_bytes() == upgraded.files_before[claim["uid"]], name
+        before = upgraded.files_before[claim["uid"]]
+        assert node.cdi_files()[claim["uid"]].read_bytes() == before, name
         assert answered(node.prepare(claim)) == upgraded.answers[name], name
-        assert node.cdi_files()[claim["uid"]].read_bytes() == upgraded.files_before[claim["uid"]], name
+        assert without_masks(node.cdi_files()[claim["uid"]].read_bytes()) == json.loads(before), name
     assert [(profile, start) for _, profile, start, _ in node.instances()] == [(14, 4), (19, 6)]
     assert sorted(key for _, key in node.notes()) == ["compute-mode", "mig-mode", "time-slice"]
-    assert len(node.mps_processes()) == 1
+    until(lambda: len(node.mps_processes()) == 1, "one daemon")  # a command to it is another process, for a moment
 
 
 def test_a_claim_that_was_being_prepared_is_undone_and_prepared_again(upgraded: Upgraded) -> None:

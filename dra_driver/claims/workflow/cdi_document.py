@@ -31,6 +31,8 @@ def document_of(deps: DocumentDependencies, todo: PreparePlan) -> CdiSpec:
 
 def _edits(deps: DocumentDependencies, device: PlannedDevice) -> ContainerEdits:
     edits = _device_edits(deps, device)
+    if device.sharing is not None and device.sharing.share is not None:
+        edits += deps.provider.edits_of_share()
     if device.sharing is not None and device.sharing.daemon is not None:
         edits += _mps_edits(deps, device.sharing, device.sharing.daemon)
     return edits

@@ -283,3 +283,19 @@ def test_a_root_without_links_works_too(tmp_path: Path) -> None:
     provider = CdiProvider(DriverRoot(root=str(root.path)), NAMES, writer, root.proc_devices)
     assert provider.refresh()
     assert json.loads((tmp_path / "cdi" / NAMES.base_file_name).read_text())["containerEdits"]["mounts"]
+
+
+def test_a_share_hides_the_programs_of_mps_where_the_base_document_mounts_them(node: Node) -> None:
+    """CDI replaces the mount of a container path by a later one; what is not mounted needs no mask."""
+    assert node.provider.edits_of_share().to_wire() == {}
+    for name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        program = node.root.path / "usr/bin" / name
+        program.write_text("")
+        program.chmod(0o755)
+    node.provider.refresh()
+    mounts = node.provider.edits_of_share().to_wire()["mounts"]
+    base = {mount["containerPath"]: mount["hostPath"] for mount in node.base()["containerEdits"]["mounts"]}
+    assert {mount["hostPath"] for mount in mounts} == {"/dev/null"}
+    masked = [mount["containerPath"] for mount in mounts]
+    assert masked == ["/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-server"]
+    assert [base[path] for path in masked] == masked

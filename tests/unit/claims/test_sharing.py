@@ -13,7 +13,7 @@ from dra_driver.errors import (
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.published import ALL_PERCENT
-from tests.fakes.claims import claim, ref, result, share_result
+from tests.fakes.claims import CONTROL_PROGRAM, claim, ref, result, share_result
 from tests.unit.claims.conftest import ClaimsNode, simulated
 from tests.unit.claims.sharing import config, file, mode, mps, one_of_some, shared, slicing, uuid
 
@@ -35,6 +35,24 @@ def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> N
     assert run.unprepare(ref(3)) is None
     assert node.is_whole_again()
     assert mode(run) is ComputeMode.DEFAULT
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_containers_that_share_a_gpu_by_policy_have_no_control_program(node: ClaimsNode, strategy: Strategy) -> None:
+    """Root among them could change the limits of all others."""
+    run = shared(node, strategy)
+    run.prepare(claim(1, share_result(1, "10Gi", 20)))
+    assert CONTROL_PROGRAM in file(run, 1)
+    assert '"hostPath":"/dev/null"' in file(run, 1).replace(" ", "")
+
+
+def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(node: ClaimsNode) -> None:
+    """They may run a daemon of their own, or look after that of their claim: no other claim is concerned."""
+    run = shared(node)
+    run.prepare(claim(1, result("gpu-0", share_id="x"), name="all-of-a-shared-one"))
+    run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", mps())]))
+    assert "/pipe" in file(run, 2)
+    assert CONTROL_PROGRAM not in file(run, 1) + file(run, 2)
 
 
 def test_a_share_that_does_not_fit_is_refused_with_numbers(node: ClaimsNode) -> None:

@@ -1,0 +1,29 @@
+"""Hide files of the base document from the containers of one claim.
+
+All claims of a node have the base document in common, so a claim cannot leave out a part of it. Its own document mounts
+``/dev/null`` in place of the file instead, as container runtimes hide paths (``maskedPaths`` of the OCI runtime
+specification). CDI removes an earlier mount of the same container path (cncf-tags/container-device-interface,
+pkg/cdi/container-edits.go), and the base document comes first.
+"""
+
+from typing import Final
+
+from dra_driver.cdi.layout import MPS_PROGRAMS
+from dra_driver.cdi.libraries import DriverFiles
+from dra_driver.cdi.spec import ContainerEdits, Mount
+
+_EMPTY: Final = "/dev/null"
+_OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "bind")
+
+
+def without_mps_programs(files: DriverFiles) -> ContainerEdits:
+    """Edits that hide the programs of MPS from containers whose GPU other claims use too.
+
+    With the control program, root in one container could change the limits of all clients of the GPU's daemon, or end
+    it. It is only out of reach by accident: an image can bring the program along.
+    """
+    paths = (file.container_path for file in files.files)
+    masked = [path for path in paths if path.rpartition("/")[2] in MPS_PROGRAMS]
+    return ContainerEdits(
+        mounts=tuple(Mount(host_path=_EMPTY, container_path=path, options=_OPTIONS) for path in masked)
+    )
