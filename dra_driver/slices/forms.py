@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId
-from dra_driver.model.terms import GpuTerms, SharingTerms, WithheldPartitions
+from dra_driver.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, WithheldPartitions
 from dra_driver.published import limits
 from dra_driver.slices import counters
 from dra_driver.slices.gates import ApiServerFeatures
@@ -127,6 +127,11 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | N
                 f"{gpu.device_name} is not offered until it is free ({terms.waiting}): the API server does not keep "
                 "the taint that would keep new claims away (feature gate DRADeviceTaints)"
             )
+        if any(taint.key == DETACHED_TAINT for taint in terms.taints):
+            return (
+                f"{gpu.device_name} is not offered while this driver has no NVIDIA driver to prepare claims with: the "
+                "API server does not keep the taint that would keep new claims away (feature gate DRADeviceTaints)"
+            )
         return (
             f"{gpu.device_name} is not offered: {by} taints it, and the API server does not keep taints "
             "(feature gate DRADeviceTaints)"
@@ -142,7 +147,7 @@ def _why_nothing(gpu: Gpu, terms: GpuTerms, allowed: Sequence[Placement]) -> str
     if gpu.mig_profiles and not (gpu.mig_enabled or gpu.mig_resetless):
         return (
             f"{nothing} its MIG mode is off, and switching it on takes a reset of the GPU: an administrator can do it "
-            f"(nvidia-smi -i {gpu.uuid} -mig 1)"
+            f"while this driver is detached from the GPUs (nvidia-smi -i {gpu.uuid} -mig 1)"
         )
     has = ", ".join(profile.name for profile in gpu.mig_profiles) or "none"
     return f"{nothing} no MIG profile that it has; it has {has}"

@@ -208,7 +208,8 @@ class NvmlBackend:
                 if control.revert_pending_mode(handle):
                     raise ResetRequiredError(
                         f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'} failed: it needs a GPU "
-                        "reset, and was reverted; drain the node, then use nvidia-smi -mig and --gpu-reset"
+                        "reset, and was reverted; drain the node, detach this driver (kubectl annotate node NODE "
+                        "gpu.dra-driver.io/detach=reset), use nvidia-smi -mig and --gpu-reset, then remove it again"
                     )
             except DeviceLostError:  # being bound again
                 if time.monotonic() > deadline:

@@ -5,7 +5,7 @@ No exception of pynvml leaves this package: they are unhashable and cannot be co
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import pynvml
 
@@ -43,10 +43,15 @@ DRIVER_TROUBLE = {
         "library and kernel module are of different releases: finish the driver upgrade, or reboot the node"
     ),
 }
+# A reset is refused while any process has the GPU open, and this one has, unless it is detached.
+RESET_ADVICE: Final = (
+    "drain the node, detach this driver (kubectl annotate node NODE gpu.dra-driver.io/detach=reset), then nvidia-smi "
+    "--gpu-reset, and remove the annotation"
+)
 # One GPU fails. The text is what to do next.
 GPU_TROUBLE = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: see XID messages in the kernel log, then reset it or reboot",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "reset it with nvidia-smi --gpu-reset while nothing uses it",
+    pynvml.NVML_ERROR_RESET_REQUIRED: RESET_ADVICE,
     pynvml.NVML_ERROR_NO_PERMISSION: "this process may not open it: run it as root with access to /dev/nvidia*",
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check the GPU's power cables",
 }
@@ -64,7 +69,7 @@ REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
     ),
     pynvml.NVML_ERROR_RESET_REQUIRED: (
         ResetRequiredError,
-        "it needs a GPU reset, which ends everything that runs there: drain the node, then nvidia-smi --gpu-reset",
+        f"it needs a GPU reset, which ends everything that runs there: {RESET_ADVICE}",
     ),
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
         NoRoomError,
