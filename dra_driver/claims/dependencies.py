@@ -14,7 +14,7 @@ from dra_driver.claims.entry import OwnerId
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.prepare_gate import PrepareGate
 from dra_driver.claims.waiting import ClaimLocks, WakeableClock
-from dra_driver.errors import NotPermittedError
+from dra_driver.errors import DraError, NotPermittedError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, GpuUuid, PoolName
@@ -39,10 +39,14 @@ Event = Literal[
 class ClaimReader(Protocol):
     """Reads one claim from the API server. Errors: `ClaimError` and its subclasses, `KubernetesApiError`.
 
-    With ``within_s`` the call returns or raises within so many seconds.
+    With ``within_s`` the call returns or raises within so many seconds. ``read_all`` reads claims side by side and
+    returns errors in place of raising them.
     """
 
     def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim: ...
+    def read_all(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, AllocatedClaim | DraError]: ...
 
 
 class ClaimLister(Protocol):

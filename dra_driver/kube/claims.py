@@ -6,14 +6,21 @@ looks up the devices. Limits: kubernetes/kubernetes pkg/apis/resource/validation
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from dra_driver.errors import ClaimError, ClaimNotAllocatedError, ClaimReplacedError, NotFoundError
+from dra_driver.errors import (
+    ClaimError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    DraError,
+    KubernetesApiError,
+    NotFoundError,
+)
 from dra_driver.kube import paths
 from dra_driver.kube.names import is_label, is_pool_name
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
-from dra_driver.model.ids import DeviceName, PoolName
+from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
 
 MAX_RESULTS = 32
 MAX_CONFIGS = 64
@@ -33,11 +40,14 @@ class Getter(Protocol):
 
 
 class BoundedGetter(Protocol):
-    """The same with a deadline of the caller."""
+    """The same with a deadline of the caller, and for several objects."""
 
     def get(
         self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
     ) -> dict[str, Any]: ...
+    def get_all(
+        self, paths: Sequence[str], *, within_s: float | None = None
+    ) -> list[dict[str, Any] | KubernetesApiError]: ...
 
 
 class ApiClaimReader:
@@ -54,17 +64,53 @@ class ApiClaimReader:
         another object has its name, ClaimNotAllocatedError when no result is for this driver, ClaimError when it is
         malformed, KubernetesApiError when it could not be read.
         """
-        try:
-            path = paths.resource_claim(ref.namespace, ref.name)
-        except ValueError as error:
-            raise ClaimError(f"claim {ref}: {error}") from error
+        path = _path(ref)
         try:
             document = self._rest.get(path, within_s=within_s)
-        except NotFoundError as error:
-            if error.reason != "NotFound":
-                raise  # the server does not serve the API group
-            raise ClaimReplacedError(f"claim {ref} does not exist any more; the pod has to be deleted") from error
+        except KubernetesApiError as error:
+            found = _of_claim(ref, error)
+            if found is error:
+                raise
+            raise found from error
         return allocated_claim(document, ref, self._driver)
+
+    def read_all(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
+        """The same for several claims, read side by side; errors are returned."""
+        found: dict[ClaimUid, AllocatedClaim | DraError] = {}
+        wanted: list[tuple[ClaimRef, str]] = []
+        for ref in refs:
+            try:
+                wanted.append((ref, _path(ref)))
+            except ClaimError as error:
+                found[ref.uid] = error
+        documents = self._rest.get_all([path for _, path in wanted], within_s=within_s)
+        for (ref, _), document in zip(wanted, documents, strict=True):
+            found[ref.uid] = self._checked(ref, document)
+        return found
+
+    def _checked(self, ref: ClaimRef, document: dict[str, Any] | KubernetesApiError) -> AllocatedClaim | DraError:
+        if isinstance(document, KubernetesApiError):
+            return _of_claim(ref, document)
+        try:
+            return allocated_claim(document, ref, self._driver)
+        except DraError as error:
+            return error
+
+
+def _path(ref: ClaimRef) -> str:
+    try:
+        return paths.resource_claim(ref.namespace, ref.name)
+    except ValueError as error:
+        raise ClaimError(f"claim {ref}: {error}") from error
+
+
+def _of_claim(ref: ClaimRef, error: KubernetesApiError) -> DraError:
+    """``error``, or what it means for the claim. (A 404 without a reason: the server does not serve the API group.)"""
+    if isinstance(error, NotFoundError) and error.reason == "NotFound":
+        return ClaimReplacedError(f"claim {ref} does not exist any more; the pod has to be deleted")
+    return error
 
 
 def allocated_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> AllocatedClaim:

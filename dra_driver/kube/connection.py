@@ -20,6 +20,8 @@ from dra_driver.kube.http.stream import RequestLimits
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Receive = Callable[[], HttpAnswer]
+"""Waits for the answer of a request that was sent."""
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -30,9 +32,9 @@ class ApiSession(Protocol):
     @property
     def server(self) -> str: ...
     def headers(self) -> dict[str, str]: ...
-    def request(
+    def send(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
-    ) -> HttpAnswer: ...
+    ) -> Receive: ...
     def clear(self, *, for_good: bool = False) -> None: ...
 
 
@@ -109,7 +111,13 @@ class Connection:
 
         ``headers`` include the credentials. Raises `TransportError`.
         """
-        return self._session.request(verb, target, headers, body, limits)
+        return self.send(verb, target, headers, body, limits)()
+
+    def send(
+        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> Receive:
+        """Send a request; the result waits for its answer and has to be called. Both raise `TransportError`."""
+        return self._session.send(verb, target, headers, body, limits)
 
     def renew(self) -> None:
         """Reads everything again (token, CA, exec plugin) after a 401; requests in flight finish on the old

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from dra_driver.kube.access import Access, read_token
@@ -33,11 +33,11 @@ class DirectSession:
         token = self._fresh_token()
         return {"authorization": f"Bearer {token}"} if token else {}
 
-    def request(
+    def send(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
-    ) -> HttpAnswer:
-        """Send a request. Raises `TransportError`."""
-        return self._pool.request(verb, target, headers, body, limits)
+    ) -> Callable[[], HttpAnswer]:
+        """Send a request; the result waits for its answer. Both raise `TransportError`."""
+        return self._pool.send(verb, target, headers, body, limits)
 
     def clear(self, *, for_good: bool = False) -> None:
         """Close idle connections; ``for_good``, those in use too, once they are free."""

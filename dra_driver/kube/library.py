@@ -57,10 +57,15 @@ class LibrarySession:
                 self._headers = (time.monotonic() + _HEADERS_FOR_S, headers)
             return dict(headers)
 
-    def request(
+    def send(
+        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> Callable[[], HttpAnswer]:
+        """Nothing is sent before the result is called, which raises `TransportError`."""
+        return lambda: self._request(verb, target, headers, body, limits)
+
+    def _request(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> HttpAnswer:
-        """Send a request. Raises `TransportError`."""
         left_s = limits.left_s(limits.connect_s + limits.read_s)
         total_s = left_s if limits.deadline is not None else None
         timeout = urllib3.Timeout(

@@ -4,16 +4,17 @@ Objects are the JSON as it arrives, so fields newer than this program survive a 
 models drop them). Source: Kubernetes API concepts ("Resource operations", "Efficient detection of changes").
 """
 
+import builtins
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from dra_driver import __version__
 from dra_driver.errors import ApiUnreachableError, ConfigurationError, KubernetesApiError, UnauthorizedError
-from dra_driver.kube.connection import Connection
+from dra_driver.kube.connection import Connection, Receive
 from dra_driver.kube.http.answer import HttpAnswer, TransportError
 from dra_driver.kube.http.stream import RequestLimits
 from dra_driver.kube.status import error_from_response
@@ -25,6 +26,8 @@ Query = Mapping[str, str]
 MAX_BODY_BYTES = 64 * 2**20
 PAGE_SIZE = 500
 _CHUNK_BYTES = 256 * 1024
+SIDE_BY_SIDE = 4
+"""Requests of one `RestClient.get_all` that are on their way at the same time: as many as connections are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,21 @@ class RestClient:
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         return self._exchange(_Request("GET", path, query, deadline=deadline))
+
+    def get_all(
+        self, paths: Sequence[str], *, within_s: float | None = None
+    ) -> builtins.list[dict[str, Any] | KubernetesApiError]:
+        """Several objects in the order of ``paths``, or in place of each what `get` raises for it.
+
+        A few requests are sent before the first answer is awaited, so that the server works on them side by side.
+        """
+        deadline = None if within_s is None else time.monotonic() + within_s
+        found: builtins.list[dict[str, Any] | KubernetesApiError] = []
+        for at in range(0, len(paths), SIDE_BY_SIDE):
+            requests = [_Request("GET", path, deadline=deadline) for path in paths[at : at + SIDE_BY_SIDE]]
+            sent = [self._sent(request) if len(requests) > 1 else None for request in requests]
+            found += [self._outcome(request, receive) for request, receive in zip(requests, sent, strict=True)]
+        return found
 
     def get_text(self, path: str, query: Query | None = None) -> str:
         """An answer that is text and not an object, such as a container's log. Repeated like `get`."""
@@ -127,6 +145,29 @@ class RestClient:
             if request.verb != "GET" or not isinstance(cause, TransportError) or not cause.broke:
                 raise
             return self._read(request, self._send(request), deadline)
+
+    def _sent(self, request: "_Request") -> Receive | None:
+        """Send without waiting for the answer; None when that failed."""
+        try:
+            headers = {**self._headers, **self._credentials()}
+            return self._connection.send(request.verb, request.path_and_query, headers, None, self._limits(request))
+        except (TransportError, KubernetesApiError):
+            return None
+
+    def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, Any] | KubernetesApiError:
+        """What a sent request brought. Whatever is not a good answer is asked for again, with all of `get`'s care."""
+        try:
+            answer = receive() if receive is not None else None
+            if answer is not None and answer.status < 300:
+                return _decoded(request, self._read(request, answer, time.monotonic() + self._timeouts.total_s))
+            if answer is not None:
+                answer.close()
+        except (TransportError, KubernetesApiError):
+            pass
+        try:
+            return self._exchange(request)
+        except KubernetesApiError as error:
+            return error
 
     def _send(self, request: "_Request") -> HttpAnswer:
         """An answer with a good status and an unread body. After a 401 the credentials are read again, once."""

@@ -105,6 +105,20 @@ class FakeClaims:
             raise ClaimReplacedError(f"claim {of} was replaced by uid {found.ref.uid}")
         return found
 
+    def read_all(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
+        found: dict[ClaimUid, AllocatedClaim | DraError] = {}
+        if refs and self.hangs is not None and within_s is not None:
+            self.hangs(within_s)  # once: they are read side by side
+            return {each.uid: ApiUnreachableError("no answer in time") for each in refs}
+        for each in refs:
+            try:
+                found[each.uid] = self.read(each)
+            except DraError as error:
+                found[each.uid] = error
+        return found
+
     def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
         self.lists += 1
         if self.outage is not None:

@@ -114,7 +114,7 @@ class GpuNotesStore(Database):
     def rebuild_pending(self) -> bool:
         """Whether the file is new, and the claims that were prepared before are not yet known."""
         with self._reading("read a note") as connection:
-            return _is_pending(connection)
+            return is_pending(connection)
 
     def note_rebuilt(self) -> None:
         """Record that the journal is complete."""
@@ -130,7 +130,7 @@ class GpuNotesStore(Database):
         if not self.rebuild_pending:
             return
         with self._writing("restore from backups", durable=True) as connection:
-            if _is_pending(connection):  # still pending: another process may have been faster
+            if is_pending(connection):  # still pending: another process may have been faster
                 for backup in self._backups.read():
                     connection.executemany(_KEEP_NOTE, [_note_row(backup.gpu, note) for note in backup.notes])
                     if not self.boot_id or backup.boot_id in ("", self.boot_id):
@@ -142,7 +142,7 @@ class GpuNotesStore(Database):
         Raises `StorageError`. Does nothing while a rebuild is pending: the backups may then hold more than the journal.
         """
         with self._writing("write backups", durable=False) as connection:
-            if _is_pending(connection):
+            if is_pending(connection):
                 return
             query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
             gpus = [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
@@ -187,7 +187,8 @@ _KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR 
 _KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
 
 
-def _is_pending(connection: sqlite3.Connection) -> bool:
+def is_pending(connection: sqlite3.Connection) -> bool:
+    """Whether the note about the rebuild is there."""
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
 
 

@@ -8,7 +8,6 @@ process, which they do, and the sync of the next step covers them. Where a step 
 that outlives a power cut, ``durable=True`` pays for a second sync.
 """
 
-import itertools
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ from dra_driver.claims.entry import (
 )
 from dra_driver.claims.journal import details, rows
 from dra_driver.claims.journal.file import OpenJournal
-from dra_driver.claims.journal.gpu_notes import GpuNotesStore
 from dra_driver.claims.journal.values import corruption, parse_text, parse_uid
+from dra_driver.claims.journal.whole_gpus import WholeGpuStore
 from dra_driver.claims.planning.conflicts import conflicts, overlaps
 from dra_driver.errors import StorageError
 from dra_driver.model.claim import ClaimRef
@@ -50,14 +49,13 @@ class Counts:
     devices: int
 
 
-class Journal(GpuNotesStore):
+class Journal(WholeGpuStore):
     """One open journal; see `database.Database` for opening, closing, errors and waits."""
 
     def __init__(
         self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
-        self._attempts = itertools.count(1)
         self.restore_from_backups()
 
     def entry(self, uid: ClaimUid) -> Entry | None:
@@ -278,10 +276,7 @@ class Journal(GpuNotesStore):
     def _insert(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice], state: State
     ) -> AttemptToken:
-        attempt = self._next_attempt()
-        row = rows.claim_row(ref, state, attempt, boot_id=self.boot_id, changed_at=self._now())
-        connection.execute(rows.INSERT_CLAIM, row)
-        connection.executemany(rows.INSERT_DEVICE, rows.device_rows(ref.uid, devices))
+        attempt = super()._insert(connection, ref, devices, state)
         self._replace_details(connection, ref.uid, devices)
         return attempt
 
@@ -298,9 +293,6 @@ class Journal(GpuNotesStore):
             connection.executemany(details.INSERT_MIG, details.mig_rows(uid, devices))
             connection.executemany(details.INSERT_SHARING, details.sharing_rows(uid, devices))
             self._write_backups(connection, [device.gpu_uuid for device in devices if device.partition is not None])
-
-    def _next_attempt(self) -> AttemptToken:
-        return AttemptToken(owner=self.owner, number=next(self._attempts))
 
     @staticmethod
     def _change(connection: sqlite3.Connection, statement: str, values: tuple[object, ...]) -> bool:

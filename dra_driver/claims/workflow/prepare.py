@@ -7,9 +7,10 @@
     5. write the claim's CDI file                                               on failure: remove it
     6. journal: finish; from here on the claim is prepared, also if the process dies
 
-Most claims are for whole GPUs in their present state. They skip step 4 unless a note says that a setting has to be
-restored; their ``begin`` is not synced, and no GPU is locked, because the journal keeps other claims away. For the
-others steps 3 to 6 run under the locks of the claim's GPUs, and ``begin`` is durable before hardware changes.
+Most claims are for whole GPUs in their present state, and `whole_gpus` has prepared them before this is reached. Those
+that come here skip step 4 unless a note says that a setting has to be restored; their ``begin`` is not synced, and no
+GPU is locked, because the journal keeps other claims away. For the others steps 3 to 6 run under the locks of the
+claim's GPUs, and ``begin`` is durable before hardware changes.
 
 A failure in 4 to 6 is torn down at once. What a dead process left in state ``preparing`` was never answered to the
 kubelet; the next call for the claim, a claim that needs the device, or `recover` tears it down.
@@ -93,15 +94,19 @@ class Preparer:
         self._deps = deps
         self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 
-    def prepare(self, ref: ClaimRef, *, budget: CallBudget) -> tuple[PreparedDevice, ...]:
+    def prepare(
+        self, ref: ClaimRef, *, budget: CallBudget, read: AllocatedClaim | DraError | None = None
+    ) -> tuple[PreparedDevice, ...]:
         """Prepare the claim and return its devices, by ``budget.deadline`` unless disk or hardware itself hangs.
+
+        ``read`` is what reading the claim gave in this call already; None when it was not read.
 
         Idempotent: a repeat returns an equal answer. Raises a `DraError` whose message says what to do, after waiting
         while the error may pass by itself (`waiting.RetryPolicy`). After an error nothing of the claim remains on disk
         or on a GPU, except when removing it fails too; then the entry keeps the devices until the next call or start.
         """
         try:
-            return self._attempt(ref, budget)
+            return self._attempt(ref, budget, read)
         except DraError as error:
             if self._pause_left_s(error, budget) <= 0 or not self._slots.acquire(blocking=False):
                 raise
@@ -129,7 +134,9 @@ class Preparer:
     def _pause_left_s(self, error: DraError, budget: CallBudget) -> float:
         return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())
 
-    def _attempt(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
+    def _attempt(
+        self, ref: ClaimRef, budget: CallBudget, read: AllocatedClaim | DraError | None = None
+    ) -> tuple[PreparedDevice, ...]:
         # The lock is not kept between attempts, so that an unprepare of the same claim can run.
         deps = self._deps
         with deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired, deps.gate.work():
@@ -139,7 +146,7 @@ class Preparer:
                     f"{deps.retry_policy.call_s:g} s; the kubelet tries again"
                 )
             entry = self._current_entry(ref, budget)
-            return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget)
+            return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget, read)
 
     def _left_s(self, budget: CallBudget) -> float:
         return budget.deadline - self._deps.clock.now()
@@ -184,8 +191,12 @@ class Preparer:
         log.info("claim was already prepared; not verified while prepares are paused", extra={"claim": str(entry.ref)})
         return recorded_answer(entry, self._deps.names)
 
-    def _prepare(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        deps, claim = self._deps, self._read(ref, budget)
+    def _prepare(
+        self, ref: ClaimRef, budget: CallBudget, read: AllocatedClaim | DraError | None
+    ) -> tuple[PreparedDevice, ...]:
+        deps, claim = self._deps, read or self._read(ref, budget)
+        if isinstance(claim, DraError):
+            raise claim
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
             return self._prepare_again(entry, budget)
         todo = plan_claim(claim, self._snapshot(), deps.names, deps.pool, deps.terms())

@@ -23,6 +23,13 @@ from dra_driver.claims.workflow.recover import (
 )
 from dra_driver.claims.workflow.stale_claims import CollectDependencies, CollectJournal, StaleClaimCollector
 from dra_driver.claims.workflow.unprepare import UnprepareDependencies, unprepare_claim
+from dra_driver.claims.workflow.whole_gpus import (
+    Beginning,
+    WholeGpuDependencies,
+    WholeGpuJournal,
+    forget_whole_gpus,
+    prepare_whole_gpus,
+)
 from dra_driver.errors import DraError, RetryableError
 from dra_driver.model.claim import ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid
@@ -34,7 +41,7 @@ Answer = TypeVar("Answer")
 Prepared = tuple[PreparedDevice, ...]
 
 
-class ServiceJournal(PrepareJournal, RecoverJournal, CollectJournal, RetryJournal, Protocol):
+class ServiceJournal(PrepareJournal, RecoverJournal, CollectJournal, RetryJournal, WholeGpuJournal, Protocol):
     """What the service needs of the journal."""
 
     def tidy(self) -> None: ...
@@ -46,6 +53,7 @@ class ServiceDependencies(
     RecoverDependencies,
     CollectDependencies,
     RetryDependencies,
+    WholeGpuDependencies,
     Protocol,
 ):
     """What the service needs; `assembly.ClaimDependencies` satisfies it."""
@@ -78,16 +86,27 @@ class ClaimService:
     ) -> dict[ClaimUid, Prepared | DraError]:
         """Prepare the claims; each one's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
 
-        The claims are prepared one after the other within `waiting.RetryPolicy.call_s`, or less when the caller waits
-        only ``within_s`` more seconds. A claim whose turn comes after that gets an error and stays unchanged.
+        Claims for whole GPUs are prepared together, see `whole_gpus`, the others one after the other, within
+        `waiting.RetryPolicy.call_s`, or less when the caller waits only ``within_s`` more seconds. A claim whose turn
+        comes after that gets an error and stays unchanged.
         """
         budget = self._budget(within_s)
-        return self._answers(partial(self._preparer.prepare, budget=budget), refs, "prepared", budget)
+        begun = _begun(lambda: prepare_whole_gpus(self._deps, refs, budget), Beginning())
+
+        def prepare(ref: ClaimRef) -> Prepared:
+            return self._preparer.prepare(ref, budget=budget, read=begun.read.get(ref.uid))
+
+        rest = [ref for ref in refs if ref.uid not in begun.answers]
+        return begun.answers | self._answers(prepare, rest, "prepared", budget)
 
     def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> dict[ClaimUid, DraError | None]:
         """Unprepare the claims; None for each that has nothing any more, else its error. Time as in ``prepare``."""
         budget = self._budget(within_s)
-        return self._answers(partial(unprepare_claim, self._deps, budget=budget), refs, "unprepared", budget)
+        gone = _begun(lambda: forget_whole_gpus(self._deps, refs), frozenset[ClaimUid]())
+        rest = [ref for ref in refs if ref.uid not in gone]
+        return dict.fromkeys(gone) | self._answers(
+            partial(unprepare_claim, self._deps, budget=budget), rest, "unprepared", budget
+        )
 
     def recover(self) -> RecoveryResult:
         """Make journal, CDI files and hardware agree; errors become ``problems``. See `recover.recover`."""
@@ -164,6 +183,16 @@ class ClaimService:
             in_time = self._deps.clock.now() < budget.deadline
             answers[ref.uid] = _guarded(work, ref, what) if in_time else _late(ref, what)
         return answers
+
+
+def _begun(work: Callable[[], Answer], nothing: Answer) -> Answer:
+    """The short way for all claims of a call; after a defect in it, every claim goes the long way by itself."""
+    try:
+        return work()
+    except Exception:  # a fence: the answers come all the same
+        log.exception("claims could not be worked on together")
+        metrics.internal_error("claims")
+        return nothing
 
 
 def _late(ref: ClaimRef, what: str) -> DraError:

@@ -50,14 +50,20 @@ class HttpPool:
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> StreamAnswer:
         """Send a request and read the head of its answer; close the answer when done. Raises `TransportError`."""
+        return self.send(verb, target, headers, body, limits)()
+
+    def send(
+        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> Callable[[], StreamAnswer]:
+        """Send a request; the result waits for its answer and has to be called. Both raise `TransportError`."""
         data = _encoded(verb, self._server.path + target, {"Host": self._server.host_field, **headers}, body)
         stream = self._idle_stream() or self._open(limits)
         try:
             stream.send(data, limits)
-            return StreamAnswer(stream, lambda reusable: self._give_back(stream, reusable=reusable))
         except BaseException:
             stream.close()
             raise
+        return lambda: self._answer(stream)
 
     def clear(self, *, for_good: bool = False) -> None:
         """Close idle connections; ``for_good``, those in use too, once they are free. Idempotent."""
@@ -65,6 +71,13 @@ class HttpPool:
             if for_good:
                 self._kept = 0
             _close_all(self._idle)
+
+    def _answer(self, stream: HttpStream) -> StreamAnswer:
+        try:
+            return StreamAnswer(stream, lambda reusable: self._give_back(stream, reusable=reusable))
+        except BaseException:
+            stream.close()
+            raise
 
     def _idle_stream(self) -> HttpStream | None:
         while True:

@@ -83,6 +83,9 @@ def journal_steps(folder: Path) -> None:  # long: a list of steps, read from top
     def begun() -> None:
         attempts["one"] = begin(journal, 1, durable=True)
 
+    whole = replace(device(5), partition=None)
+    step("durable record_prepared", lambda: set(journal.record_prepared([(ref(5), [whole])])) == {uid(5)})
+    step("durable forget_prepared", lambda: journal.forget_prepared([uid(5)], lambda _: None) == {uid(5)})
     step("durable begin", begun)
     step("durable finish", lambda: journal.finish(uid(1), attempts["one"], [device(1, live=True)]))
 

@@ -10,6 +10,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dra_driver.cdi.writer import CdiWriter
@@ -17,7 +18,7 @@ from dra_driver.claims.assembly import Claims, open_claims
 from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.errors import ClaimReplacedError, DraError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
-from dra_driver.model.ids import PoolName
+from dra_driver.model.ids import ClaimUid, PoolName
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, claim, machine, ref, result
 
 GPUS = 8
@@ -34,6 +35,17 @@ class EveryClaim:
         if ref(number).uid != of.uid:
             raise ClaimReplacedError(f"claim {of} does not exist any more")
         return claim(number, result(f"gpu-{number % self._gpus}"))
+
+    def read_all(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
+        found: dict[ClaimUid, AllocatedClaim | DraError] = {}
+        for each in refs:
+            try:
+                found[each.uid] = self.read(each)
+            except DraError as error:
+                found[each.uid] = error
+        return found
 
     def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
         return tuple(self.read(ref(number)) for number in range(64)) if pool == POOL else ()

@@ -12,6 +12,8 @@ from tests.fakes.syscalls import Sync, supported, syncs_between_marks
 pytestmark = pytest.mark.skipif(not supported(), reason="system calls are traced on Linux 5.3, x86-64 and aarch64 only")
 
 JOURNAL_STEPS = (
+    "record_prepared",
+    "forget_prepared",
     "begin",
     "finish",
     "start_unprepare",

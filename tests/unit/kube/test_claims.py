@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from dra_driver.errors import (
     ClaimError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
+    KubernetesApiError,
     NotFoundError,
 )
 from dra_driver.kube.claims import ApiClaimReader, allocated_claim
-from dra_driver.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.model.ids import ClaimUid, DeviceName, PoolName
 
 DRIVER = "gpu.nvidia.com"
@@ -205,6 +207,14 @@ class Api:
             raise self.answer
         return self.answer
 
+    def get_all(
+        self, paths: Sequence[str], *, within_s: float | None = None
+    ) -> list[dict[str, Any] | KubernetesApiError]:
+        self.paths += paths
+        answer = self.answer
+        assert isinstance(answer, dict | KubernetesApiError)
+        return [answer] * len(paths)
+
 
 def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
     """A name can never address another path of the API."""
@@ -235,3 +245,16 @@ def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
         ApiClaimReader(Api(NotFoundError("no such path", status=404)), DRIVER).read(REF)
     with pytest.raises(ApiUnreachableError):
         ApiClaimReader(Api(ApiUnreachableError("down")), DRIVER).read(REF)
+
+
+def test_several_claims_are_read_at_once_and_each_gets_its_own_answer() -> None:
+    """One claim of a pod that was replaced must not keep the pod's other claims from being read."""
+    other = ClaimRef(namespace="ns", name="other", uid=ClaimUid("f" * 8))
+    bad = ClaimRef(namespace="", name="x", uid=ClaimUid("e" * 8))
+    found = ApiClaimReader(Api(claim()), DRIVER).read_all([REF, other, bad], within_s=2.0)
+    first = found[REF.uid]
+    assert isinstance(first, AllocatedClaim)
+    assert first.ref == REF
+    assert isinstance(found[other.uid], ClaimReplacedError)
+    gone = ApiClaimReader(Api(NotFoundError("no", status=404, reason="NotFound")), DRIVER).read_all([REF])
+    assert isinstance(gone[REF.uid], ClaimReplacedError)
