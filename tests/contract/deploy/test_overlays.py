@@ -15,7 +15,7 @@ from dra_driver.config.options import flags_of
 from dra_driver.config.settings import load_node_settings
 from tests.fakes.kustomize import CLUSTER_SCOPED, DEPLOY, render
 
-OVERLAYS = ("driver-container", "gpu-operator", "k0s", "namespace")
+OVERLAYS = ("driver-container", "gpu-operator", "k0s", "namespace", "openshift")
 MPS = "gpu.nvidia.com/mps"
 
 
@@ -83,6 +83,46 @@ def test_a_driver_container_is_seen_through_its_parent_folder(name: str) -> None
     (volume,) = [item for item in spec["volumes"] if item["name"] == "driver-root"]
     assert volume["hostPath"] == {"path": "/run/nvidia", "type": "DirectoryOrCreate"}
     assert environment(spec)["DRIVER_ROOT"] == "/driver-root/driver"
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS])
+@pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
+def test_the_hosts_dev_is_mounted_to_be_written_and_nothing_else_is_put_into_it(overlay: str | None, name: str) -> None:
+    """Pods in a user namespace get the host's nodes. The kubelet puts its termination log into /dev by default."""
+    spec = daemonset(render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay), name)
+    (container,) = spec["containers"]
+    (mount,) = [item for item in container["volumeMounts"] if item["name"] == "dev"]
+    assert mount == {"name": "dev", "mountPath": "/dev"}
+    assert mounts(spec)["dev"] == ("/dev", "/dev")
+    assert not container["terminationMessagePath"].startswith("/dev")
+
+
+@pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
+def test_nodes_with_boards_of_either_class_are_chosen(name: str) -> None:
+    """Node Feature Discovery labels a board with a display output by another class than one without."""
+    affinity = daemonset(render(DEPLOY / "base"), name)["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = [term["matchExpressions"][0]["key"] for term in terms]
+    assert keys == [
+        "nvidia.com/gpu.present",
+        "feature.node.kubernetes.io/pci-10de.present",
+        "feature.node.kubernetes.io/pci-0302_10de.present",
+        "feature.node.kubernetes.io/pci-0300_10de.present",
+    ]
+
+
+def test_on_openshift_both_accounts_and_no_others_may_use_the_privileged_constraint() -> None:
+    """``default``, which the MPS host has elsewhere, is the account of every other pod of the namespace."""
+    objects = render(DEPLOY / "overlays" / "openshift")
+    (binding,) = [obj for obj in objects if obj.get("roleRef", {}).get("name") == "system:openshift:scc:privileged"]
+    assert (binding["kind"], binding["metadata"]["namespace"]) == ("RoleBinding", "dra-driver")
+    accounts = {(subject["kind"], subject["namespace"], subject["name"]) for subject in binding["subjects"]}
+    names = [daemonset(objects, name)["serviceAccountName"] for name in ("dra-driver-node", "dra-driver-mps-host")]
+    assert accounts == {("ServiceAccount", "dra-driver", name) for name in names}
+    made = {obj["metadata"]["name"] for obj in objects if obj["kind"] == "ServiceAccount"}
+    assert set(names) <= made
+    assert "default" not in names
+    assert daemonset(objects, "dra-driver-mps-host")["automountServiceAccountToken"] is False
 
 
 def test_another_namespace_moves_everything_but_the_role_for_events() -> None:
