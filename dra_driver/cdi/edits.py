@@ -5,12 +5,14 @@ only the claim's devices. NVIDIA's driver writes one document per claim with eve
 stays below 2 kB, the libraries are listed once, and hooks run once per container with any number of claims (CDI applies
 the edits of a document once).
 
-Device nodes always have type, major and minor, so that the runtime does not have to find them on the host: MIG
-capability nodes and ``nvidia-uvm`` are often missing there until a program opens them.
+Device nodes always have type, major and minor, so that the runtime does not have to find them on the host, where MIG
+capability nodes and ``nvidia-uvm`` are often missing. Pods in a user namespace need them there all the same:
+``device_nodes/`` makes them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from dra_driver.cdi.caps import Capability
 from dra_driver.cdi.drm import DrmNode
@@ -19,7 +21,7 @@ from dra_driver.cdi.layout import ALIASES
 from dra_driver.cdi.libraries import DriverFiles, Library
 from dra_driver.cdi.names import COMMON, CdiNames
 from dra_driver.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, DeviceNode, Mount
-from dra_driver.device_nodes import numbers as device_numbers
+from dra_driver.device_nodes.names import CONTROL_NODES, MODESET, NodeKind, expected_numbers, kind_of
 from dra_driver.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError
@@ -35,9 +37,6 @@ MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container; CUDA's def
 # host, while the container's user was granted this device, and the device cgroup allows no other device.
 _NODE_MODE = 0o666
 
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Nodes that every program with a GPU needs; each is added when its module is loaded."""
-
 
 def base_spec(
     names: CdiNames,
@@ -48,8 +47,9 @@ def base_spec(
 ) -> CdiSpec:
     """The base document: the driver's files and control nodes, and one device by which a container requests them.
 
-    ``hook`` is NVIDIA's hook on the host, None for soname mode. ``found`` are real nodes of the dev root,
-    by path in containers. Raises `DriverUnavailableError` when the kernel module is not loaded.
+    ``hook`` is NVIDIA's hook on the host, None for soname mode. ``found`` are real nodes of the dev root, by path in
+    containers, used where the kernel's list lacks their module. Raises `DriverUnavailableError` when a kernel module
+    that every CUDA program needs is not loaded.
     """
     edits = ContainerEdits(
         # An image's NVIDIA_VISIBLE_DEVICES=all would make the older NVIDIA runtime add every GPU of the node.
@@ -77,10 +77,10 @@ def gpu_edits(
     both. ``found`` are the numbers of a real node in the dev root. Raises `DriverUnavailableError` when no module
     is loaded.
     """
-    # An existing node wins over the kernel's list, because programs on the host use it (the module may have registered
-    # under an unknown name).
-    numbers = found or _numbers(majors.nvidia, minor, f"/dev/nvidia{minor}")
-    node = device_node(root, f"/dev/nvidia{minor}", numbers)
+    # The kernel's list wins over a node, which may be one of a former driver. A node counts where the list lacks the
+    # module: it may have registered under an unknown name.
+    path = f"/dev/nvidia{minor}"
+    node = device_node(root, path, expected_numbers(path, majors) or found or _no_numbers(path))
     return ContainerEdits(env=(f"DRA_GPU_{minor}_UUID={uuid}",) if uuid else (), device_nodes=(node,))
 
 
@@ -177,27 +177,26 @@ def claim_spec(names: CdiNames, devices: Sequence[tuple[str, ContainerEdits]]) -
     )
 
 
-def _numbers(major: int | None, minor: int, path: str) -> NodeNumbers:
-    if major is None:
-        raise DriverUnavailableError(
-            f"no device numbers for {path}: /proc/devices lists neither 'nvidia' nor 'nvidia-frontend' "
-            "and no such node exists; load the NVIDIA kernel module (nvidia-modprobe, or start the driver container)"
-        )
-    return NodeNumbers(major=major, minor=minor)
+def _no_numbers(path: str) -> NoReturn:
+    raise DriverUnavailableError(
+        f"no device numbers for {path}: /proc/devices lists neither 'nvidia' nor 'nvidia-frontend' "
+        "and no such node exists; load the NVIDIA kernel module (nvidia-modprobe, or start the driver container)"
+    )
 
 
 def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNumbers]) -> Iterator[DeviceNode]:
-    numbers = {
-        "/dev/nvidiactl": (majors.nvidia, device_numbers.CONTROL_MINOR),
-        "/dev/nvidia-uvm": (majors.uvm, device_numbers.UVM_MINOR),
-        "/dev/nvidia-uvm-tools": (majors.uvm, device_numbers.UVM_TOOLS_MINOR),
-        "/dev/nvidia-modeset": (majors.modeset, device_numbers.MODESET_MINOR),
-    }
     for path in CONTROL_NODES:
-        major, minor = numbers[path]
-        # Without nvidiactl nothing works, so its absence is an error; the others belong to modules that may be absent.
-        if path in found or major is not None or path == "/dev/nvidiactl":
-            yield device_node(root, path, found.get(path) or _numbers(major, minor, path))
+        numbers = expected_numbers(path, majors)
+        if numbers is None and kind_of(path) is NodeKind.UVM:  # whatever node is left of it: it cannot be opened
+            raise DriverUnavailableError(
+                f"no device numbers for {path}: /proc/devices does not list 'nvidia-uvm', without which no CUDA program"
+                " starts; run `nvidia-modprobe -u -c0` on the node"
+            )
+        numbers = numbers or found.get(path)
+        if numbers is not None:
+            yield device_node(root, path, numbers)
+        elif path != MODESET:  # whose module is needed for graphics alone
+            _no_numbers(path)
 
 
 def _mounts(files: DriverFiles, hook: CdiHook | None) -> Iterator[Mount]:

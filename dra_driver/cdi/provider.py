@@ -6,7 +6,7 @@ step gets a GPU's edits here and writes the claim's document itself.
 
 import logging
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from dra_driver.cdi import edits
@@ -19,6 +19,7 @@ from dra_driver.cdi.masks import without_mps_programs
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.device_nodes.names import CONTROL_NODES
 from dra_driver.device_nodes.numbers import Majors, node_numbers
 from dra_driver.driver_root.detect import RootSource
 from dra_driver.driver_root.root import DriverRoot
@@ -48,9 +49,11 @@ class CdiProvider:
     ``proc_devices`` is the kernel's list of device numbers and ``proc_driver`` the folder in which NVIDIA's module
     lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host, ``none`` for no
     hook, None to search for it; ``hook_versions`` reads its version, and ``host`` shows the host's ``/``, where the
-    hook is, if the driver root does not. ``graphics`` adds each GPU's DRM nodes (``/dev/dri/card*`` and ``renderD*``,
-    found in ``sysfs_root``), for programs that render without a display (EGL, Vulkan, GBM). The default is off: CUDA,
-    video and NVML never open them, and a card node lets a container drive displays.
+    hook is, if the driver root does not. ``majors`` gives the numbers for a new base document; it may load modules
+    before, and raises `DriverUnavailableError` for one that is missing. ``graphics`` adds each GPU's DRM nodes
+    (``/dev/dri/card*`` and ``renderD*``, found in ``sysfs_root``), for programs that render without a display (EGL,
+    Vulkan, GBM). The default is off: CUDA, video and NVML never open them, and a card node lets a container drive
+    displays.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class CdiProvider:
         proc_driver: str = "/proc/driver",
         hook_versions: HookVersions | None = None,
         host: DriverRoot | None = None,
+        majors: Callable[[], Majors] | None = None,
     ) -> None:
         self._locate: RootSource = (lambda: root) if isinstance(root, DriverRoot) else root
         self._host = host
@@ -77,6 +81,7 @@ class CdiProvider:
         self._sysfs_root = sysfs_root
         self._proc_driver = str(proc_driver)
         self._hook_versions = hook_versions or HookVersions()
+        self._new_majors = majors or (lambda: Majors.read(self._proc_devices))
         self._hook_note: str | None = None
         self._lock = threading.Lock()  # guards _base and _hook_note; one search at a time
         self._base: _Base | None = None
@@ -148,13 +153,13 @@ class CdiProvider:
 
     def _rebuild(self) -> tuple[_Base, bool]:
         """`refresh` with the lock held: the new base, and whether the file changed."""
-        majors = Majors.read(self._proc_devices)
+        majors = self._new_majors()
         root = self._locate()
         files = discover(root)
         host = self._host or root
         hook_folders = tuple(FolderState.of(host.here(path.rpartition("/")[0])) for path in self._hook_candidates(host))
         hook = self._choose_hook(host)
-        nodes = ((path, node_numbers(root.dev_here(path))) for path in edits.CONTROL_NODES)
+        nodes = ((path, node_numbers(root.dev_here(path))) for path in CONTROL_NODES)
         found = {path: numbers for path, numbers in nodes if numbers}
         spec = edits.base_spec(self._names, files, majors, hook, found)
         changed = self._writer.write_base(spec)

@@ -15,8 +15,10 @@ from dra_driver.claims.dependencies import (
     ClaimCdiFiles,
     ClaimLister,
     ClaimReader,
+    DeviceNodes,
     Event,
     HardwareDependencies,
+    NoDeviceNodes,
     RunLiveness,
 )
 from dra_driver.claims.gpu_locks import GpuLocks
@@ -56,6 +58,7 @@ class ClaimDependencies:
     journal: ServiceJournal
     writer: ClaimCdiFiles
     provider: CdiSources
+    device_nodes: DeviceNodes = field(default_factory=NoDeviceNodes)
     owners: RunLiveness
     snapshot: Callable[[], Snapshot]
     gpu_locks: GpuLocks
@@ -99,6 +102,7 @@ def open_claims(
     writer: ClaimCdiFiles,
     provider: CdiSources,
     snapshot: Callable[[], Snapshot],
+    device_nodes: DeviceNodes | None = None,
     lister: ClaimLister | None = None,
     hardware: Callable[[Journal], HardwareDependencies] | None = None,
     terms: Callable[[], Terms] = _default_terms,
@@ -128,6 +132,7 @@ def open_claims(
         journal=journal,
         writer=writer,
         provider=provider,
+        device_nodes=device_nodes or NoDeviceNodes(),
         owners=owners,
         snapshot=snapshot,
         gpu_locks=GpuLocks(directory / LOCKS),

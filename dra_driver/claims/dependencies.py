@@ -4,7 +4,7 @@ A function of ``workflow/`` or ``hardware/`` takes one argument ``deps`` whose P
 its callees use. `assembly.ClaimDependencies` satisfies all of these Protocols; mypy --strict proves it.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,6 +14,7 @@ from dra_driver.claims.entry import OwnerId
 from dra_driver.claims.gpu_locks import GpuLocks
 from dra_driver.claims.prepare_gate import PrepareGate
 from dra_driver.claims.waiting import ClaimLocks, WakeableClock
+from dra_driver.device_nodes.keeper import WantedNode
 from dra_driver.errors import DraError, NotPermittedError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.gpu import Gpu, Snapshot
@@ -91,6 +92,19 @@ class CdiSources(CdiEdits, Protocol):
     @property
     def driver_identity(self) -> Hashable | None: ...
     def ensure_base(self) -> bool: ...
+
+
+class DeviceNodes(Protocol):
+    """Nodes on the host, see `device_nodes.keeper.NodeKeeper`. Errors: `DeviceNodeError`, `DeviceLostError`."""
+
+    def ensure(self, nodes: Iterable[WantedNode]) -> None: ...
+
+
+class NoDeviceNodes:
+    """Leaves the host's nodes alone."""
+
+    def ensure(self, nodes: Iterable[WantedNode]) -> None:
+        """Nothing."""
 
 
 class MigControl(Protocol):

@@ -197,6 +197,17 @@ class NodeSettings:
         ),
         None,
     )
+    host_dev: str | None = setting(
+        Option(
+            HARDWARE,
+            "HOST_DEV",
+            "DIR",
+            "the host's /dev as this process sees it, in which device nodes and links to them are made; default: /dev, "
+            "or dev in the host root if that is another folder; none for simulated GPUs, and with --proc-devices",
+            _absolute,
+        ),
+        None,
+    )
     nvidia_cdi_hook_path: str | None = setting(
         Option(
             HARDWARE,

@@ -22,6 +22,16 @@ UVM_TOOLS_MINOR = 1
 _LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
 
 
+def registered_names(text: str) -> dict[int, str]:
+    """Names of drivers by major of their character devices, in the text of ``/proc/devices``; the first of several."""
+    characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
+    found: dict[int, str] = {}
+    for line in characters.splitlines():
+        if match := _LINE.fullmatch(line.rstrip()):
+            found.setdefault(int(match[1]), match[2])
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Majors:
     """Majors of NVIDIA's character devices; None for a module that is not loaded.

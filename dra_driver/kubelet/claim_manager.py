@@ -17,6 +17,7 @@ from dra_driver.gpu.inventory import Inventory
 from dra_driver.kube.claim_list import ApiClaimLister
 from dra_driver.kube.claims import ApiClaimReader
 from dra_driver.kube.rest import RestClient
+from dra_driver.kubelet.device_nodes import HostDeviceNodes
 from dra_driver.kubelet.hardware import MPS, Hardware
 from dra_driver.mig.manager import CreationWatch
 from dra_driver.model.terms import Terms
@@ -48,6 +49,7 @@ class ClaimManager:
         provider: CdiProvider,
         inventory: Inventory,
         hardware: Hardware,
+        device_nodes: HostDeviceNodes,
         terms: Callable[[], Terms],
         watch: CreationWatch | None = None,
         gate: PrepareGate,
@@ -72,6 +74,7 @@ class ClaimManager:
                 lister=ApiClaimLister(rest, settings.driver_name),
                 writer=writer,
                 provider=provider,
+                device_nodes=device_nodes,
                 snapshot=inventory.current,
                 hardware=lambda journal: hardware.tools(
                     journal, plugin_dir / MPS, inventory.refresh, inventory.current, watch

@@ -26,6 +26,7 @@ from dra_driver.sharing.smi import Smi
 from dra_driver.sharing.timeslice import TimeSlicer
 
 SIMULATED_ROOT = "simulated-root"
+KERNEL_DEVICES = "/proc/devices"
 SIMULATED_STATE = "simulated-gpus.json"
 MPS = "mps"
 """The folder, below the driver's own, that the node process and ``dra-driver mps-host`` share."""
@@ -35,8 +36,9 @@ MPS = "mps"
 class Hardware:
     """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date.
 
-    ``host`` shows the host's ``/`` where the driver root may be another one. ``procs`` are proc file systems in which
-    the node's processes may be visible, best first.
+    ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as
+    this process sees it, None to leave it alone; ``has_tools``: the driver root is one of a real driver. ``procs`` are
+    proc file systems in which the node's processes may be visible, best first.
     """
 
     backend: GpuBackend
@@ -44,6 +46,8 @@ class Hardware:
     proc_devices: str
     host: DriverRoot | None = None
     proc_driver: str = "/proc/driver"
+    host_dev: str | None = None
+    has_tools: bool = False
     renew_root: Callable[[], None] = lambda: None
     procs: Callable[[], Iterable[Path]] = tuple
 
@@ -83,7 +87,7 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
     Imports only what is used: NVML's bindings or the catalogue of models.
     """
     if settings.simulate is not None:
-        return _simulated(settings.simulate, settings.node_name, plugin_dir)
+        return _simulated(settings.simulate, settings.node_name, plugin_dir, settings.host_dev)
     from dra_driver.gpu.nvml.backend import NvmlBackend  # noqa: PLC0415 - 6 MB that simulated GPUs do not need
 
     reads_instances = InstanceReader(plugin_dir / "instances.lock")
@@ -100,6 +104,8 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
             root=detector.current,
             host=DriverRoot(root=settings.host_root, host_root="/"),
             proc_devices=settings.proc_devices,
+            host_dev=host_dev(settings),
+            has_tools=_is_kernels(settings),
             procs=partial(_procs, settings.host_root, detector.current),
         )
     given = DriverRoot.locate(
@@ -112,6 +118,8 @@ def choose(settings: NodeSettings, plugin_dir: Path) -> Hardware:
         backend=NvmlBackend(driver_root=settings.driver_root, reads_instances=reads_instances),
         root=lambda: given,
         proc_devices=settings.proc_devices,
+        host_dev=host_dev(settings),
+        has_tools=_is_kernels(settings),
         procs=partial(_procs, settings.host_root, lambda: given),
     )
 
@@ -131,7 +139,28 @@ def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
     yield Path("/proc")
 
 
-def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:
+def _is_kernels(settings: NodeSettings) -> bool:
+    """Whether device numbers are those of this machine's kernel, and not a test's."""
+    return settings.proc_devices == KERNEL_DEVICES
+
+
+def host_dev(settings: NodeSettings, own: str = "/dev") -> str | None:
+    """The host's ``/dev`` as this process sees it; None to leave it alone. ``own`` is this process' own.
+
+    A pod has its own unless the host's is mounted there. Where the host's root is visible, a difference shows.
+    """
+    below = Path(settings.host_root) / "dev"
+    if settings.host_dev is not None:
+        return settings.host_dev
+    if not _is_kernels(settings):
+        return None
+    try:
+        return str(below) if below.is_dir() and not below.samefile(own) else own
+    except OSError:
+        return own
+
+
+def _simulated(spec: str, node_name: str, plugin_dir: Path, host_dev: str | None) -> Hardware:
     """Simulated GPUs with a driver root below the driver's own directory, which host and container see alike.
 
     Their state is kept beside it: like that of real GPUs it outlives the process.
@@ -155,5 +184,6 @@ def _simulated(spec: str, node_name: str, plugin_dir: Path) -> Hardware:
         root=lambda: root,
         proc_devices=str(folder / "proc" / "devices"),
         proc_driver=str(folder / "proc" / "driver"),
+        host_dev=host_dev,
         renew_root=backend.announce,
     )

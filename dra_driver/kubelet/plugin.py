@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from dra_driver import __version__
-from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter
+from dra_driver.cdi import CdiNames, CdiWriter
 from dra_driver.claims import PrepareGate
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError
@@ -43,9 +43,11 @@ from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import hardware, preflight, probe, service
+from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.detach_setup import open_detaching
 from dra_driver.kubelet.detaching import Detaching
+from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
@@ -112,6 +114,7 @@ class NodeProcess:
         self._publisher: Publisher | None = None
         self._inventory_publisher: InventoryPublisher | None = None
         self._storage: StorageHealth | None = None
+        self._node_remarks: Callable[[], list[str]] = list
 
     def start(self) -> None:
         """Runs the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
@@ -153,7 +156,7 @@ class NodeProcess:
 
     def remarks(self) -> list[str]:
         """What a node that is ready offers less of, one sentence each."""
-        return self._withholding.remarks
+        return [*self._withholding.remarks, *self._node_remarks()]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
@@ -196,17 +199,10 @@ class NodeProcess:
     def _start_components(self) -> None:
         settings = self._settings
         found = hardware.choose(settings, self._plugin_dir)
+        nodes = HostDeviceNodes.of(found)
         names = CdiNames(settings.driver_name)
         writer = CdiWriter(settings.cdi_dir, names)
-        provider = CdiProvider(
-            found.root,
-            names,
-            writer,
-            found.proc_devices,
-            settings.nvidia_cdi_hook_path,
-            proc_driver=found.proc_driver,
-            host=found.host,
-        )
+        provider = open_cdi(settings, found, nodes, names, writer)
         rest = RestClient(Connection.load(settings.kubeconfig))
         own_node = self._watch_own_node(rest)
         gate, events = PrepareGate(), EventRecorder(rest, COMPONENT, settings.node_name)
@@ -221,6 +217,7 @@ class NodeProcess:
             provider=provider,
             inventory=inventory,
             hardware=found,
+            device_nodes=nodes,
             terms=lambda: self._terms.current() if self._terms is not None else {},
             watch=self._withholding,
             gate=gate,
@@ -251,8 +248,10 @@ class NodeProcess:
         self._inventory_publisher = InventoryPublisher(
             inventory, provider, publisher, published, detaching, taint=taint, held=held, driver_root=found.renew_root
         )
+        report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
+        self._node_remarks = report.remarks
         inventory.subscribe(self._inventory_publisher.changed)
-        self._start_maintenance(self._inventory_publisher, claims, detaching)
+        self._start_maintenance(self._inventory_publisher, claims, detaching, report)
 
     def _look_at_detach(self) -> None:
         if self._detaching is not None:
@@ -300,7 +299,11 @@ class NodeProcess:
         endpoints.stop(CALL_GRACE_S)
 
     def _start_maintenance(
-        self, inventory_publisher: InventoryPublisher, claims: ClaimManager, detaching: Detaching
+        self,
+        inventory_publisher: InventoryPublisher,
+        claims: ClaimManager,
+        detaching: Detaching,
+        nodes: DeviceNodeReport,
     ) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
         service = claims.service
@@ -320,6 +323,7 @@ class NodeProcess:
             Chore(name="claims", every_s=MAINTAIN_EVERY_S, work=claims.maintain),
             Chore(name="hardware", every_s=SETTLE_EVERY_S, work=service.reclaim_orphans),
             Chore(name="journal-rebuild", every_s=REBUILD_EVERY_S, work=service.finish_rebuild),
+            Chore(name="device-nodes", every_s=CHECK_EVERY_S, work=nodes.check),
         ]
         detaching.start()
         self._running.callback(detaching.stop, COMPONENT_STOP_S)

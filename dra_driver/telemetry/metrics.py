@@ -103,6 +103,11 @@ detached = Gauge(
     "1 while this process has closed the NVIDIA driver because it was asked to",
     registry=REGISTRY,
 )
+device_node_problems = Gauge(
+    "dra_driver_device_node_problems", "Device nodes on the host with a problem that only some pods notice, by kind",
+    ["kind"],
+    registry=REGISTRY,
+)  # fmt: skip
 policies_in_force = Gauge(
     "dra_driver_policies_in_force",
     "1 while the newest policies are in force, 0 while older policies are",
@@ -157,6 +162,8 @@ def initialise(*, driver: str, node: str, version: str) -> None:
         gpus.labels(state)
     for kind in ("driver", "gpu", "property"):
         gpu_read_errors_total.labels(kind)
+    for kind in ("node", "link", "permission"):
+        device_node_problems.labels(kind)
     for answer in ("registered", "refused"):
         registrations_total.labels(answer)
     for event in CLAIM_EVENTS:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from dra_driver.cdi import CdiNames, CdiSpec, ContainerEdits, claim_spec, mps_edits
-from dra_driver.claims.dependencies import CdiEdits, HasHardware, require_hardware
+from dra_driver.claims.dependencies import CdiEdits, DeviceNodes, HasHardware, require_hardware
 from dra_driver.claims.entry import AssignedSharing
 from dra_driver.claims.planning import PlannedDevice, PreparePlan
 from dra_driver.errors import DeviceLostError
@@ -16,17 +16,21 @@ class DocumentDependencies(HasHardware, Protocol):
     def names(self) -> CdiNames: ...
     @property
     def provider(self) -> CdiEdits: ...
+    @property
+    def device_nodes(self) -> DeviceNodes: ...
 
 
 def document_of(deps: DocumentDependencies, todo: PreparePlan) -> CdiSpec:
-    """The document. The base document, partitions and daemons have to exist already.
+    """The document, with its nodes on the host. The base document, partitions and daemons have to exist already.
 
     A device that the claim has both by itself and with admin access is listed once: both have the same name. Raises
-    what `CdiSources` and `MpsControl.directories` raise.
+    what `CdiSources`, `DeviceNodes` and `MpsControl.directories` raise.
     """
     own = {device.cdi_device for device in todo.devices if not device.admin_access}
     named = [device for device in todo.devices if not device.admin_access or device.cdi_device not in own]
-    return claim_spec(deps.names, [(device.cdi_device, _edits(deps, device)) for device in named])
+    document = claim_spec(deps.names, [(device.cdi_device, _edits(deps, device)) for device in named])
+    deps.device_nodes.ensure(node for device in document.devices for node in device.container_edits.device_nodes)
+    return document
 
 
 def _edits(deps: DocumentDependencies, device: PlannedDevice) -> ContainerEdits:

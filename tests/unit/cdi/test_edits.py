@@ -159,24 +159,35 @@ def test_soname_mode_covers_both_default_layouts(files: DriverFiles) -> None:
 
 
 def test_control_nodes_follow_the_loaded_modules(files: DriverFiles) -> None:
-    """A node of a module that is not loaded would only mislead programs that look for it."""
-    only_core = edits.base_spec(NAMES, files, Majors(nvidia=195), None)
-    assert paths(only_core.container_edits) == ["/dev/nvidiactl"]
-    with_uvm = edits.base_spec(NAMES, files, Majors(nvidia=195, uvm=507), None)
-    assert paths(with_uvm.container_edits) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
-    assert {node.major for node in with_uvm.container_edits.device_nodes} == {195, 507}
+    """nvidia-modeset is for graphics, and older modules do not list it: then a real node tells its numbers."""
+    majors, modeset = Majors(nvidia=195, uvm=507), {"/dev/nvidia-modeset": NodeNumbers(major=195, minor=254)}
+    without = edits.base_spec(NAMES, files, majors, None).container_edits
+    assert paths(without) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+    assert {node.major for node in without.device_nodes} == {195, 507}
+    found = edits.base_spec(NAMES, files, majors, None, modeset).container_edits.device_nodes[-1]
+    assert (found.path, found.major, found.minor) == ("/dev/nvidia-modeset", 195, 254)
 
 
-def test_a_real_node_is_trusted_over_the_kernels_list(files: DriverFiles) -> None:
-    """Its numbers are what programs on the host open; older modules do not list modeset at all."""
-    real = {"/dev/nvidia-modeset": NodeNumbers(major=195, minor=254), "/dev/nvidiactl": NodeNumbers(major=300, minor=9)}
-    nodes = edits.base_spec(NAMES, files, Majors(nvidia=195), None, real).container_edits.device_nodes
-    assert [(node.path, node.major, node.minor) for node in nodes] == [
-        ("/dev/nvidiactl", 300, 9),
-        ("/dev/nvidia-modeset", 195, 254),
-    ]
+def test_without_nvidia_uvm_there_is_no_document(files: DriverFiles) -> None:
+    """CUDA would not start, while nvidia-smi works. A node of an unloaded module cannot be opened."""
+    stale = {"/dev/nvidia-uvm": NodeNumbers(major=507, minor=0)}
+    with pytest.raises(DriverUnavailableError, match=r"'nvidia-uvm', without which no CUDA.*nvidia-modprobe -u -c0"):
+        edits.base_spec(NAMES, files, Majors(nvidia=195), None, stale)
+
+
+def test_the_kernels_list_is_trusted_over_a_node(files: DriverFiles) -> None:
+    """A node may be left of a driver that was loaded with other numbers."""
+    stale = {"/dev/nvidia-uvm": NodeNumbers(major=507, minor=0), "/dev/nvidiactl": NodeNumbers(major=300, minor=9)}
+    nodes = edits.base_spec(NAMES, files, MAJORS, None, stale).container_edits.device_nodes
+    assert [(node.major, node.minor) for node in nodes[:2]] == [(195, 255), (510, 0)]
     gpu = edits.gpu_edits(2, MAJORS, HOST, found=NodeNumbers(major=300, minor=7)).device_nodes[0]
-    assert (gpu.major, gpu.minor) == (300, 7)
+    assert (gpu.major, gpu.minor) == (195, 2)
+
+
+def test_a_node_counts_where_the_list_lacks_its_module(files: DriverFiles) -> None:
+    """A module that registered under an unknown name."""
+    gpu = edits.gpu_edits(2, Majors(), HOST, found=NodeNumbers(major=195, minor=2)).device_nodes[0]
+    assert (gpu.major, gpu.minor) == (195, 2)
 
 
 def test_without_the_kernel_module_nothing_is_promised(files: DriverFiles) -> None:

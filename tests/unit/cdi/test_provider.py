@@ -14,6 +14,7 @@ from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.provider import CdiProvider
 from dra_driver.cdi.writer import CdiWriter
+from dra_driver.device_nodes.numbers import Majors
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import ConfigurationError, DriverUnavailableError, StorageError
 from dra_driver.model.gpu import Gpu
@@ -274,11 +275,45 @@ def test_checking_costs_little(node: Node) -> None:
     assert min(timed() for _ in range(5)) < 0.002
 
 
+def test_modules_are_loaded_before_their_numbers_are_written(tmp_path: Path) -> None:
+    """And asked for again only when the kernel's list changes, which every prepare reads."""
+    asked: list[Majors] = []
+
+    def majors() -> Majors:
+        asked.append(Majors.read(made.root.proc_devices))
+        return asked[-1]
+
+    made = Node(tmp_path, majors=majors)
+    made.provider.ensure_base()
+    made.provider.ensure_base()
+    assert len(asked) == 1
+    devices = Path(made.root.proc_devices)
+    devices.write_text(devices.read_text().replace("510 nvidia-uvm", "509 nvidia-uvm"))
+    assert made.provider.ensure_base()
+    assert made.majors()["/dev/nvidia-uvm"] == 509
+
+
+def test_a_module_that_cannot_be_loaded_fails_the_prepare(tmp_path: Path) -> None:
+    """With the sentence of the tool's failure, until the module is there."""
+    missing = [DriverUnavailableError("nvidia-modprobe did not end within 5 s")]
+
+    def majors() -> Majors:
+        if missing:
+            raise missing[0]
+        return Majors.read(made.root.proc_devices)
+
+    made = Node(tmp_path, majors=majors)
+    with pytest.raises(DriverUnavailableError, match="did not end within 5 s"):
+        made.provider.ensure_base()
+    missing.clear()
+    assert made.provider.ensure_base()
+
+
 def test_a_root_without_links_works_too(tmp_path: Path) -> None:
     """The smallest driver: one library and the kernel's list."""
     root = FakeDriverRoot(tmp_path / "root")
     root.put("/usr/lib64/libcuda.so.580.1", elf.library("libcuda.so.1"))
-    root.put("/proc/devices", b"Character devices:\n195 nvidia\n")
+    root.put("/proc/devices", b"Character devices:\n195 nvidia\n510 nvidia-uvm\n")
     writer = CdiWriter(str(tmp_path / "cdi"), NAMES)
     provider = CdiProvider(DriverRoot(root=str(root.path)), NAMES, writer, root.proc_devices)
     assert provider.refresh()
