@@ -14,6 +14,7 @@ from dra_driver.gpu.simulated import mig as rules
 from dra_driver.gpu.simulated.hardware import SimulatedHardware
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
+from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import GpuUuid
@@ -55,7 +56,8 @@ class SimulatedBackend(SimulatedHardware):
         return self._call("snapshot", None, self._snapshot)
 
     def close(self) -> None:
-        """See ``Backend.close``; does nothing."""
+        """See ``Backend.close``."""
+        self._attachment.close()
 
     def wait_for_event(self, timeout_s: float) -> bool:
         """See ``Backend.wait_for_event``. Each change is reported once, to the first thread that asks."""
@@ -156,6 +158,10 @@ class SimulatedBackend(SimulatedHardware):
     def set_fabric(self, gpu: GpuUuid, fabric: Fabric | None, *, after_mig: Fabric | None = None) -> None:
         """Set the state of the NVLink fabric, and what it becomes when the last GPU instance is destroyed."""
         self._change(None, gpu, lambda _, state: (replace(state, fabric=fabric, fabric_after_mig=after_mig), None))
+
+    def set_troubles(self, gpu: GpuUuid, *names: Trouble) -> None:
+        """Let the GPU have these troubles and no others but those of its spec."""
+        self._change(None, gpu, lambda _, state: (replace(state, troubles=frozenset(names)), None))
 
     def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
         """Let a process run in the GPU instance, so that it cannot be destroyed; or end that."""

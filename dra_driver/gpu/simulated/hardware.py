@@ -16,10 +16,12 @@ from dra_driver import errors
 from dra_driver.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
 from dra_driver.gpu.backend import Backend, ComputeModes, GpuControl
 from dra_driver.gpu.simulated import mig as rules
+from dra_driver.gpu.simulated import troubles
 from dra_driver.gpu.simulated.attachment import Attachment
 from dra_driver.gpu.simulated.mig import GpuState
-from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
-from dra_driver.gpu.simulated.state import Fault, StateStore
+from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_document
+from dra_driver.gpu.simulated.state import Changes, Fault, StateStore
+from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import GpuUuid
 
@@ -62,7 +64,7 @@ class SimulatedHardware:
         self._stamp: _Stamp | None = None
         self._lost: dict[int, str] = {}
         self._store = StateStore(state_file)
-        self._attachment = Attachment()
+        self._attachment = Attachment(state_file)
         self._on_change = on_change
         self._sleep = sleep
         self._seen_marker: object = self  # equal to no marker, so that `_has_changed` below reads the state
@@ -172,11 +174,22 @@ class SimulatedHardware:
             self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
         if fault is not None and not fault.after:
             _raise(fault)
+        if gpu is not None:
+            troubles.check(method, gpu, lambda: self.troubles(gpu), self._sleep)
         with self._lock:
             answer = work()
         if fault is not None:
             _raise(fault)
         return answer
+
+    def troubles(self, gpu: GpuUuid) -> frozenset[Trouble]:
+        """The GPU's troubles, described or set; none of a GPU that is not on this node."""
+        with self._lock:
+            item = next((item for item in self._current().gpus if item.gpu.uuid == gpu), None)
+            return frozenset() if item is None else self._troubles(item, self._store.read())
+
+    def _troubles(self, item: SimulatedGpu, changes: Changes) -> frozenset[Trouble]:
+        return item.troubles | changes.state(item.gpu).troubles
 
     def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
         if not self._store.read().faults:
@@ -220,18 +233,23 @@ class SimulatedHardware:
     def _snapshot(self) -> Snapshot:
         node = self._current()
         changes = self._store.read()
-        lost = {item.gpu.minor: item.lost for item in node.gpus if item.lost is not None} | self._lost
+        gpus: list[Gpu] = []
+        left_out: list[LeftOutGpu] = []
+        for item in node.gpus:
+            found = self._troubles(item, changes)
+            if Trouble.UNBOUND in found:
+                continue
+            reason = self._lost.get(item.gpu.minor, item.lost) or troubles.why_left_out(item.gpu.uuid, found)
+            if reason is not None:
+                left_out.append(LeftOutGpu(label=item.gpu.uuid, reason=reason))
+                continue
+            gpu = rules.apply(item.gpu, changes.state(item.gpu))
+            gpus.append(replace(gpu, mig_profiles=()) if Trouble.NO_PLACEMENTS in found else gpu)
         return Snapshot(
             driver_version=node.driver_version,
             cuda_driver_version=node.cuda_driver_version,
-            gpus=tuple(
-                rules.apply(item.gpu, changes.state(item.gpu)) for item in node.gpus if item.gpu.minor not in lost
-            ),
-            left_out=tuple(
-                LeftOutGpu(label=item.gpu.uuid, reason=lost[item.gpu.minor])
-                for item in node.gpus
-                if item.gpu.minor in lost
-            ),
+            gpus=tuple(gpus),
+            left_out=tuple(left_out),
         )
 
     def _announce(self) -> None:

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from dra_driver.errors import DeviceLostError, GpuBusyError, MigUnsupportedError, NoRoomError, ResetRequiredError
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid, MigUuid
@@ -31,6 +32,7 @@ class GpuState:
     ``in_use`` are ids of GPU instances in which a process runs. ``busy`` names the program that has the GPU open, and
     ``busy_on_create`` one that lets its MIG mode be switched and keeps its first GPU instance from being created.
     ``fabric_after_mig`` is what ``fabric`` becomes when the last GPU instance is destroyed, None for no change.
+    ``troubles``: see ``troubles.py``.
     """
 
     mig_enabled: bool = False
@@ -41,6 +43,7 @@ class GpuState:
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     fabric: Fabric | None = None
     fabric_after_mig: Fabric | None = None
+    troubles: frozenset[Trouble] = frozenset()
 
     def instance(self, gi_id: int) -> MigInstance | None:
         """The GPU instance with that id, or None."""

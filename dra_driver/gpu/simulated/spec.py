@@ -22,8 +22,8 @@ The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a m
       - {profile: 3g.20gb, start: 4}
       - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
 
-Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, and on boards with
-NVSwitches fabric: not started, in progress, or completed.
+Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, troubles (a list of
+names, see docs/simulated-gpus.md), and on boards with NVSwitches fabric: not started, in progress, or completed.
 """
 
 import functools
@@ -37,6 +37,8 @@ from typing import Any
 from dra_driver.errors import ConfigurationError, HardwareError
 from dra_driver.gpu import catalog
 from dra_driver.gpu.simulated import mig as simulated_mig
+from dra_driver.gpu.simulated import troubles
+from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
@@ -58,6 +60,7 @@ class SimulatedGpu:
 
     gpu: Gpu
     lost: str | None = None
+    troubles: frozenset[Trouble] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +171,7 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
         raise ConfigurationError(f"{path}.model: expected the name of a GPU model such as h100-sxm5-80gb")
     fields = _fields(raw, GPU_FIELDS, path)
     model = _model(fields.pop("model"), path)
-    lost = fields.pop("lost", None)
+    lost, found = fields.pop("lost", None), fields.pop("troubles", frozenset())
     count = fields.pop("count", 1)
     if "count" in raw and not {"minor", "uuid", "pciBusId"}.isdisjoint(raw):
         raise ConfigurationError(
@@ -186,7 +189,7 @@ def _entry(raw: object, path: str, before: list[SimulatedGpu], node_name: str) -
         gpu = replace(invent(model, minor, node_name), **fields)
         if gpu.memory_bytes is None:
             gpu = replace(gpu, reserved_bytes=None)
-        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost)
+        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost, troubles=found)
 
 
 def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
@@ -338,6 +341,7 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "migEnabled": _Field("mig_enabled", _yes_or_no),
         "instances": _Field("instances", _list),
         "lost": _Field("lost", _REASON, nullable=True),
+        "troubles": _Field("troubles", lambda v: troubles.parse(_list(v))),
     }
 )
 INSTANCE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(

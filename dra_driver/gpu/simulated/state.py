@@ -17,6 +17,7 @@ also ends real MIG instances. Deleting it acts as a reboot. People and tests may
         "busyOnCreate": null,                     or the program that keeps its first instance from being created
         "fabric": null,                           or {"state": "in progress", "status": 0}, see ``model/fabric.py``
         "fabricAfterMig": null,                   or what it becomes when the last instance is destroyed
+        "troubles": [],                           or names of ``troubles.py``
         "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
      "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
                  "skip": 0, "times": 1, "delayS": 0, "after": false}]}
@@ -40,6 +41,7 @@ from dra_driver.errors import DriverUnavailableError
 from dra_driver.files import lock_file, replace_file
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.simulated import mig as simulated_mig
+from dra_driver.gpu.simulated import troubles
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu
@@ -264,6 +266,7 @@ def _encode_state(gpu: Gpu, state: GpuState) -> dict[str, Any]:
         "busyOnCreate": state.busy_on_create,
         "fabric": _encode_fabric(state.fabric),
         "fabricAfterMig": _encode_fabric(state.fabric_after_mig),
+        "troubles": sorted(state.troubles),
         "instances": [
             {
                 "profile": instance.profile_id,
@@ -287,6 +290,7 @@ def _decode_state(gpu: Gpu, raw: Mapping[str, Any]) -> GpuState:
         busy_on_create=raw.get("busyOnCreate"),
         fabric=_decode_fabric(raw["fabric"]) if "fabric" in raw else gpu.fabric,
         fabric_after_mig=_decode_fabric(raw.get("fabricAfterMig")),
+        troubles=troubles.parse(raw.get("troubles", ())),
         compute_mode=ComputeMode(raw.get("computeMode", 0)),
     )
 

@@ -8,7 +8,8 @@ import pytest
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from tests.fakes.nvml import library
-from tests.fakes.nvml.state import ENVIRONMENT, State, write_sysfs
+from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.fakes.nvml.sysfs import write_sysfs
 
 SPEC = "2xh100-sxm5-80gb,1xl4-24gb,1xv100-sxm2-16gb,1xgh200-96gb,1xh100-nvl-94gb,1xrtx-pro-6000-blackwell-se-96gb"
 

@@ -11,7 +11,8 @@ from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
 from dra_driver.model.gpu import Snapshot
-from tests.fakes.nvml.state import State, write_sysfs
+from tests.fakes.nvml.state import State
+from tests.fakes.nvml.sysfs import write_sysfs
 
 
 class Hardware:

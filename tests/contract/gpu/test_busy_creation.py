@@ -14,7 +14,8 @@ from dra_driver.gpu.simulated.spec import parse_groups
 from dra_driver.mig.manager import MigManager
 from dra_driver.model.mig import PartitionId
 from tests.fakes.gpu_notes import FakeGpuNotes
-from tests.fakes.nvml.state import ENVIRONMENT, FOR_EVER, IN_USE, State, write_sysfs
+from tests.fakes.nvml.state import ENVIRONMENT, FOR_EVER, IN_USE, State
+from tests.fakes.nvml.sysfs import write_sysfs
 
 SMALL = 19
 Refuse = Callable[[str, int], None]

@@ -12,7 +12,8 @@ from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
 from dra_driver.model.fabric import Fabric, FabricState
 from tests.fakes.nvml import state as codes
-from tests.fakes.nvml.state import ENVIRONMENT, State, write_sysfs
+from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.fakes.nvml.sysfs import write_sysfs
 
 NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
 FAILED = Fabric(state=FabricState.COMPLETED, status=codes.NOT_SUPPORTED)

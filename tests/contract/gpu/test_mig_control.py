@@ -20,7 +20,8 @@ from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance
 from tests.contract.gpu.player import Player
-from tests.fakes.nvml.state import ENVIRONMENT, State, write_sysfs
+from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.fakes.nvml.sysfs import write_sysfs
 
 H100, A100_ON, A100, L4 = range(4)
 SPEC = "1xh100-sxm5-80gb,1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb,1xl4-24gb"

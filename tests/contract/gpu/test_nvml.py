@@ -20,7 +20,8 @@ from dra_driver.gpu.simulated.spec import NodeSpec
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml import library
 from tests.fakes.nvml import state as codes
-from tests.fakes.nvml.state import State, write_sysfs
+from tests.fakes.nvml.state import State
+from tests.fakes.nvml.sysfs import write_sysfs
 
 pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the package calls
 
@@ -33,7 +34,7 @@ print(backend.snapshot())
 MANIPULATOR = """
 import sys
 from pathlib import Path
-from tests.fakes.nvml.state import State, write_sysfs
+from tests.fakes.nvml.state import State
 state = State(Path(sys.argv[1]))
 state.inject("nvmlDeviceGetName", int(sys.argv[2]), device=1)
 state.close()
@@ -96,6 +97,18 @@ def test_a_property_that_nvml_does_not_offer_is_absent_and_the_gpu_stays(
     assert getattr(snapshot.gpus[0], field) is None
     assert getattr(snapshot.gpus[1], field) is not None
     assert snapshot.left_out == ()
+
+
+def test_a_gpu_that_reports_as_little_as_nvml_allows_is_still_published(nvml: NvmlBackend, state: State) -> None:
+    """Name, UUID and minor are enough for a container; nothing of it is trouble."""
+    state.reports_little(device=0)
+    before, found = nvml.snapshot(), nvml.snapshot()
+    assert (before, found.left_out) == (found, ())
+    first, second = found.gpus[:2]
+    assert (first.minor, first.mig_capable, first.mig_profiles) == (0, True, ())
+    assert (first.brand, first.memory_bytes, first.architecture, first.mig_resetless) == (None,) * 4
+    assert second.mig_profiles
+    assert nvml.wait_for_event(0.01) is False
 
 
 def test_a_driver_without_mig_calls_gives_gpus_that_cannot_do_mig(nvml: NvmlBackend, state: State) -> None:

@@ -13,7 +13,8 @@ from dra_driver.gpu.simulated.spec import NodeSpec
 from tests.contract.gpu.test_nvml_events import Waiter, until
 from tests.contract.gpu.test_nvml_stuck import Call
 from tests.fakes.nvml import state as codes
-from tests.fakes.nvml.state import State, bind_in_sysfs, unbind_in_sysfs, write_sysfs
+from tests.fakes.nvml.state import State
+from tests.fakes.nvml.sysfs import bind_in_sysfs, unbind_in_sysfs, write_sysfs
 
 DRIVER_FOLDER = "bus/pci/drivers/nvidia"
 

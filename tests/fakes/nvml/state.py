@@ -7,8 +7,6 @@ codes; ``state_mig.py`` has that of MIG. The file is changed while other process
 import ctypes
 import fcntl
 import mmap
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +27,22 @@ ABSENT = -1
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 9, 13
 TIMEOUT = 10
 GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
+# Calls about a GPU that nvml.h documents with NVML_ERROR_NOT_SUPPORTED, of those that this project makes.
+NOT_ALWAYS_SUPPORTED = (
+    "nvmlDeviceGetBrand",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetVirtualizationMode",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetGpuInstanceProfileInfoV",
+    "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceRegisterEvents",
+    "nvmlDeviceGetComputeMode",
+)
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
 FABRIC_NOT_SUPPORTED, FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 0, 1, 2, 3  # nvmlGpuFabricState_t
 FABRIC_STATES = dict(zip(FabricState, (FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED), strict=True))
@@ -224,6 +238,11 @@ class State:
             free.device, free.code, free.latency_ms, free.left, free.skip = device, code, latency_ms, times, skip
             free.function = function.encode()
 
+    def reports_little(self, device: int = ABSENT) -> None:
+        """Answer NOT_SUPPORTED wherever nvml.h allows it for a usable GPU, for one GPU or all."""
+        for function in NOT_ALWAYS_SUPPORTED:
+            self.inject(function, NOT_SUPPORTED, device=device)
+
     def hang(self, function: str, *, device: int = ABSENT, seconds: float = 30.0, times: int = 1) -> None:
         """The next calls of ``function`` return after ``seconds``, or at ``release``."""
         self.inject(function, 0, device=device, latency_ms=int(seconds * 1000), times=times)
@@ -338,48 +357,6 @@ class State:
             yield self._state
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def write_sysfs(root: Path, node: NodeSpec | Snapshot) -> Path:
-    """A ``/sys`` below ``root`` in which every GPU of ``node`` hangs where the node says, and no other GPU is bound to
-    the driver; returns ``root``."""
-    links, bound = root / "bus/pci/devices", root / "bus/pci/drivers/nvidia"
-    links.mkdir(parents=True, exist_ok=True)
-    bound.mkdir(parents=True, exist_ok=True)
-    (bound / "new_id").touch()
-    gpus = [item.gpu if isinstance(item, SimulatedGpu) else item for item in node.gpus]
-    for gpu in gpus:
-        if gpu.pci_bus_id is None:
-            continue
-        above = f"devices/{gpu.pcie_root}/0000:00:01.0" if gpu.pcie_root else "devices/platform"
-        device = root / above / gpu.pci_bus_id
-        device.mkdir(parents=True, exist_ok=True)
-        (device / "numa_node").write_text(f"{-1 if gpu.numa_node is None else gpu.numa_node}\n")
-        link = links / gpu.pci_bus_id
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(device, links))
-    addresses = {gpu.pci_bus_id for gpu in gpus if gpu.pci_bus_id is not None}
-    for address in addresses:
-        if not (bound / address).is_symlink():
-            bind_in_sysfs(root, address)
-    for link in bound.iterdir():
-        if link.is_symlink() and link.name not in addresses and not link.name.startswith("."):
-            unbind_in_sysfs(root, link.name)
-    return root
-
-
-def bind_in_sysfs(root: Path, address: str) -> None:
-    """The driver has the GPU at ``address``; when it has it already, it is bound again."""
-    bound = root / "bus/pci/drivers/nvidia"
-    fresh = bound / f"{address}.new"  # while the old link exists, so that the inode is another one
-    fresh.symlink_to(f"../../../../bus/pci/devices/{address}")
-    fresh.rename(bound / address)
-
-
-def unbind_in_sysfs(root: Path, address: str) -> None:
-    """The driver gives the GPU up. The link is moved away, so that a later one does not get its inode."""
-    link = root / "bus/pci/drivers/nvidia" / address
-    link.rename(link.with_name(f".{address}.{time.monotonic_ns()}"))
 
 
 def _wire_gpu(item: SimulatedGpu) -> _Gpu:
