@@ -37,7 +37,8 @@ def _number_differences(facts: Facts, majors: Majors) -> Iterator[str]:
         yield "/proc/devices lists neither nvidia nor nvidia-frontend"
     for node in facts["nodes"]:
         expected = _expected(node["path"], majors)
-        if expected is not None and (node["major"], node["minor"]) != expected:
+        # A node may outlive its module; it has no number then.
+        if expected is not None and expected[0] is not None and (node["major"], node["minor"]) != expected:
             yield f"{node['path']} is {node['major']}:{node['minor']}, computed {expected[0]}:{expected[1]}"
     problem = parse_params(facts["params"]).problem
     if problem is not None:
@@ -93,11 +94,11 @@ def missing_nodes(facts: Facts, _survey: Facts) -> Judgement:
         for path in made
         if path in existing and made[path] != existing[path]
     ]
-    if opened and not made and existing:
-        differences.append("NVML sees GPUs without any device node")
     if made and not opened:
         differences.append(f"NVML made {', '.join(made)} and could still not open the GPUs")
     unknown = "" if existing else "this machine has no device node of NVIDIA"
+    if opened and not made:
+        unknown = "NVML needs no device node here, so this is not NVIDIA's library"
     return judgement(
         differences,
         f"without nodes and nvidia-modprobe, NVML made {', '.join(made) or 'none'}"

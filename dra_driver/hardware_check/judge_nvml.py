@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from dra_driver.gpu.catalog import GpuModel, models
 from dra_driver.gpu.nvml.probes import DESCRIBED, NEEDED
-from dra_driver.gpu.nvml.profiles import FLAVOURS, RESETLESS_FIELD, computed_name
+from dra_driver.gpu.nvml.profiles import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 from dra_driver.hardware_check.judging import (
     ABSENT,
     GONE,
     INVALID_ARGUMENT,
     VANISHED,
+    alike,
     described,
-    few,
     gpus,
     judgement,
     known,
@@ -76,19 +76,23 @@ def _code(answer: Mapping[str, Any]) -> str:
 
 def profiles(facts: Facts, _survey: Facts) -> Judgement:
     """Check 4: profiles, names, placements and the two fields."""
-    found = dict(gpus(facts))
+    found = {index: gpu for index, gpu in gpus(facts) if _may_have_mig(gpu)}
     if not found:
         return Judgement(verdict="skipped", seen="no GPU with MIG")
     differences = [f"GPU {index}: {text}" for index, gpu in found.items() for text in _profile_differences(gpu)]
-    seen = [f"GPU {index}: {_profiles_seen(gpu)}" for index, gpu in found.items()]
     unknown = "" if any(_listed(gpu) for gpu in found.values()) else "no GPU lists a profile in its present mode"
     return judgement(
         differences,
-        few(seen),
+        alike({index: _profiles_seen(gpu) for index, gpu in found.items()}),
         right="partitions are published as NVML lists them",
         wrong="partitions would be published with other names, sizes or places than NVML's",
         unknown=unknown,
     )
+
+
+def _may_have_mig(gpu: Mapping[str, Any]) -> bool:
+    """NVIDIA's mock answers for MIG on architectures of which no board has it."""
+    return bool(_listed(gpu)) or gpu["architecture"].get("value") not in WITHOUT_MIG
 
 
 def _listed(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:

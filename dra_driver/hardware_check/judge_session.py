@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dra_driver.hardware_check.judging import ABSENT, few, gpus, judgement, known
+from dra_driver.hardware_check.judging import ABSENT, alike, few, gpus, judgement, known
 from dra_driver.hardware_check.values import Facts, Judgement
 
 STEPS: Final = ("before", "open", "snapshot", "event set", "event set freed", "closed")
@@ -91,10 +91,10 @@ def first_calls(facts: Facts, _survey: Facts) -> Judgement:
     if "error" in smi:
         differences.append(smi["error"])
     slow = ": enable persistence mode, so that GPUs stay awake" if slowest > _NOTED_MS else ""
-    states = ", ".join(f"{index} {_state(gpu)}" for index, gpu in gpus(facts))
+    states = alike({index: _state(gpu) for index, gpu in gpus(facts)})
     return judgement(
         differences,
-        f"opening {facts['open_ms']:.0f} ms, slowest first call {slowest:.0f} ms{slow}; fabric by GPU: {states}; "
+        f"opening {facts['open_ms']:.0f} ms, slowest first call {slowest:.0f} ms{slow}; fabric of {states}; "
         f"nvidia-smi compute-policy {'is missing' if 'missing' in smi else 'works'}",
         right="time slices can be set, and polling starts in time",
         wrong="time slices cannot be set" if "error" in smi else "the backend would wait too long or misread a state",

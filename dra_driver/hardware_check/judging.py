@@ -17,6 +17,7 @@ __all__ = [
     "INVALID_ARGUMENT",
     "IN_USE",
     "VANISHED",
+    "alike",
     "code_of",
     "described",
     "few",
@@ -44,6 +45,21 @@ def few(texts: Iterable[str]) -> str:
     listed = list(dict.fromkeys(texts))
     more = f"; and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
     return "; ".join(listed[:MAX_SHOWN]) + more
+
+
+def alike(texts: Mapping[int, str]) -> str:
+    """Texts by NVML index, each once: ``GPUs 0-7: ok; GPU 9: lost``."""
+    groups: dict[str, list[int]] = {}
+    for index, text in texts.items():
+        groups.setdefault(text, []).append(index)
+    return few(f"{_indexes(indexes)}: {text}" for text, indexes in groups.items())
+
+
+def _indexes(indexes: Sequence[int]) -> str:
+    if len(indexes) == 1:
+        return f"GPU {indexes[0]}"
+    is_run = indexes[-1] - indexes[0] + 1 == len(indexes)
+    return f"GPUs {indexes[0]}-{indexes[-1]}" if is_run else f"GPUs {', '.join(map(str, indexes))}"
 
 
 def gpus(facts: Facts) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
 from dra_driver.driver_root.root import DriverRoot
+from dra_driver.driver_root.search import CUDA
 from dra_driver.hardware_check.cuda_probe import ClaimView
 from dra_driver.hardware_check.task import Task
 from dra_driver.model.gpu import Gpu
@@ -22,6 +23,9 @@ _MAX_PRINTED: Final = 400
 def contexts(task: Task) -> Iterator[tuple[str, Any]]:
     """Topics ``edits`` (nodes and number of libraries), ``container``, and ``without uvm``: what the program saw."""
     nodes, files = _edits(task)
+    if not any(target.endswith(f"/{CUDA}") for _, target in files):
+        yield "skipped", f"no {CUDA} below the driver root {task.root}"
+        return
     yield "edits", {"nodes": [path for path, _, _ in nodes], "files": [path for _, path in files]}
     yield "gpu", {"uuid": task.chosen.uuid}
     for topic, kept in (
