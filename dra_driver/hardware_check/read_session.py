@@ -12,6 +12,7 @@ from typing import Any, Final
 from dra_driver.errors import CommandError
 from dra_driver.gpu.nvml import mig_probes, probes
 from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.nvml.device_files import open_device_files
 from dra_driver.hardware_check.task import Task
 from dra_driver.sharing.smi import Smi
 
@@ -71,20 +72,7 @@ def first_calls(task: Task) -> Topics:
 
 
 def _held() -> dict[str, Any]:
-    return {"files": open_device_files(), "references": _references()}
-
-
-def open_device_files() -> list[str]:
-    """Paths of NVIDIA's nodes that this process has open, one entry per descriptor."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
-        try:
-            path = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - same
-        except OSError:
-            continue
-        if "/dev/nvidia" in path:
-            found.append(path)
-    return sorted(found)
+    return {"files": list(open_device_files()), "references": _references()}
 
 
 def _references() -> int | None:

@@ -56,6 +56,8 @@ DESCRIBED: Final = (
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetVirtualizationMode",
 )
+MEMORY_V2, FABRIC = "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGpuFabricInfoV"
+OPTIONAL: Final = (*DESCRIBED, MEMORY_V2, FABRIC)
 """Optional calls of the backend's description of a GPU: each may be missing, and must not fail otherwise."""
 NEEDED: Final = ("nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
 """Calls without which the backend leaves a GPU out."""
@@ -105,6 +107,8 @@ def plain(value: Any) -> Any:
         return {field[0]: plain(getattr(value, field[0])) for field in value._fields_}
     if isinstance(value, ctypes.Array | list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, ctypes._SimpleCData):
@@ -136,40 +140,36 @@ def system() -> dict[str, Answer]:
 
 
 def described(handle: Any) -> dict[str, Answer]:
-    """The calls of the backend's description of a GPU, by name; the fields 184 are with those of `fields`."""
-    return {name: ask(partial(getattr(pynvml, name), handle)) for name in (*NEEDED, *DESCRIBED)}
+    """The calls of the backend's description of a GPU, by name; field 184 is among those of `fields`."""
+    answers = {name: ask(partial(getattr(pynvml, name), handle)) for name in (*NEEDED, *DESCRIBED)}
+    answers[MEMORY_V2] = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+    answers[FABRIC] = ask(partial(_filled, FABRIC, "c_nvmlGpuFabricInfo_v3_t", handle))
+    return answers
 
 
 def device(handle: Any) -> dict[str, Answer]:
     """`described`, and more about identity, place and state of one GPU."""
     answers = described(handle)
     answers |= {name: ask(partial(getattr(pynvml, name), handle)) for name in FURTHER if hasattr(pynvml, name)}
-    answers["nvmlDeviceGetMemoryInfo_v2"] = ask(
-        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    answers["nvmlDeviceGetPlatformInfo"] = ask(
+        partial(_filled, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t", handle)
     )
     answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
-    return answers | filled(handle) | {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
-
-
-def filled(handle: Any) -> dict[str, Answer]:
-    """Calls that fill a structure of the caller."""
-    wanted = {
-        "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
-        "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
-    }
-
-    def fill(function: str, structure: str) -> Any:
-        room = getattr(pynvml, structure)()
-        getattr(pynvml, function)(handle, ctypes.byref(room))
-        return room
-
-    return {function: ask(partial(fill, function, structure)) for function, structure in wanted.items()}
+    return answers | {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
 
 
 def fabric_state(handle: Any) -> Answer:
-    """``value`` is the state of nvmlGpuFabricInfo_v3_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
-    answer = filled(handle)["nvmlDeviceGetGpuFabricInfoV"]
-    return {**answer, "value": answer["value"]["state"]} if "value" in answer else answer
+    """``value`` is the state of nvmlGpuFabricInfo_v3_t: 0 not supported, 1 not started, 2 in progress, 3 completed.
+
+    By version 2 of the structure where the driver does not know version 3. NVML writes one byte of the state.
+    """
+    for structure in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
+        answer = ask(partial(_filled, FABRIC, structure, handle))
+        if "value" in answer:
+            return {**answer, "value": answer["value"]["state"] & 0xFF}
+        if answer["code"] not in (pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            break
+    return answer
 
 
 def fields(handle: Any) -> dict[str, Any]:
@@ -212,6 +212,13 @@ def _field(one: Any) -> dict[str, Any]:
     kind = one.valueType if one.valueType < len(VALUE_TYPES) else 1
     value = getattr(one.value, f"{VALUE_TYPES[kind]}Val")
     return {"type": one.valueType, "value": plain(value), "uint": one.value.uiVal}
+
+
+def _filled(function: str, structure: str, handle: Any) -> Any:
+    """What a call writes into a structure of its caller. Raises NVMLError."""
+    room = getattr(pynvml, structure)()
+    getattr(pynvml, function)(handle, ctypes.byref(room))
+    return room
 
 
 def _link(handle: Any, link: int) -> Callable[[], Any]:

@@ -55,12 +55,14 @@ def test_functions_of_mig_are_asked_while_the_mode_is_off(nvml: NvmlBackend) -> 
     json.dumps(answers)
 
 
-def test_processes_are_lists_of_pids(nvml: NvmlBackend) -> None:
-    """The library has no such function: a GPU whose processes are not known must not count as free."""
+def test_processes_are_lists_of_pids(nvml: NvmlBackend, state: State) -> None:
+    """A GPU with any is not free for a check."""
+    state.configure(0, clients=2)
     nvml.open()
-    answers = probes.processes(pynvml.nvmlDeviceGetHandleByIndex(0))
-    assert set(answers) == {"Compute", "Graphics", "MPSCompute"}
-    assert all(answer.get("value") == [] or answer["code"] == 13 for answer in answers.values())
+    answers = [probes.processes(handle) for handle in probes.handles()[:2]]
+    assert [set(one) for one in answers] == [{"Compute", "Graphics", "MPSCompute"}] * 2
+    assert [sorted(process) for process in answers[0]["Compute"]["value"]] == [["pid"], ["pid"]]
+    assert answers[0]["Graphics"]["value"] == answers[1]["Compute"]["value"] == []
 
 
 def test_settings_are_compared_without_their_timing(nvml: NvmlBackend) -> None:

@@ -1,14 +1,19 @@
 """A driver root with our C library as its NVML, and the whole command on it."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dra_driver.gpu.simulated import root as simulated_root
 from dra_driver.gpu.simulated.spec import parse_groups
+from dra_driver.model.gpu import Snapshot
+from tests.fakes import cuda
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
 
@@ -27,6 +32,27 @@ def driver_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(parents=True)
     library.build(folder)
     return root
+
+
+@pytest.fixture
+def whole_root(driver_root: Path) -> Iterator[Path]:
+    """A simulated driver's root with our C libraries for NVML and CUDA, below a folder that MPS does not cover."""
+    folder = Path(tempfile.mkdtemp(prefix="dra-root-", dir="/var/tmp"))
+    node = parse_groups(SPEC, "node-a")
+    snapshot = Snapshot(
+        driver_version=node.driver_version,
+        cuda_driver_version=node.cuda_driver_version,
+        gpus=tuple(one.gpu for one in node.gpus),
+    )
+    simulated_root.write(folder, snapshot)
+    libraries = folder / f"usr/lib/{os.uname().machine}-linux-gnu"
+    real = libraries / f"libnvidia-ml.so.{snapshot.driver_version}"
+    real.unlink()
+    shutil.copy(next(driver_root.rglob("libnvidia-ml.so.1")), real)
+    (libraries / f"libcuda.so.{snapshot.driver_version}").unlink()
+    cuda.build(libraries / f"libcuda.so.{snapshot.driver_version}")
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

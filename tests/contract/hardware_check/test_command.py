@@ -92,14 +92,16 @@ def test_a_hanging_call_does_not_hang_the_command(
         check=False,
     )
     assert "no end within 2 s; the last NVML call was nvmlDeviceGetBrand" in done.stdout, done.stderr
-    assert not any("dra-hw-check" in name for name in process_names())
+    assert processes_with(state.path) == []
 
 
-def process_names() -> list[str]:
+def processes_with(path: Path) -> list[str]:
+    """Names of processes whose environment has the path."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/comm"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            found.append(path.read_text().strip())
+            if str(path).encode() in (folder / "environ").read_bytes():
+                found.append((folder / "comm").read_text().strip())
         except OSError:
             continue
     return found
@@ -224,6 +226,7 @@ def test_an_interrupted_change_of_mig_is_restored(
     while state.count(1) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert state.count(1) == (1, 0)
+    assert set(processes_with(state.path)) == {"dra-hw-check"}
     process.send_signal(number)
     out, err = process.communicate(timeout=80)
     assert process.returncode == 130, out + err

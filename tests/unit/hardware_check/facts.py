@@ -98,6 +98,8 @@ def every_call() -> dict[str, Any]:
         "nvmlDeviceGetAddressingMode",
         "nvmlDeviceGetMigMode",
         "nvmlDeviceGetVirtualizationMode",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetGpuFabricInfoV",
     )
     answers: dict[str, Any] = {name: answer(1) for name in names}
     answers["nvmlDeviceGetMigMode"] = dict(NOT_SUPPORTED)

@@ -2,10 +2,14 @@
 
 import copy
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dra_driver.gpu import nvml
+from dra_driver.gpu.nvml import probes
 from dra_driver.hardware_check.table import CHECKS
 from dra_driver.hardware_check.values import Judgement, Reading, judge
 from tests.unit.hardware_check import facts
@@ -206,3 +210,12 @@ def test_every_check_has_its_own_number_limit_and_reader() -> None:
     assert [check.number for check in CHECKS] == list(range(1, 15))
     assert sum(check.limit_s for check in CHECKS if not check.changes_gpu) + 60 <= 600
     assert [check.number for check in CHECKS if check.changes_gpu] == [12, 13, 14]
+
+
+def test_every_function_that_describes_a_gpu_is_asked() -> None:
+    """A property that is read later must not be forgotten here."""
+    folder = Path(nvml.__file__).parent
+    text = "".join((folder / name).read_text() for name in ("properties.py", "fabric.py"))
+    read = {re.sub(r"(?<!MemoryInfo)_v\d$", "", name) for name in re.findall(r'"(nvmlDeviceGet\w+)"', text)}
+    assert len(read) >= 10
+    assert read - {*probes.NEEDED, *probes.OPTIONAL} == set()
