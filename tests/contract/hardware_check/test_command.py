@@ -226,7 +226,7 @@ def test_an_interrupted_change_of_mig_is_restored(
     while state.count(1) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert state.count(1) == (1, 0)
-    assert set(processes_with(state.path)) == {"dra-hw-check"}
+    assert processes_with(state.path).count("dra-hw-check") >= 2, "the command and its check; a client may just start"
     process.send_signal(number)
     out, err = process.communicate(timeout=80)
     assert process.returncode == 130, out + err
