@@ -187,7 +187,8 @@ def _no_numbers(path: str) -> NoReturn:
 def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNumbers]) -> Iterator[DeviceNode]:
     for path in CONTROL_NODES:
         numbers = expected_numbers(path, majors)
-        if numbers is None and kind_of(path) is NodeKind.UVM:  # whatever node is left of it: it cannot be opened
+        if numbers is None and majors.nvidia is not None and kind_of(path) is NodeKind.UVM:
+            # Whatever node is left of it: it cannot be opened.
             raise DriverUnavailableError(
                 f"no device numbers for {path}: /proc/devices does not list 'nvidia-uvm', without which no CUDA program"
                 " starts; run `nvidia-modprobe -u -c0` on the node"

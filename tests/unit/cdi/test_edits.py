@@ -175,6 +175,13 @@ def test_without_nvidia_uvm_there_is_no_document(files: DriverFiles) -> None:
         edits.base_spec(NAMES, files, Majors(nvidia=195), None, stale)
 
 
+def test_without_any_module_in_the_list_real_nodes_count(files: DriverFiles) -> None:
+    """Modules that registered under unknown names, and NVIDIA's mock of a driver, which has none."""
+    control = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
+    real = {f"/dev/{name}": NodeNumbers(major=major, minor=minor) for name, (major, minor) in control.items()}
+    assert paths(edits.base_spec(NAMES, files, Majors(), None, real).container_edits) == [*real]
+
+
 def test_the_kernels_list_is_trusted_over_a_node(files: DriverFiles) -> None:
     """A node may be left of a driver that was loaded with other numbers."""
     stale = {"/dev/nvidia-uvm": NodeNumbers(major=507, minor=0), "/dev/nvidiactl": NodeNumbers(major=300, minor=9)}
