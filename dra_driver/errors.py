@@ -21,6 +21,7 @@
     │   ├── GpuBusyError            a process has the GPU or the instance open, so it cannot be changed now
     │   ├── ResetRequiredError      the change needs a GPU reset, which an administrator must decide
     │   ├── NoRoomError             the placement, or engines that the profile needs, are taken
+    │   ├── FabricNotReadyError     the GPU is not registered in the NVLink fabric yet; passes by itself
     │   ├── NotPermittedError       this process lacks permission to change the GPU
     │   ├── CommandError            a program of the driver (nvidia-smi) is missing, failed or did not end in time
     │   └── MpsUnavailableError     the MPS daemon of a GPU is not ready
@@ -153,6 +154,10 @@ class ResetRequiredError(HardwareError):
 
 class NoRoomError(HardwareError):
     """A placement, or engines or slices that a profile needs, are taken."""
+
+
+class FabricNotReadyError(HardwareError):
+    """Fabric Manager has not registered the GPU yet, so CUDA cannot start on it; retry after it has."""
 
 
 class NotPermittedError(HardwareError):

@@ -17,6 +17,7 @@ from dra_driver.claims.waiting import ClaimLocks, WakeableClock
 from dra_driver.device_nodes.keeper import WantedNode
 from dra_driver.errors import DraError, NotPermittedError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
+from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.ids import ClaimUid, GpuUuid, PoolName
 from dra_driver.model.mig import MigInstance, PartitionId
@@ -146,14 +147,20 @@ class MpsControl(Protocol):
     def directories(self, daemon_id: str) -> MpsClientFolders: ...
 
 
+def _no_fabric(_gpu: GpuUuid) -> None:
+    """No board has NVSwitches."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareDependencies:
-    """What changes GPUs. ``changed`` is called after every change that a new snapshot would show."""
+    """What changes GPUs. ``changed`` is called after every change that a new snapshot would show; ``fabric`` reads the
+    state of a GPU in the NVLink fabric (`gpu.backend.GpuControl`)."""
 
     mig: MigControl
     slicer: TimeSliceControl
     mps: MpsControl
     changed: Callable[[], None]
+    fabric: Callable[[GpuUuid], Fabric | None] = _no_fabric
 
 
 class RunLiveness(Protocol):

@@ -19,6 +19,7 @@ from dra_driver.errors import (
     DeviceInUseError,
     DraError,
     DriverUnavailableError,
+    FabricNotReadyError,
     GpuBusyError,
     RetryableError,
     ServerBusyError,
@@ -56,6 +57,7 @@ class RetryPolicy:
     - ``in_use_s``: the device is assigned to a claim whose pod has just ended, or a process has the GPU open (a
       monitor, an ending container).
     - ``driver_s``: the NVIDIA driver is being loaded.
+    - ``fabric_s``: the NVLink fabric is being probed, after the last partition or at the start of the node.
     - ``waiting``: how many calls may wait at the same time; must be less than the number of workers.
     """
 
@@ -63,6 +65,7 @@ class RetryPolicy:
     read_s: float = 3.0
     in_use_s: float = 20.0
     driver_s: float = 10.0
+    fabric_s: float = 30.0
     waiting: int = 4
 
     def budget(self, now: float, within_s: float | None = None) -> CallBudget:
@@ -86,6 +89,8 @@ class RetryPolicy:
                 return self.call_s
             case DeviceInUseError() | GpuBusyError():
                 return min(self.in_use_s, self.call_s)
+            case FabricNotReadyError():
+                return min(self.fabric_s, self.call_s)
             case DriverUnavailableError():
                 return min(self.driver_s, self.call_s)
             case _:

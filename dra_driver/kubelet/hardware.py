@@ -71,6 +71,7 @@ class Hardware:
             slicer=TimeSlicer(Smi(self._root_in_use), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),
             changed=changed,
+            fabric=self.backend.fabric,
         )
 
     def _root_in_use(self) -> str:

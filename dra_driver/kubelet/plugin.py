@@ -49,6 +49,7 @@ from dra_driver.kubelet.detach_setup import open_detaching
 from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.kubelet.endpoints import Endpoints
+from dra_driver.kubelet.fabric_watch import FabricWatch
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
 from dra_driver.kubelet.maintenance import Chore, Maintenance
@@ -104,6 +105,7 @@ class NodeProcess:
         self._registration = Registration(driver=driver, endpoint=self._paths.dra)
         self._streams = HealthStreams()
         self._withholding = PartitionWithholding()
+        self._fabric = FabricWatch()
         # Set by start(), in this order.
         self._inventory: Inventory | None = None
         self._terms: TermsResolver | None = None
@@ -156,7 +158,7 @@ class NodeProcess:
 
     def remarks(self) -> list[str]:
         """What a node that is ready offers less of, one sentence each."""
-        return [*self._withholding.remarks, *self._node_remarks()]
+        return [*self._withholding.remarks, *self._fabric.remarks, *self._node_remarks()]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
@@ -244,7 +246,7 @@ class NodeProcess:
         self._start_endpoints(claims)
         self._publisher = publisher = self._start_publisher(rest, events)
         held, taint = partial(_held_gpus, claims), NodeTaint()
-        published = PublishedTerms(terms, [self._withholding.amend, taint.amend])
+        published = PublishedTerms(terms, [self._withholding.amend, self._fabric.amend, taint.amend])
         self._inventory_publisher = InventoryPublisher(
             inventory, provider, publisher, published, detaching, taint=taint, held=held, driver_root=found.renew_root
         )
@@ -359,6 +361,7 @@ class NodeProcess:
         """Records events for GPUs whose condition keeps devices from new claims."""
         if self._publisher is not None:
             self._withholding.report(self._publisher.warn)
+            self._fabric.report(self._publisher.warn)
 
     def _count_devices(self, claims: ClaimManager) -> None:
         forms = Counter(use.form for use in claims.journal.uses())

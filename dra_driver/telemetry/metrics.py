@@ -90,6 +90,9 @@ withdrawn = Gauge(
     "dra_driver_devices_withdrawn", "1 while devices are withdrawn because no container could get one",
     registry=REGISTRY,
 )  # fmt: skip
+fabric_not_ready = Gauge(
+    "dra_driver_fabric_not_ready", "GPUs that are tainted because their NVLink fabric is not ready", registry=REGISTRY
+)
 partitions_withheld = Gauge(
     "dra_driver_partitions_withheld",
     "GPUs whose partitions that do not exist yet are withheld, because the GPU cannot be cut", registry=REGISTRY,

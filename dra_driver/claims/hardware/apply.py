@@ -4,7 +4,8 @@ The caller holds the locks of the claim's GPUs from `inspect_partitions` until t
 
     1. `inspect_partitions`: an instance that exists already is foreign; the claim uses it
     2. the caller records the intent, durably
-    3. `apply_plan`: restore whole GPUs; create partitions; record their ids; apply settings (time slices, MPS daemons)
+    3. `apply_plan`: restore whole GPUs, whose NVLink fabric must be ready then; create partitions; record their ids;
+       apply settings (time slices, MPS daemons)
 
 After a failure the caller's `teardown` removes what was done so far.
 """
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from dra_driver.claims.entry import AttemptToken, gpus_of
 from dra_driver.claims.hardware.deadline import Deadline
+from dra_driver.claims.hardware.fabric import require_fabric
 from dra_driver.claims.hardware.orphans import RestoreDependencies, RestoreJournal, restore_gpu_for_claim
 from dra_driver.claims.hardware.partitions import CreateDependencies, CreateJournal, create_partitions
 from dra_driver.claims.hardware.settings import settings_of
@@ -43,9 +45,11 @@ def apply_plan(deps: ApplyDependencies, todo: PreparePlan, attempt: AttemptToken
     """
     settings, locked = settings_of(deps), gpus_of(todo.assigned)
     deadline = Deadline(deps.clock, budget.deadline - TEARDOWN_RESERVE_S)
+    restored = deps.journal.noted_gpus().keys()
     for device in todo.devices:
         if device.assigned.form is not Form.PARTITION and not device.admin_access:
             restore_gpu_for_claim(deps, todo.ref.uid, device.gpu.uuid, locked, deadline)
+    require_fabric(deps, todo, restored)
     todo = create_partitions(deps, todo, attempt, deadline)
     if todo.partition_groups:
         todo = with_partition_daemons(todo)

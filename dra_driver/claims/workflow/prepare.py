@@ -26,6 +26,7 @@ from dra_driver.backoff import Backoff
 from dra_driver.claims.dependencies import CdiSources, ClaimCdiFiles, ClaimReader, HasGate, require_hardware
 from dra_driver.claims.entry import AssignedDevice, AttemptToken, Blocked, Entry, State, gpus_of
 from dra_driver.claims.hardware.apply import ApplyDependencies, ApplyJournal, apply_plan, taken_over
+from dra_driver.claims.hardware.fabric import require_fabric
 from dra_driver.claims.hardware.partitions import inspect_partitions
 from dra_driver.claims.planning import PreparePlan, names_of, plan_claim, recorded_answer
 from dra_driver.claims.prepare_gate import PreparesPausedError
@@ -200,6 +201,7 @@ class Preparer:
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):
             return self._prepare_again(entry, budget)
         todo = plan_claim(claim, self._snapshot(), deps.names, deps.pool, deps.terms())
+        require_fabric(deps, todo)
         deps.provider.ensure_base()  # if it fails no container can start, so no GPU is changed before
         done = self._prepare_hardware(todo, budget) if todo.changes_hardware else self._prepare_unchanged(todo, budget)
         deps.count("prepared")

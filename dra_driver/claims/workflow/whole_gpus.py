@@ -7,8 +7,9 @@
     unprepare:  journal: in one durable transaction, remove the files and the entries
 
 Most claims of most clusters go this way. Nothing here waits, changes hardware or resolves a conflict: a claim that is
-recorded already, that another call works on, whose GPU has a note, a partition or a claim, or that fails in any way is
-left to `prepare.Preparer` and `unprepare`, which begin anew with what was read here.
+recorded already, that another call works on, whose GPU has a note, a partition or a claim, whose GPU may not be ready
+in the NVLink fabric, or that fails in any way is left to `prepare.Preparer` and `unprepare`, which begin anew with what
+was read here.
 
 A process that dies in between leaves claims that are recorded and lack their file: `recover` writes it, and the
 kubelet, which got no answer, prepares or unprepares again.
@@ -31,6 +32,7 @@ from dra_driver.claims.dependencies import (
 )
 from dra_driver.claims.entry import AssignedDevice, AttemptToken
 from dra_driver.claims.hardware.apply import taken_over
+from dra_driver.claims.hardware.fabric import needs_fabric_check
 from dra_driver.claims.planning import PreparePlan, names_of, plan_claim
 from dra_driver.claims.waiting import CallBudget, RetryPolicy
 from dra_driver.claims.workflow.cdi_document import document_of
@@ -121,7 +123,8 @@ def _plans(deps: WholeGpuDependencies, claims: Collection[AllocatedClaim | DraEr
         with suppress(DraError):
             if not isinstance(claim, DraError):
                 found.append(plan_claim(claim, deps.snapshot(), deps.names, deps.pool, deps.terms()))
-    return [plan for plan in found if not any(device.partition or device.sharing for device in plan.devices)]
+    whole = [plan for plan in found if not any(device.partition or device.sharing for device in plan.devices)]
+    return [plan for plan in whole if not needs_fabric_check(plan)]
 
 
 def _prepare(

@@ -53,6 +53,7 @@ class ClaimsNode:
     sharing: FakeSharing = field(default_factory=FakeSharing)
     terms: Terms = field(default_factory=dict)
     wrap: Callable[[Any], Any] = lambda each: each
+    outdated: Snapshot | None = None  # what claims are planned with in place of the present hardware
 
     def run(self, name: str = "run-1", *, alive: tuple[str, ...] = (), boot_id: str = "boot-1") -> "Run":
         owners = FakeProcessRegistry(name, alive)
@@ -63,7 +64,8 @@ class ClaimsNode:
         if self.backend is not None:
             owned = OwnedBackend(self.backend)
             owned.use_journal(journal)
-            snapshot, hardware = owned.snapshot, self.hardware_dependencies(self.backend, self.wrap(journal))
+            snapshot = lambda: self.outdated or owned.snapshot()  # noqa: E731
+            hardware = self.hardware_dependencies(self.backend, self.wrap(journal))
         deps = ClaimDependencies(
             pool=POOL,
             names=NAMES,
@@ -89,6 +91,7 @@ class ClaimsNode:
             slicer=self.wrap(FakeSlicer(self.sharing, notes)),
             mps=self.wrap(FakeMps(self.sharing, control, notes)),
             changed=lambda: None,
+            fabric=backend.fabric,
         )
 
     @property
