@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dra_driver.cdi import edits
 from dra_driver.cdi.caps import partition_capabilities
 from dra_driver.cdi.drm import drm_nodes
+from dra_driver.cdi.folder_watch import FolderWatch
 from dra_driver.cdi.hook import CANDIDATES, CdiHook, choose_hook
 from dra_driver.cdi.hook_version import HookVersions
 from dra_driver.cdi.libraries import DriverFiles, FolderState, discover
@@ -37,9 +38,17 @@ class _Base:
     hook: CdiHook | None
     hook_folders: tuple[FolderState, ...]
     spec: CdiSpec
+    watch: FolderWatch
 
-    def is_current(self) -> bool:
-        """Whether files and hook are still the same: packages replace the hook's file by a rename in its folder."""
+    def is_current(self, *, thorough: bool = False) -> bool:
+        """Whether files and hook are still the same: packages replace the hook's file by a rename in its folder.
+
+        Asks the watch; looks at each folder when it reports something, or when ``thorough``.
+        """
+        if not self.watch.is_quiet():
+            self.watch.arm()
+        elif not thorough:
+            return True
         return self.files.is_current() and all(folder == FolderState.of(folder.path) for folder in self.hook_folders)
 
 
@@ -99,12 +108,19 @@ class CdiProvider:
         """Make sure that the base file exists and is up to date; True when it was written.
 
         Called in every prepare: a runtime refuses all devices of a container when the base file is missing, and does
-        not start it when a file that the document mounts is gone. Costs about forty ``stat`` calls and two small reads
-        when nothing changed. Errors as `refresh`.
+        not start it when a file that the document mounts is gone. Costs a few system calls when nothing changed. Errors
+        as `refresh`.
         """
+        return self._ensure_base(thorough=False)
+
+    def check_base(self) -> bool:
+        """The same with a look at each folder, some forty ``stat`` calls: for every few seconds, outside of calls."""
+        return self._ensure_base(thorough=True)
+
+    def _ensure_base(self, *, thorough: bool) -> bool:
         with self._lock:
             base = self._base
-            if base is None or base.majors != Majors.read(self._proc_devices) or not base.is_current():
+            if base is None or base.majors != Majors.read(self._proc_devices) or not base.is_current(thorough=thorough):
                 return self._rebuild()[1]
             return self._writer.write_base(base.spec)
 
@@ -163,7 +179,11 @@ class CdiProvider:
         found = {path: numbers for path, numbers in nodes if numbers}
         spec = edits.base_spec(self._names, files, majors, hook, found)
         changed = self._writer.write_base(spec)
-        self._base = base = _Base(files=files, majors=majors, hook=hook, hook_folders=hook_folders, spec=spec)
+        folders = [folder.path for folder in (*files.watched, *hook_folders)]
+        watch = FolderWatch(folders, (root.here("/"), *(root.here(folder) for folder in files.library_folders[:1])))
+        self._base = base = _Base(
+            files=files, majors=majors, hook=hook, hook_folders=hook_folders, spec=spec, watch=watch
+        )
         log.info(
             "NVIDIA driver files found",
             extra={

@@ -7,6 +7,9 @@ import os
 import stat
 from dataclasses import dataclass
 
+FileIdentity = tuple[int, int, int, int, int, int]
+"""Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAge:
@@ -92,6 +95,14 @@ class Files:
         except FileNotFoundError:
             return None
         return FileAge(modified_s=status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+
+    def identity(self, path: str) -> FileIdentity | None:
+        """What changes with every write of the file; None when it is missing. Links are not followed."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def remove(self, path: str) -> bool:
         """Remove a file (a link itself, never its target); False when it was already gone."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from dra_driver.cdi.names import CdiNames
 from dra_driver.cdi.spec import CdiSpec
-from dra_driver.cdi.storage import Files
+from dra_driver.cdi.storage import FileIdentity, Files
 from dra_driver.cdi.validation import validate
 from dra_driver.errors import InvalidSpecError, StorageError
 from dra_driver.model.ids import ClaimUid
@@ -61,9 +61,9 @@ class CdiWriter:
         self._names = names
         self._files = files or Files()
         self._now = now
-        # The base document is compared in every prepare and seldom changes, so its bytes are cached. A tuple, so that
-        # threads see a matching pair.
-        self._rendered_base: tuple[CdiSpec, bytes] | None = None
+        # The base document is compared in every prepare and seldom changes, so its bytes are cached, and the identity
+        # of the file that had them. A tuple, so that threads see what belongs together.
+        self._rendered_base: tuple[CdiSpec, bytes, FileIdentity | None] | None = None
 
     @property
     def directory(self) -> str:
@@ -71,12 +71,19 @@ class CdiWriter:
         return self._directory
 
     def write_base(self, spec: CdiSpec) -> bool:
-        """Write ``spec`` to the base file; False when it is equal already, byte for byte. Durable on return."""
+        """Write ``spec`` to the base file; False when it is equal already, byte for byte. Durable on return.
+
+        A file that was equal is not read again while its inode, size and times are the same.
+        """
         name, kept = self._names.base_file_name, self._rendered_base
         if kept is None or kept[0] is not spec:
-            kept = (spec, self._render(spec, name, self._names.device_kind))
-            self._rendered_base = kept
-        return self._put(name, kept[1], durable=True)
+            kept = (spec, self._render(spec, name, self._names.device_kind), None)
+        seen = self._files.identity(self._path(name))  # before the file is read
+        if seen is not None and seen == kept[2]:
+            return False
+        changed = self._put(name, kept[1], durable=True)
+        self._rendered_base = (spec, kept[1], None if changed else seen)
+        return changed
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool:
         """Write ``spec`` to the claim's file; False when it is equal already, byte for byte.

@@ -56,7 +56,7 @@ class CdiFiles(Protocol):
     """The part of ``cdi.provider.CdiProvider`` that is needed here."""
 
     def refresh(self) -> bool: ...
-    def ensure_base(self) -> bool: ...
+    def check_base(self) -> bool: ...
 
 
 class SnapshotSink(Protocol):
@@ -140,7 +140,7 @@ class InventoryPublisher:
     def check(self) -> None:
         """Restores a missing base document, repeats what failed, withdraws devices. Call it every few seconds.
 
-        Costs no more than ``CdiProvider.ensure_base`` while there is no problem.
+        Costs no more than ``CdiProvider.check_base`` while there is no problem.
         """
         with self._lock:
             newest = self._newest
@@ -165,7 +165,7 @@ class InventoryPublisher:
         self._files.refresh()
 
     def _ensure_base(self) -> None:
-        if self._files.ensure_base():
+        if self._files.check_base():
             log.warning("base CDI document was missing or different; written again")
 
     def _offer(self) -> None:

@@ -30,7 +30,7 @@ class Files:
         self.happened.append("files")
         return self._written()
 
-    def ensure_base(self) -> bool:
+    def check_base(self) -> bool:
         self.happened.append("base")
         return self._written()
 

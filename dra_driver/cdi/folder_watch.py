@@ -1,0 +1,83 @@
+"""Says in one system call whether any of many folders has changed: inotify, asked and never waited for.
+
+The kernel queues an event before the change returns to whoever made it (inotify(7)), so a prepare that asks afterwards
+sees it, as it would with a ``stat`` of each folder. What inotify does not see is a mount that covers a folder: the
+inode of two folders is compared at each look, and `provider` compares all of them every few seconds.
+"""
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+# Linux, sys/inotify.h: an entry created, deleted, moved away or moved in; the folder itself deleted or moved.
+_MASK = 0x100 | 0x200 | 0x40 | 0x80 | 0x400 | 0x800 | 0x01000000  # the last: folders only
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_EVENTS = 64 * 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _start() -> int:
+    """A new inotify instance; negative when the kernel refuses one."""
+    return int(_libc.inotify_init1(_NONBLOCK_CLOEXEC))
+
+
+class FolderWatch:
+    """Watches folders; a missing one through the nearest folder above it that exists. For one thread at a time.
+
+    ``anchors`` are the folders whose inode is compared. Without inotify (no instance left, no kernel support)
+    `is_quiet` is always False.
+    """
+
+    def __init__(self, folders: Iterable[str], anchors: Iterable[str], *, start: Callable[[], int] = _start) -> None:
+        self._folders = tuple(folders)
+        self._anchors = tuple((path, _identity(path)) for path in anchors)
+        self._descriptor = start()
+        self._complete = False
+        if self._descriptor >= 0:
+            weakref.finalize(self, os.close, self._descriptor)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has changed since the last `arm`."""
+        return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
+
+    def arm(self) -> None:
+        """Watch all folders from now on; look at them after this call, and rely on `is_quiet` then."""
+        if self._descriptor < 0:
+            return
+        while self._events():
+            pass
+        # Adding a watch for a folder that has one changes nothing.
+        added = [self._add(path) for path in dict.fromkeys(self._existing())]
+        self._complete = all(added)
+
+    def _events(self) -> bytes:
+        try:
+            return os.read(self._descriptor, _MOST_EVENTS)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return b"?"
+
+    def _existing(self) -> Iterator[str]:
+        for folder in self._folders:
+            yield _nearest(folder)
+            if not os.path.isdir(folder):  # noqa: PTH112 - perhaps below a link to what does not exist yet
+                yield _nearest(os.path.realpath(folder))
+
+    def _add(self, folder: str) -> bool:
+        return bool(_libc.inotify_add_watch(self._descriptor, os.fsencode(folder), ctypes.c_uint32(_MASK)) >= 0)
+
+
+def _nearest(folder: str) -> str:
+    while not os.path.isdir(folder) and folder != "/":  # noqa: PTH112
+        folder = os.path.dirname(folder)  # noqa: PTH120
+    return folder
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - on the path of every prepare
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
