@@ -1,6 +1,6 @@
 """Says in one system call whether any of many folders has changed: inotify, asked and never waited for.
 
-The kernel queues an event before the change returns to whoever made it (inotify(7)), so a prepare that asks afterwards
+The kernel queues an event before the call that makes the change returns (inotify(7)), so a prepare that asks afterwards
 sees it, as it would with a ``stat`` of each folder. What inotify does not see is a mount that covers a folder: the
 inode of two folders is compared at each look, and `provider` compares all of them every few seconds.
 """

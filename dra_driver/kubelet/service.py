@@ -36,6 +36,7 @@ from dra_driver.kubelet.server import generic_handler
 from dra_driver.model.claim import ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid
 from dra_driver.telemetry import metrics
+from dra_driver.telemetry.logs import Deferred
 
 log = logging.getLogger(__name__)
 
@@ -99,21 +100,25 @@ class DraService:
             # It waited for a thread until the kubelet gave it up; the thread serves calls that still have a caller.
             log.warning("prepare was given up by the kubelet before it began", extra={"claims": len(request.claims)})
             return self._messages.NodePrepareResourcesResponse()
-        return self._timed("prepare", lambda: self._prepare(request, context.time_remaining()))
+        return self._timed("prepare", context, lambda: self._prepare(request, context.time_remaining()))
 
     def unprepare(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Times and counts; ``_unprepare`` does the work."""
         _check_size(request, context)
-        return self._timed("unprepare", lambda: self._unprepare(request, context.time_remaining()))
+        return self._timed("unprepare", context, lambda: self._unprepare(request, context.time_remaining()))
 
-    def _timed(self, operation: metrics.Operation, work: Any) -> Any:
+    def _timed(self, operation: metrics.Operation, context: grpc.ServicerContext, work: Any) -> Any:
+        """The answer of ``work``. Its log lines are written when the kubelet has the answer."""
         self._timer.started(operation)
-        begin = time.monotonic()
+        begin, lines = time.monotonic(), Deferred()
         results: list[metrics.Result] = ["internal"]
         try:
-            response, results = work()
+            with lines:
+                response, results = work()
         finally:
             self._timer.finished(operation, time.monotonic() - begin, results)
+            if not context.add_callback(lines.write):  # the call has ended already
+                lines.write()
         return response
 
     def _prepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:

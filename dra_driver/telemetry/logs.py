@@ -13,6 +13,7 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
 from typing import Any, Literal, TextIO
 
@@ -29,7 +30,7 @@ _MAX_VALUE = 4096
 
 def configure(log_format: LogFormat = "text", level: LogLevel = "info", *, stream: TextIO | None = None) -> None:
     """Sends all logging of this process to ``stream`` (stderr) in one format; a repeat replaces the former setting."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     for former in root.handlers[:]:
@@ -38,6 +39,51 @@ def configure(log_format: LogFormat = "text", level: LogLevel = "info", *, strea
     root.setLevel(level.upper())
     # The HTTP pool warns about each retried connection; callers in this project report the failure itself, once.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+class Deferred:
+    """Lines of one thread that are written later, so that what the thread does meanwhile does not wait for them.
+
+    Inside ``with deferred:`` the thread's lines are kept, except warnings and errors; `write` writes them, from any
+    thread, with the times at which they were logged.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[logging.Handler, logging.LogRecord]] = []
+
+    def __enter__(self) -> None:
+        _of_thread.deferred = self
+
+    def __exit__(self, *_: object) -> None:
+        _of_thread.deferred = None
+
+    def keep(self, handler: logging.Handler, record: logging.LogRecord) -> None:
+        """Called by the handler in the thread that logs."""
+        self._kept.append((handler, record))
+
+    def write(self) -> None:
+        """Write the lines that were kept, once."""
+        kept, self._kept = self._kept, []
+        for handler, record in kept:
+            handler.handle(record)
+
+
+class _OfThread(threading.local):
+    deferred: Deferred | None = None
+
+
+_of_thread = _OfThread()
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines, or keeps those of a thread that defers them."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        deferred = _of_thread.deferred
+        if deferred is None or record.levelno >= logging.WARNING:
+            return super().handle(record)
+        deferred.keep(self, record)
+        return True
 
 
 class TextFormatter(logging.Formatter):
@@ -75,6 +121,9 @@ def extras(record: logging.LogRecord) -> dict[str, Any]:
 
 def redact(text: str) -> str:
     """``text`` without bearer tokens and JSON web tokens."""
+    lower = text.lower()
+    if "bearer" not in lower and "eyj" not in lower:  # nearly every line; the search below takes as long as the rest
+        return text
     return _CREDENTIALS.sub(lambda match: f"{match.group(1) or ''}[redacted]", text)
 
 
@@ -88,7 +137,7 @@ def _short_name(record: logging.LogRecord) -> str:
 
 
 def _one_line(text: str) -> str:
-    return _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
+    return text if text.isprintable() else _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
 
 
 def _text_value(value: Any) -> str:

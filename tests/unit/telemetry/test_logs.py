@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -100,3 +101,30 @@ def test_lines_below_the_level_do_not_appear(emit: Emit) -> None:
 def test_configuring_twice_does_not_double_the_lines(emit: Emit) -> None:
     emit("text", "m")
     assert emit("text", "m").count("\n") == 1
+
+
+def test_deferred_lines_are_written_later_and_warnings_at_once(emit: Emit) -> None:
+    """The kubelet's answer does not wait for the log; a warning may be the last word of a process that hangs."""
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    log, lines = logging.getLogger("dra_driver.deferred"), logs.Deferred()
+    with lines:
+        log.info("one", extra={"n": 1})
+        log.warning("two")
+    log.info("three")
+    assert [line.split()[3] for line in stream.getvalue().splitlines()] == ["two", "three"]
+    lines.write()
+    lines.write()
+    assert stream.getvalue().splitlines()[2].endswith("one n=1")
+    assert len(stream.getvalue().splitlines()) == 3
+
+
+def test_another_threads_lines_are_not_deferred(emit: Emit) -> None:
+    """Each call keeps its own lines."""
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    with logs.Deferred():
+        thread = threading.Thread(target=logging.getLogger("dra_driver.other").info, args=("now",))
+        thread.start()
+        thread.join(5)
+    assert "now" in stream.getvalue()
