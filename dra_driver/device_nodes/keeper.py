@@ -42,10 +42,6 @@ class WantedNode(Protocol):
 
     @property
     def path(self) -> str: ...
-    @property
-    def major(self) -> int | None: ...
-    @property
-    def minor(self) -> int | None: ...
 
 
 class NodeTools(Protocol):
@@ -102,13 +98,14 @@ class NodeKeeper:
             return self._problems.current()
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """Have these nodes, those that every container needs, and their links. Nodes of other drivers are skipped.
+        """Have these nodes, those that every container needs, and their links.
 
+        Nodes of other drivers are skipped, and of modules that the kernel does not list: their numbers are guesses.
         Costs one ``lstat`` for each node that was right before. Raises `DeviceNodeError` when something else is at a
         node's path, and `DeviceLostError` when the MIG instance behind a capability node is gone. What only some pods
         need is no error but one of the `problems`.
         """
-        self._keep([*self._control_nodes(), *_nodes(nodes)])
+        self._keep([*self._control_nodes(), *_expected((node.path for node in nodes), self._majors())])
 
     def check(self, gpu_minors: Iterable[int]) -> None:
         """Have the nodes of these GPUs and of every container before a claim needs them. Raises nothing."""
@@ -194,13 +191,6 @@ class NodeKeeper:
                 return NodeParams()
             case _:
                 return read_params(params_path(self._proc_driver))
-
-
-def _nodes(nodes: Iterable[WantedNode]) -> Iterator[_Node]:
-    for node in nodes:
-        kind = kind_of(node.path)
-        if kind is not None and node.major is not None and node.minor is not None:
-            yield _Node(path=node.path, kind=kind, numbers=NodeNumbers(major=node.major, minor=node.minor))
 
 
 def _expected(paths: Iterable[str], majors: Majors | None) -> Iterator[_Node]:

@@ -55,25 +55,25 @@ def kind_of(path: str) -> NodeKind | None:
 
 def expected_numbers(path: str, majors: Majors) -> NodeNumbers | None:
     """The kernel's numbers for the node; None for another path, and while its module is not loaded."""
-    kind = kind_of(path)
-    if kind is None:
-        return None
-    major = {
-        NodeKind.GPU: majors.nvidia,
-        NodeKind.CONTROL: majors.nvidia,
-        NodeKind.UVM: majors.uvm,
-        NodeKind.MODESET: majors.modeset,
-        NodeKind.CAPABILITY: majors.caps,
-    }[kind]
-    return None if major is None else NodeNumbers(major=major, minor=_minor(path))
-
-
-def _minor(path: str) -> int:
     if path in _MINORS:
-        return _MINORS[path]
-    match = _GPU.fullmatch(path) or _CAPABILITY.fullmatch(path)
-    assert match is not None  # noqa: S101 - kind_of() gave it a kind
-    return int(match[1])
+        major, minor = _major(_FIXED[path], majors), _MINORS[path]
+    elif match := _GPU.fullmatch(path):
+        major, minor = majors.nvidia, int(match[1])
+    elif match := _CAPABILITY.fullmatch(path):
+        major, minor = majors.caps, int(match[1])
+    else:
+        return None
+    return None if major is None else NodeNumbers(major=major, minor=minor)
+
+
+def _major(kind: NodeKind, majors: Majors) -> int | None:
+    match kind:
+        case NodeKind.UVM:
+            return majors.uvm
+        case NodeKind.MODESET:
+            return majors.modeset
+        case _:
+            return majors.nvidia
 
 
 def char_link(numbers: NodeNumbers) -> str:

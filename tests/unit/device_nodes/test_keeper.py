@@ -276,6 +276,13 @@ def test_a_check_before_any_claim_makes_nodes_and_raises_nothing(host: Host) -> 
     assert [problem.path for problem in keeper.problems] == ["/dev/nvidia1"]
 
 
+def test_nodes_of_modules_that_the_kernel_does_not_list_are_left_alone(host: Host) -> None:
+    """NVIDIA's mock of a driver has nodes and no module: the machine of a test must not get them."""
+    host.majors = Majors()
+    host.keeper().ensure([GPU0, CAP])
+    assert host.numbers() == {}
+
+
 def test_nothing_is_known_before_the_kernels_list_was_read(host: Host) -> None:
     host.majors = None
     host.keeper().check([0])
