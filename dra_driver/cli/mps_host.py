@@ -9,10 +9,13 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from dra_driver.config.options import Flag, Option, flags_of, load, setting
 from dra_driver.telemetry.logs import LogFormat, LogLevel
+
+if TYPE_CHECKING:
+    from dra_driver.sharing.memory import DaemonMemory
 
 DESCRIPTION = """\
 Run the MPS daemons for the claims on this node.
@@ -24,6 +27,10 @@ SIGTERM.
 """
 
 NODE, MPS, TELEMETRY = "node", "MPS", "telemetry"
+LEAST_SIZE, MOST_SIZE = 16 * 2**20, 2**40
+MEMORY_PART: Final = 16
+"""Part of the machine's memory that one daemon's tmpfs may hold by default: eight GPUs together a half, which is what
+/dev/shm may hold. Pages count in the memory limit of the container that writes them."""
 FOLDER: Final = "mps"
 """Folder below the driver's folder in the kubelet's plugin directory."""
 
@@ -38,6 +45,23 @@ def _name(text: str) -> str:
     if not 0 < len(text) <= 63 or "/" in text or text.startswith("."):
         raise ValueError("expected the driver's name, such as gpu.nvidia.com")
     return text
+
+
+def _size(text: str) -> int:
+    """Bytes. A parser of its own, because that of quantities is not needed here otherwise."""
+    number, unit = text[:-2], text[-2:]
+    factor = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}.get(unit, 0)
+    amount = int(number) * factor if number.isascii() and number.isdigit() and len(number) <= 7 else 0
+    if not LEAST_SIZE <= amount <= MOST_SIZE:
+        raise ValueError("expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi")
+    return amount
+
+
+def _files(text: str) -> int:
+    count = int(text) if text.isascii() and text.isdigit() and len(text) <= 7 else 0
+    if not 256 <= count <= 2**20:
+        raise ValueError("expected 256 to 1048576")
+    return count
 
 
 def _one_of(*choices: str) -> Any:
@@ -80,11 +104,37 @@ class MpsHostSettings:
             MPS,
             "MPS_SHM_DIR",
             "DIR",
-            "a tmpfs, under the same path here and on the host; the folder NAME-mps for the daemons' shared memory is"
-            " created in it",
+            "with --namespaces none, a tmpfs in which the folder NAME-mps for the shared memory of all daemons is"
+            " created; otherwise, where an earlier version did so. The same path here and on the host",
             _absolute,
         ),
         "/dev/shm",  # noqa: S108 - the host's folder
+    )
+    run_dir: str = setting(
+        Option(
+            MPS,
+            "MPS_RUN_DIR",
+            "DIR",
+            "with --namespaces own, a folder on a shared mount in which the folder NAME-mps for the daemons' pipes and"
+            " shared memory is created, with a tmpfs for each daemon. The same path here and on the host",
+            _absolute,
+        ),
+        "/run",
+    )
+    tmpfs_size: int | None = setting(
+        Option(
+            MPS,
+            "MPS_TMPFS_SIZE",
+            "SIZE",
+            "the most that pipes and shared memory of one daemon and its clients hold, 16Mi to 1Ti, such as 4Gi;"
+            " default: a sixteenth of the machine's memory",
+            _size,
+        ),
+        None,
+    )
+    tmpfs_files: int = setting(
+        Option(MPS, "MPS_TMPFS_FILES", "COUNT", "the most files in these, 256 to 1048576", _files),
+        65536,
     )
     namespaces: str = setting(
         Option(
@@ -155,11 +205,25 @@ def run(args: argparse.Namespace) -> int:
         private=settings.namespaces == "own",
         users="all" if settings.users == "all" else "one",
     )
-    host = MpsHost(
-        Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER,
-        program,
-        Path(settings.shm_dir) / f"{settings.driver_name}-mps",
-    )
+    host = MpsHost(Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER, program, _memory(settings))
     host.run(lambda: bool(over))
     logging.shutdown()
     return 0
+
+
+def _memory(settings: MpsHostSettings) -> "DaemonMemory":
+    from dra_driver.sharing.memory import OwnMemory, SharedMemory
+    from dra_driver.sharing.tmpfs import SystemMounts, TmpfsBounds
+
+    folder = f"{settings.driver_name}-mps"
+    former = Path(settings.shm_dir) / folder
+    if settings.namespaces != "own":
+        return SharedMemory(former)
+    size = settings.tmpfs_size or _part_of_memory()
+    limits = TmpfsBounds(size_bytes=size, files=settings.tmpfs_files)
+    return OwnMemory(Path(settings.run_dir) / folder, former, SystemMounts(), limits)
+
+
+def _part_of_memory() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_SIZE, memory // MEMORY_PART)

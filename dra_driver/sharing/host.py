@@ -15,7 +15,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +23,9 @@ from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.files import holder_of, lock_file, name_holder
 from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
-from dra_driver.sharing.daemon import MpsDaemon, check_id
-from dra_driver.sharing.mps_files import MAX_DAEMONS, MpsFolders, make_own, storage
-from dra_driver.sharing.safe_rmtree import remove_tree
+from dra_driver.sharing.daemon import MpsDaemon
+from dra_driver.sharing.memory import DaemonMemory
+from dra_driver.sharing.mps_files import MAX_DAEMONS, MpsFolders, storage
 from dra_driver.sharing.supervise import Supervised
 
 log = logging.getLogger(__name__)
@@ -49,23 +48,21 @@ _Stamp = tuple[int, int, int]
 class MpsHost:
     """The daemons of one node. For one thread: `start`, then `step` in a loop, then `stop`.
 
-    ``shm_root`` is a folder on a tmpfs whose subfolders are the daemons' shared memory. It has the same path in this
-    process and for the container runtime, and only this host uses it. Without ``program.private`` all daemons share
-    ``shm_root`` itself.
+    ``memory`` has the daemons' pipes and shared memory, under paths that are the same for the container runtime.
     """
 
     def __init__(
         self,
         root: Path,
         program: ControlProgram,
-        shm_root: Path,
+        memory: DaemonMemory,
         *,
         sleep: Sleep = time.sleep,
         clock: Clock = time.monotonic,
     ) -> None:
         self._folders = MpsFolders(root)
         self._program = program
-        self._shm_root = shm_root
+        self._memory = memory
         self._sleep = sleep
         self._clock = clock
         self._lock: int | None = None
@@ -88,9 +85,8 @@ class MpsHost:
             log.error("cannot kill processes of a former MPS host", extra={"pids": left})
         for daemon_id in self._folders.ids():
             self._folders.of(daemon_id).clear_status()
-        with storage(f"make the folder for shared memory, {self._shm_root}"):
-            make_own(self._shm_root, 0o711 if self._program.private else 0o1777)
-        self._remove_unused_memory()
+        self._memory.start()
+        self._memory.remove_unused(self._is_wanted)
         log.info("MPS host started", extra={"root": self._folders.root, "daemons": self._folders.ids()})
 
     def step(self) -> float:
@@ -123,9 +119,7 @@ class MpsHost:
                     self._remove_memory(daemon_id)
             self._sleep(BUSY_S)
         if self._lock is not None:
-            if self._program.private:
-                with suppress(OSError):  # not empty while folders of wanted daemons remain
-                    self._shm_root.rmdir()
+            self._memory.stop()
             os.close(self._lock)
             self._lock = None
             log.info("MPS host stopped", extra={"left": tuple(self._running)})
@@ -152,7 +146,7 @@ class MpsHost:
                 self._report(f"{len(wanted)} MPS daemons are wanted, but at most {MAX_DAEMONS} can run")
                 return
             self._running[daemon_id] = Supervised(
-                daemon, self._folders.of(daemon_id), self._program, self._memory(daemon_id), clock=self._clock
+                daemon, self._folders.of(daemon_id), self._program, self._memory, clock=self._clock
             )
 
     def _wanted(self) -> dict[str, MpsDaemon]:
@@ -199,25 +193,13 @@ class MpsHost:
             self._folders.lock, timeout_s=timeout_s, create_mode=0o644, sleep=self._sleep, clock=self._clock
         )
 
-    def _memory(self, daemon_id: str) -> Path:
-        return self._shm_root / check_id(daemon_id) if self._program.private else self._shm_root
-
     def _remove_memory(self, daemon_id: str) -> None:
-        """Remove the daemon's shared memory, unless the daemon is wanted again.
+        """Remove the daemon's pipes and shared memory, unless the daemon is wanted again.
 
-        Containers have the folder mounted and keep files in it; they would not see a new folder of the same name.
+        Containers have the folders mounted and keep files in them; they would not see new folders of the same names.
         """
-        if not self._program.private or self._folders.of(daemon_id).read_desired() is not None:
-            return
-        try:
-            remove_tree(self._memory(daemon_id))
-        except OSError as error:
-            log.warning(
-                "cannot remove shared memory of an MPS daemon", extra={"daemon": daemon_id, "reason": str(error)}
-            )
+        if not self._is_wanted(daemon_id):
+            self._memory.remove(daemon_id)
 
-    def _remove_unused_memory(self) -> None:
-        if self._program.private:
-            with suppress(OSError, ValueError):
-                for name in os.listdir(self._shm_root):  # noqa: PTH208 - names, not paths
-                    self._remove_memory(check_id(name))
+    def _is_wanted(self, daemon_id: str) -> bool:
+        return self._folders.of(daemon_id).read_desired() is not None

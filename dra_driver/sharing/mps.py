@@ -129,7 +129,7 @@ class MpsClient:
             raise MpsUnavailableError(
                 f"MPS daemon {daemon_id} has no shared memory yet: the node's dra-driver mps-host has not started it"
             )
-        return MpsDirectories(pipe=folder.pipe, shm=Path(status.shm))
+        return MpsDirectories(pipe=folder.pipe_on_host, shm=Path(status.shm))
 
     def _check_host(self, daemon: MpsDaemon, deadline: float) -> None:
         """Raise, before anything is changed, when no host runs that would start the daemon."""

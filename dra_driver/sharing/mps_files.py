@@ -4,7 +4,7 @@
     <root>/daemons/<id>/desired.json      the wanted daemon, written by the node process
     <root>/daemons/<id>/released.json     the same file after the release, until the release is complete
     <root>/daemons/<id>/status.json       the running daemon, written by the host; removed with the daemon
-    <root>/daemons/<id>/pipe, log         the daemon's own folders
+    <root>/daemons/<id>/pipe, log         the daemon's own folders; pipe is a link where ``memory.py`` has the pipes
 
 Files instead of a socket, because either process may be restarted at any time and then reads what is wanted and what
 runs. Nothing is synced to disk: a power cut ends both daemons and claims, and files of an earlier boot only say what to
@@ -66,12 +66,28 @@ class DaemonFolder:
         self.log = path / "log"
 
     def make(self) -> None:
-        """Create missing folders and set the modes of all. Idempotent."""
+        """Create missing folders and set the modes of all. Idempotent. A link to the pipes stays as it is."""
         with storage(f"create the folder of an MPS daemon, {self.path}"):
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             for folder, mode in ((self.pipe, PIPE_MODE), (self.log, LOG_MODE)):
-                folder.mkdir(exist_ok=True)
-                folder.chmod(mode)
+                if not folder.is_symlink():
+                    folder.mkdir(exist_ok=True)
+                    folder.chmod(mode)
+
+    def link_pipe(self, target: Path) -> None:
+        """Let ``pipe`` be a link to the folder with the pipes. Removes pipes that are there. Idempotent."""
+        with storage(f"link {self.pipe} to {target}"):
+            if self.pipe.is_symlink():
+                if self.pipe.readlink() == target:
+                    return
+                self.pipe.unlink()
+            remove_tree(self.pipe)
+            self.pipe.symlink_to(target)
+
+    @property
+    def pipe_on_host(self) -> Path:
+        """The folder with the pipes as the container runtime sees it. This process may not see it."""
+        return self.pipe.readlink() if self.pipe.is_symlink() else self.pipe
 
     def read_desired(self) -> MpsDaemon | None:
         """The wanted daemon; None without one, or when the file does not describe a daemon of this folder's name."""

@@ -16,7 +16,6 @@ import subprocess
 import time
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 from dra_driver.backoff import Backoff
@@ -25,7 +24,8 @@ from dra_driver.errors import CommandError, StorageError
 from dra_driver.sharing import control, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
-from dra_driver.sharing.mps_files import DaemonFolder, DaemonState, Status, make_own
+from dra_driver.sharing.memory import DaemonMemory
+from dra_driver.sharing.mps_files import DaemonFolder, DaemonState, Status
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,15 @@ class Supervised:
         daemon: MpsDaemon,
         folder: DaemonFolder,
         program: ControlProgram,
-        shm: Path,
+        memory: DaemonMemory,
         *,
         clock: Clock = time.monotonic,
     ) -> None:
         self.daemon = daemon
         self.folder = folder
         self._program = program
-        self._shm = shm
+        self._memory = memory
+        self._shm = memory.shm(daemon.id)
         self._clock = clock
         self._phase = _Phase.WAITING
         self._process: subprocess.Popen[bytes] | None = None
@@ -121,7 +122,7 @@ class Supervised:
             self._finish()
             return
         try:
-            make_own(self._shm, 0o1777)  # as /dev/shm: any user creates files, and removes only their own
+            self._memory.make(self.folder)
             self.folder.make()
             self._spawn()
         except (OSError, CommandError, StorageError) as error:

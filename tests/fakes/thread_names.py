@@ -14,6 +14,7 @@ from dra_driver.config.settings import load_node_settings, node_flags
 from dra_driver.kubelet.plugin import NodeProcess
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.host import MpsHost
+from dra_driver.sharing.memory import SharedMemory
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def host_daemons(given: dict[str, str]) -> None:
     """One step of the MPS host for each line."""
     root = Path(given["kubelet-plugins-dir"]) / given["driver-name"] / "mps"
     program = ControlProgram(root=given["driver-root"], private=False, users="one")
-    MpsHost(root, program, root.parent / "shm").run(lambda: not print_names())
+    MpsHost(root, program, SharedMemory(root.parent / "shm")).run(lambda: not print_names())
 
 
 def print_names() -> bool:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dra_driver.cli.mps_host import MpsHostSettings
-from dra_driver.config.options import flags_of
+from dra_driver.config.options import flags_of, load
 from dra_driver.config.settings import load_node_settings
 from tests.fakes.kustomize import CLUSTER_SCOPED, DEPLOY, render
 
@@ -46,10 +46,23 @@ def test_every_setting_is_known_and_every_kubelet_path_is_the_same_inside_and_ou
         assert mounts(node)[name] == (path, path)
     assert mounts(node)["cdi"] == (settings.cdi_dir, settings.cdi_dir)
     assert mounts(mps_host)["mps"] == (f"{settings.kubelet_plugins_dir}/{MPS}",) * 2
+    run = load(MpsHostSettings, {}, environment(mps_host)).run_dir
+    assert mounts(mps_host)["run"] == (f"{run}/{settings.driver_name}-mps",) * 2
     known = {flag.option.env for flag in flags_of(MpsHostSettings)}
     assert environment(mps_host).keys() <= known
     plugins_of_mps_host = environment(mps_host).get("KUBELET_PLUGINS_DIR", "/var/lib/kubelet/plugins")
     assert plugins_of_mps_host == settings.kubelet_plugins_dir
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS])
+def test_file_systems_that_the_mps_host_mounts_are_seen_by_the_container_runtime(overlay: str | None) -> None:
+    """Without it no container of an MPS client starts: the folders that it mounts do not exist on the host."""
+    spec = daemonset(
+        render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay), "dra-driver-mps-host"
+    )
+    (run,) = [item for item in spec["containers"][0]["volumeMounts"] if item["name"] == "run"]
+    assert run["mountPropagation"] == "Bidirectional"
+    assert spec["containers"][0]["securityContext"]["privileged"], "Kubernetes demands it for Bidirectional"
 
 
 @pytest.mark.parametrize("overlay", [None, *OVERLAYS])

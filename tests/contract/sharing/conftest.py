@@ -53,6 +53,7 @@ class Node:
             "--driver-name": DRIVER,
             "--driver-root": str(self.root),
             "--shm-dir": str(self.base / "shm"),
+            "--run-dir": str(self.base / "run"),
             "--namespaces": "none",
         } | dict(zip(more[::2], more[1::2], strict=True))
         with (self.base / f"host-{len(self.hosts)}.log").open("wb") as log:
@@ -100,6 +101,11 @@ class Node:
                 continue
         return found
 
+    def mounts(self) -> dict[str, str]:
+        """Options of what is mounted below this node's files, by path."""
+        lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
+        return {path: options for _, path, _, options, *_ in lines if path.startswith(f"{self.base}/")}
+
     def close(self) -> None:
         for host in self.hosts:
             if host.poll() is None:
@@ -141,4 +147,6 @@ def private_node() -> Iterator[Node]:
     made = Node(base)
     yield made
     made.close()
+    for path in made.mounts():
+        subprocess.run(["/usr/bin/umount", path], check=True)
     shutil.rmtree(base)

@@ -268,13 +268,42 @@ def test_a_wrong_setting_is_status_2(node: Node) -> None:
     assert "--namespaces (MPS_NAMESPACES): 'some': expected one of own, none" in node.host_log()
 
 
-def test_a_link_in_place_of_the_shared_memory_is_refused(node: Node) -> None:
+def test_a_link_in_place_of_an_earlier_versions_shared_memory_is_not_followed(node: Node) -> None:
     """Any user may create one in /dev/shm: the host would remove its target, and containers would mount it."""
     precious = node.base / "precious"
-    (precious / "folder").mkdir(parents=True)
+    (precious / "one").mkdir(parents=True)
     (node.base / "shm").mkdir()
     (node.base / f"shm/{DRIVER}-mps").symlink_to(precious)
     host = node.start_host("--namespaces", "own")
+    until(lambda: "MPS host started" in node.host_log())
+    host.terminate()
+    assert host.wait(timeout=10) == 0
+    assert (precious / "one").exists()
+
+
+def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None:
+    """The host would mount and remove behind it."""
+    precious = node.base / "precious"
+    precious.mkdir()
+    (node.base / "run").mkdir()
+    (node.base / f"run/{DRIVER}-mps").symlink_to(precious)
+    host = node.start_host("--namespaces", "own")
     assert host.wait(timeout=10) != 0
-    assert f"cannot make the folder for shared memory, {node.base}/shm/{DRIVER}-mps" in node.host_log()
-    assert (precious / "folder").exists()
+    assert f"cannot make the folder for shared memory, {node.base}/run/{DRIVER}-mps" in node.host_log()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--tmpfs-size", "1Mi", "expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi"),
+        ("--tmpfs-size", "2Ti", "expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi"),
+        ("--tmpfs-size", "1.5Gi", "expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi"),
+        ("--tmpfs-files", "100", "expected 256 to 1048576"),
+        ("--tmpfs-files", "10000000", "expected 256 to 1048576"),
+    ],
+)
+def test_bounds_of_memory_have_bounds(node: Node, flag: str, value: str, said: str) -> None:
+    """Too little and no client starts; too much is no bound."""
+    host = node.start_host(flag, value)
+    assert host.wait(timeout=10) == 2
+    assert said in node.host_log()

@@ -1,8 +1,19 @@
 """Daemons in mount namespaces of their own: the real system calls. Skipped where the kernel does not allow them."""
 
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dra_driver.sharing.mps import MpsDaemon
+from dra_driver.sharing.safe_rmtree import remove_tree
+from dra_driver.sharing.tmpfs import SystemMounts, TmpfsBounds
 from tests.contract.sharing.conftest import Node, copy_program, until
 
 # A daemon that writes down what it sees, in the places that it is told of.
@@ -28,10 +39,12 @@ def test_each_daemon_sees_its_own_folders_under_short_names(private_node: Node) 
         private_node.client.ensure(devices(private_node, number), within_s=10.0)
     for number in (0, 1):
         folder = private_node.folders.of(f"d{number}")
-        shm = private_node.client.directories(f"d{number}").shm
-        assert (folder.pipe / "seen").read_text() == "/tmp/nvidia-mps /tmp/nvidia-log\n"
+        pipe, shm = (found := private_node.client.directories(f"d{number}")).pipe, found.shm
+        assert (pipe / "seen").read_text() == "/tmp/nvidia-mps /tmp/nvidia-log\n"
         assert (folder.log / "control.log").read_text() == "logged\n"
-        assert shm == private_node.base / f"shm/gpu.nvidia.com-mps/d{number}"
+        own = private_node.base / f"run/gpu.nvidia.com-mps/d{number}"
+        assert (pipe, shm) == (own / "pipe", own / "shm")
+        assert pipe.stat().st_mode & 0o7777 == 0o1777
         assert (shm / "devices").read_text() == f"{private_node.gpus[number]}\n"
         assert shm.stat().st_mode & 0o7777 == 0o1777
     assert not Path("/dev/shm/devices").exists()
@@ -44,13 +57,18 @@ def test_a_link_that_a_container_laid_in_a_daemons_folders_leads_nowhere(private
     precious.write_text("as it was")
     private_node.control_script(NOSY.replace("echo > up", "echo 1 > control.pid; echo 2 > /dev/shm/state; echo > up"))
     private_node.start_host("--namespaces", "own")
-    folder, shm = private_node.folders.of("d0"), private_node.base / "shm/gpu.nvidia.com-mps/d0"
-    folder.make()
-    shm.mkdir(parents=True)
-    for link in (folder.pipe / "control.pid", shm / "state"):
-        link.symlink_to(precious)
     private_node.client.ensure(devices(private_node, 0), within_s=10.0)
-    assert (folder.pipe / "seen").exists()
+    found = private_node.client.directories("d0")
+    links = (found.pipe / "control.pid", found.shm / "state")
+    for link in links:
+        link.unlink()
+        link.symlink_to(precious)
+    for name in ("up", "seen"):
+        (found.pipe / name).unlink()
+    other = replace(devices(private_node, 0), default_percentage=10)
+    private_node.folders.of("d0").write_desired(other)
+    until((found.pipe / "seen").exists)
+    assert all(link.is_symlink() for link in links)
     assert precious.read_text() == "as it was"
 
 
@@ -132,3 +150,124 @@ def test_a_root_without_the_folders_to_mount_on_is_a_sentence(private_node: Node
     assert status is not None
     assert "cannot set up the mount namespace for MPS" in status.reason
     assert "No such file or directory" in status.reason
+
+
+def fill(folder: Path, files: int) -> None:
+    for number in range(files):
+        (folder / str(number)).touch()
+
+
+LIMITS = TmpfsBounds(size_bytes=2**20, files=64)
+
+
+@contextmanager
+def mounted(folder: Path, mounts: SystemMounts) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    mounts.mount(folder, LIMITS)
+    try:
+        yield
+    finally:
+        mounts.unmount(folder)
+
+
+def test_pipes_and_shared_memory_are_on_a_bounded_file_system_without_programs_and_devices(private_node: Node) -> None:
+    private_node.start_host("--namespaces", "own", "--tmpfs-size", "16Mi", "--tmpfs-files", "512")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    ((path, options),) = private_node.mounts().items()
+    assert path == f"{private_node.base}/run/gpu.nvidia.com-mps/d0"
+    assert {"nosuid", "nodev", "noexec", "size=16384k", "nr_inodes=512", "mode=711"} <= set(options.split(","))
+
+
+def test_a_client_that_fills_its_folders_harms_no_other_daemons_clients(private_node: Node) -> None:
+    """Neither with bytes nor with files; without bounds it would fill the node's memory or the kubelet's disk."""
+    private_node.start_host("--namespaces", "own", "--tmpfs-size", "16Mi", "--tmpfs-files", "256")
+    for number in (0, 1):
+        private_node.client.ensure(devices(private_node, number), within_s=10.0)
+    greedy, modest = (private_node.client.directories(f"d{number}").shm for number in (0, 1))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        (greedy / "large").write_bytes(bytes(20 * 2**20))
+    (greedy / "folder").mkdir()
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        fill(greedy / "folder", 300)
+    (modest / "small").write_bytes(bytes(2**20))
+
+
+def test_a_host_that_starts_again_mounts_nothing_twice(private_node: Node) -> None:
+    """Containers have the first one mounted."""
+    for _ in range(2):
+        host = private_node.start_host("--namespaces", "own")
+        private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+        host.kill()
+        host.wait(timeout=5)
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    assert len([line for line in lines if f" {private_node.base}/" in line]) == 1
+
+
+def test_a_daemon_of_an_earlier_version_keeps_its_folders_until_it_is_released(private_node: Node) -> None:
+    """Its clients' containers have them mounted, and a container that restarts mounts them again."""
+    former = private_node.base / "shm/gpu.nvidia.com-mps"
+    (former / "d0").mkdir(parents=True, mode=0o711)
+    (former / "d0/of-a-container").touch()
+    private_node.folders.make()
+    folder = private_node.folders.of("d0")
+    folder.make()
+    folder.write_desired(devices(private_node, 0))
+    (folder.pipe / "of-a-container").touch()
+    for _ in range(2):
+        host = private_node.start_host("--namespaces", "own")
+        for number in (0, 1):
+            private_node.client.ensure(devices(private_node, number), within_s=10.0)
+        found = private_node.client.directories("d0")
+        assert (found.pipe, found.shm) == (folder.pipe, former / "d0")
+        assert (found.pipe / "of-a-container").exists()
+        assert (found.shm / "of-a-container").exists()
+        assert private_node.client.directories("d1").shm == private_node.base / "run/gpu.nvidia.com-mps/d1/shm"
+        host.terminate()
+        assert host.wait(timeout=10) == 0
+    private_node.start_host("--namespaces", "own")
+    private_node.client.release("d0", (), within_s=10.0)
+    until(lambda: not (former / "d0").exists())
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    assert private_node.client.directories("d0").pipe == private_node.base / "run/gpu.nvidia.com-mps/d0/pipe"
+
+
+def test_a_foreign_mount_in_place_of_a_daemons_folders_is_refused(private_node: Node) -> None:
+    """It may hold anything, and removing the daemon would unmount it."""
+    private_node.start_host("--namespaces", "own")
+    own = private_node.base / "run/gpu.nvidia.com-mps/d0"
+    until(own.parent.exists)
+    own.mkdir()
+    own.chmod(0o700)
+    subprocess.run(["/usr/bin/mount", "-t", "tmpfs", "-o", "mode=700", "other", str(own)], check=True)
+    folder = private_node.folders.of("d0")
+    folder.make()
+    folder.write_desired(devices(private_node, 0))
+    until(lambda: (status := folder.read_status()) and status.state == "failed")
+    status = folder.read_status()
+    assert status is not None
+    assert f"{own} is a mount of other (tmpfs), which this driver did not make" in status.reason
+    private_node.client.release("d0", (), within_s=10.0)
+    assert (stat.S_IMODE(own.stat().st_mode), list(own.iterdir())) == (0o700, [])
+
+
+def test_a_tree_is_not_removed_through_a_mount(private_node: Node) -> None:
+    """Another program mounted what is below a folder that is removed."""
+    tree = private_node.base / "tree"
+    with mounted(tree / "inner/mount", SystemMounts()):
+        precious = tree / "inner/mount/precious"
+        precious.touch()
+        with pytest.raises(OSError, match=os.strerror(errno.EBUSY)):
+            remove_tree(tree, within_s=1.0)
+        assert precious.exists() or any(path.name == "precious" for path in tree.rglob("*"))
+
+
+def test_a_label_that_the_kernel_does_not_know_is_left_out(
+    private_node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without SELinux, or with a policy that has no such type, the folders work as before."""
+    folder = private_node.base / "labelled"
+    mounts = SystemMounts(label=lambda: "system_u:object_r:no_such_type_t:s0")
+    with mounted(folder, mounts):
+        assert mounts.at(folder) is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+    assert "SELinux policy does not know" in caplog.text

@@ -6,6 +6,7 @@ from pathlib import Path
 from dra_driver.errors import CommandError
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
+from dra_driver.sharing.memory import SharedMemory
 from dra_driver.sharing.mps_files import DaemonFolder, MpsFolders
 from dra_driver.sharing.supervise import Supervised
 
@@ -31,7 +32,7 @@ def test_a_daemon_that_is_released_before_its_start_is_not_started(tmp_path: Pat
     folder, program = MpsFolders(tmp_path / "mps").of("one"), FailingProgram()
     folder.make()
     folder.write_desired(DAEMON)
-    supervised = Supervised(DAEMON, folder, program, tmp_path / "shm")
+    supervised = Supervised(DAEMON, folder, program, SharedMemory(tmp_path / "shm"))
     folder.release()
     supervised.step()
     assert (supervised.is_gone, program.starts, folder.read_status()) == (True, [], None)
@@ -43,7 +44,7 @@ def test_a_daemon_that_does_not_start_is_tried_again_with_growing_pauses(tmp_pat
     folder, program = MpsFolders(tmp_path / "mps").of("one"), FailingProgram()
     folder.make()
     folder.write_desired(DAEMON)
-    supervised = Supervised(DAEMON, folder, program, tmp_path / "shm", clock=lambda: now[0])
+    supervised = Supervised(DAEMON, folder, program, SharedMemory(tmp_path / "shm"), clock=lambda: now[0])
     starts: list[float] = []
     for _ in range(400):
         supervised.step()
