@@ -47,7 +47,8 @@ class Forms:
     def rest(self) -> RestClient:
         return self.cluster.rest
 
-    def create(self, name: str, request: Obj, command: str = LIST) -> None:
+    def create(self, name: str, request: Obj, command: str = LIST, *, host_users: bool = True) -> None:
+        """One pod with one device; without ``host_users`` in a user namespace of its own."""
         devices = {"devices": {"requests": [{"name": "device", "exactly": request}]}}
         template: dict[str, Any] = {
             "apiVersion": "resource.k8s.io/v1",
@@ -66,7 +67,7 @@ class Forms:
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name},
-            "spec": {"containers": [container], "resourceClaims": claims},
+            "spec": {"containers": [container], "resourceClaims": claims, "hostUsers": host_users},
         }
         self.cluster.apply([template, pod], self.namespace)
 
