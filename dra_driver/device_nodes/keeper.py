@@ -87,9 +87,8 @@ class NodeKeeper:
         self._lock = threading.Lock()  # one change at a time; guards the next two
         self._problems = Problems(clock)
         self._tools_after = clock()
-        # Read without the lock: the first is written entry by entry, the second as a whole.
-        self._kept: dict[str, tuple[NodeNumbers, Stamp]] = {}
-        self._control: tuple[Majors | None, tuple[_Node, ...]] = (None, ())
+        # Written entry by entry and read without the lock: what was right, for which numbers of the kernel.
+        self._kept: dict[str, tuple[Majors, Stamp]] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -105,33 +104,29 @@ class NodeKeeper:
         node's path, and `DeviceLostError` when the MIG instance behind a capability node is gone. What only some pods
         need is no error but one of the `problems`.
         """
-        self._keep([*self._control_nodes(), *_expected((node.path for node in nodes), self._majors())])
+        self._keep(node.path for node in nodes)
 
     def check(self, gpu_minors: Iterable[int]) -> None:
         """Have the nodes of these GPUs and of every container before a claim needs them. Raises nothing."""
-        gpus = _expected((f"/dev/nvidia{minor}" for minor in gpu_minors), self._majors())
         try:
-            self._keep([*self._control_nodes(), *gpus])
+            self._keep(f"/dev/nvidia{minor}" for minor in gpu_minors)
         except DraError as error:
             log.debug("a device node is not as it should be", extra={"reason": error})
 
-    def _control_nodes(self) -> tuple[_Node, ...]:
+    def _keep(self, paths: Iterable[str]) -> None:
+        """Have the nodes at these paths and those of every container."""
         majors = self._majors()
-        known, nodes = self._control
-        if majors is not known:
-            nodes = tuple(_expected(CONTROL_NODES, majors))
-            self._control = (majors, nodes)
-        return nodes
-
-    def _keep(self, nodes: Sequence[_Node]) -> None:
+        if majors is None:
+            return
         kept, stamp = self._kept, self._dev.stamp
-        todo = [node for node in nodes if kept.get(node.path) != (node.numbers, stamp(node.path))]
-        if not todo:
+        found = [path for path in (*CONTROL_NODES, *paths) if kept.get(path) != (majors, stamp(path))]
+        nodes = list(_expected(found, majors))
+        if not nodes:
             return
         with self._lock:
-            files = {node.path: self._capability(node) for node in todo if node.kind is NodeKind.CAPABILITY}
-            self._use_tools([node for node in todo if self._is_wrong(node)], files)
-            errors = [error for node in todo if (error := self._settle(node, files.get(node.path)))]
+            files = {node.path: self._capability(node) for node in nodes if node.kind is NodeKind.CAPABILITY}
+            self._use_tools([node for node in nodes if self._is_wrong(node)], files)
+            errors = [error for node in nodes if (error := self._settle(node, files.get(node.path), majors))]
         if errors:
             raise errors[0]
 
@@ -163,7 +158,7 @@ class NodeKeeper:
             self._tools_after = self._clock() + TOOLS_PAUSE_S
             log.warning("device nodes are made without the driver's tool", extra={"reason": failed[0]})
 
-    def _settle(self, node: _Node, file: CapabilityFile | None) -> DraError | None:
+    def _settle(self, node: _Node, file: CapabilityFile | None, majors: Majors) -> DraError | None:
         """Make node and link if need be; the error for which a claim must not have the node."""
         if file is not None and file.gone:
             return DeviceLostError(
@@ -179,7 +174,7 @@ class NodeKeeper:
         link = settle_link(self._dev, node.path, node.numbers) if done.missing is None else None
         put(ProblemKind.LINK, node.path, link and _no_link(node, link))
         if done.missing is None and link is None:
-            self._kept[node.path] = (node.numbers, self._dev.stamp(node.path))
+            self._kept[node.path] = (majors, self._dev.stamp(node.path))
         return None
 
     def _params(self, node: _Node, file: CapabilityFile | None) -> NodeParams:
@@ -193,10 +188,10 @@ class NodeKeeper:
                 return read_params(params_path(self._proc_driver))
 
 
-def _expected(paths: Iterable[str], majors: Majors | None) -> Iterator[_Node]:
+def _expected(paths: Iterable[str], majors: Majors) -> Iterator[_Node]:
     """Those of the paths whose module is loaded."""
     for path in paths:
-        kind, numbers = kind_of(path), expected_numbers(path, majors) if majors else None
+        kind, numbers = kind_of(path), expected_numbers(path, majors)
         if kind is not None and numbers is not None:
             yield _Node(path=path, kind=kind, numbers=numbers)
 

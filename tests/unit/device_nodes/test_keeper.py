@@ -151,7 +151,7 @@ def test_nodes_that_are_right_cost_one_look_each(host: Host) -> None:
     host.dev.stamps.clear()
     host.dev.looks.clear()
     keeper.ensure([GPU0])
-    assert sorted(host.dev.stamps) == sorted([*CONTROL, "/dev/nvidia0"])
+    assert sorted(host.dev.stamps) == sorted([*CONTROL, "/dev/nvidia-modeset", "/dev/nvidia0"])
     assert host.dev.looks == []
 
 
