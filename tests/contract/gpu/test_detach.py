@@ -1,5 +1,6 @@
 """Giving the GPUs up while the process runs: one suite for NVML over the fake library and for the simulation."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -101,7 +102,9 @@ def test_detach_waits_for_a_running_call(backend: GpuBackend, state: State) -> N
 def test_a_call_that_does_not_return_keeps_detach_from_saying_that_nothing_is_open(
     backend: GpuBackend, state: State
 ) -> None:
-    """Otherwise the kernel module would be removed under it; the end of the call ends the session."""
+    """Otherwise the kernel module would be removed under it; the end of the call ends the session. Also where this
+    process cannot see its device files."""
+    shutil.rmtree(state.path.parent / "dev")
     call = slow_call(backend, state, 0.5)
     begin = time.monotonic()
     assert not backend.detach(REASON, timeout_s=0.05)

@@ -52,8 +52,10 @@ class Call:
 def impatient(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlBackend]:
     backend = NvmlBackend(str(nvml_library), str(tmp_path / "sys"), patience=SHORT)
     yield backend
+    state.clear_faults()
     state.release()
     backend.close()
+    until(lambda: not state.opened())  # pynvml's library is the process's: the next test needs a new session
 
 
 def readers() -> int:
@@ -116,6 +118,21 @@ def test_a_change_of_a_gpu_that_hangs_fails_and_one_of_another_gpu_works(impatie
     state.release()
     until(lambda: readers() == 0)
     assert impatient.compute_mode(first) is ComputeMode.DEFAULT
+
+
+def test_a_gpu_is_found_beside_one_that_hangs_at_its_first_look(impatient: NvmlBackend, state: State) -> None:
+    """A new session does not know yet which index is which GPU."""
+    gpu = impatient.snapshot().gpus[3].uuid
+    impatient.close()
+    state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
+    looking = Call(impatient, state, None, impatient.snapshot)
+    until(lambda: readers() == 1 and state.calls("nvmlInitWithFlags") == 2)
+    looking.result()
+    state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)  # a second call would hang, too
+    impatient._node.knowledge(2).uuids.clear()
+    begin = time.monotonic()
+    assert impatient.compute_mode(gpu) is ComputeMode.DEFAULT
+    assert time.monotonic() - begin < 1
 
 
 def test_a_change_that_hangs_does_not_stop_the_looks(impatient: NvmlBackend, state: State) -> None:
