@@ -161,7 +161,8 @@ class CdiProvider:
 
     def edits_of_share(self) -> ContainerEdits:
         """Edits of a share of a GPU beside those of the GPU: see `without_mps_programs`. Errors as `refresh`."""
-        return without_mps_programs(self._known_base().files)
+        # The base document itself is always there when a container starts, has no secrets and is no program.
+        return without_mps_programs(self._known_base().files, f"{self._writer.directory}/{self._names.base_file_name}")
 
     def _known_base(self) -> _Base:
         with self._lock:

@@ -187,7 +187,7 @@ class FakeCdiProvider:
         return ContainerEdits(env=(f"DRA_GPU_{of.minor}_MIG_{gi_id}_{ci_id}_UUID={uuid}",), device_nodes=(node,))
 
     def edits_of_share(self) -> ContainerEdits:
-        return ContainerEdits(mounts=(Mount(host_path="/dev/null", container_path=CONTROL_PROGRAM, options=("bind",)),))
+        return ContainerEdits(mounts=(Mount(host_path="/mask", container_path=CONTROL_PROGRAM, options=("bind",)),))
 
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
         """The document of a claim with whole GPUs."""

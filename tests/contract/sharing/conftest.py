@@ -45,6 +45,7 @@ class Node:
         self.client = MpsClient(self.plugins / DRIVER / "mps", self.backend, self.notes)
         self.folders = MpsFolders(self.plugins / DRIVER / "mps")
         self.hosts: list[subprocess.Popen[bytes]] = []
+        self.wrapper: tuple[str, ...] = ()  # a program that starts the host
 
     def start_host(self, *more: str) -> "subprocess.Popen[bytes]":
         """``dra-driver mps-host``; returns when it holds the lock."""
@@ -59,6 +60,7 @@ class Node:
         with (self.base / f"host-{len(self.hosts)}.log").open("wb") as log:
             host = subprocess.Popen(
                 [
+                    *self.wrapper,
                     sys.executable,
                     "-m",
                     "dra_driver.cli.main",

@@ -271,3 +271,35 @@ def test_a_label_that_the_kernel_does_not_know_is_left_out(
         assert mounts.at(folder) is not None
         assert stat.S_IMODE(folder.stat().st_mode) == 0o711
     assert "SELinux policy does not know" in caplog.text
+
+
+@pytest.fixture
+def shared_mount(private_node: Node) -> Iterator[None]:
+    """The node's files on a shared mount, as systemd makes the host's /run."""
+    base = str(private_node.base)
+    subprocess.run(["/usr/bin/mount", "--bind", base, base], check=True)
+    subprocess.run(["/usr/bin/mount", "--make-shared", base], check=True)
+    yield
+    private_node.close()
+    for path in (*private_node.mounts(), base):
+        subprocess.run(["/usr/bin/umount", path], check=True)
+
+
+@pytest.mark.usefixtures("shared_mount")
+def test_the_hosts_namespace_has_the_mounts_of_an_mps_host_in_a_container(private_node: Node) -> None:
+    """With Bidirectional, a container's mounts reach the host, outlive the container and are found by the next one."""
+    private_node.wrapper = ("/usr/bin/unshare", "--mount", "--propagation", "unchanged")
+    path = f"{private_node.base}/run/gpu.nvidia.com-mps/d0"
+    host = private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    assert list(private_node.mounts()) == [path]
+    marker = private_node.client.directories("d0").shm / "of-a-container"
+    marker.touch()
+    host.kill()
+    host.wait(timeout=5)
+    assert list(private_node.mounts()) == [path]
+    private_node.start_host("--namespaces", "own")
+    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    assert marker.exists()
+    private_node.client.release("d0", (), within_s=10.0)
+    until(lambda: not private_node.mounts())

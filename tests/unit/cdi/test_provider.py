@@ -330,7 +330,8 @@ def test_a_share_hides_the_programs_of_mps_where_the_base_document_mounts_them(n
     node.provider.refresh()
     mounts = node.provider.edits_of_share().to_wire()["mounts"]
     base = {mount["containerPath"]: mount["hostPath"] for mount in node.base()["containerEdits"]["mounts"]}
-    assert {mount["hostPath"] for mount in mounts} == {"/dev/null"}
+    assert {mount["hostPath"] for mount in mounts} == {str(node.base_path)}
+    assert node.base_path.stat().st_mode & 0o7777 == 0o644, "not a program, and not a device: those have no ID mapping"
     masked = [mount["containerPath"] for mount in mounts]
     assert masked == ["/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-server"]
     assert [base[path] for path in masked] == masked

@@ -43,7 +43,7 @@ def test_containers_that_share_a_gpu_by_policy_have_no_control_program(node: Cla
     run = shared(node, strategy)
     run.prepare(claim(1, share_result(1, "10Gi", 20)))
     assert CONTROL_PROGRAM in file(run, 1)
-    assert '"hostPath":"/dev/null"' in file(run, 1).replace(" ", "")
+    assert '"hostPath":"/mask"' in file(run, 1).replace(" ", "")
 
 
 def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(node: ClaimsNode) -> None:
