@@ -9,6 +9,7 @@ NVML counts and numbers the GPUs once per session. Which GPUs were bound to the 
 loaded, is kept as ``surroundings``, so that the backend can notice that a session is outdated.
 """
 
+import _ctypes
 import contextlib
 import ctypes
 import logging
@@ -229,14 +230,20 @@ class Session:
 
 
 def use_library(path: str | None) -> None:
-    """Make pynvml use the library at ``path``; with None it searches again at the next init.
+    """Make pynvml use the library at ``path``; with None it searches again at the next init. No NVML call may run.
 
     pynvml keeps the library and every resolved symbol; unless both are cleared, calls go to the library of the driver
-    before an upgrade. Still needed with nvidia-ml-py 13.615.
+    before an upgrade. Still needed with nvidia-ml-py 13.615. The former library is unloaded, as go-nvml does at each
+    shutdown (pkg/nvml/lib.go:137): an upgrade replaces the file at the same path, and while a library of that path is
+    loaded, the dynamic linker answers with it instead of opening the file.
     """
+    former = pynvml.nvmlLib
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    pynvml.nvmlLib = None
+    if former is not None:
+        _ctypes.dlclose(former._handle)
     try:
         library = None if path is None else ctypes.CDLL(path)
     except OSError as error:
         raise DriverUnavailableError(f"cannot load the NVML library {path}: {error}; reinstall the driver") from error
-    pynvml._nvmlGetFunctionPointer_cache.clear()
     pynvml.nvmlLib = library
