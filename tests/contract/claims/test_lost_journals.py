@@ -25,7 +25,7 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.claim import AllocatedClaim, AllocatedDevice
 from dra_driver.model.mig import parse_partition_name
 from dra_driver.model.terms import GpuTerms, Interval, SharingTerms, Strategy
-from tests.fakes.claims import claim, result, share_result
+from tests.fakes.claims import CONTROL_PROGRAM, claim, result, share_result
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.claims.conftest import ClaimsNode, Run, simulated
@@ -205,7 +205,7 @@ class History:
             for device in json.loads(file)["devices"]:
                 edits = device["containerEdits"]
                 assert {env.split("=")[1] for env in edits["env"] if "_MIG_" in env} <= uuids
-                for mount in edits.get("mounts", []):
+                for mount in (one for one in edits.get("mounts", []) if one["containerPath"] != CONTROL_PROGRAM):
                     daemon = self.claims_node.sharing.running[mount["hostPath"].split("/")[2]]
                     modes = {self.backend.compute_mode(gpu) for gpu in daemon.gpus}
                     assert modes <= {ComputeMode.EXCLUSIVE_PROCESS}
