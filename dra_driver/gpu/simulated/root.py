@@ -31,7 +31,9 @@ MPS_PROGRAMS = {
 }
 
 FAULTS = "etc/nvidia-stub"
-"""Folder of the files that make programs misbehave: smi-hang, smi-fail, mps-fail, mps-never-ready, mps-hang."""
+"""Folder of the files that make programs misbehave: smi-hang, smi-fail, mps-fail, mps-never-ready, mps-hang; and
+uvm-missing: the kernel module nvidia-uvm is not loaded."""
+UVM_MISSING = f"{FAULTS}/uvm-missing"
 RECORDS = "var/log/nvidia-stub"
 """Folder of nvidia-smi.log and mps-control.log, with a line per call."""
 TIMESLICE, COMPUTE_MODE = "var/lib/nvidia-stub/timeslice", "var/lib/nvidia-stub/compute-mode"
@@ -84,12 +86,17 @@ def write(root: Path, snapshot: Snapshot) -> None:
         raise ConfigurationError(f"a simulated driver root can be written on {', '.join(MACHINES)}, not on {machine}")
     try:
         _write_libraries(root / "usr/lib" / f"{machine}-linux-gnu", version, machine)
-        _put(root / "proc/devices", PROC_DEVICES.encode(), 0o644)
+        _put(root / "proc/devices", _proc_devices(root).encode(), 0o644)
         _write_programs(root)
         _write_capabilities(root, snapshot)
         _put(root / "usr/bin/nvidia-smi", smi_script(snapshot).encode(), 0o755)
     except OSError as error:
         raise StorageError(f"cannot write the simulated driver root {root}: {error}") from error
+
+
+def _proc_devices(root: Path) -> str:
+    missing = (root / UVM_MISSING).exists()
+    return "".join(line for line in PROC_DEVICES.splitlines(True) if not (missing and "nvidia-uvm" in line))
 
 
 def smi_script(snapshot: Snapshot) -> str:
