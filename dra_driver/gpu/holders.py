@@ -33,6 +33,7 @@ _CAPABILITY = re.compile(r"/nvidia-caps/nvidia-cap\d+")
 ADVICE: Final = {
     "nv-hostengine": "stop DCGM on this node, or have it release its GPUs",
     "dcgm-exporter": "stop dcgm-exporter on this node, or keep it off nodes with MIG claims",
+    "dra-hw-check": "the hardware check ends within ten minutes",
     "nvidia-persiste": "the persistence daemon has every GPU open and rarely is the cause",
     "nvidia-smi": "it closes the GPU when it ends; stop loops of it",
     "Xorg": "keep the display server off this GPU",

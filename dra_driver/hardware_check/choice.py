@@ -1,6 +1,6 @@
 """Which GPU the checks may use, and which checks are skipped and why. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def choose(survey: Facts, consent: Consent) -> GpuChoice:
         raise ConfigurationError(
             f"{OWNER_FLAG}: this machine has {len(found)} GPUs; name the one that may be changed with --gpu INDEX"
         )
-    reasons = {gpu["index"]: busy(gpu, survey.get("claims", {})) for gpu in found}
+    reasons = {gpu["index"]: busy(gpu, survey) for gpu in found}
     for gpu in found:
         if consent.owner or not reasons[gpu["index"]]:
             return GpuChoice(gpu=_chosen(gpu))
@@ -53,15 +53,22 @@ def choose(survey: Facts, consent: Consent) -> GpuChoice:
     return GpuChoice(reason=f"no free GPU: {texts or 'none answers'}")
 
 
-def busy(gpu: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+def busy(gpu: Mapping[str, Any], survey: Facts) -> str:
     """Why the GPU is not free, as the end of a sentence; "" when it is. Unknown counts as busy."""
     processes = gpu["processes"]
     if "value" not in processes["Compute"]:
         return f"has processes that NVML does not tell (code {processes['Compute'].get('code')})"
     listed = [one for answer in processes.values() for one in answer.get("value", ())]
     if listed:
-        names = ", ".join(dict.fromkeys(f"{one['name'] or 'process'} ({one['pid']})" for one in listed[:3]))
-        return f"has {len(listed)} processes: {names}"
+        return f"has {len(listed)} processes: {_named(listed)}"
+    opened = survey.get("openers", {"complete": False, "processes": []})
+    minor = _value(gpu, "nvmlDeviceGetMinorNumber")
+    computing = [one for one in opened["processes"] if minor in one["minors"]]
+    if computing:
+        return f"is open in {len(computing)} processes: {_named(computing)}"
+    if not opened["complete"]:
+        return "may have processes, as this process does not see all of the node"
+    claims = survey.get("claims", {})
     if "error" in claims:
         return f"may have claims: {claims['error']}"
     held = claims.get("held", {}).get(_value(gpu, "nvmlDeviceGetUUID"), 0)
@@ -69,6 +76,10 @@ def busy(gpu: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
         return f"has {held} devices of claims prepared"
     mode = _value(gpu, "nvmlDeviceGetMigMode")
     return "is in MIG mode" if mode and mode[0] else ""
+
+
+def _named(processes: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(f"{one['name'] or 'process'} ({one['pid']})" for one in processes[:3]))
 
 
 def skip_reason(check: HardwareCheck, survey: Facts, consent: Consent, choice: GpuChoice) -> str:

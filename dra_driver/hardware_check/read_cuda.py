@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from dra_driver.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
 from dra_driver.driver_root.root import DriverRoot
-from dra_driver.driver_root.search import CUDA
+from dra_driver.driver_root.search import CUDA, find_library
+from dra_driver.errors import DriverUnavailableError
 from dra_driver.hardware_check.cuda_probe import ClaimView
 from dra_driver.hardware_check.task import Task
 from dra_driver.model.gpu import Gpu
@@ -22,9 +23,13 @@ _MAX_PRINTED: Final = 400
 
 def contexts(task: Task) -> Iterator[tuple[str, Any]]:
     """Topics ``edits`` (nodes and number of libraries), ``container``, and ``without uvm``: what the program saw."""
-    nodes, files = _edits(task)
-    if not any(target.endswith(f"/{CUDA}") for _, target in files):
+    if find_library(task.root, CUDA) is None:
         yield "skipped", f"no {CUDA} below the driver root {task.root}"
+        return
+    try:
+        nodes, files = _edits(task)
+    except DriverUnavailableError as error:  # the claim would be refused with the same words
+        yield "skipped", f"no claim can be prepared here: {error}"
         return
     yield "edits", {"nodes": [path for path, _, _ in nodes], "files": [path for _, path in files]}
     yield "gpu", {"uuid": task.chosen.uuid}

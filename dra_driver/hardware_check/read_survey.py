@@ -12,6 +12,7 @@ from urllib.parse import quote
 from dra_driver import __version__
 from dra_driver.gpu.nvml import probes
 from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware_check.openers import openers
 from dra_driver.hardware_check.task import Task
 
 JOURNAL: Final = "state.db"
@@ -28,13 +29,14 @@ _OF_A_GPU: Final = (
 
 
 def survey(task: Task) -> Iterator[tuple[str, Any]]:
-    """Topics ``machine``, ``driver``, ``system``, ``gpus`` and ``claims``. Raises DriverUnavailableError."""
+    """Topics ``machine``, ``driver``, ``system``, ``gpus``, ``openers``, ``claims``. Raises DriverUnavailableError."""
     yield "machine", machine()
     yield "driver", {"root": task.root, "library": task.library, "devRoot": task.dev_root}
     backend = NvmlBackend(task.library)
     backend.open()
     yield "system", probes.system()
     yield "gpus", [_gpu(index) for index in range(probes.pynvml.nvmlDeviceGetCount())]
+    yield "openers", openers((task.host, "/"))
     yield "claims", claims(Path(task.plugin_dir)) if task.plugin_dir else {"held": {}}
     backend.close()
 

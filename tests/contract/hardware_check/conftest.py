@@ -64,8 +64,12 @@ def state(driver_root: Path, tmp_path: Path) -> Iterator[State]:
 
 @pytest.fixture
 def environment(tmp_path: Path, driver_root: Path, state: State) -> dict[str, str]:
-    """The settings of the node process, with folders of the test."""
+    """The settings of the node process, with folders of the test; below the host's root no process computes."""
+    process = tmp_path / "host/proc/2"
+    process.mkdir(parents=True)
+    (process / "comm").write_text("kthreadd\n")
     return {
+        "HOST_ROOT": str(tmp_path / "host"),
         **os.environ,
         ENVIRONMENT: str(state.path),
         "DRIVER_ROOT": str(driver_root),

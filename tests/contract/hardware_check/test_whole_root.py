@@ -69,6 +69,19 @@ def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, t
     assert record(tmp_path, 1).judgement.seen.startswith("no libcuda.so.1 below the driver root")
 
 
+def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
+    on_root: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Without UVM, for example: the node process refuses claims with the same words."""
+    devices = tmp_path / "devices"
+    devices.write_text("Character devices:\n195 nvidia\n\nBlock devices:\n")
+    environment["ALT_PROC_DEVICES_PATH"] = str(devices)
+    on_root("--only", "1")
+    assert record(tmp_path, 1).judgement.verdict == "skipped"
+    assert "no claim can be prepared here" in record(tmp_path, 1).judgement.seen
+    assert "nvidia-uvm" in record(tmp_path, 1).judgement.seen
+
+
 def test_a_hanging_cuda_call_cannot_tell(on_root: Command, environment: dict[str, str], tmp_path: Path) -> None:
     """The check ends on its own, with what it saw."""
     environment["FAKE_CUDA_HANGS"] = "1"

@@ -27,6 +27,7 @@ def survey(**changes: Any) -> dict[str, Any]:
         "processes": {"Compute": answer([]), "Graphics": answer([]), "MPSCompute": dict(NOT_SUPPORTED)},
     }
     facts = {"machine": {"uid": 0, "kernel": "6.1"}, "gpus": [gpu], "claims": {"held": {}}}
+    facts["openers"] = {"complete": True, "processes": []}
     return copy.deepcopy({**facts, **changes})
 
 

@@ -28,6 +28,8 @@ def two(**first: Any) -> dict[str, Any]:
 
 WITH_PROCESS = facts.answer([{"pid": 77, "name": "python3"}])
 
+WITH_OPENER = {"complete": True, "processes": [{"pid": 5, "name": "train", "minors": [0]}]}
+
 
 def test_the_first_free_gpu_is_used() -> None:
     """The other one has a process."""
@@ -43,20 +45,25 @@ def test_the_first_free_gpu_is_used() -> None:
         (two(Graphics=WITH_PROCESS), "has 1 processes: python3 (77)"),
         (two(MPSCompute=WITH_PROCESS), "has 1 processes: python3 (77)"),
         (two(Compute=facts.NOT_SUPPORTED), "processes that NVML does not tell (code 3)"),
+        (facts.survey(openers=WITH_OPENER), "is open in 1 processes: train (5)"),
+        (
+            facts.survey(openers={"complete": False, "processes": []}),
+            "may have processes, as this process does not see",
+        ),
         (facts.survey(claims={"held": {facts.UUID: 2}}), "has 2 devices of claims prepared"),
         (facts.survey(claims={"error": "state.db cannot be read"}), "may have claims: state.db cannot be read"),
     ],
 )
 def test_processes_and_claims_make_a_gpu_busy_and_so_does_not_knowing(survey: dict[str, Any], reason: str) -> None:
     """A CUDA context beside someone's work could fail it."""
-    assert reason in busy(survey["gpus"][0], survey["claims"])
+    assert reason in busy(survey["gpus"][0], survey)
 
 
 def test_a_gpu_in_mig_mode_is_not_free() -> None:
     """A whole GPU cannot be used then."""
     survey = facts.survey()
     survey["gpus"][0]["answers"]["nvmlDeviceGetMigMode"] = facts.answer([1, 1])
-    assert busy(survey["gpus"][0], {"held": {}}) == "is in MIG mode"
+    assert busy(survey["gpus"][0], survey) == "is in MIG mode"
 
 
 def test_a_busy_gpu_is_used_with_its_owners_consent_alone() -> None:

@@ -1,0 +1,72 @@
+"""Which processes of the node compute on its GPUs, from their open files.
+
+NVML does not tell a process in a container about processes of other PID namespaces. A program that computes has
+/dev/nvidia-uvm and its GPU's node open; a monitor has the GPU's node alone. The processes of the whole node are in a
+proc file system of the first PID namespace: below the mounted host root, or in this process' own on the host itself.
+"""
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+SCAN_S: Final = 5.0
+MAX_FILES: Final = 4096
+"""Of one process."""
+_GPU: Final = re.compile(r"/nvidia(\d{1,4})( \(deleted\))?$")
+_UVM: Final = re.compile(r"/nvidia-uvm( \(deleted\))?$")
+_KERNEL_THREAD: Final = "kthreadd"
+"""Process 2 of the first PID namespace, which no container's own namespace has."""
+
+
+def openers(roots: Sequence[str]) -> dict[str, Any]:
+    """``processes`` with UVM open, each with pid, name and the minors of its GPUs; ``complete`` when all were seen.
+
+    ``roots`` are roots of the host, best first: the first with the node's processes is read.
+    """
+    for root in dict.fromkeys(roots):
+        proc = Path(root, "proc")
+        if _text(proc / "2/comm") == _KERNEL_THREAD:
+            return _scan(proc)
+    return {"complete": False, "processes": []}
+
+
+def _scan(proc: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + SCAN_S
+    found: list[dict[str, Any]] = []
+    for name in os.listdir(proc):  # noqa: PTH208 - names, not paths
+        if time.monotonic() > deadline:
+            return {"complete": False, "processes": found}
+        if name.isdecimal() and (minors := _minors(proc / name)) is not None:
+            found.append({"pid": int(name), "name": _text(proc / name / "comm"), "minors": minors})
+    return {"complete": True, "processes": found}
+
+
+def _minors(process: Path) -> list[int] | None:
+    """Minors of the GPUs that it has open; None without UVM, or when it has ended."""
+    try:
+        with os.scandir(process / "fd") as files:
+            links = [_target(file.path) for file in islice(files, MAX_FILES)]
+    except OSError:
+        return None
+    if not any(_UVM.search(link) for link in links):
+        return None
+    return sorted({int(match[1]) for link in links if (match := _GPU.search(link))})
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115 - thousands of links on a node
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
