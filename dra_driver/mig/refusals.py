@@ -4,6 +4,9 @@ A GPU that a monitor has open refuses every first GPU instance (see `manager`), 
 there waits for minutes. After ``LIMIT`` refusals within ``WITHIN_S`` its partitions that do not exist yet are withheld
 for ``WITHHELD_S``; then claims try again. A creation that succeeds ends it at once and forgets the refusals.
 
+Refusals of one partition within ``ONE_CALL_S`` count once: a call of the kubelet may try several times, and the kubelet
+repeats a failed call after more than a minute.
+
 Times are seconds of any clock. One that jumps back neither prolongs the withholding beyond ``WITHHELD_S`` from then on
 nor counts old refusals for longer than ``WITHIN_S``.
 """
@@ -16,17 +19,18 @@ from dra_driver.model.mig import PartitionId
 LIMIT: Final = 3
 WITHIN_S: Final = 600.0
 WITHHELD_S: Final = 600.0
+ONE_CALL_S: Final = 45.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRefusals:
-    """The refusals of one GPU that still count: at most ``LIMIT`` times, ascending.
+    """The refusals of one GPU that still count, with their times: at most ``LIMIT``, ascending.
 
     ``partitions`` are those whose creation was refused: claims wait for them. ``withheld_since`` is None unless
     partitions are withheld.
     """
 
-    times: tuple[float, ...] = ()
+    counted: tuple[tuple[float, PartitionId], ...] = ()
     partitions: frozenset[PartitionId] = frozenset()
     withheld_since: float | None = None
 
@@ -42,12 +46,11 @@ NO_REFUSALS: Final = CutRefusals()
 def after_refusal(state: CutRefusals, partition: PartitionId, now: float) -> CutRefusals:
     """The state after a creation was given up at ``now``. While partitions are withheld it prolongs nothing."""
     state = at(state, now)
-    partitions = state.partitions | {partition}
-    if state.withheld:
-        return replace(state, partitions=partitions)
-    times = (*state.times, now)[-LIMIT:]
-    since = now if len(times) == LIMIT else None
-    return CutRefusals(times=times, partitions=partitions, withheld_since=since)
+    state = replace(state, partitions=state.partitions | {partition})
+    if state.withheld or any(each == partition and now - time < ONE_CALL_S for time, each in state.counted):
+        return state
+    counted = (*state.counted, (now, partition))[-LIMIT:]
+    return replace(state, counted=counted, withheld_since=now if len(counted) == LIMIT else None)
 
 
 def at(state: CutRefusals, now: float) -> CutRefusals:
@@ -55,5 +58,5 @@ def at(state: CutRefusals, now: float) -> CutRefusals:
     if state.withheld_since is not None:
         since = min(state.withheld_since, now)
         return NO_REFUSALS if now - since >= WITHHELD_S else replace(state, withheld_since=since)
-    times = tuple(min(time, now) for time in state.times if now - time < WITHIN_S)
-    return replace(state, times=times) if times else NO_REFUSALS
+    counted = tuple((min(time, now), partition) for time, partition in state.counted if now - time < WITHIN_S)
+    return replace(state, counted=counted) if counted else NO_REFUSALS

@@ -111,21 +111,26 @@ class Preparer:
         except DraError as error:
             if self._pause_left_s(error, budget) <= 0 or not self._slots.acquire(blocking=False):
                 raise
+            error_before = error
         try:
-            return self._retry(ref, budget)
+            return self._retry(ref, budget, error_before)
         finally:
             self._slots.release()
 
-    def _retry(self, ref: ClaimRef, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        """Try again until it works, an error cannot pass by itself, or time is over."""
+    def _retry(self, ref: ClaimRef, budget: CallBudget, last: DraError) -> tuple[PreparedDevice, ...]:
+        """Try again until it works, an error cannot pass by itself, or time is over: then the ``last`` error says why,
+        and not that there was no time for one more try."""
         clock, backoff = self._deps.clock, Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         pause_s = backoff.next_s()
         self._deps.count("waited")
         while True:
             clock.wait(pause_s)
+            if self._left_s(budget) < self._deps.retry_policy.read_s:
+                raise last
             try:
                 return self._attempt(ref, budget)
             except DraError as error:
+                last = error
                 left_s = self._pause_left_s(error, budget)
                 if left_s <= 0:
                     raise

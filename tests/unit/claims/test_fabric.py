@@ -134,3 +134,12 @@ def test_a_ready_fabric_is_not_asked_about(board: Run) -> None:
     board.prepare(claim(1))
     with pytest.raises(DeviceLostError, match="asked"):
         hardware(board).fabric(board.node.gpus[0].uuid)
+
+
+def test_a_short_call_ends_with_the_reason_that_it_waited_for(board: Run) -> None:
+    """A wait ends a moment late, so the last moment has no time for a try, whose error would say only that."""
+    set_fabric(board, IN_PROGRESS)
+    wait = board.node.clock.wait
+    board.node.clock.wait = lambda seconds: wait(seconds + 0.001)  # type: ignore[method-assign]
+    of = board.node.api.put(claim(1)).ref
+    assert isinstance(board.service.prepare([of], within_s=8.0)[of.uid], FabricNotReadyError)

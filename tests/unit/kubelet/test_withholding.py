@@ -16,7 +16,7 @@ from dra_driver.telemetry import metrics
 
 ZERO, ONE = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SNAPSHOT = Snapshot(gpus=(Gpu(uuid=ZERO, minor=0), Gpu(uuid=ONE, minor=1)))
-PART = PartitionId(ZERO, 19, 6)
+PARTS = tuple(PartitionId(ZERO, 19, start) for start in range(7))
 
 
 class Bench:
@@ -26,9 +26,10 @@ class Bench:
         self.events: list[tuple[str, str]] = []
         self.node_is_known = True
 
-    def refuse(self, times: int = LIMIT, part: PartitionId = PART) -> None:
-        for _ in range(times):
-            self.withholding.refused(part, "open in nv-hostengine (process 4711)")
+    def refuse(self, times: int = LIMIT, gpu: GpuUuid = ZERO) -> None:
+        """Claims for the first partitions of the GPU are refused."""
+        for start in range(times):
+            self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
 
     def amended(self, terms: Terms | None = None) -> Terms:
         return dict(self.withholding.amend(SNAPSHOT, terms or {}))
@@ -51,21 +52,21 @@ def test_only_the_gpu_that_refuses_is_affected(bench: Bench) -> None:
     """Other GPUs of the node are cut as before, and its policy stays in force."""
     bench.refuse(LIMIT - 1)
     assert bench.amended() == {}
-    bench.refuse(1)
+    bench.refuse()
     (changed,) = bench.amended({ZERO: GpuTerms(policy="p"), ONE: GpuTerms(policy="q")}).items()
     assert changed[0] == ZERO
     assert changed[1].policy == "p"
     assert changed[1].whole
     withheld = changed[1].withheld
     assert withheld is not None
-    assert (withheld.taint, withheld.refused) == (TAINT, frozenset({PART}))
+    assert (withheld.taint, withheld.refused) == (TAINT, frozenset(PARTS[:LIMIT]))
     assert "partitions of gpu-0 that do not exist yet are withheld" in withheld.reason
 
 
 def test_a_creation_ends_it(bench: Bench) -> None:
     """The GPU can be cut again: the other partitions are offered at once."""
     bench.refuse()
-    bench.withholding.created(PART)
+    bench.withholding.created(PARTS[0])
     assert bench.amended() == {}
     bench.refuse(LIMIT - 1)
     assert bench.amended() == {}
@@ -112,7 +113,7 @@ def test_remarks_and_metrics_say_it(bench: Bench) -> None:
 
 def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
     """The state is bounded by the GPUs of the node: it ends with its time."""
-    bench.refuse(part=PartitionId(GpuUuid("GPU-9"), 19, 0))
+    bench.refuse(gpu=GpuUuid("GPU-9"))
     assert bench.amended() == {}
     assert bench.withholding.remarks == []
     bench.now += WITHHELD_S

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dra_driver.mig.refusals import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
+from dra_driver.mig.refusals import LIMIT, NO_REFUSALS, ONE_CALL_S, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import PartitionId
 
@@ -25,6 +25,22 @@ def test_the_third_refusal_within_ten_minutes_withholds() -> None:
     assert not refused(0, 1).withheld
     assert refused(0, 1, 2).withheld
     assert refused(0, 300, 599).withheld
+
+
+def test_tries_of_one_call_count_once() -> None:
+    """A call that has little time tries several times; the kubelet's next call for the claim counts again."""
+    state = NO_REFUSALS
+    for time in (0.0, 5.0, 10.0, 44.0):
+        state = after_refusal(state, PARTS[0], time)
+    assert len(state.counted) == 1
+    state = after_refusal(state, PARTS[0], ONE_CALL_S)
+    assert not state.withheld
+    assert after_refusal(state, PARTS[0], 2 * ONE_CALL_S).withheld
+
+
+def test_claims_for_several_partitions_count_each() -> None:
+    """A monitor that holds up three pods at once holds up the fourth, too."""
+    assert refused(0, 0, 0).withheld
 
 
 def test_refusals_of_more_than_ten_minutes_ago_do_not_count() -> None:
@@ -59,7 +75,7 @@ def test_a_clock_that_jumps_back_does_not_keep_refusals() -> None:
     """They count for ten minutes from then on."""
     state = at(refused(5000, 5001), 10.0)
     assert at(state, 610.0) == NO_REFUSALS
-    assert after_refusal(state, PARTS[0], 20.0).withheld
+    assert after_refusal(state, PARTS[2], 20.0).withheld
 
 
 def test_a_clock_that_jumps_forward_ends_it() -> None:
@@ -71,8 +87,8 @@ def test_a_clock_that_jumps_forward_ends_it() -> None:
 def test_the_state_is_bounded(times: list[float]) -> None:
     """Whatever comes in whatever order."""
     state = refused(*times)
-    assert len(state.times) <= LIMIT
-    assert list(state.times) == sorted(state.times)
+    assert len(state.counted) <= LIMIT
+    assert list(state.counted) == sorted(state.counted, key=lambda each: each[0])
     assert len(state.partitions) <= len(PARTS)
 
 
@@ -83,7 +99,7 @@ class Comparison(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.state = NO_REFUSALS
-        self.counting: list[float] = []
+        self.counting: list[tuple[float, PartitionId]] = []
         self.since: float | None = None
 
     @rule(seconds=st.sampled_from([1.0, 60.0, 299.0, 599.0, 600.0, 1000.0]))
@@ -95,9 +111,9 @@ class Comparison(RuleBasedStateMachine):
     @rule(part=st.sampled_from(PARTS))
     def refusal(self, part: PartitionId) -> None:
         self.state = after_refusal(self.state, part, self.now)
-        if self.since is None:
-            self.counting.append(self.now)
-            if sum(self.now - time < WITHIN_S for time in self.counting) >= LIMIT:
+        if self.since is None and all(each != part or self.now - time >= ONE_CALL_S for time, each in self.counting):
+            self.counting.append((self.now, part))
+            if sum(self.now - time < WITHIN_S for time, _ in self.counting) >= LIMIT:
                 self.since = self.now
 
     @rule()
