@@ -91,14 +91,16 @@ def _row(gpu: "Gpu", terms: "GpuTerms") -> Sequence[str]:
         gpu.device_name,
         gpu.product_name or "",
         terms.policy,
-        _offer(terms),
+        _offer(gpu, terms),
         _profiles(gpu, terms) if terms.offered else "-",
         ", ".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in terms.taints),
         ", ".join(f"{name}={value}" for name, value in terms.attributes.items()),
     )
 
 
-def _offer(terms: "GpuTerms") -> str:
+def _offer(gpu: "Gpu", terms: "GpuTerms") -> str:
+    from dra_driver.published import MEMORY, amount_text, shareable_memory
+
     if not terms.offered:
         return "no"
     if not terms.whole:
@@ -109,7 +111,9 @@ def _offer(terms: "GpuTerms") -> str:
     at_most = f", at most {sharing.max_shares}" if sharing.max_shares else ""
     interval = f" {sharing.interval}" if sharing.strategy == "TimeSlicing" else ""
     percent = f", {sharing.default_percent} % each" if sharing.default_percent != 100 else ""
-    return f"shared by {sharing.strategy}{interval}{at_most}{percent}"
+    memory = shareable_memory(gpu, sharing)
+    in_all = f", {amount_text(MEMORY, memory)} in all" if memory is not None else ""
+    return f"shared by {sharing.strategy}{interval}{at_most}{percent}{in_all}"
 
 
 def _profiles(gpu: "Gpu", terms: "GpuTerms") -> str:

@@ -24,7 +24,8 @@ EVERY_CAP = (
 )
 MPS = (
     "cat /tmp/nvidia-mps/nvidia-cuda-mps-control.pid | sed 's/^/pid /'; "
-    "stat -c 'folder %n %a %D:%i' /tmp/nvidia-mps /dev/shm; touch /tmp/nvidia-mps/e2e-$HOSTNAME && echo writable"
+    "stat -c 'folder %n %a %D:%i' /tmp/nvidia-mps /dev/shm; touch /tmp/nvidia-mps/e2e-$HOSTNAME && echo writable; "
+    "command -v nvidia-cuda-mps-control || echo without control program"
 )
 
 shared_gpu = pytest.mark.parametrize(
@@ -94,4 +95,5 @@ def test_shares_containers_have_one_daemons_pipes_and_shared_memory(own_host: Ho
         assert words(forms.log(name), "pid") == [pid]
         assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in forms.log(name).splitlines()
         assert "writable" in forms.log(name).splitlines()
+        assert "without control program" in forms.log(name).splitlines()
         assert (folder / f"e2e-{name}").exists()

@@ -29,9 +29,11 @@ def test_the_examples_are_valid_and_do_not_conflict(capsys: pytest.CaptureFixtur
         ("default", "gpu-1 NVIDIA H100 80GB HBM3 default exclusive all <none> <none>"),
         (
             "mps-pool",
-            "gpu-1 NVIDIA H100 80GB HBM3 mps-pool shared by MPS, at most 8 none <none> example.com/pool=inference",
+            "gpu-1 NVIDIA H100 80GB HBM3 mps-pool shared by MPS, at most 8, 80944Mi in all"
+            " none <none> example.com/pool=inference",
         ),
-        ("time-sliced-pool", "gpu-2 NVIDIA L4 time-sliced-pool shared by TimeSlicing Long, at most 10 - <none> <none>"),
+        ("time-sliced-pool", "gpu-2 NVIDIA L4 time-sliced-pool shared by TimeSlicing Long, at most 10, 22478Mi in all"
+            " - <none> <none>"),
         ("hidden-gpu", "gpu-0 NVIDIA H100 80GB HBM3 hidden-gpu no - <none> <none>"),
         (
             "mig-1g-only",
