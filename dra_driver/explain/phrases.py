@@ -25,6 +25,16 @@ from dra_driver.quantity import Quantity
 _RESERVED: Final = "gpu.dra-driver.io/reserved"
 _DRAINING: Final = "gpu.dra-driver.io/draining"
 _OTHER_GPU: Final = "request another GPU"
+_PASSING: Final = {
+    "gpu.dra-driver.io/creation-refused": (
+        "wait some minutes: the node could not create partitions of the GPU, because another process has it open; the "
+        "Node's event PartitionsWithheld names it"
+    ),
+    "gpu.dra-driver.io/fabric-not-ready": (
+        "wait: Fabric Manager has not registered the GPU in the NVLink fabric; see the Node's event FabricNotReady"
+    ),
+}
+"""What to do about taints that the driver sets for a condition of the hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ def holder_labels(claims: tuple[str, ...] | list[str], holders: DeviceHolders) -
 def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
     value = f"={cause.value}" if cause.value else ""
     message = f"taint {cause.key}{value}:{cause.effect}, not tolerated by the request"
-    fix = ""
+    fix = _PASSING.get(cause.key, "")
     if cause.key == _RESERVED:
         toleration = f"{{key: {cause.key}, operator: Equal, value: {cause.value}, effect: {cause.effect}}}"
         fix = (

@@ -144,3 +144,14 @@ def test_taints_of_policies_name_the_policy() -> None:
         terms = GpuTerms(policy="team-a", taints=(Taint(key=key, value="team-a", effect="NoSchedule"),))
         report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
         assert expected in fix(report)
+
+
+def test_taints_of_the_hardware_say_what_passes() -> None:
+    """Both go by themselves; the Node's event has what the node's owner needs."""
+    for key, value, expected in (
+        ("gpu.dra-driver.io/fabric-not-ready", "probing", "wait: Fabric Manager has not registered the GPU"),
+        ("gpu.dra-driver.io/creation-refused", "in-use", "the Node's event PartitionsWithheld names it"),
+    ):
+        terms = GpuTerms(whole_taints=(Taint(key=key, value=value, effect="NoSchedule"),), profiles=frozenset())
+        report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
+        assert expected in fix(report)
