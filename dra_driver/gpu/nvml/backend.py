@@ -83,7 +83,7 @@ class NvmlBackend:
         self._session.close()
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
-        """See ``Detachable.detach``. NVML's own library stays loaded, which keeps no device file open."""
+        """See ``Detachable.detach``. NVML's library is unloaded, too."""
         if not self._session.detach(reason, timeout_s):
             log.warning("an NVML call has not returned, the GPUs stay open", extra={"timeout_s": timeout_s})
             return False

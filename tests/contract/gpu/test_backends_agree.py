@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.gpu.backend import Backend
+from dra_driver.errors import DeviceLostError
+from dra_driver.gpu.backend import Backend, ComputeMode, GpuBackend
 from dra_driver.gpu.catalog import models
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_document
+from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.gpu import Snapshot
 from tests.fakes.nvml.state import State
-from tests.fakes.nvml.sysfs import write_sysfs
+from tests.fakes.nvml.sysfs import bind_in_sysfs, unbind_in_sysfs, write_sysfs
 
 
 class Hardware:
@@ -27,6 +29,22 @@ class Hardware:
         self.state.set_node(node)
         self.simulated.replace_node(node)
 
+    def unbind(self, index: int) -> None:
+        """Another PCI driver gets the GPU, such as vfio's."""
+        gpu = self.node.gpus[index].gpu
+        assert gpu.pci_bus_id is not None
+        unbind_in_sysfs(self.sysfs, gpu.pci_bus_id)
+        self.state.unbind(index)
+        self.simulated.set_troubles(gpu.uuid, Trouble.UNBOUND)
+
+    def bind(self, index: int) -> None:
+        """The driver has it again."""
+        gpu = self.node.gpus[index].gpu
+        assert gpu.pci_bus_id is not None
+        bind_in_sysfs(self.sysfs, gpu.pci_bus_id)
+        self.state.bind(index)
+        self.simulated.set_troubles(gpu.uuid)
+
     def lose(self, index: int) -> None:
         self.state.lose(index)
         self.simulated.mark_lost(self.node.gpus[index].gpu.minor, "lost on purpose")
@@ -38,7 +56,7 @@ def hardware(node: NodeSpec, state: State, tmp_path: Path) -> Hardware:
 
 
 @pytest.fixture(params=["nvml", "simulated"])
-def backend(request: pytest.FixtureRequest, hardware: Hardware, nvml: NvmlBackend) -> Backend:
+def backend(request: pytest.FixtureRequest, hardware: Hardware, nvml: NvmlBackend) -> GpuBackend:
     return nvml if request.param == "nvml" else hardware.simulated
 
 
@@ -99,6 +117,23 @@ def test_removed_and_added_gpus_show_at_the_next_snapshot(backend: Backend, hard
     assert [gpu.minor for gpu in backend.snapshot().gpus] == [1, 4]
     hardware.become(node)
     assert backend.snapshot() == whole
+
+
+def test_gpus_that_are_unbound_and_bound_again_are_followed_down_to_none_and_back(
+    backend: GpuBackend, hardware: Hardware
+) -> None:
+    """Handed to virtual machines one after another, and back all at once; a call for one that is gone says so."""
+    whole = backend.snapshot()
+    for index in range(7):
+        hardware.unbind(index)
+        found = backend.snapshot()
+        assert (found.gpus, found.left_out) == (whole.gpus[index + 1 :], ())
+    with pytest.raises(DeviceLostError, match="is not on this node"):
+        backend.compute_mode(whole.gpus[0].uuid)
+    for index in range(7):
+        hardware.bind(index)
+    assert backend.snapshot() == whole
+    assert backend.compute_mode(whole.gpus[0].uuid) is ComputeMode.DEFAULT
 
 
 def test_a_node_without_gpus_has_an_empty_inventory_with_a_driver_version(backend: Backend, hardware: Hardware) -> None:
