@@ -5,6 +5,7 @@ A field's wire name is its name here in camelCase unless ``WIRE_NAMES`` says oth
 out, as the reference library does.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -29,8 +30,14 @@ class _Element:
 
     def to_wire(self) -> dict[str, Any]:
         """A new dict of JSON values, keys in the specification's order."""
-        pairs = ((wire_name(f.name), getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        pairs = [(key, getattr(self, name)) for name, key in _keys(self.__class__)]  # type: ignore[arg-type]
         return {key: _wire_value(value) for key, value in pairs if not _is_empty(value)}
+
+
+@functools.cache
+def _keys(kind: Any) -> tuple[tuple[str, str], ...]:
+    """Names of the fields and their JSON keys; the same for every element of a kind, and needed in every prepare."""
+    return tuple((each.name, wire_name(each.name)) for each in fields(kind))
 
 
 def _is_empty(value: object) -> bool:

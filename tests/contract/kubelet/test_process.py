@@ -243,6 +243,8 @@ def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
 
 LOADED = """
 import sys, threading
+from dra_driver.kubelet import lean_grpc
+lean_grpc.load()
 from dra_driver.config.settings import load_node_settings
 from dra_driver.kubelet.plugin import NodeProcess
 process = NodeProcess(load_node_settings({flags!r}, {{}}))
@@ -263,7 +265,10 @@ OWN_PACKAGES_NOT_LOADED = (
     *("cel", "allocation", "explain", "lint", "sim", "webhook", "controller"),
     *("hardware_check", "gpu.nvml.probes"),
 )
-FOREIGN_PACKAGES_NOT_LOADED = ("celpy", "lark", "starlette", "uvicorn", "kubernetes.client.models", "rich", "pydantic")
+FOREIGN_PACKAGES_NOT_LOADED = (
+    *("celpy", "lark", "starlette", "uvicorn", "rich", "pydantic"),
+    *("asyncio", "kubernetes", "urllib3"),  # for what few nodes need, see `kubelet.lean_grpc` and `kube.library`
+)
 
 
 def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
