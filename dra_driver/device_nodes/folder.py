@@ -1,7 +1,6 @@
 """A ``/dev`` as this process sees it: what is at a path, and the changes that are made there.
 
-Nodes and links appear by a rename, so that no program sees one without its permissions or half replaced. Links are
-never followed on the way to a change.
+Links are never followed on the way to a change.
 """
 
 import errno
@@ -59,7 +58,7 @@ class DevFolder(Protocol):
     def stamp(self, path: str) -> Stamp: ...
     def look(self, path: str) -> Seen: ...
     def read_link(self, path: str) -> str | None: ...
-    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int) -> None: ...
+    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None: ...
     def make_link(self, path: str, target: str) -> None: ...
     def make_folder(self, path: str) -> None: ...
 
@@ -107,20 +106,28 @@ class RealDev:
                 return None
             raise
 
-    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int) -> None:
-        """Make the character device, in place of what is there. A process that dies leaves a file ``.<name>.<pid>``."""
-        new = self._temporary(path)
-        os.mknod(new, stat.S_IFCHR | 0o600, os.makedev(numbers.major, numbers.minor))
+    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
+        """Make the character device, for root alone until it has its owner and mode.
+
+        Raises FileExistsError when something is there, unless it is to ``replace`` that. Under its own name, not by a
+        rename: SELinux labels nodes by the name under which they are made.
+        """
+        here = self._here(path)
+        if replace:
+            os.unlink(here)  # noqa: PTH108
+        os.mknod(here, stat.S_IFCHR | 0o600, os.makedev(numbers.major, numbers.minor))
         try:
-            os.chown(new, uid, gid)
-            os.chmod(new, mode)  # noqa: PTH101 - after chown, which may clear bits
-            os.rename(new, self._here(path))  # noqa: PTH104
-        except BaseException:
-            os.unlink(new)  # noqa: PTH108
+            os.chown(here, uid, gid, follow_symlinks=False)
+            os.chmod(here, mode)  # noqa: PTH101 - after chown, which may clear bits
+        except OSError:
+            os.unlink(here)  # noqa: PTH108
             raise
 
     def make_link(self, path: str, target: str) -> None:
-        """Make the symbolic link, in place of what is there."""
+        """Make the symbolic link, in place of what is there, by a rename.
+
+        A process that dies meanwhile leaves a link ``.<name>.<pid>-<number>``.
+        """
         new = self._temporary(path)
         os.symlink(target, new)  # noqa: PTH211
         try:

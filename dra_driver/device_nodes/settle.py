@@ -45,13 +45,24 @@ def _make(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodeParams, s
     try:
         if path.startswith(f"{CAPABILITIES}/"):
             dev.make_folder(CAPABILITIES)
-        dev.make_node(path, numbers, mode=params.mode, uid=params.uid, gid=params.gid)
+        replace = seen.numbers is not None
+        dev.make_node(path, numbers, mode=params.mode, uid=params.uid, gid=params.gid, replace=replace)
     except OSError as error:
+        if _appeared(dev, path, numbers):
+            return Settled(mode=params.mode)
         if seen.numbers is None:
             return Settled(missing=f"it cannot be made: {error.strerror}")
         has = f"{seen.numbers.major}:{seen.numbers.minor}"
         return Settled(refusal=f"it has the device numbers {has} and cannot be replaced: {error.strerror}")
     return Settled(mode=params.mode)
+
+
+def _appeared(dev: DevFolder, path: str, numbers: NodeNumbers) -> bool:
+    """Whether another program made the same node meanwhile."""
+    try:
+        return dev.look(path).numbers == numbers
+    except OSError:
+        return False
 
 
 def settle_link(dev: DevFolder, path: str, numbers: NodeNumbers) -> str | None:

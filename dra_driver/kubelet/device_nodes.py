@@ -26,11 +26,17 @@ _ALL_DEVICES: Final = Path("/proc/devices")
 
 
 class HostDeviceNodes:
-    """The device nodes of ``found``. Without ``keeper``, only device numbers are given. Thread-safe."""
+    """The node's device nodes. Without ``keeper``, only device numbers are given. Thread-safe.
 
-    def __init__(self, uvm: UvmModule, keeper: NodeKeeper | None) -> None:
+    ``may_touch`` says whether the driver may be touched: not while the GPUs are detached.
+    """
+
+    def __init__(
+        self, uvm: UvmModule, keeper: NodeKeeper | None, *, may_touch: Callable[[], bool] = lambda: True
+    ) -> None:
         self.uvm = uvm
         self._keeper = keeper
+        self._may_touch = may_touch
 
     @classmethod
     def of(cls, found: Hardware, tools: Callable[[RootSource], DriverTools] = DriverTools) -> Self:
@@ -42,7 +48,7 @@ class HostDeviceNodes:
         used = tools(found.root) if found.has_tools else None
         uvm = UvmModule(lambda: Majors.read(found.proc_devices), used, may_load=may_touch)
         if found.host_dev is None:
-            return cls(uvm, None)
+            return cls(uvm, None, may_touch=may_touch)
         dev = RealDev(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
         keeper = NodeKeeper(
             dev,
@@ -52,15 +58,20 @@ class HostDeviceNodes:
             tools=used,
             may_use_tools=may_touch,
         )
-        return cls(uvm, keeper)
+        return cls(uvm, keeper, may_touch=may_touch)
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
         """See `device_nodes.keeper.NodeKeeper.ensure`."""
         if self._keeper is not None:
             self._keeper.ensure(nodes)
 
-    def check(self, gpu_minors: Iterable[int]) -> tuple[Problem, ...]:
-        """Load nvidia-uvm and make the nodes of all GPUs, as far as possible; what remains. Raises nothing."""
+    def check(self, gpu_minors: Iterable[int]) -> tuple[Problem, ...] | None:
+        """Load nvidia-uvm and make the nodes of all GPUs, as far as possible; what remains. Raises nothing.
+
+        None while the driver may not be touched: then nothing is known, or wrong.
+        """
+        if not self._may_touch():
+            return None
         with suppress(DriverUnavailableError):
             self.uvm.majors()
         if self._keeper is None:
@@ -72,12 +83,12 @@ class HostDeviceNodes:
 class SimulatedDev(RealDev):
     """A real ``/dev`` for nodes of simulated GPUs, whose dynamic majors may belong to real devices of the machine."""
 
-    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int) -> None:
+    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
         """As in `RealDev`, unless the kernel gave the major to another driver."""
         name = registered_names(_ALL_DEVICES.read_text(encoding="ascii", errors="replace")).get(numbers.major)
         if name is not None and not name.startswith("nvidia"):
             raise OSError(errno.EBUSY, f"major {numbers.major} belongs to the driver {name} of this machine")
-        super().make_node(path, numbers, mode=mode, uid=uid, gid=gid)
+        super().make_node(path, numbers, mode=mode, uid=uid, gid=gid, replace=replace)
 
 
 class DeviceNodeReport:
@@ -103,6 +114,8 @@ class DeviceNodeReport:
     def check(self) -> None:
         """Looks at all nodes, and reports each change once."""
         problems = self._nodes.check(self._gpu_minors())
+        if problems is None:
+            return
         for kind in ProblemKind:
             metrics.device_node_problems.labels(kind.value).set(sum(problem.kind is kind for problem in problems))
         self._remarks = _shown(problems)

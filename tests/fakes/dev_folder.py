@@ -51,8 +51,10 @@ class MemoryDev:
     def read_link(self, path: str) -> str | None:
         return self.links.get(path)
 
-    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int) -> None:
+    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
         self._change(path, self.fail)
+        if not replace and self.look(path).found is not Found.MISSING:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self.files.discard(path)
         self.links.pop(path, None)
         self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode, uid=uid, gid=gid)

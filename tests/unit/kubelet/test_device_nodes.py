@@ -145,15 +145,25 @@ def test_nothing_is_loaded_while_the_gpus_are_detached(tmp_path: Path) -> None:
 
     found.backend.detach("upgrade")
     nodes = HostDeviceNodes.of(replace(found, has_tools=True, proc_devices=str(tmp_path / "devices")), tools=Tools)
-    nodes.check([])
+    assert nodes.check([]) is None
     assert calls == []
     found.backend.reattach()
-    nodes.check([])
+    assert nodes.check([]) == ()
     assert calls == ["load"]
+
+
+def test_a_detached_node_reports_nothing(node: Node) -> None:
+    """An administrator has unloaded the modules on purpose."""
+    node.nodes = HostDeviceNodes(node.nodes.uvm, None, may_touch=lambda: False)
+    node.majors = WITHOUT
+    DeviceNodeReport(node.nodes, lambda: [0], node.warn).check()
+    assert node.events == []
 
 
 def test_a_simulated_node_never_gets_a_real_devices_number(tmp_path: Path) -> None:
     """1 is the major of /dev/mem on every machine."""
     with pytest.raises(OSError, match="major 1 belongs to the driver mem of this machine"):
-        SimulatedDev(str(tmp_path)).make_node("/dev/nvidia0", NodeNumbers(major=1, minor=3), mode=0o666, uid=0, gid=0)
+        SimulatedDev(str(tmp_path)).make_node(
+            "/dev/nvidia0", NodeNumbers(major=1, minor=3), mode=0o666, uid=0, gid=0, replace=False
+        )
     assert list(tmp_path.iterdir()) == []
