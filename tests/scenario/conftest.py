@@ -1,6 +1,6 @@
 """One embedded cluster per test file: two nodes with different GPUs, the project's classes, real node processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -118,11 +118,15 @@ def template(cluster: Cluster, namespace: str) -> str:
     return make_template(cluster, namespace)
 
 
-def make_template(cluster: Cluster, namespace: str, **request: object) -> str:
+def make_template(
+    cluster: Cluster, namespace: str, *, parameters: Mapping[str, object] | None = None, **request: object
+) -> str:
+    """The name of a new template for one GPU; ``parameters`` are those of the driver."""
     from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIM_TEMPLATES
 
     body = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", **request}}
-    spec = {"spec": {"devices": {"requests": [body]}}}
+    config = [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}] if parameters else []
+    spec = {"spec": {"devices": {"requests": [body], "config": config}}}
     made = cluster.store.create(
         RESOURCE_CLAIM_TEMPLATES, {"metadata": {"generateName": "t-"}, "spec": spec}, namespace=namespace
     )

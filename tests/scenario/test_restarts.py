@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.node.cluster_node import ClusterNode
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import TIMEOUT_S, Pods
+from tests.scenario.conftest import TIMEOUT_S, Pods, make_template
 
 # How long deleted slices may be missing.
 REPUBLISH_S = 5.0
@@ -167,9 +167,12 @@ def claims_in_journal(node: ClusterNode) -> dict[str, str]:
     ],
 )
 def test_killing_the_node_process_in_the_middle_of_a_prepare_loses_nothing(
-    cluster: Cluster, pods: Pods, template: str, held: str, states: list[str]
+    cluster: Cluster, pods: Pods, namespace: str, held: str, states: list[str]
 ) -> None:
     """The next process finishes the prepare that was cut off: both pods run, with a GPU each, and both can go."""
+    slicing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}  # without it there is one write
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": slicing}
+    template = make_template(cluster, namespace, parameters=parameters)
     node = cluster.nodes["gpu-a"]
     with journal_held(node, held):
         pods.create("left", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})

@@ -1,6 +1,7 @@
 """``kubectl dra hardware-check`` against the embedded API server, with a kubelet that plays the pod."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,16 @@ NAMESPACE = "dra-driver"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 REPORT = HardwareReport(about={"version": "1", "interrupted": False}, survey=Reading(), records=())
 Statuses = list[tuple[dict[str, Any], str]]
+
+
+@pytest.fixture(autouse=True)
+def logging_of_the_tests() -> Iterator[None]:
+    """Restores the process' logging, which the command configures for itself."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 class Kubelet:
