@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SHM_MODE: Final = 0o1777  # as /dev/shm: any user creates files, and removes only their own
 _PARENT_MODE: Final = 0o711
+_VOLUME: Final = "in a volume of the MPS host with mountPropagation Bidirectional, as in deploy/base"
 
 
 class DaemonMemory(Protocol):
@@ -94,8 +95,13 @@ class OwnMemory:
         self._limits = limits
 
     def start(self) -> None:
-        with storage(f"make the folder for shared memory, {self._run}"):
+        with storage(f"make the folder for pipes and shared memory, {self._run}, {_VOLUME}"):
             make_own(self._run, _PARENT_MODE)
+            if not self._mounts.is_shared(self._run):
+                log.warning(
+                    "containers of MPS clients do not start if the container runtime has another mount namespace",
+                    extra={"folder": self._run, "reason": f"it is not on a shared mount; expected it {_VOLUME}"},
+                )
 
     def shm(self, daemon_id: str) -> Path:
         return self._of_former(daemon_id) or self._run / check_id(daemon_id) / "shm"

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -54,6 +54,9 @@ class Mounts(Protocol):
     def at(self, path: Path) -> Mounted | None:
         """What is mounted at exactly this path, None without a mount."""
 
+    def is_shared(self, path: Path) -> bool:
+        """Whether what is mounted below the folder appears in other mount namespaces, the host's among them."""
+
     def mount(self, path: Path, limits: TmpfsBounds) -> None:
         """Mount an empty tmpfs on the folder, which only root can list."""
 
@@ -69,13 +72,17 @@ class SystemMounts:
 
     def at(self, path: Path) -> Mounted | None:
         found = None
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - small
-            for line in file:
-                mount, _, system = line.partition(" - ")
-                if _unescaped(mount.split(" ")[4]) == str(path):
-                    kind, source, _ = system.split(" ", 2)
-                    found = Mounted(kind=kind, source=_unescaped(source))  # the last one covers the others
+        for place, _, system in _mountinfo():
+            if place == path:
+                kind, source, _ = system.split(" ", 2)
+                found = Mounted(kind=kind, source=_unescaped(source))  # the last one covers the others
         return found
+
+    def is_shared(self, path: Path) -> bool:
+        holding = [(len(place.parts), fields) for place, fields, _ in _mountinfo() if path.is_relative_to(place)]
+        depth = max((depth for depth, _ in holding), default=0)
+        last = next((fields for found, fields in reversed(holding) if found == depth), [])
+        return any(field.startswith("shared:") for field in last)
 
     def mount(self, path: Path, limits: TmpfsBounds) -> None:
         # 0711: any user reaches the folders in it, whose names are known.
@@ -96,6 +103,15 @@ class SystemMounts:
             if error.errno != errno.EBUSY:
                 raise
             _call(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"unmount {path}")
+
+
+def _mountinfo() -> Iterator[tuple[Path, list[str], str]]:
+    """For each mount in order: its path, its optional fields, and type, source and options of its file system."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - small
+        for line in file:
+            mount, _, system = line.partition(" - ")
+            fields = mount.split(" ")
+            yield Path(_unescaped(fields[4])), fields[6:], system
 
 
 def _mount(path: Path, options: str) -> None:

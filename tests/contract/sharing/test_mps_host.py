@@ -289,7 +289,10 @@ def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None
     (node.base / f"run/{DRIVER}-mps").symlink_to(precious)
     host = node.start_host("--namespaces", "own")
     assert host.wait(timeout=10) != 0
-    assert f"cannot make the folder for shared memory, {node.base}/run/{DRIVER}-mps" in node.host_log()
+    said = (
+        f"cannot make the folder for pipes and shared memory, {node.base}/run/{DRIVER}-mps, in a volume of the MPS host"
+    )
+    assert said in node.host_log()
 
 
 @pytest.mark.parametrize(

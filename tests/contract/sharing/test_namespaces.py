@@ -301,5 +301,16 @@ def test_the_hosts_namespace_has_the_mounts_of_an_mps_host_in_a_container(privat
     private_node.start_host("--namespaces", "own")
     private_node.client.ensure(devices(private_node, 0), within_s=10.0)
     assert marker.exists()
+    assert "do not start" not in private_node.host_log()
     private_node.client.release("d0", (), within_s=10.0)
     until(lambda: not private_node.mounts())
+
+
+@pytest.mark.usefixtures("shared_mount")
+def test_a_volume_without_propagation_is_reported(private_node: Node) -> None:
+    """Containers would not start, because the folders that they mount are not there for the container runtime."""
+    private_node.wrapper = ("/usr/bin/unshare", "--mount", "--propagation", "private")
+    private_node.start_host("--namespaces", "own")
+    until(lambda: "MPS host started" in private_node.host_log())
+    assert "containers of MPS clients do not start" in private_node.host_log()
+    assert "expected it in a volume of the MPS host with mountPropagation Bidirectional" in private_node.host_log()

@@ -25,6 +25,9 @@ class FakeMounts:
     def at(self, path: Path) -> Mounted | None:
         return self.mounted.get(path)
 
+    def is_shared(self, path: Path) -> bool:
+        return True
+
     def mount(self, path: Path, limits: TmpfsBounds) -> None:
         if self.refusal is not None:
             raise OSError(self.refusal, "no")
