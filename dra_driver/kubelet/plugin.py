@@ -13,7 +13,7 @@ before anything is published: a process in a crash loop must not attract pods.
    before need their unprepare
 6. events and publisher: driver files and base CDI document follow the inventory, slices follow them; a device is
    published when a prepare could serve it
-7. maintenance: vanished sockets, CDI files and journal, a driver that comes or goes, claims that no longer exist
+7. maintenance: vanished sockets, files and device nodes, journal, a driver that comes or goes, claims that are gone
 
 Stop is the reverse, so nothing that a call needs ends before the kubelet stops calling. Calls in progress get
 ``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay: a successor takes them over,
@@ -173,6 +173,7 @@ class NodeProcess:
         settings, paths = self._settings, self._paths
         if settings.simulate is None:
             preflight.check_driver_root(Path(settings.driver_root or settings.host_root))
+        preflight.check_host_dev(Path(settings.host_dev) if settings.host_dev else None)
         preflight.check_registrar_dir(paths.registration.parent)
         preflight.make_plugin_dir(Path(settings.kubelet_plugins_dir), settings.driver_name)
         preflight.make_cdi_dir(Path(settings.cdi_dir))

@@ -33,6 +33,18 @@ def check_driver_root(path: Path) -> None:
         )
 
 
+def check_host_dev(path: Path | None) -> None:
+    """Raises ConfigurationError unless ``path``, where it is set, is a directory.
+
+    Whether it can be written is no question of the start: most pods need no device nodes on the host.
+    """
+    if path is not None and not path.is_dir():
+        raise ConfigurationError(
+            f"the host's device directory {path} is not a directory: set --host-dev (HOST_DEV) to where this process"
+            " sees the host's /dev, or leave it out"
+        )
+
+
 def check_registrar_dir(path: Path) -> None:
     """Raises ConfigurationError unless the kubelet's registry exists and is writable.
 

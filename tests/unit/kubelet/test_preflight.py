@@ -9,6 +9,16 @@ from dra_driver.kubelet import preflight
 from dra_driver.kubelet.preflight import ProcessLock
 
 
+def test_a_host_dev_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    """A mistyped mount: nodes would be made nowhere."""
+    preflight.check_host_dev(None)
+    preflight.check_host_dev(tmp_path)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "missing"):
+        with pytest.raises(ConfigurationError, match=r"is not a directory: set --host-dev \(HOST_DEV\)"):
+            preflight.check_host_dev(path)
+
+
 def test_registry_is_never_created(tmp_path: Path) -> None:
     """In a registry that no kubelet reads, the driver would stay unregistered for ever."""
     with pytest.raises(ConfigurationError, match="--kubelet-registrar-dir"):
