@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.config.settings import load_node_settings
-from dra_driver.errors import ConfigurationError
+from dra_driver.errors import CommandError, ConfigurationError
 from dra_driver.kubelet import hardware
+from dra_driver.model.terms import Interval
+from tests.fakes.gpu_notes import FakeGpuNotes
 
 SETTINGS = load_node_settings({"node_name": "node-a", "simulate": "2xh100-sxm5-80gb"}, {})
 
@@ -73,3 +75,17 @@ def test_processes_are_looked_for_without_a_driver_too(tmp_path: Path) -> None:
 def test_simulated_gpus_are_open_in_no_real_process(tmp_path: Path) -> None:
     """Their state names who has them open."""
     assert list(hardware.choose(SETTINGS, tmp_path).procs()) == []
+
+
+def test_programs_of_the_driver_are_not_run_while_it_is_given_up(tmp_path: Path) -> None:
+    """nvidia-smi opens the driver, and while it is replaced, half of one."""
+    found = hardware.choose(SETTINGS, tmp_path)
+    notes = FakeGpuNotes()
+    slicer = found.tools(notes, tmp_path / "mps", lambda: None, found.backend.snapshot).slicer
+    gpu = found.backend.snapshot().gpus[0].uuid
+    slicer.set(gpu, Interval.SHORT, within_s=5.0)
+    found.backend.detach("driver 580")
+    with pytest.raises(CommandError, match="driver 580"):
+        slicer.reset(gpu, within_s=5.0)
+    found.backend.reattach()
+    slicer.reset(gpu, within_s=5.0)
