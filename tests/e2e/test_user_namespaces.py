@@ -16,7 +16,7 @@ import pytest
 from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
-from tests.e2e.forms import LIST, Forms, slice_of, whole
+from tests.e2e.forms import LIST, Forms, share, slice_of, whole
 from tests.e2e.host import Host
 from tests.e2e.node import Folders
 
@@ -29,9 +29,23 @@ COMMAND = f"{LIST}; {MAPPED}; {NODES}; {OPEN}; echo done"
 LET_IN = "No such device or address"
 
 
+TWO_H100 = (("gpu-a", "2xh100-sxm5-80gb"),)
+MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
+PIPES = "/tmp/nvidia-mps"
+SHARED = (
+    f"cat {PIPES}/nvidia-cuda-mps-control.pid | sed 's/^/pid /'; touch {PIPES}/mine /dev/shm/mine && echo writable; "
+    f"rm -f {PIPES}/nvidia-cuda-mps-control.pid || echo not removed; echo done"
+)
+
+shared_gpu = pytest.mark.parametrize(
+    "requirements", [Requirements(nodes=TWO_H100, policies=(MPS_POLICY,))], ids=["shared"], indirect=True
+)
+
+
 @pytest.fixture
-def requirements() -> Requirements:
-    return Requirements(nodes=(("gpu-a", "2xh100-sxm5-80gb"),))
+def requirements(request: pytest.FixtureRequest) -> Requirements:
+    found: Requirements = getattr(request, "param", Requirements(nodes=TWO_H100))
+    return found
 
 
 @pytest.fixture
@@ -114,6 +128,21 @@ def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node
         assert lines(log, "opened") == [LET_IN] * len(seen)
         capabilities = [path for path in seen if path.startswith("/dev/nvidia-caps/")]
         assert len(capabilities) == (2 if name == "part" else 0)
+
+
+@shared_gpu
+@pytest.mark.usefixtures("user_namespaces")
+def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_its_files(
+    own_host: Host, forms: Forms
+) -> None:
+    """Its root is not the node's: it writes pipes and shared memory of its own, and the daemon's files stay."""
+    forms.create("share", share("10Gi", 20), f"{LIST}; {SHARED}", host_users=False)
+    forms.wait_ready("share")
+    forms.wait_line("share", "done")
+    assert len(own_host.hardware.daemons()) == 1
+    log = forms.log("share").splitlines()
+    assert {"writable", "not removed"} < set(log)
+    assert len(lines(forms.log("share"), "pid")) == 1
 
 
 def test_the_nodes_of_a_prepared_claim_are_on_the_host_with_links_in_dev_char(
