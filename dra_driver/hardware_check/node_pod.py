@@ -27,8 +27,9 @@ _KEPT: Final = (
     "hostIPC",
     "hostNetwork",
     "dnsPolicy",
-    "volumes",
 )
+_SCRATCH: Final = "hardware-check-scratch"
+"""The checks need a folder that can be written, whatever the container's root is."""
 _KEPT_OF_CONTAINER: Final = (
     "image",
     "imagePullPolicy",
@@ -51,6 +52,7 @@ def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str]) 
         "resources": {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    made["volumeMounts"] = [*made.get("volumeMounts", ()), {"name": _SCRATCH, "mountPath": "/tmp"}]  # noqa: S108
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -61,6 +63,7 @@ def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str]) 
         },
         "spec": {
             **{key: template[key] for key in _KEPT if key in template},
+            "volumes": [*template.get("volumes", ()), {"name": _SCRATCH, "emptyDir": {}}],
             "nodeName": node,
             "restartPolicy": "Never",
             "activeDeadlineSeconds": DEADLINE_S,

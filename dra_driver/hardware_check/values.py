@@ -155,7 +155,7 @@ def judge(check: HardwareCheck, reading: Reading, survey: Facts) -> Judgement:
         return skipped(str(reason))
     try:
         return check.judge(reading.facts, survey)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return Judgement(
             verdict="cannot tell",
             seen=f"the facts have another form than expected ({type(error).__name__}: {error})",

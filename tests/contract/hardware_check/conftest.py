@@ -34,8 +34,26 @@ def driver_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+PROBE = """
+from pathlib import Path
+from dra_driver.hardware_check import mounts
+mounts.enter()
+mounts.plain_dev(Path("/dev"))
+"""
+
+
+@pytest.fixture(scope="session")
+def mounts_work() -> None:
+    """Root in a container may lack the rights to mount and to make device nodes."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no mount namespaces here: {done.stderr.splitlines()[-1]}")
+
+
 @pytest.fixture
-def whole_root(driver_root: Path) -> Iterator[Path]:
+def whole_root(driver_root: Path, mounts_work: None) -> Iterator[Path]:
     """A simulated driver's root with our C libraries for NVML and CUDA, below a folder that MPS does not cover."""
     folder = Path(tempfile.mkdtemp(prefix="dra-root-", dir="/var/tmp"))
     node = parse_groups(SPEC, "node-a")

@@ -3,6 +3,7 @@
 import copy
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,24 @@ def test_every_function_that_describes_a_gpu_is_asked() -> None:
     read = {re.sub(r"(?<!MemoryInfo)_v\d$", "", name) for name in re.findall(r'"(nvmlDeviceGet\w+)"', text)}
     assert len(read) >= 10
     assert read - {*probes.NEEDED, *probes.OPTIONAL} == set()
+
+
+def places(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in facts, with or without content."""
+    if path:
+        yield path
+    if isinstance(found, dict | list):
+        for key in found if isinstance(found, dict) else range(len(found)):
+            yield from places(found[key], (*path, key))
+
+
+@pytest.mark.parametrize("number", sorted(BY_NUMBER))
+def test_no_damage_in_any_place_of_a_report_is_a_traceback(number: int) -> None:
+    """Each value replaced by others, one at a time."""
+    other: tuple[Any, ...] = (None, "x", -1, {})
+    for path in places(facts.ALL[number]):
+        for junk in other:
+            found = copy.deepcopy(facts.ALL[number])
+            place = functools.reduce(lambda at, key: at[key], path[:-1], found)
+            place[path[-1]] = junk
+            assert judged(number, found).verdict in {"ok", "differs", "cannot tell", "skipped"}
