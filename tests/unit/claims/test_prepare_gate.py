@@ -7,9 +7,11 @@ from dra_driver.claims.entry import State
 from dra_driver.claims.prepare_gate import PrepareGate, PreparesPausedError
 from dra_driver.claims.waiting import CallBudget, RetryPolicy
 from dra_driver.errors import DetachedError, StorageError
+from dra_driver.gpu.backend import ComputeMode
 from dra_driver.model.gpu import Snapshot
-from tests.fakes.claims import claim, ref, result, uid
+from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run, simulated
+from tests.unit.claims.sharing import config, mode, shared, slicing
 
 WHY = "this node gives its NVIDIA driver up (asked by annotation)"
 
@@ -154,3 +156,22 @@ def test_a_paused_prepare_is_waited_for_as_long_as_the_call_allows() -> None:
     """A GPU reset takes half a minute."""
     policy, budget = RetryPolicy(), CallBudget(started=0.0, deadline=40.0)
     assert policy.pause_left_s(PreparesPausedError("x"), budget, 10.0) == 27.0
+
+
+def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_is_back(node: ClaimsNode) -> None:
+    """MPS daemons and time slices need the driver for the GPU's compute mode; their pods end at once."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
+    run.deps.gate.close(WHY)
+    assert node.backend is not None
+    node.backend.detach("test")
+    assert run.unprepare(ref(1)) is None
+    assert run.unprepare(ref(2)) is None
+    assert run.journal.entries() == ()
+    assert run.journal.noted_gpus(), "what needs the driver is recorded"
+    node.backend.reattach()
+    run.deps.gate.open()
+    run.service.reclaim_orphans()
+    assert node.is_whole_again()
+    assert mode(run) is ComputeMode.DEFAULT

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import PartitionId
-from dra_driver.model.terms import GpuTerms, SharingTerms, Strategy, Taint
+from dra_driver.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.slices.forms import Forms, forms_of
 from dra_driver.slices.gates import ApiServerFeatures
 from tests.unit.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu
@@ -197,6 +197,15 @@ def test_a_taint_that_would_be_dropped_withholds_the_gpu() -> None:
     assert "DRADeviceTaints" in withheld.reasons[0]
     assert forms(mig_gpu(H100), ALL, taints=(taint,)).whole
     assert forms(mig_gpu(H100), NONE, taints=(replace(taint, effect="None"),)).whole
+
+
+def test_a_detached_node_whose_taint_would_be_dropped_offers_nothing() -> None:
+    """New claims would be allocated and then wait for the driver."""
+    taint = Taint(key=DETACHED_TAINT, value="requested", effect="NoSchedule")
+    found = forms(mig_gpu(H100), NO_TAINTS, taints=(taint,))
+    assert (found.whole, found.placements) == (False, ())
+    (reason,) = found.reasons
+    assert "while this driver has no NVIDIA driver to prepare claims with" in reason
 
 
 @pytest.mark.parametrize(
