@@ -133,8 +133,9 @@ def _on_host(driver_root: str, host_root: str) -> str:
 
 def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
     """Below the host's root, then below the driver's (a driver container runs in the host's PID namespace), then this
-    process' own, which shows the node's processes outside of a container."""
-    yield Path(host_root) / "proc"
+    process' own, which shows the node's processes outside of a container only."""
+    if host_root != "/":
+        yield Path(host_root) / "proc"
     with suppress(DriverUnavailableError):
         yield Path(root().here("/proc"))
     yield Path("/proc")

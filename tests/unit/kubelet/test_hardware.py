@@ -67,6 +67,12 @@ def test_the_nodes_processes_are_looked_for_below_the_hosts_root() -> None:
     ]
 
 
+def test_a_driver_container_shows_the_nodes_processes() -> None:
+    """Where only its root is mounted, this process' own /proc has no other process of the node."""
+    found = real(driver_root="/run/nvidia/driver")
+    assert list(found.procs()) == [Path("/run/nvidia/driver/proc"), Path("/proc")]
+
+
 def test_processes_are_looked_for_without_a_driver_too(tmp_path: Path) -> None:
     """Who has a GPU open is asked while the driver root may have gone."""
     assert list(real(host_root=str(tmp_path)).procs()) == [tmp_path / "proc", Path("/proc")]
