@@ -8,7 +8,7 @@ proc file system of the first PID namespace: below the mounted host root, or in 
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,18 @@ _KERNEL_THREAD: Final = "kthreadd"
 """Process 2 of the first PID namespace, which no container's own namespace has."""
 
 
-def openers(roots: Sequence[str]) -> dict[str, Any]:
+def open_links(process: Path) -> list[str]:
+    """What the open files of a process are; [] when it has ended. Raises PermissionError."""
+    try:
+        with os.scandir(process / "fd") as files:
+            return [_target(file.path) for file in islice(files, MAX_FILES)]
+    except PermissionError:  # of another user, without CAP_SYS_PTRACE
+        raise
+    except OSError:
+        return []
+
+
+def openers(roots: Sequence[str], *, links: Callable[[Path], list[str]] = open_links) -> dict[str, Any]:
     """``processes`` with UVM open, each with pid, name and the minors of its GPUs; ``complete`` when all were seen.
 
     ``roots`` are roots of the host, best first: the first with the node's processes is read.
@@ -30,28 +41,29 @@ def openers(roots: Sequence[str]) -> dict[str, Any]:
     for root in dict.fromkeys(roots):
         proc = Path(root, "proc")
         if _text(proc / "2/comm") == _KERNEL_THREAD:
-            return _scan(proc)
+            return _scan(proc, links)
     return {"complete": False, "processes": []}
 
 
-def _scan(proc: Path) -> dict[str, Any]:
+def _scan(proc: Path, links: Callable[[Path], list[str]]) -> dict[str, Any]:
     deadline = time.monotonic() + SCAN_S
     found: list[dict[str, Any]] = []
+    complete = True
     for name in os.listdir(proc):  # noqa: PTH208 - names, not paths
         if time.monotonic() > deadline:
             return {"complete": False, "processes": found}
-        if name.isdecimal() and (minors := _minors(proc / name)) is not None:
+        try:
+            minors = _minors(links(proc / name)) if name.isdecimal() else None
+        except PermissionError:
+            complete = False
+            continue
+        if minors is not None:
             found.append({"pid": int(name), "name": _text(proc / name / "comm"), "minors": minors})
-    return {"complete": True, "processes": found}
+    return {"complete": complete, "processes": found}
 
 
-def _minors(process: Path) -> list[int] | None:
-    """Minors of the GPUs that it has open; None without UVM, or when it has ended."""
-    try:
-        with os.scandir(process / "fd") as files:
-            links = [_target(file.path) for file in islice(files, MAX_FILES)]
-    except OSError:
-        return None
+def _minors(links: Sequence[str]) -> list[int] | None:
+    """Minors of the GPUs among open files; None without UVM."""
     if not any(_UVM.search(link) for link in links):
         return None
     return sorted({int(match[1]) for link in links if (match := _GPU.search(link))})

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,35 @@ def test_instances_that_exist_are_left_alone(command: Command, state: State, tmp
 
 
 @needs_root
+def test_a_gpu_is_restored_although_the_command_was_killed(
+    environment: dict[str, str], state: State, tmp_path: Path
+) -> None:
+    """The kernel tells the check's process; no report is left."""
+    state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)
+    arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dra_driver.cli.main", "hardware-check", *arguments],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert within(60.0, lambda: state.count(1) == (1, 0))
+    process.kill()
+    process.wait(timeout=10)
+    assert within(40.0, lambda: state.count(1) == (0, 0) and state.modes(1) == (0, 0))
+    assert within(40.0, lambda: processes_with(state.path) == [])
+    assert not (tmp_path / REPORT).exists()
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+@needs_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_change_of_mig_is_restored(
     environment: dict[str, str], state: State, tmp_path: Path, number: int
@@ -222,10 +252,7 @@ def test_an_interrupted_change_of_mig_is_restored(
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while state.count(1) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert state.count(1) == (1, 0)
+    assert within(60.0, lambda: state.count(1) == (1, 0))
     assert processes_with(state.path).count("dra-hw-check") >= 2, "the command and its check; a client may just start"
     process.send_signal(number)
     out, err = process.communicate(timeout=80)

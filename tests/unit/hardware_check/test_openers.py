@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dra_driver.hardware_check.openers import openers
+from dra_driver.hardware_check.openers import open_links, openers
 
 
 def process(root: Path, pid: int, name: str, *targets: str) -> None:
@@ -40,3 +40,16 @@ def test_the_first_root_with_the_nodes_processes_is_read(tmp_path: Path) -> None
     (tmp_path / "host").mkdir()
     found = openers((str(tmp_path / "host"), str(tmp_path / "own")))
     assert [one["pid"] for one in found["processes"]] == [9]
+
+
+def test_a_process_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    """It may compute."""
+    process(tmp_path, 2, "kthreadd")
+    process(tmp_path, 9, "train", "/dev/nvidia-uvm", "/dev/nvidia0")
+
+    def links(folder: Path) -> list[str]:
+        if folder.name == "9":
+            raise PermissionError
+        return open_links(folder)
+
+    assert openers((str(tmp_path),), links=links) == {"complete": False, "processes": []}
