@@ -57,6 +57,7 @@ class NvmlBackend:
         sysfs_root: str = "/sys",
         *,
         driver_root: str | Callable[[], str] | None = None,
+        dev_folder: str = "/dev",
         reads_instances: Callable[[], bool] = lambda: True,
         patience: Patience | None = None,
     ) -> None:
@@ -65,6 +66,7 @@ class NvmlBackend:
         ``driver_root`` may be a function that finds it, and raises DriverUnavailableError.
         Every new session searches again, so a driver that is installed or upgraded later is found. The dynamic linker
         searches when there is no driver root, or when it is ``/``, this process' own file system.
+        ``dev_folder`` has the device files that NVML opens in this process.
         ``reads_instances``: whether this process keeps its list of MIG instances up to date, see ``listings.py``.
         """
         patience = patience or Patience()
@@ -72,7 +74,7 @@ class NvmlBackend:
         self._node = Node(self._session, sysfs_root, reads_instances, patience)
         self._events = MigEvents(self._session, self._node.reading, self._node.listings.happened)
         self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
-        self._renewals = Renewals(self._session)
+        self._renewals = Renewals(self._session, dev_folder)
 
     def open(self) -> None:
         """See ``Backend.open``."""
@@ -104,13 +106,12 @@ class NvmlBackend:
     def snapshot(self) -> Snapshot:
         """See ``Backend.snapshot``. Waits a bounded time for each GPU, see ``turns.Patience``; the first read without
         persistence mode takes seconds. A GPU that is being changed meanwhile is as it was last read."""
-        with self._looking:
-            self._renewals.before_look()
+        with self._looking, self._renewals.before_look():
             with self._session.use() as generation:
                 found = self._node.read(generation, self._events.covered(generation))
             if self._node.modes_changed():
                 self._events.renew()
-            self._renewals.after_look(generation, found)
+            self._renewals.after_look(found)
             if self._node.listings.must_give_back(generation):
                 self._session.renew(generation)
             return found

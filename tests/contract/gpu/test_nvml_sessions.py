@@ -9,6 +9,7 @@ import pytest
 from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.nvml import renewals
 from dra_driver.gpu.nvml.backend import NvmlBackend
+from dra_driver.gpu.nvml.device_files import open_device_files
 from dra_driver.gpu.simulated.spec import NodeSpec
 from tests.contract.gpu.test_nvml_events import Waiter, until
 from tests.contract.gpu.test_nvml_stuck import Call
@@ -100,6 +101,40 @@ def test_a_gpu_that_was_bound_again_between_two_looks_is_read_in_a_new_session(
     assert sessions(state) == 2
     (record,) = [one for one in caplog.records if one.getMessage() == "NVML session is outdated and begins again"]
     assert "0000:01:00.0" in vars(record)["reason"]
+
+
+def test_settings_of_the_other_gpus_survive_a_new_session_without_persistence_mode(
+    nvml_library: Path, state: State, bus: Bus
+) -> None:
+    """A GPU stops with its last user, and the mode of a claim whose pod has not started yet would be lost."""
+    backend = NvmlBackend(str(nvml_library), str(bus.sysfs), dev_folder=str(state.path.parent / "dev"))
+    gpus = [gpu.uuid for gpu in backend.snapshot().gpus]
+    for index, gpu in enumerate(gpus):
+        state.configure(index, forgets=1)
+        backend.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
+    bus.unbind(2)
+    backend.snapshot()
+    assert sessions(state) == 2
+    assert {backend.compute_mode(gpu) for gpu in (*gpus[:2], *gpus[3:])} == {ComputeMode.EXCLUSIVE_PROCESS}
+    assert backend.detach("upgrade"), "no device file was left open"
+    backend.reattach()
+    assert backend.compute_mode(gpus[0]) is ComputeMode.DEFAULT, "which the fake does forget"
+    backend.close()
+
+
+def test_a_gpu_that_is_being_unbound_is_not_held_open(nvml_library: Path, state: State, bus: Bus) -> None:
+    """The kernel module waits for its last user; the others stay open while the session is exchanged."""
+    backend = NvmlBackend(str(nvml_library), str(bus.sysfs), dev_folder=str(state.path.parent / "dev"))
+    backend.snapshot()
+    bus.unbind(2)
+    look = Call(backend, state, "nvmlInitWithFlags", backend.snapshot)
+    until(lambda: "nvidia2" not in state.opened())
+    held = {Path(file).name for file in open_device_files()}
+    look.release()
+    look.result()
+    assert held >= {f"nvidia{minor}" for minor in range(7) if minor != 2}
+    assert "nvidia2" not in held
+    backend.close()
 
 
 def test_a_gpu_that_got_another_minor_is_published_under_it(nvml: NvmlBackend, state: State, node: NodeSpec) -> None:

@@ -52,6 +52,7 @@ struct gpu {
     int32_t minor, brand, architecture, capability_major, capability_minor, addressing_mode, mig_current, mig_pending;
     uint32_t pci_device_id, lost;
     uint32_t identity;           /* never used again: another GPU in this slot has another one */
+    uint32_t forgets;            /* no persistence mode: its compute mode ends with the last open device file */
     uint32_t unbound;            /* from the driver, such as for vfio: new sessions do not have it, older ones lose it */
     int32_t resetless, virtualization, compute_mode;
     uint32_t mode_status;        /* what SetMigMode answers instead of switching, 0: by the rules */

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,6 +33,7 @@
 #define STATE_MAGIC 0x4C4D564Eu /* "NVML" */
 #define STATE_VERSION 3u
 #define PAUSE_TICK_MS 1
+#define MAX_DESCRIPTORS 1024
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards these, and flock, which is per open file */
 struct state *fake_state;
@@ -66,11 +68,24 @@ void fake_open_gpu(int device) {
         gpu_fds[device] = open_device(name) + 1;
 }
 
+/* Whether this process has the file of that descriptor open by another one. */
+static int is_open_elsewhere(int fd) {
+    struct stat own, other;
+    if (fstat(fd, &own) != 0)
+        return 0;
+    for (int i = 0; i < MAX_DESCRIPTORS; i++)
+        if (i != fd && fstat(i, &other) == 0 && other.st_dev == own.st_dev && other.st_ino == own.st_ino)
+            return 1;
+    return 0;
+}
+
 static void close_devices(void) {
     if (control_fd >= 0)
         close(control_fd);
     control_fd = -1;
     for (int i = 0; i < MAX_GPUS; i++) {
+        if (gpu_fds[i] && fake_state->gpus[i].forgets && !is_open_elsewhere(gpu_fds[i] - 1))
+            fake_state->gpus[i].compute_mode = 0;
         if (gpu_fds[i])
             close(gpu_fds[i] - 1);
         gpu_fds[i] = 0;
@@ -78,7 +93,8 @@ static void close_devices(void) {
 }
 
 static void close_state(void) {
-    close_devices();
+    if (fake_state)
+        close_devices();
     if (fake_state)
         munmap(fake_state, sizeof(struct state));
     if (state_fd >= 0)

@@ -73,6 +73,7 @@ class _Gpu(ctypes.Structure):
         ("pci_device_id", ctypes.c_uint32),
         ("lost", ctypes.c_uint32),
         ("identity", ctypes.c_uint32),
+        ("forgets", ctypes.c_uint32),
         ("unbound", ctypes.c_uint32),
         ("resetless", ctypes.c_int32),
         ("virtualization", ctypes.c_int32),
@@ -270,6 +271,7 @@ class State:
     def configure(self, index: int, **fields: int) -> None:
         """Set numbers of the GPU at NVML index ``index``: ``resetless`` (-1: not told), ``virtualization``,
         ``mode_status`` (what SetMigMode answers), ``clients``, ``profiles_need_mode``, ``mig_pending``,
+        ``forgets`` (no persistence mode: the compute mode ends when this process closes the last device file),
         ``first_refusals`` (how often the create of the first GPU instance is IN_USE; FOR_EVER), ``fabric_state``,
         ``fabric_status`` (an nvmlReturn_t), ``fabric_probing`` and ``fabric_reprobe`` (for how many looks the state is
         IN_PROGRESS now, and after the last GPU instance is destroyed)."""
