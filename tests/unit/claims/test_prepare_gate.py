@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 
+from dra_driver.cdi import CdiSpec
 from dra_driver.claims.entry import State
 from dra_driver.claims.prepare_gate import PrepareGate, PreparesPausedError
 from dra_driver.claims.waiting import CallBudget, RetryPolicy
@@ -175,3 +176,17 @@ def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_i
     run.service.reclaim_orphans()
     assert node.is_whole_again()
     assert mode(run) is ComputeMode.DEFAULT
+
+
+def test_a_prepare_of_a_whole_gpu_counts_as_work(run: Run) -> None:
+    """Its container would start on a driver that is being unloaded."""
+    idle: list[bool] = []
+    write = run.node.writer.write_claim
+
+    def seen(of: str, spec: CdiSpec) -> bool:
+        idle.append(run.deps.gate.wait_idle(0.0))
+        return write(of, spec)
+
+    run.node.writer.write_claim = seen  # type: ignore[method-assign]
+    run.prepare(claim(1))
+    assert idle == [False]
