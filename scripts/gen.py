@@ -1,4 +1,5 @@
-"""Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas.
+"""Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
+docs/performance.md from the figures of its last run.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -21,6 +22,9 @@ from grpc_tools import protoc
 from dra_driver.config.schemas import export
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
+
 PROTOS = ROOT / "protos"
 GENERATED = Path("dra_driver/_pb")
 SCHEMA = Path("dra_driver/config/schema.json")
@@ -56,6 +60,7 @@ def generate(target: Path) -> None:
     for folder in [target / GENERATED, *(path.parent for path in (target / GENERATED).rglob("*_pb2.py"))]:
         (folder / "__init__.py").write_text(PACKAGE_DOC)
     generate_schemas(target)
+    performance_docs.generate(ROOT, target)
 
 
 def generate_schemas(target: Path) -> None:
@@ -79,6 +84,7 @@ def differences(fresh: Path, tree: Path) -> list[str]:
 def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, CRD) if (root / path).exists()]
+    found += performance_docs.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 

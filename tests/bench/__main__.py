@@ -10,6 +10,7 @@ usage: python -m tests.bench [--claims 200] [--idle-s 20] [--spec 8xh100-sxm5-80
 import argparse
 import contextlib
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -17,8 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.errors import NotFoundError
+from dra_driver.kube.access import plain_kubeconfig
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from tests.bench import floor
 from tests.bench.claims_api import ClaimMaker, ensure_namespace
 from tests.bench.node_process import Kubelet, NodeProcess
 from tests.bench.report import Report
@@ -40,7 +43,8 @@ def main() -> int:
         print(f"API server: {described}\nGPUs: {args.spec} (simulated)\n")
         rest = RestClient(Connection.load(kubeconfig))
         with node_object(rest):
-            measure(report, rest, kubeconfig, args)
+            prepare_ms = measure(report, rest, kubeconfig, args)
+            print_floor(rest, kubeconfig, args.claims, prepare_ms)
     return 1 if report.breached else 0
 
 
@@ -75,11 +79,24 @@ def node_object(rest: RestClient) -> Iterator[None]:
         rest.delete(f"/api/v1/nodes/{NODE}")
 
 
-def measure(report: Report, rest: RestClient, kubeconfig: str, args: argparse.Namespace) -> None:
+def print_floor(rest: RestClient, kubeconfig: str, rounds: int, prepare_ms: float) -> None:
+    """What a prepare cannot go below here, and how many times that it takes."""
+    access = plain_kubeconfig(Path(kubeconfig))
+    if access is None:
+        print("floor: not measured, as the kubeconfig has no plain token or certificate")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = floor.measure(rest, access, Path(folder), rounds)
+    print(f"floor: {found}; a prepare with none prepared before takes {prepare_ms / found.total:.2f} times that")
+
+
+def measure(report: Report, rest: RestClient, kubeconfig: str, args: argparse.Namespace) -> float:
+    """Print all figures; returns the median of a prepare with no claim prepared before, in milliseconds."""
     ensure_namespace(rest)
+    count = int(args.spec.partition("x")[0])
 
     def published() -> bool:
-        return bool(ClaimMaker(rest, node=NODE, driver=DRIVER).gpus)
+        return len(ClaimMaker(rest, node=NODE, driver=DRIVER).gpus) == count
 
     with NodeProcess(kubeconfig=kubeconfig, node=NODE, spec=args.spec) as process:
         report.line("process start to slices published", process.wait_for(published, 30.0), "s", 1.0)
@@ -88,7 +105,7 @@ def measure(report: Report, rest: RestClient, kubeconfig: str, args: argparse.Na
         report.line("idle CPU", idle_percent(process, args.idle_s), "%", 0.2, f"over {args.idle_s:g} s")
         maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
         kubelet = Kubelet(process.socket)
-        rounds(report, maker, kubelet, args.claims, "none prepared before")
+        prepare_ms = rounds(report, maker, kubelet, args.claims, "none prepared before")
         kept = [maker.make(index, admin=True) for index in range(128)]
         for claim in kept:
             kubelet.prepare(claim)
@@ -97,6 +114,7 @@ def measure(report: Report, rest: RestClient, kubeconfig: str, args: argparse.Na
         for claim in kept:
             kubelet.unprepare(claim)
             maker.drop(claim)
+    return prepare_ms
 
 
 def idle_percent(process: NodeProcess, seconds: float) -> float:
@@ -106,7 +124,7 @@ def idle_percent(process: NodeProcess, seconds: float) -> float:
     return (process.cpu_s() - before) / seconds * 100
 
 
-def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, label: str) -> None:
+def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, label: str) -> float:
     prepared: list[float] = []
     repeated: list[float] = []
     unprepared: list[float] = []
@@ -123,6 +141,7 @@ def rounds(report: Report, maker: ClaimMaker, kubelet: Kubelet, count: int, labe
         ("unprepare", unprepared, 2.0),
     ):
         report.times(f"{what}, {label}", figures, budget)
+    return statistics.median(prepared)
 
 
 if __name__ == "__main__":
