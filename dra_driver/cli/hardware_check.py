@@ -168,11 +168,8 @@ def advise(report: Any) -> None:
     """Says how to report a difference."""
     wrong = [str(record.number) for record in report.records if record.judgement.verdict == "differs"]
     if wrong:
-        print(
-            f"{'Check' if len(wrong) == 1 else 'Checks'} {', '.join(wrong)} differ from what dra-driver assumes. Please"
-            f" report it with the JSON file; {ISSUES}.",
-            file=sys.stderr,
-        )
+        checks = f"Check {wrong[0]} differs" if len(wrong) == 1 else f"Checks {', '.join(wrong)} differ"
+        print(f"{checks} from what dra-driver assumes. Please report it with the JSON file; {ISSUES}.", file=sys.stderr)
 
 
 def _stop_at_signals() -> None:

@@ -16,24 +16,32 @@ _FABRIC_STATES: Final = frozenset({0, 1, 2, 3})
 def held(facts: Facts, _survey: Facts) -> Judgement:
     """Check 2: closing the session releases every device file and the kernel module."""
     steps = {step: facts[step] for step in STEPS}
-    files = {step: len(one["files"]) for step, one in steps.items()}
+    opened = {step: len(_open(one)) for step, one in steps.items()}
     differences = []
-    if files["closed"] > files["before"]:
-        differences.append(f"after closing, still open: {', '.join(steps['closed']['files'])}")
+    if opened["closed"] > opened["before"]:
+        differences.append(f"after closing, still open: {', '.join(_open(steps['closed']))}")
+    if opened["event set freed"] > opened["snapshot"]:
+        differences.append(
+            f"{opened['event set freed']} files after freeing the event set, {opened['snapshot']} before"
+        )
+    counts = ", ".join(f"{step} {opened[step]}{_references(one)}" for step, one in steps.items())
     before, closed = steps["before"]["references"], steps["closed"]["references"]
-    if before is not None and closed is not None and closed > before:
-        differences.append(f"the kernel module has {closed} references after closing, {before} before opening")
-    if files["event set freed"] > files["snapshot"]:
-        differences.append(f"{files['event set freed']} files after freeing the event set, {files['snapshot']} before")
-    counts = ", ".join(f"{step} {files[step]}{_references(one)}" for step, one in steps.items())
-    unknown = "" if max(files.values()) else "NVML opened no device file at all, so this is not NVIDIA's library"
+    unknown = ""
+    if not max(opened.values()):
+        unknown = "NVML opened no device file at all, so this is not NVIDIA's library"
+    elif before is not None and closed is not None and closed > before:
+        unknown = "the kernel module has more references than before: another process has opened a GPU meanwhile"
     return judgement(
         differences,
         f"open device files (references to the module): {counts}",
         right="detaching releases the GPUs: the driver can be upgraded and a GPU reset while the node process runs",
-        wrong="detaching is not enough: another process may have opened the GPU meanwhile, or NVML keeps it open",
+        wrong="detaching is not enough: the driver cannot be upgraded and a GPU not be reset beside the node process",
         unknown=unknown,
     )
+
+
+def _open(step: Mapping[str, Any]) -> list[str]:
+    return [*step["files"], *step["mappings"]]
 
 
 def _references(step: Mapping[str, Any]) -> str:

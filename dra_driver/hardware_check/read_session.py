@@ -72,7 +72,7 @@ def first_calls(task: Task) -> Topics:
 
 
 def _held() -> dict[str, Any]:
-    return {"files": list(open_device_files()), "references": _references()}
+    return {"files": list(open_device_files()), "mappings": _mapped("/dev/nvidia"), "references": _references()}
 
 
 def _references() -> int | None:
@@ -82,9 +82,10 @@ def _references() -> int | None:
         return None
 
 
-def _mapped() -> list[str]:
+def _mapped(part: str = "libnvidia-ml.so") -> list[str]:
+    """Files of this process' memory whose path has ``part``: a mapping keeps a file open without a descriptor."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split(None, 5)[5] for line in lines if "libnvidia-ml.so" in line})
+    return sorted({line.split(None, 5)[5] for line in lines if part in line})
 
 
 def _mapped_after_open() -> str:

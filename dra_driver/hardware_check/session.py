@@ -70,7 +70,11 @@ def run_all(
             except InterruptedReading as error:
                 stopped, reading = True, error.reading
         judgement = judge(check, reading, survey.facts)
-        records.append(CheckRecord(number=check.number, name=check.name, reading=reading, judgement=judgement))
+        records.append(
+            CheckRecord(
+                number=check.number, name=check.name, expected=check.expected, reading=reading, judgement=judgement
+            )
+        )
         said(records[-1])
     return HardwareReport(about=_about(plan, choice, clock() - begin, stopped), survey=survey, records=tuple(records))
 
@@ -90,8 +94,9 @@ def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
     """One line per check."""
     for record in records:
         judgement = record.judgement
+        expected = f". Expected: {record.expected}" if judgement.verdict == "differs" else ""
         meaning = f". It means: {judgement.meaning}" if judgement.meaning else ""
-        text = " ".join(f"{judgement.seen}{meaning}".split())
+        text = " ".join(f"{judgement.seen}{expected}{meaning}".split())
         printable = "".join(character if character.isprintable() else "?" for character in text)
         yield f"{record.number:2}  {record.name:<36} {judgement.verdict:<11} {printable}"
 

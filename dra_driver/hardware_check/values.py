@@ -65,6 +65,7 @@ class CheckRecord:
 
     number: int
     name: str
+    expected: str
     reading: Reading
     judgement: Judgement
 
@@ -107,6 +108,7 @@ class HardwareReport:
                 {
                     "number": record.number,
                     "name": record.name,
+                    "expected": record.expected,
                     "verdict": record.judgement.verdict,
                     "seen": record.judgement.seen,
                     "meaning": record.judgement.meaning,
@@ -185,7 +187,13 @@ def _record(wire: Mapping[str, Any]) -> CheckRecord:
     if wire["verdict"] not in get_args(Verdict):
         raise ValueError(f"unknown verdict {wire['verdict']!r}")
     judgement = Judgement(verdict=wire["verdict"], seen=str(wire["seen"]), meaning=str(wire["meaning"]))
-    return CheckRecord(number=int(wire["number"]), name=str(wire["name"]), reading=_reading(wire), judgement=judgement)
+    return CheckRecord(
+        number=int(wire["number"]),
+        name=str(wire["name"]),
+        expected=str(wire["expected"]),
+        reading=_reading(wire),
+        judgement=judgement,
+    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -62,7 +62,8 @@ def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Co
     done = command("--only", "5")
     assert done.returncode == 1
     assert "GPU 1: nvmlDeviceGetBrand: NVMLError_Unknown (999)" in done.stdout
-    assert "Please report it with the JSON file" in done.stderr
+    assert "Expected: a property is read, or is missing by one of four codes. It means: " in done.stdout
+    assert "Check 5 differs from what dra-driver assumes. Please report it with the JSON file" in done.stderr
 
 
 def test_profiles_of_version_1_alone_are_right(command: Command, state: State) -> None:

@@ -117,7 +117,7 @@ def held() -> dict[str, Any]:
         "event set freed": [control, gpu, gpu],
         "closed": [],
     }
-    return {step: {"files": files, "references": 2 + len(files)} for step, files in steps.items()}
+    return {step: {"files": files, "mappings": [], "references": 2 + len(files)} for step, files in steps.items()}
 
 
 def copies() -> dict[str, Any]:

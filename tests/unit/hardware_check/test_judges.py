@@ -53,7 +53,7 @@ WRONG: list[tuple[int, str, Any, str]] = [
     (1, "container", {"error": "cannot load libcuda.so.1: no such file"}, "cannot load libcuda.so.1"),
     (1, "without uvm", facts.contexts()["container"], "without /dev/nvidia-uvm too"),
     (2, "closed>files", ["/dev/nvidia0"], "still open: /dev/nvidia0"),
-    (2, "closed>references", 5, "5 references after closing, 2 before"),
+    (2, "closed>mappings", ["/dev/nvidia0"], "still open: /dev/nvidia0"),
     (2, "event set freed>files", ["/dev/nvidiactl"] * 4, "4 files after freeing the event set"),
     (3, "0>nvmlDeviceGetGpuInstances>19", facts.UNKNOWN, "nvmlDeviceGetGpuInstances(19): NVMLError_Unknown (999)"),
     (3, "0>nvmlDeviceGetGpuInstances>9", facts.answer(1), "1 instances"),
@@ -155,7 +155,8 @@ def test_nodes_that_nvml_does_not_make_are_right_when_it_then_fails_to_open() ->
 
 UNKNOWN: list[tuple[int, dict[str, Any]]] = [
     (1, changed(1, "container", {"error": "cannot enter the view: denied", "permission": True})),
-    (2, {step: {"files": [], "references": None} for step in facts.held()}),
+    (2, {step: {"files": [], "mappings": [], "references": None} for step in facts.held()}),
+    (2, changed(2, "closed>references", 5)),
     (6, changed(6, "made", [])),
     (6, changed(6, "existing", []) | {"made": [], "init": facts.UNKNOWN}),
     (11, changed(11, "nvidia-smi", {"missing": "nvidia-smi is not below /"})),

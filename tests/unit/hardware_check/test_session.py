@@ -66,7 +66,7 @@ def test_a_difference_ends_with_status_1_and_an_unanswered_check_with_3() -> Non
     machine.answers["read_nvml:described"] = lambda: Reading(problem="no end within 45 s")
     assert machine.report().exit_status == 3
     machine.answers["read_session:held"] = lambda: Reading(
-        facts=facts.held() | {"closed": {"files": ["/dev/nvidia0"], "references": 3}}
+        facts=facts.held() | {"closed": {"files": ["/dev/nvidia0"], "mappings": [], "references": 3}}
     )
     assert machine.report().exit_status == 1
 

@@ -18,11 +18,16 @@ REPORT = HardwareReport(
         CheckRecord(
             number=3,
             name="codes",
+            expected="x",
             reading=Reading(facts=facts.without_mode(), seconds=1.5),
             judgement=Judgement(verdict="ok", seen="a", meaning="b"),
         ),
         CheckRecord(
-            number=4, name="x", reading=Reading(skipped="no MIG"), judgement=Judgement(verdict="skipped", seen="")
+            number=4,
+            name="x",
+            expected="y",
+            reading=Reading(skipped="no MIG"),
+            judgement=Judgement(verdict="skipped", seen=""),
         ),
     ),
     hashed=True,
