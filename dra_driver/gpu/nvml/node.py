@@ -76,6 +76,8 @@ class Node:
         problem: DeviceLostError | None = None
         for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):
             if self._reads.is_stuck(index):
+                if known.uuids.get(index) == gpu:
+                    problem = DeviceLostError(self.turn(gpu).why_stuck())
                 continue
             try:
                 handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
@@ -136,15 +138,18 @@ class Node:
         for index, problem in answers.items():
             if isinstance(problem, Gpu):
                 continue
+            if not isinstance(problem, DeviceLostError | GiveWay | NoAnswerError):
+                raise problem  # the driver as a whole, or a mistake of ours
             uuid = known.uuids.get(index)
             if uuid in gpus:  # now at another index
                 uuid = None
             label = uuid or f"NVML index {index}"
-            kept = None if uuid is None else self._kept(known, uuid, problem)
+            hangs = self._hangs(index, label)
+            kept = None if uuid is None else self._kept(known, uuid, problem, hangs)
             if kept is not None:
                 gpus[kept.uuid] = kept
             else:
-                left_out.append(LeftOutGpu(label=label, reason=self._why(label, problem)))
+                left_out.append(LeftOutGpu(label=label, reason=self._why(label, problem, hangs)))
         self._found = frozenset(gpus)
         return list(gpus.values()), left_out
 
@@ -157,22 +162,23 @@ class Node:
         if len(unnamed) == len(missed) == 1:
             known.uuids[unnamed[0]] = next(iter(missed))
 
-    def _kept(self, known: Known, uuid: GpuUuid, problem: Exception) -> Gpu | None:
+    def _hangs(self, index: int, label: str) -> bool:
+        """Whether a read of the GPU or a change has not returned for so long that it hangs."""
+        return self.turn(label).is_stuck() or self._reads.stuck_s(index) >= self._patience.stuck_s
+
+    def _kept(self, known: Known, uuid: GpuUuid, problem: Exception, hangs: bool) -> Gpu | None:
         """The last description of a GPU that was not read, None when it has to be left out."""
         values = self._values(known, uuid)
         if isinstance(problem, DeviceLostError):
             return values.kept_gpu(problem)
-        if isinstance(problem, GiveWay | NoAnswerError):
-            return None if self.turn(uuid).is_stuck() else values.gpu
-        raise problem
+        return None if hangs else values.gpu
 
-    def _why(self, label: str, problem: Exception) -> str:
+    def _why(self, label: str, problem: Exception, hangs: bool) -> str:
         if isinstance(problem, DeviceLostError):
             return str(problem)
-        turn = self.turn(label)
-        return (
-            turn.why_stuck() if turn.is_stuck() else f"GPU {label} has not been read yet: NVML has not answered in time"
-        )
+        if hangs:
+            return self.turn(label).why_stuck()
+        return f"GPU {label} has not been read yet: NVML has not answered in time"
 
     def _remember_modes(self, known: Known, gpus: list[Gpu]) -> None:
         modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}

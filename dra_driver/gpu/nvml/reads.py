@@ -6,6 +6,7 @@ one such thread per GPU.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -25,12 +26,16 @@ class Reads(Generic[T]):
     """For one caller at a time."""
 
     def __init__(self) -> None:
-        self._stuck: dict[int, threading.Thread] = {}
+        self._stuck: dict[int, tuple[threading.Thread, float]] = {}  # since when, by index
 
     def is_stuck(self, index: int) -> bool:
         """Whether the read of the GPU at ``index`` has not returned in time, and not since."""
-        thread = self._stuck.get(index)
-        return thread is not None and thread.is_alive()
+        return self.stuck_s(index) > 0
+
+    def stuck_s(self, index: int) -> float:
+        """For how long that read has not returned, 0 when it has."""
+        thread, since = self._stuck.get(index, (None, 0.0))
+        return time.monotonic() - since if thread is not None and thread.is_alive() else 0.0
 
     def run(self, jobs: Sequence[Job[T]]) -> dict[int, T | Exception]:
         """The answer of each job by index, or what it raised; NoAnswerError for one that has not returned."""
@@ -39,9 +44,10 @@ class Reads(Generic[T]):
         while left:
             reader = _Reader([call for _, call, _ in left])
             for index, _, limit_s in left:
+                begin = time.monotonic()
                 answer = reader.next_answer(limit_s)
                 if isinstance(answer, NoAnswerError):
-                    self._stuck[index] = reader.thread
+                    self._stuck[index] = (reader.thread, begin)
                     break
                 found[index] = answer
             left = left[reader.answered + 1 :]

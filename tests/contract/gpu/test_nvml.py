@@ -189,6 +189,14 @@ def test_driver_trouble_in_the_middle_ends_the_session_and_the_next_look_starts_
     assert nvml.snapshot() == before
 
 
+def test_driver_trouble_at_the_first_look_is_no_trouble_of_a_gpu(nvml: NvmlBackend, state: State) -> None:
+    """No index has a name yet."""
+    state.inject("nvmlDeviceGetUUID", codes.LIB_RM_VERSION_MISMATCH, times=1)
+    with pytest.raises(DriverUnavailableError, match="nvmlDeviceGetUUID"):
+        nvml.snapshot()
+    assert len(nvml.snapshot().gpus) == 7
+
+
 def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
     nvml_library: Path, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

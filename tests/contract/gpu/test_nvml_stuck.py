@@ -103,6 +103,25 @@ def test_a_gpu_that_hangs_at_its_first_look_is_left_out_by_its_index(impatient: 
     assert len(impatient.snapshot().gpus) == 7
 
 
+def test_a_gpu_that_hangs_at_the_first_look_of_a_new_session_is_not_kept_for_ever(
+    impatient: NvmlBackend, state: State
+) -> None:
+    """Its index has no name yet, and it is the only one that is missed."""
+    before = impatient.snapshot()
+    impatient.close()
+    state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
+    assert impatient.snapshot() == before
+    looks(impatient, SHORT.stuck_s)
+    found = impatient.snapshot()
+    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
+    assert "has not returned" in found.left_out[0].reason
+    with pytest.raises(DeviceLostError, match="has not returned"):
+        impatient.compute_mode(before.gpus[0].uuid)
+    state.release()
+    until(lambda: readers() == 0)
+    assert impatient.snapshot() == before
+
+
 def test_a_change_of_a_gpu_that_hangs_fails_and_one_of_another_gpu_works(impatient: NvmlBackend, state: State) -> None:
     """A claim of the first gets an error within its call; the kubelet tries again."""
     first, second = (gpu.uuid for gpu in impatient.snapshot().gpus[:2])
