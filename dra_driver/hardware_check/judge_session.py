@@ -10,7 +10,7 @@ STEPS: Final = ("before", "open", "snapshot", "event set", "event set freed", "c
 SLOW_MS: Final = 60_000.0
 """The backend's own limit for one NVML call."""
 _NOTED_MS: Final = 5_000.0
-_FABRIC_STATES: Final = frozenset({0, 1, 2, 3})
+_FABRIC_STATES: Final = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 
 
 def held(facts: Facts, _survey: Facts) -> Judgement:
@@ -112,4 +112,4 @@ def first_calls(facts: Facts, _survey: Facts) -> Judgement:
 
 def _state(gpu: Mapping[str, Any]) -> str:
     fabric = gpu.get("fabric", {})
-    return str(fabric["value"]) if "value" in fabric else "none"
+    return _FABRIC_STATES.get(fabric["value"], str(fabric["value"])) if "value" in fabric else "none"

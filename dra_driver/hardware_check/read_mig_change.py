@@ -93,7 +93,8 @@ def attempt(change: Callable[[], object], key: str = "value") -> dict[str, Any]:
 
 def _changed(task: Task, work: Callable[[_Bench], Topics]) -> Topics:
     uuid = GpuUuid(task.chosen.uuid)
-    folder = Path(task.plugin_dir or task.folder, "locks")
+    # Without a node process on this machine there is no lock to share, and no folder to leave behind.
+    folder = Path(task.plugin_dir if Path(task.plugin_dir or "-").is_dir() else task.folder, "locks")
     with GpuLocks(folder).acquire([uuid], LOCK_S) as locked:
         if not locked:
             yield "skipped", f"the node process has been changing GPU {uuid} for {LOCK_S:.0f} s"

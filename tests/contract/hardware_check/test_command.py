@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.claims import GpuLocks
+from dra_driver.gpu.simulated.spec import parse_groups
 from dra_driver.hardware_check import storage
 from dra_driver.hardware_check.values import HardwareReport
-from tests.contract.hardware_check.conftest import ROOT, Command
+from tests.contract.hardware_check.conftest import ROOT, SPEC, Command
 from tests.fakes.nvml.state import IN_USE, NOT_SUPPORTED, UNKNOWN, State
 
 REPORT = "hardware-check-report.json"
@@ -188,6 +190,20 @@ def test_changes_of_mig_beside_a_second_client_are_restored(command: Command, st
     assert "create beside client: GpuBusyError (code 19)" in done.stdout
     assert state.modes(1) == (0, 0)
     assert state.count(1) == (0, 0)
+    assert not (tmp_path / "plugins").exists(), "without a node process nothing is left in its place"
+
+
+@needs_root
+def test_the_node_process_keeps_a_gpu_that_it_is_changing(
+    command: Command, environment: dict[str, str], tmp_path: Path, state: State
+) -> None:
+    """By its lock; the check waits ten seconds for it."""
+    folder = Path(environment["KUBELET_PLUGINS_DIR"], "gpu.nvidia.com")
+    uuid = parse_groups(SPEC, "node-a").gpus[1].gpu.uuid
+    with GpuLocks(folder / "locks").acquire([uuid], 0.0):
+        command("--i-own-this-gpu", "--gpu", "1", "--only", "12")
+    assert verdicts(tmp_path / REPORT) == {12: "skipped"}
+    assert state.calls("nvmlDeviceSetMigMode") == 0
 
 
 @needs_root
