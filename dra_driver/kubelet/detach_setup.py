@@ -33,10 +33,12 @@ def open_detaching(
     own_node: OwnNodeWatch,
     events: EventRecorder,
     changed: Callable[[], None],
+    published: Callable[[], bool],
 ) -> Detaching:
     """Call it before the hardware is first opened: it detaches at once when that is asked for.
 
-    Later changes are followed after `Detaching.start`. ``changed`` is called when what is published has to change.
+    Later changes are followed after `Detaching.start`. ``changed`` is called when what is published has to change;
+    ``published`` says whether the API server has it.
     """
     file = DetachFile(plugin_dir / FILE)
     detaching = Detaching(
@@ -46,6 +48,7 @@ def open_detaching(
         find=lambda: find_request(own_node.current(), file.read(), file.path),
         prepared=lambda: claims.counts().claims,
         changed=changed,
+        published=published,
         tell=partial(_tell, own_node, events),
     )
     own_node.subscribe(detaching.wake)

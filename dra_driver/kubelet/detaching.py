@@ -13,6 +13,7 @@ what is published: ``inventory_publisher.py``.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -27,8 +28,12 @@ log = logging.getLogger(__name__)
 THREAD_NAME: Final = "detach"
 LOOK_S: Final = 1.0
 REATTACH_LOOK_S: Final = 0.2
+PUBLISH_LOOK_S: Final = 0.02
 WORK_S: Final = 45.0
 """How long calls in work are waited for before the driver is closed; they end by themselves within 40 s."""
+PUBLISH_S: Final = 2.0
+"""How long the taint may take to reach the API server before the driver is closed; an API server that is away must not
+keep a node's driver in use."""
 CLOSE_S: Final = 10.0
 """How long running calls of NVML are waited for at a time."""
 
@@ -79,7 +84,8 @@ class Detaching:
     """``step`` before the hardware is opened, then ``start`` and ``stop`` once, by one owner; the rest from any thread.
 
     ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
-    ``changed`` is called when the taint changes; ``tell`` records an event on the Node.
+    ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
+    it; ``tell`` records an event on the Node.
     """
 
     def __init__(
@@ -91,10 +97,13 @@ class Detaching:
         find: Callable[[], DetachRequest | None],
         prepared: Callable[[], int],
         changed: Callable[[], None],
+        published: Callable[[], bool],
         tell: Tell,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus, self._inventory, self._gate = gpus, inventory, gate
         self._find, self._prepared, self._changed, self._tell = find, prepared, changed, tell
+        self._published, self._clock = published, clock
         self._state = _State()
         self._awake = threading.Event()
         self._stopping = threading.Event()
@@ -183,7 +192,14 @@ class Detaching:
             if note := self._waits_for(request):  # one of these calls prepared a claim
                 self._set(Phase.WAITING, request, note)
                 return
+            self._wait_published()
         self._close(request)
+
+    def _wait_published(self) -> None:
+        """The run after this one may find only the slices that this one left: they should have the taint."""
+        until = self._clock() + PUBLISH_S
+        while not self._published() and self._clock() < until and not self._stopping.wait(PUBLISH_LOOK_S):
+            pass
 
     def _waits_for(self, request: DetachRequest) -> str:
         """What has to end before the driver is closed; "" for nothing."""

@@ -240,6 +240,7 @@ class NodeProcess:
             own_node=own_node,
             events=events,
             changed=self._publish_changes,
+            published=lambda: self._publisher is None or self._publisher.published,
         )
         inventory.start()
         if not detaching.is_detached and inventory.wait_first(FIRST_LOOK_S):

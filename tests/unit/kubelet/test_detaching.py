@@ -69,6 +69,7 @@ class Node:
         self.inventory = Inventory(self.gpus)
         self.asked: DetachRequest | None = None
         self.claims: int | StorageError = 0
+        self.now, self.publish_after_s = 100.0, 0.0
         self.told: list[tuple[str, str]] = []
         self.detaching = Detaching(
             self.gpus,
@@ -77,8 +78,18 @@ class Node:
             find=lambda: self.asked,
             prepared=self.prepared,
             changed=lambda: self.happened.append(f"taint {self.detaching.taint_value}"),
+            published=self.published,
+            clock=lambda: self.now,
             tell=lambda kind, reason, message: self.told.append((reason, message)),
         )
+
+    def published(self) -> bool:
+        """True so many seconds after the first look, each of which takes half a second."""
+        self.now += 0.5
+        self.publish_after_s -= 0.5
+        if self.publish_after_s <= 0:
+            self.happened.append("published")
+        return self.publish_after_s <= 0
 
     def prepared(self) -> int:
         if isinstance(self.claims, StorageError):
@@ -109,11 +120,12 @@ def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_close
     """And calls in work end first: a partition is created in several of them."""
     node = Node()
     steps = node.step(ASKED)
-    order = ["gate closed", "taint requested", "calls ended", "closed"]
+    order = ["gate closed", "taint requested", "calls ended", "published", "closed"]
     assert [step for step in steps if step in order] == [
         "gate closed",
         "taint requested",
         "calls ended",
+        "published",
         "taint requested",
         "closed",
         "taint requested",
@@ -259,3 +271,15 @@ def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again() 
 
     node.gate.wait_idle = withdrawn  # type: ignore[method-assign]
     assert "closed" not in node.step(ASKED)
+
+
+def test_an_api_server_that_is_away_does_not_keep_the_driver_open() -> None:
+    """The taint is waited for, but not for ever: the driver may be what has to be mended."""
+    node = Node()
+    node.publish_after_s = 1.0
+    assert node.step(ASKED).index("published") < node.happened.index("closed")
+    node = Node()
+    node.publish_after_s = 60.0
+    steps = node.step(ASKED)
+    assert "closed" in steps
+    assert "published" not in steps
