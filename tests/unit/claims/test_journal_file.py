@@ -15,7 +15,7 @@ from dra_driver.claims.entry import AttemptToken, OwnerId
 from dra_driver.claims.journal import Journal
 from dra_driver.claims.journal.schema import SCHEMA_VERSION
 from dra_driver.errors import ConfigurationError, DraError, StorageError
-from tests.fakes.claims import ref, uid
+from tests.fakes.claims import gpu, ref, uid
 from tests.fakes.memory import memory_folder
 from tests.unit.claims.test_journal import assigned, prepared
 
@@ -364,3 +364,37 @@ def test_other_processes_coming_and_going_leave_the_files_in_place(tmp_path: Pat
         journal.tidy()
         assert journal.problem is None
     journal.close()
+
+
+def test_commits_write_into_a_log_that_has_its_size_already(tmp_path: Path) -> None:
+    """A commit that makes the file longer waits for the file system's own journal, too."""
+    path = tmp_path / "state.db"
+    with closing(Journal.open(path, boot_id="b", owner=OwnerId("one"))) as journal:
+        before = path.with_name("state.db-wal").stat().st_size
+        for number in range(20):
+            journal.set_gpu_note(gpu(0).uuid, "key", str(number))
+        assert path.with_name("state.db-wal").stat().st_size == before
+
+
+def test_a_second_process_fills_nothing_over_the_first_ones_log(tmp_path: Path) -> None:
+    """During an update two processes have the log open: what one wrote stays readable for both."""
+    path = tmp_path / "state.db"
+    with closing(Journal.open(path, boot_id="b", owner=OwnerId("one"))) as first:
+        first.set_gpu_note(gpu(0).uuid, "key", "first")
+        with closing(Journal.open(path, boot_id="b", owner=OwnerId("two"))) as second:
+            assert second.gpu_note(gpu(0).uuid, "key") == "first"
+            second.set_gpu_note(gpu(0).uuid, "key", "second")
+            assert first.gpu_note(gpu(0).uuid, "key") == "second"
+
+
+def test_zeros_after_the_log_are_no_commits(tmp_path: Path) -> None:
+    """After a kill the next process reads the log up to its last commit."""
+    path, copy = tmp_path / "state.db", tmp_path / "copy"
+    copy.mkdir()
+    with closing(Journal.open(path, boot_id="b", owner=OwnerId("one"))) as journal:
+        journal.set_gpu_note(gpu(0).uuid, "key", "kept")
+        for name in ("state.db", "state.db-wal"):
+            (copy / name).write_bytes((tmp_path / name).read_bytes())  # as a kill leaves them
+    with closing(Journal.open(copy / "state.db", boot_id="b", owner=OwnerId("two"))) as journal:
+        assert journal.set_aside is None
+        assert journal.gpu_note(gpu(0).uuid, "key") == "kept"
