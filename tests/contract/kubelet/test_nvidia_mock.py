@@ -25,6 +25,7 @@ from tests.fakes.node_process import NodeProcess
 
 ROOTS = "NVIDIA_MOCK_ROOTS"
 BOARDS = ("a100", "b200", "gb200", "gb300", "h100", "l40s", "t4")
+NVSWITCH_BOARDS = ("gb200", "gb300", "h100")
 ARCHITECTURES = {
     "turing": "Turing",
     "ampere": "Ampere",
@@ -124,6 +125,7 @@ def test_every_gpu_is_published_as_the_board_describes_it(
         for of_the_host in OF_THE_HOST:
             attributes.pop(of_the_host, None)
     assert found == expected(description)
+    assert tainted(rest) == set()
     assert "left_out=0" in process.text
     for trouble in ("WARNING", "ERROR", "Traceback"):
         assert trouble not in process.text
@@ -167,6 +169,27 @@ def test_a_lost_gpu_is_withdrawn_and_returns(rest: RestClient, process: NodeProc
     process.wait_for(lambda: "GPU is lost" in process.text)
     overrides.write_text("{}")
     process.wait_for(lambda: set(published(rest)) == whole)
+
+
+@pytest.mark.parametrize("board", NVSWITCH_BOARDS, indirect=True)
+def test_a_gpu_that_is_not_in_the_fabric_is_tainted_until_it_is(
+    rest: RestClient, overrides: Path, board: str, request: pytest.FixtureRequest
+) -> None:
+    """As the mock plays a Fabric Manager that has not registered one GPU yet. The others are free."""
+    probing = {"cluster_uuid": "00000000-0000-0000-0000-000000000001", "state": "in_progress"}
+    overrides.write_text(yaml.safe_dump({"devices": {1: {"fabric": probing}}}))
+    process = request.getfixturevalue("process")
+    whole = set(published(rest))
+    assert len(whole) == 8, board
+    assert tainted(rest) == {"gpu-1"}
+    overrides.write_text(yaml.safe_dump({"devices": {1: {"fabric": {**probing, "state": "completed"}}}}))
+    process.wait_for(lambda: not tainted(rest))
+    assert set(published(rest)) == whole
+
+
+def tainted(rest: RestClient) -> set[str]:
+    devices = [device for item in rest.list(SLICES)["items"] for device in item["spec"].get("devices") or ()]
+    return {device["name"] for device in devices if device.get("taints")}
 
 
 def edits(process: NodeProcess, name: str) -> list[dict[str, Any]]:
