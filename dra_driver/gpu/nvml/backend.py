@@ -26,6 +26,7 @@ from dra_driver.gpu.nvml.errors import optional
 from dra_driver.gpu.nvml.events import MigEvents
 from dra_driver.gpu.nvml.fabric import FUNCTION as FABRIC
 from dra_driver.gpu.nvml.fabric import read_fabric
+from dra_driver.gpu.nvml.listings import Listings
 from dra_driver.gpu.nvml.mig import read_instances
 from dra_driver.gpu.nvml.node import Known, Node
 from dra_driver.gpu.nvml.renewals import Renewals
@@ -71,8 +72,9 @@ class NvmlBackend:
         """
         patience = patience or Patience()
         self._session = Session(library_path, driver_root, sysfs_root, end_timeout_s=patience.end_s)
-        self._node = Node(self._session, sysfs_root, reads_instances, patience)
-        self._events = MigEvents(self._session, self._node.reading, self._node.listings.happened)
+        self.listings = Listings(reads_instances)
+        self._node = Node(self._session, sysfs_root, self.listings, patience)
+        self._events = MigEvents(self._session, self._node.reading, self.listings.happened)
         self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
         self._renewals = Renewals(self._session, dev_folder)
 
@@ -112,7 +114,7 @@ class NvmlBackend:
             if self._node.modes_changed():
                 self._events.renew()
             self._renewals.after_look(found)
-            if self._node.listings.must_give_back(generation):
+            if self.listings.must_give_back(generation):
                 self._session.renew(generation)
             return found
 
@@ -120,7 +122,7 @@ class NvmlBackend:
         """See ``Backend.wait_for_event``. Also True when a GPU was lost; False at once when ``close`` is called."""
         happened = self._events.wait(timeout_s)
         if happened:
-            self._node.listings.happened()
+            self.listings.happened()
         return happened
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
@@ -141,7 +143,7 @@ class NvmlBackend:
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         """See ``GpuControl.mig_instances``."""
         with self._handle(gpu) as (known, handle):
-            self._node.listings.asked(known.generation)
+            self.listings.asked(known.generation)
             if not control.mig_mode(handle, gpu):
                 return ()
             return read_instances(handle, self._node.facts(known, gpu, handle))
@@ -193,11 +195,11 @@ class NvmlBackend:
     def _changes(self, gpu: GpuUuid) -> Iterator[tuple[Known, pynvml.c_nvmlDevice_t]]:
         """As ``_handle``, for a change of what a listing of instances shows."""
         with self._handle(gpu) as found:
-            self._node.listings.asked(found[0].generation)
+            self.listings.asked(found[0].generation)
             try:
                 yield found
             finally:
-                self._node.listings.changed(gpu)
+                self.listings.changed(gpu)
 
     def _await_mode(self, known: Known, gpu: GpuUuid, enabled: bool) -> None:
         deadline = time.monotonic() + MODE_TIMEOUT_S

@@ -1,7 +1,7 @@
 """Reads all GPUs of the node through NVML, one after another, and knows what the present session has found."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,11 +33,11 @@ class Known:
 class Node:
     """Thread-safe, but for ``read`` and ``modes_changed``, which one thread at a time calls."""
 
-    def __init__(self, session: Session, sysfs_root: str, may_list: Callable[[], bool], patience: Patience) -> None:
+    def __init__(self, session: Session, sysfs_root: str, listings: Listings, patience: Patience) -> None:
         self._session = session
         self._sysfs_root = sysfs_root
         self._patience = patience
-        self.listings = Listings(may_list)
+        self._listings = listings
         self._reads: Reads[Gpu] = Reads()
         self._turns: dict[str, Turn] = {}  # by UUID, or by NVML index while that is not known
         self._known = Known()
@@ -207,15 +207,15 @@ class Node:
 
     def _describe(self, known: Known, uuid: GpuUuid, handle: pynvml.c_nvmlDevice_t, has_events: bool) -> Gpu:
         values = self._values(known, uuid)
-        token = self.listings.token(uuid, known.generation)
-        due = self.listings.is_due(uuid, token, has_events=has_events)
+        token = self._listings.token(uuid, known.generation)
+        due = self._listings.is_due(uuid, token, has_events=has_events)
         facts = partial(self.facts, known, uuid, handle)
         proceed = self.turn(uuid).give_way if values.gpu is not None else None
         values.gpu = gpu = describe_gpu(
             handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
         )
         if due and gpu.mig_enabled:
-            self.listings.listed(uuid, token)
+            self._listings.listed(uuid, token)
         return gpu
 
     def _values(self, known: Known, gpu: str) -> LastValues:

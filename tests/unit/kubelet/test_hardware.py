@@ -6,6 +6,7 @@ import pytest
 
 from dra_driver.config.settings import load_node_settings
 from dra_driver.errors import CommandError, ConfigurationError
+from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.kubelet import hardware
 from dra_driver.model.terms import Interval
 from tests.fakes.gpu_notes import FakeGpuNotes
@@ -95,3 +96,13 @@ def test_programs_of_the_driver_are_not_run_while_it_is_given_up(tmp_path: Path)
         slicer.reset(gpu, within_s=5.0)
     found.backend.reattach()
     slicer.reset(gpu, within_s=5.0)
+
+
+@pytest.mark.parametrize("flags", [{}, {"driver_root": "/driver-root"}], ids=["searched", "given"])
+def test_of_two_node_processes_the_newer_one_keeps_reading_mig_instances(tmp_path: Path, flags: dict[str, str]) -> None:
+    """They overlap in a rolling update and share the driver's folder."""
+    old, new = (hardware.choose(load_node_settings({"node_name": "n", **flags}, {}), tmp_path) for _ in range(2))
+    assert isinstance(old.backend, NvmlBackend)
+    assert isinstance(new.backend, NvmlBackend)
+    looks = [(old.backend.listings.may_read(), new.backend.listings.may_read()) for _ in range(3)]
+    assert looks == [(True, False), (False, True), (False, True)]
