@@ -1,6 +1,6 @@
 """Runs one reader in a child process, within its time limit, and returns what it read.
 
-At the limit the child gets SIGTERM and `STOP_S` to restore what it changed, then SIGKILL with everything that it
+At the limit the child gets SIGTERM and ``task.stop_s`` to restore what it changed, then SIGKILL with everything that it
 started. A process that waits in the kernel cannot even be killed; then the command goes on without it.
 """
 
@@ -23,8 +23,6 @@ from dra_driver.hardware_check.task import Task
 from dra_driver.hardware_check.values import Reading
 from dra_driver.sharing import control, orphan_processes
 
-STOP_S: Final = 20.0
-"""How long a child may take to restore a GPU after SIGTERM: MIG mode and instances take seconds each."""
 REAP_S: Final = 1.0
 MAX_BYTES: Final = 16 << 20
 """Of one reading: a node with 16 GPUs needs below 2 MiB."""
@@ -35,7 +33,7 @@ Run = Callable[[Task, float], Reading]
 
 
 def run(task: Task, limit_s: float) -> Reading:
-    """Run ``task.reader`` for at most ``limit_s`` seconds, plus `STOP_S`. The folder of the task is made for it.
+    """Run ``task.reader`` for at most ``limit_s`` seconds, plus ``task.stop_s``. The folder of the task is made for it.
 
     When this is interrupted (KeyboardInterrupt), the child is stopped first; raises InterruptedReading.
     """
@@ -61,6 +59,7 @@ class _Child:
     """One child process and what it has told so far."""
 
     def __init__(self, task: Task, folder: Path) -> None:
+        self._stop_s = task.stop_s
         self._facts: dict[str, Any] = {}
         self._problem = ""
         self._buffer = bytearray()
@@ -149,7 +148,7 @@ class _Child:
         """End the child and its own children; whether it is stuck."""
         if self._process.poll() is None:
             self._signal(signal.SIGTERM, own_group=False)
-            self._wait(STOP_S)
+            self._wait(self._stop_s)
         self._signal(signal.SIGKILL, own_group=True)
         return not self._wait(REAP_S)
 

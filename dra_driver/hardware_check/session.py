@@ -16,6 +16,8 @@ from dra_driver.hardware_check.values import CheckRecord, HardwareCheck, Hardwar
 
 TOTAL_S: Final = 540.0
 """After this, no further check begins; a check that runs then has its own limit."""
+RESTORE_STOP_S: Final = 20.0
+"""How long a check may take to restore a GPU after SIGTERM: MIG mode and instances take seconds each."""
 MIN_S: Final = 5.0
 """A check with less time than this is left out."""
 
@@ -65,7 +67,8 @@ def run_all(
             if not reason and left_s < MIN_S:
                 reason = f"no time was left within {TOTAL_S:.0f} s"
             try:
-                task = replace(plan.task, reader=check.reader, gpu=choice.gpu)
+                stop_s = RESTORE_STOP_S if check.changes_gpu else plan.task.stop_s
+                task = replace(plan.task, reader=check.reader, gpu=choice.gpu, stop_s=stop_s)
                 reading = Reading(skipped=reason) if reason else _read(check, task, run, min(check.limit_s, left_s))
             except InterruptedReading as error:
                 stopped, reading = True, error.reading

@@ -22,7 +22,8 @@ class ChosenGpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What a reader gets. ``root`` and the other paths are as this process sees them; ``folder`` is an empty one for
-    the check alone. ``plugin_dir`` is the node process' own folder. ``facts`` are those of an earlier reading, for
+    the check alone. ``plugin_dir`` is the node process' own folder. ``stop_s`` is how long the
+    process may take to end after SIGTERM. ``facts`` are those of an earlier reading, for
     readers that restore."""
 
     reader: str
@@ -36,6 +37,7 @@ class Task:
     proc_devices: str = "/proc/devices"
     proc_driver: str = "/proc/driver"
     plugin_dir: str = ""
+    stop_s: float = 2.0
     gpu: ChosenGpu | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 

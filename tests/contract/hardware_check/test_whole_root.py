@@ -82,10 +82,11 @@ def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
     assert "nvidia-uvm" in record(tmp_path, 1).judgement.seen
 
 
-def test_a_hanging_cuda_call_cannot_tell(on_root: Command, environment: dict[str, str], tmp_path: Path) -> None:
-    """The check ends on its own, with what it saw."""
+@pytest.mark.slow
+def test_a_hanging_cuda_call_is_a_difference(on_root: Command, environment: dict[str, str], tmp_path: Path) -> None:
+    """The check ends on its own: a pod would hang, too."""
     environment["FAKE_CUDA_HANGS"] = "1"
-    assert on_root("--only", "1").returncode in {1, 3}
+    assert on_root("--only", "1").returncode == 1
     assert "no end within 25 s" in record(tmp_path, 1).judgement.seen
 
 
