@@ -25,7 +25,8 @@ EVERY_CAP = (
 MPS = (
     "cat /tmp/nvidia-mps/nvidia-cuda-mps-control.pid | sed 's/^/pid /'; "
     "stat -c 'folder %n %a %D:%i' /tmp/nvidia-mps /dev/shm; touch /tmp/nvidia-mps/e2e-$HOSTNAME && echo writable; "
-    "command -v nvidia-cuda-mps-control || echo without control program"
+    # A hidden program is a file that does not execute.
+    '[ -x "$(command -v nvidia-cuda-mps-control)" ] || echo without control program'
 )
 
 shared_gpu = pytest.mark.parametrize(

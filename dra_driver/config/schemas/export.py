@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from dra_driver.config.rules import RULES
 from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.schemas.gpu_policy import GpuPolicy
+from dra_driver.quantity import Quantity
 
 Json = dict[str, Any]
 
@@ -180,6 +181,7 @@ def _structural(written: Json, definitions: Json) -> Json:
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "pattern": _QUANTITY,
             "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [_quantity_bounds(schema["x-quantity"])],
         }
     if (values := _enum(schema)) is not None:
         return found | {"type": "string", "enum": values}
@@ -202,6 +204,16 @@ def _structural(written: Json, definitions: Json) -> Json:
             {"rule": RULES[name].cel, "message": RULES[name].message} for name in rules
         ]
     return found
+
+
+def _quantity_bounds(bounds: Mapping[str, int]) -> Json:
+    """A rule for what ``minimum`` and ``maximum`` say of numbers: Kubernetes does not look at them in a quantity."""
+    low, high = (str(Quantity.from_bytes(bounds[name])) for name in ("min", "max"))
+    return {
+        "rule": f"quantity(string(self)).compareTo(quantity('{low}')) >= 0"
+        f" && quantity(string(self)).compareTo(quantity('{high}')) <= 0",
+        "message": f"expected at least {low}, and at most {high}",
+    }
 
 
 def _enum(schema: Mapping[str, Any]) -> list[str] | None:

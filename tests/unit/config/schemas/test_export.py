@@ -1,0 +1,23 @@
+"""What the CustomResourceDefinition says beyond the compact schemas."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dra_driver.config.schemas.export import gpu_policy_crd
+
+
+def quantities(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if schema.get("x-kubernetes-int-or-string"):
+        yield schema
+    for inner in (*schema.get("properties", {}).values(), *(schema[name] for name in ("items",) if name in schema)):
+        yield from quantities(inner)
+
+
+def test_quantities_have_their_bounds_as_rules() -> None:
+    """Kubernetes ignores minimum and maximum of what may be a number or a text: -1 would be stored."""
+    root = gpu_policy_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    rules = [one["x-kubernetes-validations"][0]["rule"] for one in quantities(root)]
+    assert len(rules) == 3
+    assert sum("quantity('0')) >= 0" in rule for rule in rules) == 1
+    assert sum("quantity('1Mi')) >= 0" in rule for rule in rules) == 2
+    assert all("quantity('1Ei')) <= 0" in rule for rule in rules)
