@@ -4,12 +4,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
 from dra_driver.errors import CommandError
+from dra_driver.hardware_check.task import own_module
 
 _ANSWER_S: Final = 20.0
 _END_S: Final = 5.0
@@ -24,7 +24,7 @@ class ClientProcess:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_ANSWER_S)
         with theirs:
-            command = [sys.executable, "-m", "dra_driver.hardware_check.second_client"]
+            command = own_module("second_client")
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self.started: dict[str, Any] = {}
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,7 @@ from dra_driver.driver_root.root import DriverRoot
 from dra_driver.driver_root.search import CUDA, find_library
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.hardware_check.cuda_probe import ClaimView
-from dra_driver.hardware_check.task import Task
+from dra_driver.hardware_check.task import Task, own_module
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.ids import GpuUuid
 
@@ -50,7 +49,7 @@ def run_probe(view: ClaimView, environment: Mapping[str, str] | None = None, pre
     """Run the CUDA program; its JSON, or ``error``. ``prepare`` runs in the child between fork and exec."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "dra_driver.hardware_check.cuda_probe"],
+            own_module("cuda_probe"),
             input=view.to_json(),
             env=environment,
             capture_output=True,

@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.hardware_check.emit import NAME_BYTES, last_call
-from dra_driver.hardware_check.task import Task
+from dra_driver.hardware_check.task import Task, own_module
 from dra_driver.hardware_check.values import Reading
 from dra_driver.sharing import control, orphan_processes
 
@@ -79,7 +78,7 @@ class _Child:
         (folder / ".task").write_text(task.to_json())
         with (folder / ".task").open("rb") as source:
             return subprocess.Popen(
-                [sys.executable, "-m", "dra_driver.hardware_check.child", *arguments],
+                [*own_module("child"), *arguments],
                 stdin=source,
                 stdout=self._output,
                 stderr=self._output,

@@ -1,6 +1,7 @@
-"""What a check's process gets from the command."""
+"""What a check's process gets from the command, and how it is started."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -65,3 +66,11 @@ class Task:
         wire = json.loads(text)
         gpu = wire.pop("gpu")
         return cls(**wire, gpu=ChosenGpu(**gpu) if gpu else None)
+
+
+def own_module(name: str) -> list[str]:
+    """The command line that runs a module of this package as a program.
+
+    With ``-P``: otherwise modules come from the current folder first, which may belong to another user, as /tmp does.
+    """
+    return [sys.executable, "-P", "-m", f"dra_driver.hardware_check.{name}"]
