@@ -26,6 +26,8 @@ from dra_driver.gpu.nvml.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
+RENEW_TIMEOUT_S = 2.0  # waits for events, which are split into short ones
+
 
 class SessionEndedError(Exception):
     """The requested session has ended. Never leaves the backend."""
@@ -52,6 +54,7 @@ class Session:
         self._waits = 0  # how many of the users only wait for events
         self._is_open = False
         self._ending = False  # it ends after the last user; no new user is admitted
+        self._may_stay = False  # that end may be called off: only detach or renew asked for it
         self._changing = False  # one thread opens or ends it now, and owns pynvml's globals
         self._generation = 0
         self._detached: str | None = None  # why no session may begin
@@ -79,27 +82,29 @@ class Session:
         """End that session, so that the next use begins a new one; whether it did.
 
         Not while any call but a wait for events is running: a change of a GPU is not disturbed, and a call that hangs
-        does not take the other GPUs along.
+        does not take the other GPUs along. A wait for events that does not return keeps the session, too.
         """
         with self._turn:
             if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
                 return False
-            self._end()
-            return True
+            self._end(may_stay=True)
+            ends = self._turn.wait_for(lambda: not self._ending, min(RENEW_TIMEOUT_S, self._end_timeout_s))
+            self._call_off_end()
+            return ends
 
     def detach(self, reason: str, timeout_s: float) -> bool:
         """End the session as ``close`` does, and begin none until ``reattach``; whether it has ended in time."""
         with self._turn:
             self._detached = reason
             self._turn.notify_all()  # callers that wait for the end of the last session
-            self._end()
+            self._end(may_stay=True)
             return self._turn.wait_for(self._is_ended, timeout_s)
 
     def reattach(self) -> None:
-        """Let sessions begin again."""
+        """Let sessions begin again. One that has not ended yet goes on: a GPU that hangs may keep it for ever."""
         with self._turn:
             self._detached = None
-            self._turn.notify_all()
+            self._call_off_end()
 
     @property
     def detached(self) -> str | None:
@@ -143,7 +148,7 @@ class Session:
             yield current
         except DriverUnavailableError:
             with self._turn:
-                self._ending = True
+                self._ending, self._may_stay = True, False
             raise
         finally:
             with self._turn:
@@ -210,10 +215,17 @@ class Session:
             )
         return path
 
-    def _end(self) -> None:
-        """Let the session end after its last user."""
+    def _end(self, *, may_stay: bool = False) -> None:
+        """Let the session end after its last user; ``may_stay``: `_call_off_end` may be called before that."""
+        self._may_stay = may_stay and (self._may_stay or not self._ending)
         self._ending = self._is_open
         self._end_if_unused()
+
+    def _call_off_end(self) -> None:
+        """Admit users to a session that has not ended yet."""
+        if self._may_stay and self._detached is None:
+            self._ending = False
+        self._turn.notify_all()
 
     def _end_if_unused(self) -> None:
         if not self._ending or self._users > 0:

@@ -13,8 +13,10 @@ from dra_driver.gpu.backend import ComputeMode
 from dra_driver.gpu.nvml.backend import NvmlBackend
 from dra_driver.gpu.nvml.reads import THREAD_NAME
 from dra_driver.gpu.nvml.turns import Patience
+from dra_driver.gpu.simulated.spec import NodeSpec
 from tests.contract.gpu.test_nvml_events import until
 from tests.fakes.nvml.state import State
+from tests.fakes.nvml.sysfs import unbind_in_sysfs
 
 SHORT = Patience(look_s=0.1, first_look_s=0.2, stuck_s=0.3, change_s=0.5, read_s=0.05, end_s=0.2)
 LONG_S = 20.0
@@ -209,3 +211,37 @@ def test_an_init_that_hangs_neither_blocks_detach_nor_stays_open(impatient: Nvml
     opening.result()
     until(lambda: not state.opened())
     assert impatient.detach("upgrade")
+
+
+def test_a_detach_that_is_called_off_while_a_gpu_hangs_leaves_the_other_gpus_usable(
+    impatient: NvmlBackend, state: State
+) -> None:
+    """The session could not end, so it goes on: one GPU that hangs must not take the node along."""
+    before = impatient.snapshot()
+    gpu = before.gpus[1].uuid
+    change = Call(impatient, state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
+    assert not impatient.detach("upgrade", timeout_s=0.05)
+    impatient.reattach()
+    assert impatient.snapshot() == before
+    assert impatient.compute_mode(before.gpus[0].uuid) is ComputeMode.DEFAULT
+    assert state.calls("nvmlInitWithFlags") == 1
+    change.release()
+    assert change.result() is ComputeMode.DEFAULT
+    assert impatient.snapshot() == before
+
+
+def test_a_wait_for_events_that_hangs_does_not_end_a_session_that_is_to_be_renewed(
+    impatient: NvmlBackend, state: State, tmp_path: Path, node: NodeSpec
+) -> None:
+    """The GPUs that answer are still read; a new session begins when the wait has returned."""
+    before = impatient.snapshot()
+    waiting = Call(impatient, state, "nvmlEventSetWait_v2", lambda: impatient.wait_for_event(0.1))
+    address = node.gpus[2].gpu.pci_bus_id
+    assert address is not None
+    unbind_in_sysfs(tmp_path / "sys", address)
+    for _ in range(2):
+        assert {gpu.uuid for gpu in impatient.snapshot().gpus} == {gpu.uuid for gpu in before.gpus}
+    waiting.release()
+    waiting.result()
+    impatient.snapshot()
+    assert state.calls("nvmlInitWithFlags") == 2
