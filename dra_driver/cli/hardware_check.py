@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.hardware_check import child, place, runner, session, storage
     from dra_driver.hardware_check.choice import Consent
     from dra_driver.hardware_check.hashing import Hasher
-    from dra_driver.hardware_check.values import CheckRecord, HardwareReport, Reading
+    from dra_driver.hardware_check.values import CheckRecord, HardwareReport, Reading, printable
 
     task, no_driver = place.task_of(settings)
     consent = Consent(owner=args.i_own_this_gpu, gpu=args.gpu)
@@ -116,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
 
     def surveyed(survey: Reading) -> None:
         reason = survey.problem or survey.skipped
-        print(shown(f"no usable NVIDIA GPU: {reason}" if not survey.facts.get("gpus") else _found(survey)), flush=True)
+        text = f"no usable NVIDIA GPU: {reason}" if not survey.facts.get("gpus") else _found(survey)
+        print(shown(printable(text)), flush=True)
 
     def said(record: CheckRecord) -> None:
         print(*map(shown, session.lines([record])), flush=True)
@@ -139,10 +140,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _replay(path: Path) -> int:
     from dra_driver.hardware_check import session, storage
+    from dra_driver.hardware_check.values import printable
 
     report = session.judged_again(storage.load(path))
     about = report.about
-    print(f"report of {about.get('at')}, dra-driver {about.get('version')}, kernel {about.get('kernel')}")
+    print(printable(f"report of {about.get('at')}, dra-driver {about.get('version')}, kernel {about.get('kernel')}"))
     for line in session.lines(report.records):
         print(line)
     advise(report)

@@ -12,7 +12,7 @@ from dra_driver.hardware_check.choice import Consent, GpuChoice, choose, skip_re
 from dra_driver.hardware_check.runner import InterruptedReading, Run
 from dra_driver.hardware_check.table import CHECKS, RESTORE, RESTORE_S, SURVEY, SURVEY_S
 from dra_driver.hardware_check.task import Task
-from dra_driver.hardware_check.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge
+from dra_driver.hardware_check.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge, printable
 
 TOTAL_S: Final = 540.0
 """After this, no further check begins; a check that runs then has its own limit."""
@@ -99,9 +99,8 @@ def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
         judgement = record.judgement
         expected = f". Expected: {record.expected}" if judgement.verdict == "differs" else ""
         meaning = f". It means: {judgement.meaning}" if judgement.meaning else ""
-        text = " ".join(f"{judgement.seen}{expected}{meaning}".split())
-        printable = "".join(character if character.isprintable() else "?" for character in text)
-        yield f"{record.number:2}  {record.name:<36} {judgement.verdict:<11} {printable}"
+        text = printable(f"{judgement.seen}{expected}{meaning}")
+        yield f"{record.number:2}  {printable(record.name):<36} {judgement.verdict:<11} {text}"
 
 
 def _read(check: HardwareCheck, task: Task, run: Run, limit_s: float) -> Reading:

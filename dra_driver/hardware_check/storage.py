@@ -72,7 +72,7 @@ def unpack(log: str) -> HardwareReport | None:
         data = _unzipped(packed)
     except (binascii.Error, OSError, EOFError, zlib.error, ValueError) as error:
         raise ConfigurationError(f"the report in the log is damaged: {error}") from error
-    if hashlib.sha256(data).hexdigest() != head.split()[0]:
+    if hashlib.sha256(data).hexdigest() != head.partition(" -----")[0].strip():
         raise ConfigurationError("the report in the log is damaged: its checksum is another one")
     return parsed(data, "the report in the log")
 

@@ -135,8 +135,13 @@ class HardwareReport:
                 records=tuple(_record(_mapping(one)) for one in wire["checks"]),
                 hashed=bool(wire["hashed"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
+
+
+def printable(text: str) -> str:
+    """The text as one line without control characters: names of processes and texts of a report are anybody's."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 def skipped(reason: str) -> Judgement:

@@ -15,7 +15,7 @@ import pytest
 from dra_driver.claims import GpuLocks
 from dra_driver.gpu.simulated.spec import parse_groups
 from dra_driver.hardware_check import storage
-from dra_driver.hardware_check.values import HardwareReport
+from dra_driver.hardware_check.values import HardwareReport, Reading
 from tests.contract.hardware_check.conftest import ROOT, SPEC, Command
 from tests.fakes.nvml.state import IN_USE, NOT_SUPPORTED, UNKNOWN, State
 
@@ -56,6 +56,14 @@ def test_a_report_is_judged_again_without_hardware(
     again = command("--replay", str(tmp_path / REPORT))
     assert again.returncode == done.returncode == 0
     assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[1:-1]
+
+
+def test_a_report_cannot_steer_the_terminal(command: Command, tmp_path: Path) -> None:
+    """It comes from other people."""
+    report = HardwareReport(about={"at": "\x1b]0;x\x07", "kernel": "a\nb"}, survey=Reading(), records=())
+    storage.write(tmp_path / "report.json", report)
+    (line,) = command("--replay", "report.json").stdout.splitlines()
+    assert line.isprintable()
 
 
 def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Command, state: State) -> None:

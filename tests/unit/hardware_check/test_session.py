@@ -159,3 +159,10 @@ def test_each_check_is_one_printable_line() -> None:
     assert line.startswith(" 8  files of the driver")
     assert "cannot tell" in line
     assert line.isprintable()
+
+
+def test_the_name_of_a_check_in_a_report_is_printable_too() -> None:
+    """Reports come from other people."""
+    (record,) = Machine().report(only=(8,)).records
+    (line,) = session.lines([replace(record, name="\x1b]0;title\x07\n 1  forged")])
+    assert line.isprintable()

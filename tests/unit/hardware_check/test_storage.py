@@ -100,3 +100,23 @@ def test_an_unknown_verdict_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(wire))
     with pytest.raises(ConfigurationError, match="unknown verdict 'fine'"):
         storage.load(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("number", float("inf")), ("seconds", 10**400)], ids=["number", "seconds"]
+)
+def test_numbers_beyond_all_bounds_are_refused(tmp_path: Path, field: str, value: float) -> None:
+    """JSON of another program may have them."""
+    path = tmp_path / "file.json"
+    wire = REPORT.to_wire()
+    wire["checks"][0][field] = value
+    path.write_text(json.dumps(wire))
+    with pytest.raises(ConfigurationError, match="damaged: OverflowError"):
+        storage.load(path)
+
+
+def test_a_packed_report_without_a_checksum_is_refused() -> None:
+    """The log is that of a node, which may print what it likes."""
+    first, *rest = storage.pack(REPORT).splitlines()
+    with pytest.raises(ConfigurationError, match="checksum"):
+        storage.unpack("\n".join([first[: len(storage.BEGIN)], *rest]))
