@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 _MASK = 0x100 | 0x200 | 0x40 | 0x80 | 0x400 | 0x800 | 0x01000000  # the last: folders only
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_EVENTS = 64 * 1024
+_MOST_READS = 100  # the kernel queues 16384 events by default, of 16 bytes and a name: some 20 reads
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,11 +46,10 @@ class FolderWatch:
         """Watch all folders from now on; look at them after this call, and rely on `is_quiet` then."""
         if self._descriptor < 0:
             return
-        while self._events():
-            pass
+        drained = any(not self._events() for _ in range(_MOST_READS))  # not if it cannot be read, or fills up again
         # Adding a watch for a folder that has one changes nothing.
         added = [self._add(path) for path in dict.fromkeys(self._existing())]
-        self._complete = all(added)
+        self._complete = drained and all(added)
 
     def _events(self) -> bytes:
         try:

@@ -1,5 +1,6 @@
 """Folders that change, appear below missing ones and links, or are covered: each is seen at the next look."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def test_another_folder_in_place_of_an_anchor_is_seen(root: Path) -> None:
 def test_without_inotify_every_look_is_a_thorough_one(root: Path) -> None:
     """The node's limit of inotify instances is shared with every other program."""
     watch = FolderWatch([str(root / "lib")], [], start=lambda: -1)
+    watch.arm()
+    assert not watch.is_quiet()
+
+
+def test_a_watch_that_cannot_be_read_makes_every_look_a_thorough_one(root: Path) -> None:
+    """It must never keep a prepare, and with it every other prepare, in a loop."""
+    watch = FolderWatch([str(root / "lib")], [], start=lambda: os.open(root, os.O_RDONLY))
     watch.arm()
     assert not watch.is_quiet()
 
