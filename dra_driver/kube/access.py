@@ -61,7 +61,8 @@ class Access:
 
     def tls(self) -> ssl.SSLContext:
         """The settings of TLS connections. Raises OSError and ValueError for certificates that cannot be used."""
-        context = ssl.create_default_context(cadata=self.ca.decode("ascii") if self.ca else None)
+        # Python takes ASCII alone here; bundles have comments between the certificates.
+        context = ssl.create_default_context(cadata=self.ca.decode("ascii", "ignore") if self.ca else None)
         context.set_alpn_protocols(["http/1.1"])
         if not self.verify:
             context.check_hostname = False
@@ -82,7 +83,10 @@ def service_account(environ: Mapping[str, str], folder: Path) -> Access:
     if not host or not port:
         raise ConfigurationError("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not both set")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Access(server=server, ca=_content(folder / "ca.crt"), token_file=folder / "token")
+    ca = _content(folder / "ca.crt")
+    if not ca.strip():
+        raise ConfigurationError(f"{folder / 'ca.crt'} is empty, expected the certificate of the API server's CA")
+    return Access(server=server, ca=ca, token_file=folder / "token")
 
 
 def read_token(path: Path) -> str:

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.kube.access import plain_kubeconfig, service_account, uses_proxy
+from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
 
 
 def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Path:
@@ -90,3 +91,18 @@ def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
 def test_a_proxy_in_the_environment_is_noticed(environ: dict[str, str], expected: bool) -> None:
     """This project's HTTP goes through none, so the client library takes over."""
     assert uses_proxy(environ) is expected
+
+
+def test_comments_of_a_ca_bundle_may_be_in_any_language() -> None:
+    """The bundles of distributions name authorities as they call themselves."""
+    ca_pem = (certifi.contents().partition("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n").encode()
+    access = Access(server="https://a:6443", ca="# F\u0151tan\u00fas\u00edtv\u00e1ny\n".encode() + ca_pem)
+    assert access.tls().cert_store_stats()["x509"] == 1
+
+
+def test_a_service_account_without_an_authority_is_refused(tmp_path: Path) -> None:
+    """Otherwise the system's authorities would count, none of which vouches for a cluster's API server."""
+    (tmp_path / "ca.crt").write_text("")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(ConfigurationError, match=r"ca\.crt is empty"):
+        service_account(environ, tmp_path)
