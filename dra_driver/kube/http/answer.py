@@ -4,7 +4,7 @@ Source: RFC 9112, sections 4 (status line), 5 (fields), 6 (bodies) and 7.1 (chun
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ class StreamAnswer:
         self._done: Callable[[bool], None] | None = done
         self.status, self.headers, newer = _read_head(source)
         self._keep = newer and "close" not in self.headers.get("connection", "").lower()
-        self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        self._chunked = _is_chunked(self.headers)
         self._ended = self.status in {204, 304}
         self._left = 0 if self._ended or self._chunked else _length(self.headers)
         if self._left == 0 and not self._chunked:
@@ -100,7 +100,8 @@ class StreamAnswer:
         if self._left is not None:
             self._left -= size
             if not self._left and self._chunked:
-                _read_line(self._source)  # the end of the line after a chunk
+                if _read_line(self._source):  # the end of the line after a chunk
+                    raise TransportError("a chunk of the answer is longer than it says")
             elif not self._left:
                 self._ended = True
         return data
@@ -125,7 +126,7 @@ def _read_head(source: Source) -> tuple[int, Mapping[str, str], bool]:
         if match is None:
             raise TransportError(f"the answer is not HTTP/1.1: {status_line[:40]!r}")
         if int(match[2]) >= 200:
-            return int(match[2]), dict(map(_field, fields)), match[1] == b"1"
+            return int(match[2]), _headers(fields), match[1] == b"1"
 
 
 def _read_block(source: Source) -> bytes:
@@ -140,9 +141,22 @@ def _read_block(source: Source) -> bytes:
     return block
 
 
-def _field(line: bytes) -> tuple[str, str]:
-    name, _, value = line.decode("latin-1").partition(":")
-    return name.lower(), value.strip()
+def _headers(lines: Iterable[bytes]) -> Mapping[str, str]:
+    """A field that is repeated counts as one with all values (RFC 9110, 5.2): two lengths are then no length."""
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.decode("latin-1").partition(":")
+        key, value = name.lower(), value.strip()
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
+
+
+def _is_chunked(headers: Mapping[str, str]) -> bool:
+    """Whether the body comes in chunks. A coding that was not asked for would hide where the body ends."""
+    coding = headers.get("transfer-encoding")
+    if coding is not None and coding.lower() != "chunked":
+        raise TransportError(f"the answer's transfer coding is {coding[:40]!r}, expected chunked")
+    return coding is not None
 
 
 def _length(headers: Mapping[str, str]) -> int | None:

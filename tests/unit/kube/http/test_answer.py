@@ -80,6 +80,10 @@ def test_bodies_of_every_form_are_read_however_they_arrive(
         CHUNKED + b"fffffffff\r\n",
         CHUNKED + b"x" * 5000,
         OK + b"A: " + b"b" * 70_000,
+        OK + b"Content-Length: 5\r\nContent-Length: 7\r\n\r\nhello",
+        OK + b"Transfer-Encoding: gzip, chunked\r\nContent-Length: 5\r\n\r\nhello",
+        OK + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
     ],
 )
 def test_what_is_no_answer_is_refused(wire: bytes) -> None:
