@@ -8,7 +8,7 @@ import builtins
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -137,13 +137,14 @@ class RestClient:
         deadline = time.monotonic() + self._timeouts.total_s
         if request.deadline is not None:
             deadline = min(deadline, request.deadline)
+        request = replace(request, deadline=deadline)  # the head of an answer can drip like its body
         try:
             return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
             # The server may close a kept-alive connection in the moment of its use. Only GET may be repeated then.
-            cause = error.__cause__
-            if request.verb != "GET" or not isinstance(cause, TransportError) or not cause.broke:
+            if request.verb != "GET" or not _broke(error):
                 raise
+            self._connection.close()  # what broke it has most likely broken the other idle connections
             return self._read(request, self._send(request), deadline)
 
     def _sent(self, request: "_Request") -> Receive | None:
@@ -155,19 +156,29 @@ class RestClient:
             return None
 
     def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, Any] | KubernetesApiError:
-        """What a sent request brought. Whatever is not a good answer is asked for again, with all of `get`'s care."""
+        """What a sent request brought. A refusal, or a connection that broke, is asked again with all of `get`'s care;
+        an answer that did not come in time is not, because the others wait for it."""
         try:
-            answer = receive() if receive is not None else None
-            if answer is not None and answer.status < 300:
-                return _decoded(request, self._read(request, answer, time.monotonic() + self._timeouts.total_s))
-            if answer is not None:
-                answer.close()
-        except (TransportError, KubernetesApiError):
-            pass
+            if receive is not None and (answer := self._received(request, receive)) is not None:
+                return _decoded(request, answer)
+        except KubernetesApiError as error:
+            if not _broke(error):
+                return error
         try:
             return self._exchange(request)
         except KubernetesApiError as error:
             return error
+
+    def _received(self, request: "_Request", receive: Receive) -> bytes | None:
+        """The body; None when the server refused the request."""
+        try:
+            answer = receive()
+        except TransportError as error:
+            raise _unreachable(request, self._connection, error) from error
+        if answer.status < 300:
+            return self._read(request, answer, time.monotonic() + self._timeouts.total_s)
+        answer.close()
+        return None
 
     def _send(self, request: "_Request") -> HttpAnswer:
         """An answer with a good status and an unread body. After a 401 the credentials are read again, once."""
@@ -201,10 +212,13 @@ class RestClient:
     def _limits(self, request: "_Request") -> RequestLimits:
         if request.deadline is not None and request.deadline <= time.monotonic():
             raise ApiUnreachableError(f"{request}: not sent, as no time was left for it; the API server was too slow")
+        deadline = request.deadline
+        if deadline is None and request.read_timeout_s is None:  # a watch lasts
+            deadline = time.monotonic() + self._timeouts.total_s
         return RequestLimits(
             connect_s=self._timeouts.connect_s,
             read_s=request.read_timeout_s or self._timeouts.read_s,
-            deadline=request.deadline,
+            deadline=deadline,
         )
 
     def _credentials(self) -> dict[str, str]:
@@ -248,6 +262,11 @@ class _Request:
 
     def encoded_body(self) -> bytes | None:
         return None if self.body is None else json.dumps(self.body, separators=(",", ":")).encode()
+
+
+def _broke(error: KubernetesApiError) -> bool:
+    """Whether the connection ended before the answer did."""
+    return isinstance(error.__cause__, TransportError) and error.__cause__.broke
 
 
 def _check_bounds(request: _Request, size: int, deadline: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dra_driver.kube.http.answer import TransportError
 
 _READ_BYTES = 16 * 1024  # the largest TLS record
+_LATE = "the answer did not end in time"
 # Dead peers are found after 15 + 3 x 5 s, not only at the end of a watch's read timeout.
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -33,6 +34,10 @@ class RequestLimits:
         if self.deadline is None:
             return most_s
         return min(most_s, max(0.001, self.deadline - time.monotonic()))
+
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.monotonic() > self.deadline
 
 
 class HttpStream:
@@ -77,10 +82,12 @@ class HttpStream:
         """Wait for bytes and append them to ``buffer``; False at the end. Raises `TransportError`."""
         if self._limits.deadline is not None:
             self._socket.settimeout(self._limits.left_s(self._limits.read_s))
+        if self._limits.is_over():  # however fast single bytes come
+            raise TransportError(_LATE)
         try:
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError as error:
-            raise TransportError("the read timed out") from error
+            raise TransportError(_LATE if self._limits.is_over() else "the read timed out") from error
         except (OSError, ValueError) as error:
             raise TransportError(f"the connection broke: {_reason(error)}", broke=True) from error
         self.buffer += data

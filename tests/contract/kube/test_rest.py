@@ -251,6 +251,42 @@ def test_a_read_is_repeated_on_a_connection_that_broke_and_a_write_is_not(tmp_pa
         assert [seen.method for seen in server.requests] == ["GET", "GET", "POST"]
 
 
+def test_a_repeat_does_not_use_another_connection_that_broke(tmp_path: Path) -> None:
+    """A load balancer that was restarted has forgotten every connection, and says so only when one is used."""
+    used: set[int] = set()
+
+    def script(x: Exchange) -> None:
+        port = x._handler.client_address[1]
+        x.drop() if port in used else x.json({})
+        used.add(port)
+
+    with ScriptedServer(script) as server:
+        rest = client(server, tmp_path)
+        assert rest.get_all(["/a", "/b", "/c"]) == [{}, {}, {}]
+        assert rest.get("/d") == {}
+
+
+@pytest.mark.parametrize("reading", ["one", "several"])
+def test_a_dripping_head_cannot_block_a_caller_either(reading: str, tmp_path: Path) -> None:
+    """A proxy that sends interim answers for ever is alive all the time."""
+
+    def script(x: Exchange) -> None:
+        for _ in range(40):
+            time.sleep(0.05)
+            x._handler.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        x.json({})
+
+    with ScriptedServer(script) as server:
+        rest = client(server, tmp_path)
+        began = time.monotonic()
+        if reading == "one":
+            with pytest.raises(ApiUnreachableError, match="did not end in time"):
+                rest.get("/version")
+        else:
+            assert all(isinstance(found, ApiUnreachableError) for found in rest.get_all(["/a", "/b"]))
+        assert time.monotonic() - began < 1.5
+
+
 def test_connections_are_reused(tmp_path: Path) -> None:
     """A claim is read in the kubelet's call: a TLS handshake each time would triple its cost."""
     ports = set()
