@@ -191,4 +191,4 @@ in the environment as the head of `tests/bench/side_by_side.py` says, and run
     make gen
 
 `make bench` measures this driver alone, on simulated GPUs, with the floor beside it. What was tried and did not pay is
-in [0016](decisions/0016-what-a-prepare-costs.md)."""
+in [0017](decisions/0017-what-a-prepare-costs.md)."""
