@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         arguments=tuple(passed_on(args)),
         keep=args.keep,
     )
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the pod is deleted
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that the pod is deleted
+        signal.signal(number, _interrupt)
     report = run_on_node(client(args.kubeconfig), check, _say)
     path = Path(args.output or f"hardware-check-{args.node}.json")
     storage.write(path, report)
@@ -67,4 +68,6 @@ def _say(line: str) -> None:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # later ones must not interrupt deleting the pod
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -30,6 +30,8 @@ _KEPT: Final = (
 )
 _SCRATCH: Final = "hardware-check-scratch"
 """The checks need a folder that can be written, whatever the container's root is."""
+_SCRATCH_SIZE: Final = "256Mi"
+"""Two copies of NVML's library, and what libraries and programs of the driver print."""
 _KEPT_OF_CONTAINER: Final = (
     "image",
     "imagePullPolicy",
@@ -41,8 +43,11 @@ _KEPT_OF_CONTAINER: Final = (
 )
 
 
-def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The pod for ``node``. Raises ConfigurationError when the DaemonSet does not run the node process."""
+def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str], *, suffix: str) -> dict[str, Any]:
+    """The pod for ``node``, its name with a ``suffix`` of its own.
+
+    Raises ConfigurationError when the DaemonSet does not run the node process.
+    """
     template = daemon_set["spec"]["template"]["spec"]
     container = _container(daemon_set)
     made = {key: container[key] for key in _KEPT_OF_CONTAINER if key in container}
@@ -57,13 +62,13 @@ def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str]) 
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "generateName": f"dra-{NAME}-",
+            "name": f"dra-{NAME}-{suffix}",
             "namespace": daemon_set["metadata"]["namespace"],
             "labels": dict(LABELS),
         },
         "spec": {
             **{key: template[key] for key in _KEPT if key in template},
-            "volumes": [*template.get("volumes", ()), {"name": _SCRATCH, "emptyDir": {}}],
+            "volumes": [*template.get("volumes", ()), {"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}}],
             "nodeName": node,
             "restartPolicy": "Never",
             "activeDeadlineSeconds": DEADLINE_S,

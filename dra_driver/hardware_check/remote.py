@@ -1,9 +1,10 @@
 """Run the hardware check as a pod on a node, follow its lines, and bring the report back."""
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -67,17 +68,25 @@ def run_on_node(
 
     Raises ConfigurationError (no such node or DaemonSet), KubernetesApiError, and PodFailedError.
     """
-    pods = f"/api/v1/namespaces/{_segment(check.namespace)}/pods"
-    body = pod_for(_daemon_set(api, check), _node(api, check.node), check.arguments)
-    try:
-        made = _allowed(lambda: api.create(pods, body), f"create pods in namespace {check.namespace}")
-    except InvalidObjectError as error:
-        raise PodFailedError(f"the API server refuses the pod: {error}") from error
-    path = f"{pods}/{_segment(made['metadata']['name'])}"
+    # Named here and not by the API server, so that it can be deleted when the answer is lost.
+    body = pod_for(_daemon_set(api, check), _node(api, check.node), check.arguments, suffix=secrets.token_hex(4))
+    path = f"/api/v1/namespaces/{_segment(check.namespace)}/pods/{_segment(body['metadata']['name'])}"
+    _create(api, path, body, check, said)
     try:
         return _Follower(api, path, check, said, sleep=sleep, clock=clock).report()
     finally:
         _delete(api, path, check, said)
+
+
+def _create(api: PodApi, path: str, body: Mapping[str, Any], check: NodeCheck, said: Say) -> None:
+    pods = path.rpartition("/")[0]
+    try:
+        _allowed(lambda: api.create(pods, body), f"create pods in namespace {check.namespace}")
+    except InvalidObjectError as error:
+        raise PodFailedError(f"the API server refuses the pod: {error}") from error
+    except (ApiUnreachableError, ServerBusyError, KeyboardInterrupt):  # it may have been created all the same
+        _delete(api, path, replace(check, keep=False), said)
+        raise
 
 
 class _Follower:

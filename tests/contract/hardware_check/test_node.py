@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import yaml
 
 from dra_driver.cli.kubectl import main
+from dra_driver.errors import ApiUnreachableError
 from dra_driver.hardware_check import storage
+from dra_driver.hardware_check.remote import NodeCheck, run_on_node
 from dra_driver.hardware_check.values import HardwareReport, Reading
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
@@ -213,3 +217,58 @@ def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         path.write_text(server.kubeconfig())
         assert main(["hardware-check", "node-7", "--kubeconfig", str(path)]) == 1
     assert right in capsys.readouterr().err
+
+
+class LosesAnswers:
+    """The API server, whose first answer to creating a pod does not arrive."""
+
+    def __init__(self, client: RestClient, loss: BaseException) -> None:
+        self._client, self._loss = client, loss
+        self.get, self.get_text, self.delete = client.get, client.get_text, client.delete
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._client.create(path, body)
+        raise self._loss
+
+
+@pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
+    cluster: RestClient, loss: BaseException, keep: bool
+) -> None:
+    """It is privileged, and its name would not be known."""
+    check = NodeCheck(node="node-7", namespace=NAMESPACE, daemon_set="dra-driver-node", keep=keep)
+    said: list[str] = []
+    with pytest.raises(type(loss)):
+        run_on_node(LosesAnswers(cluster, loss), check, said.append)
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])  # the kubelet's turn
+    assert said == []
+
+
+def test_signals_while_the_pod_is_deleted_change_nothing(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, tmp_path: Path
+) -> None:
+    """Impatient users press Ctrl-C twice."""
+    script = (
+        "import os, signal, sys\n"
+        "from dra_driver.kube.rest import RestClient\n"
+        "delete = RestClient.delete\n"
+        "def slow(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return delete(*arguments)\n"
+        "RestClient.delete = slow\n"
+        "from dra_driver.hardware_check import remote\n"
+        "remote.STEP_S = 0.1\n"
+        "get = RestClient.get_text\n"
+        "def text(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return get(*arguments)\n"
+        "RestClient.get_text = text\n"
+        "from dra_driver.cli.kubectl import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with Kubelet(api, cluster, [(RUNNING, "one line\n")]).running():
+        command = [sys.executable, "-c", script, "hardware-check", "node-7", "--kubeconfig", kubeconfig]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130, done.stderr
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])

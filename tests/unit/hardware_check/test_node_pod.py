@@ -16,7 +16,7 @@ DEPLOYED: dict[str, Any] = yaml.safe_load(
 
 
 def made(daemon_set: dict[str, Any] = DEPLOYED, *arguments: str) -> dict[str, Any]:
-    return pod_for(daemon_set, "node-7", arguments)
+    return pod_for(daemon_set, "node-7", arguments, suffix="0")
 
 
 def test_the_pod_has_image_places_and_privileges_of_the_deployed_node_process() -> None:
@@ -28,7 +28,7 @@ def test_the_pod_has_image_places_and_privileges_of_the_deployed_node_process() 
     assert container["volumeMounts"][:-1] == original["volumeMounts"]
     assert pod["spec"]["volumes"][:-1] == template["volumes"]
     scratch = pod["spec"]["volumes"][-1]
-    assert (scratch["emptyDir"], container["volumeMounts"][-1]["mountPath"]) == ({}, "/tmp")
+    assert (scratch["emptyDir"], container["volumeMounts"][-1]["mountPath"]) == ({"sizeLimit": "256Mi"}, "/tmp")
     assert pod["spec"]["serviceAccountName"] == template["serviceAccountName"]
     assert container["args"] == ["hardware-check", "--print-report", "--only", "3"]
     assert pod["spec"]["nodeName"] == "node-7"
