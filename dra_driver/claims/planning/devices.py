@@ -39,16 +39,17 @@ def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tupl
 
 
 def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu:
-    """The GPU on which ``assigned`` was prepared.
+    """The GPU on which ``assigned`` was prepared, also when it has got another minor, and with it another name, since.
 
-    Raises `DeviceLostError` when the GPU is gone or another GPU has its name. Looks up partitions of admin access in
-    the snapshot; the others are looked up on the hardware, under the GPU's lock.
+    Raises `DeviceLostError` when the GPU is gone. Looks up partitions of admin access in the snapshot; the others are
+    looked up on the hardware, under the GPU's lock.
     """
-    part = parse_partition_name(assigned.device)
-    name = _gpu_name(part) if part else assigned.device
-    gpu = snapshot.gpu(name)
-    if gpu is None or gpu.uuid != assigned.gpu_uuid:
-        now = f"{name} is {gpu.uuid} now" if gpu else f"this node has {existing(snapshot)}"
+    gpu = snapshot.gpu_by_uuid(assigned.gpu_uuid)
+    if gpu is None:
+        part = parse_partition_name(assigned.device)
+        name = _gpu_name(part) if part else assigned.device
+        other = snapshot.gpu(name)
+        now = f"{name} is {other.uuid} now" if other else f"this node has {existing(snapshot)}"
         raise DeviceLostError(
             f"claim {ref} was prepared with {assigned.device}, GPU {assigned.gpu_uuid}, which no "
             f"longer exists: {now}; delete the pod so that it gets another GPU"

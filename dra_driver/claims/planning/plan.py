@@ -130,9 +130,9 @@ def plan_claim(
 def restore_plan(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePlan:
     """The plan that was carried out for a claim in the journal, checked against the GPUs of the snapshot.
 
-    Equal to what `plan_claim` returned for the claim when nothing changed. Raises `DeviceLostError` when a GPU is gone
-    or another GPU has its name: running containers use the old one. Partitions are checked by `verify_prepared`,
-    because a snapshot may be older than they are.
+    Equal to what `plan_claim` returned for the claim when nothing changed. A GPU is found by its UUID: after it has got
+    another minor, the claim keeps it under the name of the allocation. Raises `DeviceLostError` when a GPU is gone.
+    Partitions are checked by `verify_prepared`, because a snapshot may be older than they are.
     """
     devices = (
         _device(entry.ref, assigned, same_gpu(entry.ref, assigned, snapshot), names) for assigned in entry.devices

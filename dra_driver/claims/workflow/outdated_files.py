@@ -1,9 +1,10 @@
 """Writes CDI files of prepared claims again after the driver's folder or its device numbers have changed.
 
 A claim's document names device nodes by the driver root's path and by numbers that the kernel gives out when a module
-is loaded (``nvidia-uvm`` and ``nvidia-caps`` have no fixed major). A driver that was upgraded or moved while a claim
-was prepared makes the document wrong: a container of the pod that restarts before the next prepare would not start, or
-would get other devices. Containers that run are not affected.
+is loaded (``nvidia-uvm`` and ``nvidia-caps`` have no fixed major) or a GPU is bound (``/dev/nvidia<minor>``). A driver
+that was upgraded or moved while a claim was prepared, or GPUs that were bound again in another order, make the document
+wrong: a container of the pod that restarts before the next prepare would not start, or would get other devices.
+Containers that run are not affected.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Hashable, Iterator
 
 from dra_driver.claims.workflow.recover import MOST_S, RewriteDependencies, rewrite_file
 from dra_driver.errors import ClaimError, DeviceLostError, DraError
-from dra_driver.model.ids import ClaimUid
+from dra_driver.model.ids import ClaimUid, GpuUuid
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +23,22 @@ class OutdatedFiles:
     def __init__(self, deps: RewriteDependencies) -> None:
         self._deps = deps
         self._driver: Hashable | None = None
+        self._minors: dict[GpuUuid, int] = {}
         self._todo: frozenset[ClaimUid] = frozenset()
 
     def rewrite(self) -> Iterator[ClaimUid]:
         """Write the files that differ, for about `recover.MOST_S`; the others follow at the next call.
 
-        Cheap while the driver stays the same. A claim that cannot be checked now (its GPU is locked, the driver is
-        detached) is checked at the next call; one whose device is gone is left alone. Raises `StorageError`.
+        Cheap while driver and GPUs stay the same. A claim that cannot be checked now (its GPU is locked, the driver is
+        detached) is checked at the next call; one whose device is gone, when a GPU comes. Raises `StorageError`.
         """
         driver = self._deps.provider.driver_identity
         if driver is None:
             return
-        if driver != self._driver:
+        minors = {gpu.uuid: gpu.minor for gpu in self._deps.snapshot().gpus}
+        if driver != self._driver or minors.items() - self._minors.items():
             self._todo = self._deps.journal.uids()
-            self._driver = driver
+        self._driver, self._minors = driver, minors
         deadline = self._deps.clock.now() + MOST_S
         for uid in sorted(self._todo):
             if self._deps.clock.now() > deadline:

@@ -150,6 +150,34 @@ def test_a_claim_whose_gpu_is_gone_keeps_its_file(run: Run, caplog: pytest.LogCa
     assert caplog.text.count("stays as it is") == 1
 
 
+def renumbered(run: Run) -> Snapshot:
+    """The hardware of the run after its first two GPUs were bound again in another order."""
+    first, second, *others = run.node.hardware.gpus
+    return Snapshot(gpus=(replace(second, minor=0), replace(first, minor=1), *others))
+
+
+def test_files_follow_a_gpu_that_got_another_minor(run: Run) -> None:
+    """A container that restarts before the next prepare would get another claim's GPU."""
+    run.prepare(claim(1))
+    run.service.rewrite_missing_files()
+    assert b"/dev/nvidia0" in run.node.writer.files[uid(1)]
+    run.node.hardware = renumbered(run)
+    assert run.service.rewrite_missing_files() == ()
+    assert b"/dev/nvidia1" in run.node.writer.files[uid(1)]
+
+
+def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None:
+    """It was away for some looks, as it is while a driver is upgraded."""
+    run.prepare(claim(1))
+    run.service.rewrite_missing_files()
+    after = renumbered(run)
+    run.node.hardware = replace(after, gpus=tuple(one for one in after.gpus if one.minor != 1))
+    run.service.rewrite_missing_files()
+    run.node.hardware = after
+    run.service.rewrite_missing_files()
+    assert b"/dev/nvidia1" in run.node.writer.files[uid(1)]
+
+
 def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Readiness reports the problem while it lasts; the log has it once."""
     run.prepare(claim(1))
