@@ -119,7 +119,7 @@ class OwnMemory:
             with storage(f"mount a file system in memory on {own}"):
                 self._mounts.mount(own, self._limits)
         for name, mode in (("pipe", PIPE_MODE), ("shm", SHM_MODE)):
-            make_own(own / name, mode)
+            make_own(own / name, mode, take=True)
         folder.link_pipe(own / "pipe")
 
     def remove(self, daemon_id: str) -> None:
@@ -139,8 +139,11 @@ class OwnMemory:
 
     def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
         for parent in (*self._former_folder(), self._run):
-            with suppress(OSError, ValueError):
-                for name in os.listdir(parent):  # noqa: PTH208 - names, not paths
+            names: list[str] = []
+            with suppress(OSError):
+                names = os.listdir(parent)  # noqa: PTH208 - names, not paths
+            for name in names:
+                with suppress(ValueError):  # another program's
                     if not is_wanted(check_id(name)):
                         self.remove(name)
 

@@ -198,18 +198,21 @@ def storage(doing: str) -> Iterator[None]:
         raise StorageError(f"cannot {doing}: {error.strerror or error}") from error
 
 
-def make_own(folder: Path, mode: int) -> None:
+def make_own(folder: Path, mode: int, *, take: bool = False) -> None:
     """Create the folder, or check that the existing one belongs to this user. Raises OSError.
 
     Any user may create files in /dev/shm. Through a link or a folder of another user, that user would choose what
-    containers mount and what the MPS host removes.
+    containers mount and what the MPS host removes. ``take`` makes a folder of another user this user's: for one in a
+    folder where only this user can make it, whose owner root in a container has changed.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         owner = os.fstat(descriptor).st_uid
         if owner != os.geteuid():
-            raise PermissionError(f"it belongs to user {owner}, expected user {os.geteuid()}: remove it")
+            if not take:
+                raise PermissionError(f"it belongs to user {owner}, expected user {os.geteuid()}: remove it")
+            os.fchown(descriptor, os.geteuid(), os.getegid())
         os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)

@@ -1,6 +1,7 @@
 """Where daemons have pipes and shared memory, without privilege: mounts are only recorded."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,28 @@ def test_what_a_former_host_left_is_removed_unless_it_is_wanted(world: World) ->
     assert [path.name for path in world.run.iterdir()] == ["two"]
     world.memory.stop()
     assert (world.run / "two/shm").exists()
+
+
+def test_a_name_of_another_program_does_not_keep_what_a_former_host_left(world: World) -> None:
+    """Each would hold its memory until the next boot."""
+    names = [f"daemon-{number}" for number in range(8)]
+    for name in names:
+        world.memory.make(world.folder(name))
+        (world.run / f".{name}").mkdir()  # folders are listed in any order
+    world.memory.remove_unused(lambda _: False)
+    assert {path.name for path in world.run.iterdir()} == {f".{name}" for name in names}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user takes root")
+def test_a_folder_that_a_container_gave_away_is_taken_back(world: World) -> None:
+    """Root in a container may do so; the daemon has to start again for all other containers."""
+    folder = world.folder("one")
+    world.memory.make(folder)
+    for name in ("pipe", "shm"):
+        os.chown(world.run / "one" / name, 12345, 12345)
+        (world.run / "one" / name).chmod(0)
+    world.memory.make(folder)
+    assert [(mode(path), path.stat().st_uid) for path in (world.run / "one").iterdir()] == [(0o1777, 0)] * 2
 
 
 def test_a_daemon_of_an_earlier_version_keeps_its_folders(world: World) -> None:
