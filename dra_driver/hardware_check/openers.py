@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 SCAN_S: Final = 5.0
-MAX_FILES: Final = 4096
-"""Of one process."""
+MAX_FILES: Final = 65536
+"""Of one process; one that has more may compute, whatever the first ones are."""
 _GPU: Final = re.compile(r"/nvidia(\d{1,4})( \(deleted\))?$")
 _UVM: Final = re.compile(r"/nvidia-uvm( \(deleted\))?$")
 _KERNEL_THREAD: Final = "kthreadd"
@@ -52,11 +52,15 @@ def _scan(proc: Path, links: Callable[[Path], list[str]]) -> dict[str, Any]:
     for name in os.listdir(proc):  # noqa: PTH208 - names, not paths
         if time.monotonic() > deadline:
             return {"complete": False, "processes": found}
+        if not name.isdecimal():
+            continue
         try:
-            minors = _minors(links(proc / name)) if name.isdecimal() else None
+            files = links(proc / name)
         except PermissionError:
             complete = False
             continue
+        complete = complete and len(files) < MAX_FILES
+        minors = _minors(files)
         if minors is not None:
             found.append({"pid": int(name), "name": _text(proc / name / "comm"), "minors": minors})
     return {"complete": complete, "processes": found}

@@ -37,8 +37,8 @@ def task_of(settings: CheckSettings) -> tuple[Task, str]:
 
 def host_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of this machine that a report must not show."""
-    name = os.uname().nodename
-    return tuple(dict.fromkeys(text for text in (name, name.partition(".")[0], environ.get("NODE_NAME", "")) if text))
+    names = (os.uname().nodename, environ.get("NODE_NAME", ""))  # in a pod, the first one is the pod's
+    return tuple(dict.fromkeys(text for name in names for text in (name, name.partition(".")[0]) if text))
 
 
 def _root(settings: CheckSettings) -> DriverRoot:

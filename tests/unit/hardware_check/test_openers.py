@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dra_driver.hardware_check.openers import open_links, openers
+from dra_driver.hardware_check.openers import MAX_FILES, open_links, openers
 
 
 def process(root: Path, pid: int, name: str, *targets: str) -> None:
@@ -53,3 +53,10 @@ def test_a_process_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path: P
         return open_links(folder)
 
     assert openers((str(tmp_path),), links=links) == {"complete": False, "processes": []}
+
+
+def test_a_process_with_more_files_than_are_read_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    """The GPU may be the last one."""
+    process(tmp_path, 2, "kthreadd")
+    assert openers((str(tmp_path),), links=lambda _: ["/dev/null"] * (MAX_FILES - 1))["complete"] is True
+    assert openers((str(tmp_path),), links=lambda _: ["/dev/null"] * MAX_FILES)["complete"] is False
