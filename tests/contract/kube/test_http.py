@@ -10,7 +10,7 @@ import pytest
 
 from dra_driver.kube.http.answer import TransportError
 from dra_driver.kube.http.pool import HttpPool, HttpServer
-from dra_driver.kube.http.stream import RequestLimits
+from dra_driver.kube.http.stream import HttpStream, RequestLimits
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 LIMITS = RequestLimits(connect_s=2.0, read_s=2.0)
@@ -104,3 +104,14 @@ def test_no_more_connections_are_kept_than_asked_for() -> None:
             answer.close()
         found.clear(for_good=True)
     assert len(ports) == 8
+
+
+def test_bytes_that_never_stop_do_not_outlast_the_deadline() -> None:
+    """Each read finds some at once, so none of them times out."""
+    here, there = socket.socketpair()
+    with here, there:
+        stream = HttpStream(here)
+        stream.send(b"GET", RequestLimits(connect_s=1.0, read_s=1.0, deadline=time.monotonic()))
+        there.sendall(b"HTTP/1.1 102 Processing")
+        with pytest.raises(TransportError, match="did not end in time"):
+            stream.fill()
