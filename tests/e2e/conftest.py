@@ -8,7 +8,8 @@ namespaces). Tests that kill them, or require other GPUs or policies than are pu
 
 Environment: E2E_NODE_NAME (this host's node, if it cannot be detected), E2E_KUBELET_ROOT, E2E_CDI_DIR and E2E_STATE_DIR
 (folders of the node process, searched for leftovers), E2E_KUBELET_RESTART (a command that restarts this host's
-kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs).
+kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs), E2E_OLD_PYTHON (see ``test_upgrade.py``),
+NVIDIA_MOCK_ROOTS (see ``test_nvidia_mock.py``).
 """
 
 import os
