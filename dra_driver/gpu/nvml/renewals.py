@@ -31,6 +31,7 @@ class Renewals:
         self._looks = 0
         self._limit = LEFT_OUT_LOOKS
         self._replaced = False
+        self._reason: str | None = None  # of the last renewal, which repeats at every look of a node without GPUs
 
     @contextlib.contextmanager
     def before_look(self) -> Iterator[None]:
@@ -45,6 +46,7 @@ class Renewals:
             self._report_library(began, now)
             reason = began.outdated(now) or self._why_renew()
         if outlook is None or reason is None:
+            self._reason = None
             yield
             return
         addresses = None if now.bound is None else {address for address, _ in now.bound}
@@ -52,7 +54,9 @@ class Renewals:
         minors = [one.minor for one in gpus if addresses is None or one.pci_bus_id in addresses]
         with kept_awake(minors, self._dev_folder):
             if self._session.renew(generation):
-                log.info("NVML session is outdated and begins again", extra={"reason": reason})
+                level = logging.DEBUG if reason == self._reason else logging.INFO
+                log.log(level, "NVML session is outdated and begins again", extra={"reason": reason})
+                self._reason = reason
                 self._renewed()
             yield
 

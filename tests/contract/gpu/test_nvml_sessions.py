@@ -74,6 +74,19 @@ def test_without_sysfs_gpus_that_are_bound_after_the_start_appear_at_the_look_af
     backend.close()
 
 
+def test_a_node_that_stays_without_gpus_fills_no_log(
+    nvml: NvmlBackend, state: State, bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All are assigned to virtual machines: each look begins a session, and nothing is news."""
+    caplog.set_level(logging.INFO)
+    for index in range(7):
+        bus.unbind(index)
+    for _ in range(5):
+        nvml.snapshot()
+    assert sessions(state) == 5
+    assert caplog.text.count("NVML session is outdated") == 1
+
+
 def test_a_gpu_that_is_unbound_vanishes_and_returns_when_it_is_bound_again(
     nvml: NvmlBackend, state: State, bus: Bus
 ) -> None:
