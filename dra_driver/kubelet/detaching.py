@@ -224,7 +224,10 @@ class Detaching:
                 log.info("NVIDIA driver given up", extra={"by": request.source, "reason": request.reason})
                 self._tell("Normal", "DriverDetached", f"{_TITLES[Phase.DETACHED]} ({request})")
             return
-        note = "a call of the driver has not returned, or a device file is still open: see the log of the node process"
+        note = (
+            "a call of the driver has not returned, or a device file is still open: see the log of the node process; "
+            "where it stays so, delete the pod of the node process: the next one starts without the driver"
+        )
         if self._state.note != note:
             self._tell("Warning", "DriverDetachIncomplete", f"{_TITLES[Phase.CLOSING]} ({request}); {note}")
         self._set(Phase.CLOSING, request, note)

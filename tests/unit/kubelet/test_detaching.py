@@ -235,6 +235,7 @@ def test_a_call_that_hangs_is_reported_until_it_returns() -> None:
     node.step(ASKED)
     assert (node.detaching.is_detached, node.gauge) == (True, 0)
     assert "a call of the driver has not returned" in str(node.detaching.problem)
+    assert "delete the pod of the node process" in str(node.detaching.problem)
     node.step(ASKED)
     assert [reason for reason, _ in node.told] == ["DriverDetaching", "DriverDetachIncomplete"]
     node.gpus.hangs = False
