@@ -30,7 +30,8 @@ from dra_driver.telemetry import metrics
 log = logging.getLogger(__name__)
 
 # For unprepare, and for streams while they open; threads start when needed. An unprepare waits for a prepare of the
-# same claim, so there are more of them than claims that prepares can have locked (``service.PREPARE_THREADS``).
+# same claim. The kubelet unprepares all claims of a pod in one call, as it prepares them, so there are more of these
+# threads than prepares that run at once (``service.PREPARE_THREADS``).
 DRA_THREADS = 12
 REGISTRATION_THREADS = 2
 

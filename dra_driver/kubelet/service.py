@@ -40,7 +40,7 @@ from dra_driver.telemetry.logs import Deferred
 
 log = logging.getLogger(__name__)
 
-# Prepares that run at the same time. Also how many claims prepares can have locked at once (see ``endpoints.py``).
+# Prepares that run at the same time, each with the claims of one pod locked (see ``endpoints.py``).
 PREPARE_THREADS = 8
 # A pod lists at most a few dozen claims; more is not a kubelet's call.
 MAX_CLAIMS = 256

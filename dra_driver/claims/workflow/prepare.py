@@ -18,7 +18,7 @@ kubelet; the next call for the claim, a claim that needs the device, or `recover
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -61,6 +61,13 @@ LOCK_S = 10.0
 """Seconds that one attempt waits for a GPU's lock; only the few calls that may wait longer try again (`waiting`)."""
 
 
+Read = Callable[[], AllocatedClaim | DraError | None]
+
+
+def _not_read() -> None:
+    return None
+
+
 class PrepareJournal(ConflictJournal, AdoptJournal, ApplyJournal, Protocol):
     """What preparing needs of the journal."""
 
@@ -95,12 +102,10 @@ class Preparer:
         self._deps = deps
         self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 
-    def prepare(
-        self, ref: ClaimRef, *, budget: CallBudget, read: AllocatedClaim | DraError | None = None
-    ) -> tuple[PreparedDevice, ...]:
+    def prepare(self, ref: ClaimRef, *, budget: CallBudget, read: Read = _not_read) -> tuple[PreparedDevice, ...]:
         """Prepare the claim and return its devices, by ``budget.deadline`` unless disk or hardware itself hangs.
 
-        ``read`` is what reading the claim gave in this call already; None when it was not read.
+        ``read`` returns what reading the claim gave a moment ago in this call; None when it was not read, or long ago.
 
         Idempotent: a repeat returns an equal answer. Raises a `DraError` whose message says what to do, after waiting
         while the error may pass by itself (`waiting.RetryPolicy`). After an error nothing of the claim remains on disk
@@ -140,9 +145,7 @@ class Preparer:
     def _pause_left_s(self, error: DraError, budget: CallBudget) -> float:
         return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())
 
-    def _attempt(
-        self, ref: ClaimRef, budget: CallBudget, read: AllocatedClaim | DraError | None = None
-    ) -> tuple[PreparedDevice, ...]:
+    def _attempt(self, ref: ClaimRef, budget: CallBudget, read: Read = _not_read) -> tuple[PreparedDevice, ...]:
         # The lock is not kept between attempts, so that an unprepare of the same claim can run.
         deps = self._deps
         with deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired, deps.gate.work():
@@ -197,10 +200,8 @@ class Preparer:
         log.info("claim was already prepared; not verified while prepares are paused", extra={"claim": str(entry.ref)})
         return recorded_answer(entry, self._deps.names)
 
-    def _prepare(
-        self, ref: ClaimRef, budget: CallBudget, read: AllocatedClaim | DraError | None
-    ) -> tuple[PreparedDevice, ...]:
-        deps, claim = self._deps, read or self._read(ref, budget)
+    def _prepare(self, ref: ClaimRef, budget: CallBudget, read: Read) -> tuple[PreparedDevice, ...]:
+        deps, claim = self._deps, read() or self._read(ref, budget)
         if isinstance(claim, DraError):
             raise claim
         if deps.journal.rebuild_pending and adopt(deps, claim) and (entry := deps.journal.entry(ref.uid)):

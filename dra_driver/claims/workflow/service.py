@@ -31,11 +31,15 @@ from dra_driver.claims.workflow.whole_gpus import (
     prepare_whole_gpus,
 )
 from dra_driver.errors import DraError, RetryableError
-from dra_driver.model.claim import ClaimRef, PreparedDevice
+from dra_driver.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.model.ids import ClaimUid
 from dra_driver.telemetry import metrics
 
 log = logging.getLogger(__name__)
+
+READ_FOR_S = 2.0
+"""For how long what the short way read of a claim is used. A turn that comes later reads again: meanwhile the claim's
+pod may have ended, and the scheduler may have allocated other devices to the same claim."""
 
 Answer = TypeVar("Answer")
 Prepared = tuple[PreparedDevice, ...]
@@ -92,9 +96,13 @@ class ClaimService:
         """
         budget = self._budget(within_s)
         begun = _begun(lambda: prepare_whole_gpus(self._deps, refs, budget), Beginning())
+        clock, reads_until = self._deps.clock, self._deps.clock.now() + READ_FOR_S
+
+        def read(uid: ClaimUid) -> AllocatedClaim | DraError | None:
+            return begun.read.get(uid) if clock.now() < reads_until else None
 
         def prepare(ref: ClaimRef) -> Prepared:
-            return self._preparer.prepare(ref, budget=budget, read=begun.read.get(ref.uid))
+            return self._preparer.prepare(ref, budget=budget, read=lambda: read(ref.uid))
 
         rest = [ref for ref in refs if ref.uid not in begun.answers]
         return begun.answers | self._answers(prepare, rest, "prepared", budget)

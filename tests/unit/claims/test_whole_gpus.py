@@ -72,6 +72,22 @@ def test_a_claim_that_was_read_is_not_read_again_the_long_way(run: Run) -> None:
     assert run.node.api.reads == before + 1
 
 
+def test_a_claim_whose_turn_comes_late_is_read_again(node: ClaimsNode) -> None:
+    """Its pod may have ended meanwhile, and the scheduler may have given the claim another device."""
+
+    def slow(_: Run, of: str) -> None:
+        if of == uid(1):
+            node.clock.wait(5.0)
+            node.api.put(claim(2, result("gpu-3")))
+
+    run = with_writes(node, slow)
+    for number in (1, 2):
+        node.api.put(claim(number, result(f"gpu-{number}")))
+        run.journal.begin(ref(10 + number), [whole(number)])  # an attempt that did not end: not for the short way
+    answers = run.service.prepare([ref(1), ref(2)])
+    assert [answers[uid(number)][0].device for number in (1, 2)] == ["gpu-1", "gpu-3"]  # type: ignore[index]
+
+
 def test_no_file_is_left_when_it_cannot_be_written(run: Run) -> None:
     """The record is undone, and the error is the kubelet's answer."""
     run.node.writer.failure = FULL
