@@ -77,18 +77,18 @@ def _ctk(task: Task) -> dict[str, Any]:
     command = [_toolkit(root) or "", "cdi", "generate", "--format=json"]
     if task.driver_root.host_root:
         command.append(f"--driver-root={task.driver_root.host_root}")
-    is_own = programs.is_own(root)
+    entered = [] if programs.is_own(root) else [shutil.which("chroot", path=programs.OWN_PATH) or "chroot", root]
+    # Into a file of this process, and without what it logs: it prints more than `Running` keeps.
+    file = Path(task.folder, "ctk.json")
     try:
         ended = process.Running(
-            ["/bin/sh", "-c", 'exec "$@" > "$0" 2>/dev/null', str(Path(task.folder, "ctk.json")), *command]
-            if is_own
-            else [shutil.which("chroot") or "/usr/sbin/chroot", root, *command],
+            ["/bin/sh", "-c", 'exec "$@" > "$0" 2>/dev/null', str(file), *entered, *command],
             environment={"PATH": programs.OWN_PATH, "LC_ALL": "C"},
             within_s=_PROGRAM_S,
         ).wait()
     except OSError as error:
         return {"error": f"{CTK} cannot be started: {error}"}
-    text = _text(Path(task.folder, "ctk.json"), 4 << 20) if is_own else ended.output
+    text = _text(file, 4 << 20)
     return _parsed_ctk(text, ended.status) | {"command": command}
 
 

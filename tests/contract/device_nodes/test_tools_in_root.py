@@ -1,7 +1,5 @@
 """The driver's tools with the driver root as their ``/``, which needs root: a small system with a shell."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,25 +10,14 @@ from dra_driver.device_nodes.tools import DriverTools
 from dra_driver.device_nodes.uvm import UvmModule
 from dra_driver.driver_root.root import DriverRoot
 from dra_driver.errors import DriverUnavailableError
+from tests.fakes import small_root
 from tests.fakes.dev_folder import MemoryDev
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A driver container's root: /bin/sh with its libraries, and what the kernel shows."""
-    probe = subprocess.run(["/usr/sbin/chroot", "/", "/bin/true"], capture_output=True, check=False)
-    if probe.returncode != 0:
-        pytest.skip("this user may not enter another root")
-    shell = Path(shutil.which("sh") or "/bin/sh").resolve()
-    linked = subprocess.run(["/usr/bin/ldd", str(shell)], capture_output=True, text=True, check=True).stdout
-    for path in (shell, *(Path(word) for word in linked.split() if word.startswith("/"))):
-        target = tmp_path / path.relative_to("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path.resolve(), target)
-    if not (tmp_path / "bin").exists():
-        (tmp_path / "bin").mkdir()
-    if not (tmp_path / "bin/sh").exists():
-        (tmp_path / "bin/sh").symlink_to(shell)
+    small_root.make(tmp_path)
     for folder in ("proc", "dev"):
         (tmp_path / folder).mkdir()
     (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n")
