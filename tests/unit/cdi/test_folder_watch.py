@@ -81,6 +81,15 @@ def test_a_watch_that_cannot_be_read_makes_every_look_a_thorough_one(root: Path)
     assert not watch.is_quiet()
 
 
+def test_a_folder_that_cannot_be_watched_makes_every_look_a_thorough_one(root: Path) -> None:
+    """The number of watches has a limit of its own, with which other programs of the node compete."""
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    watch = FolderWatch([str(root / "lib")], [], start=lambda: reading)  # the kernel refuses watches on a pipe
+    watch.arm()
+    assert not watch.is_quiet()
+    os.close(writing)
+
+
 def test_a_watch_that_is_dropped_gives_its_descriptor_back(root: Path) -> None:
     """A new one is made at each rebuild of the base document."""
     watch = armed(root)
