@@ -43,15 +43,18 @@ class Hasher:
             self._names.sub(lambda match: f"host-{self._digest(match[0].lower())[:8]}", text) if self._names else text
         )
 
-    def _secret(self, value: Any) -> Any:
-        """Every text and number below a key of `_SECRET_KEYS`; times and codes of an answer stay."""
+    def _secret(self, value: Any, place: str = "") -> Any:
+        """Every text and number below a key of `_SECRET_KEYS`; times and codes of an answer stay.
+
+        A list is one value of many bytes: each has a hash of its own in each list, so that known ones say nothing.
+        """
         if isinstance(value, dict):
             return {key: item if key in {"ms", "code", "error"} else self._secret(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._secret(item) for item in value]
+            return [self._secret(item, f"{index} of {list(value)} ") for index, item in enumerate(value)]
         if value is None or isinstance(value, bool) or value in ("", 0):
             return value
-        return f"hashed-{self._digest(str(value))[:12]}"
+        return f"hashed-{self._digest(f'{place}{value}')[:12]}"
 
     def _uuid(self, uuid: str) -> str:
         digest = self._digest(uuid.lower())

@@ -42,6 +42,16 @@ def test_serial_numbers_are_hashed_by_their_key() -> None:
     assert hashed["other"] == {"code": 3}
 
 
+def test_bytes_of_a_serial_number_are_not_hashed_one_by_one() -> None:
+    """They are digits: a known part of one number would give away the others. Equal numbers stay equal."""
+    serial = list(b"1650522003820")
+    hasher = Hasher()
+    first, again, other = (hasher.value({"chassisSerialNumber": one}) for one in (serial, serial, [*serial[:-1], 49]))
+    assert first == again
+    found = first["chassisSerialNumber"] + other["chassisSerialNumber"]
+    assert len(set(found)) == 2 * len(serial)
+
+
 def test_host_names_are_hashed_wherever_they_stand() -> None:
     """Also as a part of a longer name; a name too short to be told from a word stays."""
     hasher = Hasher(("node-17.example.com", "node-17", "a"))
