@@ -121,6 +121,7 @@ class InventoryPublisher:
         self._offered_terms = NO_TERMS
         self._unusable_since: float | None = clock()
         self._problem: str | None = "the driver's files have not been searched yet"
+        self._search_due = False  # a snapshot came while detached
 
     @property
     def problem(self) -> str | None:
@@ -134,7 +135,10 @@ class InventoryPublisher:
         with self._lock:
             self._newest = snapshot
             self._terms.update(snapshot)  # first: prepares use the terms as soon as the inventory is known
-            self._look_after(lambda: self._refresh_files(snapshot))
+            if self._detach.is_detached:  # read before that
+                self._search_due = True
+            else:
+                self._look_after(lambda: self._refresh_files(snapshot))
             self._offer()
 
     def check(self) -> None:
@@ -145,7 +149,7 @@ class InventoryPublisher:
         with self._lock:
             newest = self._newest
             if newest is not None and not self._detach.is_detached:
-                again = self._problem is not None
+                again = self._problem is not None or self._search_due
                 self._look_after(lambda: self._refresh_files(newest) if again else self._ensure_base())
             self._offer()
 
@@ -160,6 +164,7 @@ class InventoryPublisher:
             self._problem = None
 
     def _refresh_files(self, snapshot: Snapshot) -> None:
+        self._search_due = False
         if snapshot.driver_version is not None:
             self._driver_root()
         self._files.refresh()

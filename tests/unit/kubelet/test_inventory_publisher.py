@@ -308,6 +308,18 @@ def test_driver_files_are_left_alone_while_detached(node: Node) -> None:
     assert node.happened == ["slices"]
 
 
+def test_a_look_that_ends_after_the_detach_searches_no_driver_files(node: Node) -> None:
+    """The inventory hands over what it had read before; the files of the driver are searched when it is back."""
+    node.sees(OTHER)
+    node.detach.taint_value, node.detach.is_detached = "requested", True
+    del node.happened[:]
+    node.sees(SNAPSHOT)
+    assert node.happened == ["slices"]
+    node.detach.taint_value, node.detach.is_detached = None, False
+    node.after(1.0)
+    assert "files" in node.happened
+
+
 def test_the_taint_stays_until_the_new_drivers_files_are_found(node: Node) -> None:
     """The driver answers before all its libraries are installed."""
     node.sees(SNAPSHOT)
