@@ -141,44 +141,36 @@ class RestClient:
         try:
             return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
+            self._connection.close()  # what this one met has most likely happened to the other idle connections
             # The server may close a kept-alive connection in the moment of its use. Only GET may be repeated then.
             if request.verb != "GET" or not _broke(error):
                 raise
-            self._connection.close()  # what broke it has most likely broken the other idle connections
             return self._read(request, self._send(request), deadline)
 
     def _sent(self, request: "_Request") -> Receive | None:
-        """Send without waiting for the answer; None when that failed."""
+        """Send without waiting for the answer, which has to be there after one wait; None when sending failed."""
         try:
-            headers = {**self._headers, **self._credentials()}
-            return self._connection.send(request.verb, request.path_and_query, headers, None, self._limits(request))
+            headers, limits = {**self._headers, **self._credentials()}, self._limits(request)
+            until = time.monotonic() + limits.left_s(limits.read_s)
+            limits = replace(limits, deadline=until)  # counted from here, so several requests wait at the same time
+            return self._connection.send(request.verb, request.path_and_query, headers, None, limits)
         except (TransportError, KubernetesApiError):
             return None
 
     def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, Any] | KubernetesApiError:
-        """What a sent request brought. A refusal, or a connection that broke, is asked again with all of `get`'s care;
-        an answer that did not come in time is not, because the others wait for it."""
+        """What a sent request brought. Whatever is not a good answer is asked for again, with all of `get`'s care."""
         try:
-            if receive is not None and (answer := self._received(request, receive)) is not None:
-                return _decoded(request, answer)
-        except KubernetesApiError as error:
-            if not _broke(error):
-                return error
+            answer = receive() if receive is not None else None
+            if answer is not None and answer.status < 300:
+                return _decoded(request, self._read(request, answer, time.monotonic() + self._timeouts.total_s))
+            if answer is not None:
+                answer.close()
+        except (TransportError, KubernetesApiError):
+            self._connection.close()  # as in `_fetch`
         try:
             return self._exchange(request)
         except KubernetesApiError as error:
             return error
-
-    def _received(self, request: "_Request", receive: Receive) -> bytes | None:
-        """The body; None when the server refused the request."""
-        try:
-            answer = receive()
-        except TransportError as error:
-            raise _unreachable(request, self._connection, error) from error
-        if answer.status < 300:
-            return self._read(request, answer, time.monotonic() + self._timeouts.total_s)
-        answer.close()
-        return None
 
     def _send(self, request: "_Request") -> HttpAnswer:
         """An answer with a good status and an unread body. After a 401 the credentials are read again, once."""
