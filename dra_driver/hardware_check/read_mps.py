@@ -102,17 +102,22 @@ def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, Any]:
     library = find_library(task.root, CUDA)
     if library is None:
         return {"error": f"no {CUDA} below {task.root}"}
+    view = ClaimView(library=library, allocate_mib=(UNDER_MIB, OVER_MIB))
+    enter = namespace.View(pipe=folder.pipe, log=folder.log, shm=shm).enter
+    return run_probe(view, client_environment(folder, task.root, library), enter)
+
+
+def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[str, str]:
+    """Of a CUDA program with this process' C library: that of a driver root that is a whole system is another one."""
     environment = {
         **os.environ,
         "CUDA_MPS_PIPE_DIRECTORY": namespace.PIPE,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={LIMIT_MIB}M",
         control.MARK: str(folder.path),
     }
-    if not programs.is_own(task.root):
+    if not programs.is_own(root) and not programs.has_shell(root):
         environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
-    view = ClaimView(library=library, allocate_mib=(UNDER_MIB, OVER_MIB))
-    enter = namespace.View(pipe=folder.pipe, log=folder.log, shm=shm).enter
-    return run_probe(view, environment, enter)
+    return environment
 
 
 def _ended(running: Any) -> dict[str, Any]:
