@@ -84,7 +84,8 @@ def page(found: Mapping[str, Any]) -> str:
 
 def _head(found: Mapping[str, Any]) -> str:
     """The parts before the tables, wrapped anew: numbers and versions have any length."""
-    text = HEAD.format(**found["machine"], n=found["n"], rounds=len(found["ours"]))
+    loads = " ".join(f"{each['load']:g}" for kind in ("ours", "go") for each in found[kind])
+    text = HEAD.format(**found["machine"], n=found["n"], rounds=len(found["ours"]), loads=loads)
     return "\n\n".join(part if part.startswith("|") else textwrap.fill(part, 116) for part in text.split("\n\n"))
 
 
@@ -160,6 +161,7 @@ round's figure is itself a median over {n} claims. *Prepare again* is a repeated
 |---|---|
 | date | {date} |
 | machine | {cores} cores ({cpu}), {memoryGiB} GiB, shared with other work; Linux {kernel} |
+| load average at the starts | {loads} |
 | Kubernetes | {kubernetes}: etcd (without syncs) and kube-apiserver alone |
 | this driver | {driver}, Python {python} |
 | hook | nvidia-cdi-hook of NVIDIA/nvidia-container-toolkit {cdiHook} |
