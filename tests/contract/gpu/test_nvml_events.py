@@ -90,12 +90,11 @@ def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
 
 def test_looks_and_changes_do_not_wait_for_the_one_who_waits(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
     """A wait of seconds in NVML must not become one of prepare."""
-    waiter = Waiter(nvml, state, timeout_s=0.5)
-    begin = time.monotonic()
+    waiter = Waiter(nvml, state, timeout_s=2.0)
     for _ in range(10):
         nvml.snapshot()
         nvml.compute_mode(uuid)
-    assert time.monotonic() - begin < 0.4
+    assert waiter.answer is None, "it has ended before them"
     assert waiter.result() is False
 
 
