@@ -70,6 +70,7 @@ class MpsHost:
         self._seen: dict[str, tuple[_Stamp, MpsDaemon | None]] = {}
         self._shorten_at = clock()
         self._reported = ""
+        self._is_first_step = True
 
     def start(self) -> None:
         """Acquire the lock and remove what a former host left.
@@ -95,6 +96,9 @@ class MpsHost:
             self._apply_wanted()
         except StorageError as error:
             self._report(str(error))
+        if self._is_first_step:  # a daemon that was released since `start` had folders of a former host
+            self._is_first_step = False
+            self._memory.remove_unused(lambda daemon_id: daemon_id in self._running or self._is_wanted(daemon_id))
         for daemon_id, supervised in list(self._running.items()):
             supervised.step()
             if supervised.is_gone:

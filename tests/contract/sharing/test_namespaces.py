@@ -233,12 +233,11 @@ def test_a_daemon_of_an_earlier_version_keeps_its_folders_until_it_is_released(p
 
 def test_a_foreign_mount_in_place_of_a_daemons_folders_is_refused(private_node: Node) -> None:
     """It may hold anything, and removing the daemon would unmount it."""
-    private_node.start_host("--namespaces", "own")
     own = private_node.base / "run/gpu.nvidia.com-mps/d0"
-    until(own.parent.exists)
-    own.mkdir()
+    own.mkdir(parents=True)
     own.chmod(0o700)
     subprocess.run(["/usr/bin/mount", "-t", "tmpfs", "-o", "mode=700", "other", str(own)], check=True)
+    private_node.start_host("--namespaces", "own")
     folder = private_node.folders.of("d0")
     folder.make()
     folder.write_desired(devices(private_node, 0))

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import StorageError
+from dra_driver.sharing.control import ControlProgram
+from dra_driver.sharing.daemon import MpsDaemon
+from dra_driver.sharing.host import MpsHost
 from dra_driver.sharing.memory import OwnMemory, SharedMemory
 from dra_driver.sharing.mps_files import DaemonFolder, MpsFolders
 from dra_driver.sharing.tmpfs import SOURCE, Mounted, SystemMounts, TmpfsBounds
@@ -140,6 +143,20 @@ def test_a_folder_that_a_container_gave_away_is_taken_back(world: World) -> None
         (world.run / "one" / name).chmod(0)
     world.memory.make(folder)
     assert [(mode(path), path.stat().st_uid) for path in (world.run / "one").iterdir()] == [(0o1777, 0)] * 2
+
+
+def test_folders_of_a_daemon_that_is_released_while_the_host_starts_go(world: World) -> None:
+    """It was wanted when the host looked for what a former one left, and is not when it starts daemons."""
+    folder = world.folder("one")
+    world.memory.make(folder)
+    folder.write_desired(MpsDaemon(id="one", devices=("GPU-1",)))
+    host = MpsHost(world.folders.root, ControlProgram(), world.memory)
+    host.start()
+    assert (world.run / "one").exists()
+    folder.release()
+    host.step()
+    assert not (world.run / "one").exists()
+    host.stop()
 
 
 def test_a_daemon_of_an_earlier_version_keeps_its_folders(world: World) -> None:
