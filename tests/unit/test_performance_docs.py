@@ -1,0 +1,52 @@
+"""The performance page says what the figures say."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        spec = importlib.util.spec_from_file_location("performance_docs", ROOT / "scripts" / "performance_docs.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    return module
+
+
+def test_a_figure_over_its_budget_is_not_called_held(docs: ModuleType) -> None:
+    """The page is read by those who choose a driver; it must not flatter."""
+    found = json.loads((ROOT / docs.DATA).read_text())
+    for kind, value in (("ours", 7.0), ("go", 10.0)):
+        for figures in found[kind]:
+            figures["none"]["prepare_p50"] = value
+    text = docs.page(found)
+    assert "| prepare, median, no claim held | **7.00** (7.00 7.00 7.00) | **10.00**" in text
+    assert "| 0.700 | 0.6: **not held** |" in text
+
+
+def test_the_page_names_no_path_of_a_machine(docs: ModuleType) -> None:
+    """It is the same for every reader."""
+    text = docs.page(json.loads((ROOT / docs.DATA).read_text()))
+    assert not [path for path in ("/home/", "/tmp/", "/root/", "/usr/") if path in text]
+
+
+def test_plots_are_well_formed(docs: ModuleType) -> None:
+    """A browser shows nothing of a broken one."""
+    drawn = docs.plots(json.loads((ROOT / docs.DATA).read_text()))
+    assert set(drawn) == {"prepare.svg", "memory.svg", "explain.svg"}
+    for text in drawn.values():
+        assert ElementTree.fromstring(text).tag.endswith("svg")  # noqa: S314 - made by this project
+        assert "nan" not in text
