@@ -78,6 +78,7 @@ def test_new_claims_avoid_a_gpu_that_a_monitor_keeps_from_being_cut(node: LiveNo
     assert node.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_partition_that_exists_stays_open_to_claims(node: LiveNode) -> None:
     """A claim that is prepared again, and instances of other claims, are not affected."""
     scheduler, (busy, _) = Scheduler(node), node.gpus

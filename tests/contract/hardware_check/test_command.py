@@ -201,6 +201,7 @@ def test_changes_of_mig_beside_a_second_client_are_restored(command: Command, st
     assert not (tmp_path / "plugins").exists(), "without a node process nothing is left in its place"
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_node_process_keeps_a_gpu_that_it_is_changing(
     command: Command, environment: dict[str, str], tmp_path: Path, state: State

@@ -109,6 +109,7 @@ def test_an_mps_daemon_takes_the_drivers_commands(on_root: Command, tmp_path: Pa
     assert not Path("/tmp/nvidia-mps").exists()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_answers_nothing_is_a_difference(on_root: Command, whole_root: Path, tmp_path: Path) -> None:
     """Within the check's limit; the daemon is gone."""
     faults = whole_root / "etc/nvidia-stub"

@@ -147,6 +147,7 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: NodePro
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_reported_until_it_returns(rest: RestClient, driver: Driver, process: NodeProcess) -> None:
     """A person who unloads the module has to know that it is not free yet."""
     process.start()
