@@ -1,18 +1,19 @@
 """Sockets as the kubelet finds them: when they appear, how they are replaced, which are foreign."""
 
-import queue
 import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.kubelet.registration import Registration
-from dra_driver.kubelet.server import UnixServer
+from dra_driver.kubelet.server import RETIREMENT_S, UnixServer
 from dra_driver.kubelet.sockets import MAX_PATH_BYTES, SocketPaths, is_served, private_path, remove_dead
 from tests.contract.kubelet.conftest import DRIVER, Plugin
 from tests.fakes.kubelet import DraClient, dial, register
@@ -69,17 +70,12 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
         client = DraClient(channel)
         assert client.prepare(UID).claims[UID].devices
         before = plugin.endpoints._dra
-        states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
-        channel.subscribe(states.put)
-        while states.get(timeout=10) is not grpc.ChannelConnectivity.READY:
-            pass
         plugin.paths.dra.unlink()
         plugin.endpoints.check()
-        # A call sent before the client has read the server's goodbye is cancelled; a kubelet would repeat it.
-        assert states.get(timeout=10) is not grpc.ChannelConnectivity.READY
         assert plugin.endpoints._dra is not before
-        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
-        assert client.prepare_method(request, timeout=10, wait_for_ready=True).claims[UID].devices
+        # Asking a server again that is stopping returns the event of its end: all of its connections have gone.
+        assert before._server.stop(RETIREMENT_S).wait(10)
+        assert repeated(lambda: client.prepare(UID)).claims[UID].devices
     assert plugin.paths.registration.lstat().st_ino == registered
 
 
@@ -264,3 +260,16 @@ def enter_and_wait(entered: threading.Event, release: threading.Event, timeout_s
     """Tell that a prepare has begun, and hold it up."""
     entered.set()
     release.wait(timeout_s)
+
+
+def repeated(call: Callable[[], Any]) -> Any:
+    """As a kubelet does: a call that met the goodbye of the old server is sent again. Raises after 10 s."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
+                raise
+            if time.monotonic() > deadline:
+                raise
