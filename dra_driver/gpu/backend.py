@@ -3,11 +3,13 @@
 ``inventory.py`` decides how often the hardware is read.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Protocol
 
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.health import HealthEvent, HealthReading
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 
@@ -146,6 +148,35 @@ class GpuControl(ComputeModes, Protocol):
 
         The driver probes the fabric again after the last GPU instance is destroyed.
         """
+        ...
+
+
+class HealthSource(Protocol):
+    """Health of a node's GPUs. Thread-safe. One thread waits for events at a time; readings may run beside it."""
+
+    def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
+        """The events since the last call, equal ones as one with a count; () when none came in ``timeout_s``.
+
+        Uses an event set of its own. Events of the time without a set (closed, detached, a GPU that is cut) are lost.
+        However many come, a call returns after ``timeout_s`` plus a second with at most 256 different ones. Raises
+        DriverUnavailableError while the driver cannot be used.
+        """
+        ...
+
+    def health_unmonitored(self) -> Mapping[GpuUuid, str]:
+        """GPUs whose events cannot be waited for, with the reason, as of the last wait."""
+        ...
+
+    def health_readings(self) -> tuple[HealthReading, ...]:
+        """One look at every GPU of the node, also at those that do not answer, by UUID; a GPU that was seen by this
+        process and is gone from the driver is in it as unreachable until ``forget_gpu``.
+
+        Raises DriverUnavailableError when no GPU can be read (also while detached: DetachedError).
+        """
+        ...
+
+    def forget_gpu(self, gpu: GpuUuid) -> None:
+        """Leave a GPU that is gone out of later readings. Idempotent; one that comes back is read again."""
         ...
 
 

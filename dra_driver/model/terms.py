@@ -62,11 +62,12 @@ class SharingTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """A taint of the published device (KEP-5055)."""
+    """A taint of the published device (KEP-5055). ``time_added`` is RFC 3339 in UTC; None: the API server sets it."""
 
     key: str
     effect: Effect
     value: str = ""
+    time_added: str | None = None
 
 
 DETACHED_TAINT: Final = "gpu.dra-driver.io/detached"
@@ -98,7 +99,7 @@ class GpuTerms:
     is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
 
     From the state of the hardware: ``whole_taints`` are taints of the whole GPU and its shares, not of its partitions;
-    ``withheld`` is about partitions that do not exist yet.
+    ``partition_taints`` are those of single partitions; ``withheld`` is about partitions that do not exist yet.
     """
 
     policy: str = ""
@@ -112,6 +113,7 @@ class GpuTerms:
     shares_in_use: bool = False
     waiting: str | None = None
     whole_taints: tuple[Taint, ...] = ()
+    partition_taints: Mapping[PartitionId, tuple[Taint, ...]] = field(default_factory=lambda: MappingProxyType({}))
     withheld: WithheldPartitions | None = None
 
     def allows(self, partition: PartitionId) -> bool:
