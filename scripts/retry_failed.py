@@ -1,0 +1,64 @@
+"""Runs the tests that failed in a run of pytest once more, one after another and alone; passes when all of them pass.
+
+A test that fails beside others and passes alone met a machine that was too busy for one of its time limits: it has to
+be mended, and it is no reason to refuse a change that has nothing to do with it. Each is printed as unsteady. More than
+``MOST`` failures, and a report that does not agree with pytest's own list of failures (a worker that crashed, a test
+file that cannot be imported), are not repeated. Used by ``.ci/run`` only.
+
+usage: retry_failed.py REPORT            REPORT: the JUnit report of the run (``--junitxml``)
+"""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LAST_FAILED = ROOT / ".pytest_cache/v/cache/lastfailed"
+MOST = 3
+
+Runs = Callable[[str], bool]
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    failed = sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+    return judge(failed, failures_in(Path(argv[1])), passes_alone)
+
+
+def judge(failed: list[str], reported: int, passes: Runs) -> int:
+    """The exit status. ``failed`` are ids of tests, ``reported`` is how many failed by the report."""
+    if not failed or len(failed) > MOST or len(failed) != reported:
+        print(
+            f"Not repeated: {reported} tests failed by the report, {len(failed)} by pytest's list; at most {MOST} are."
+        )
+        return 1
+    for test in failed:
+        if not passes(test):
+            print(f"Failed again, alone: {test}")
+            return 1
+        print(f"Unsteady, mend it: {test} failed beside others and passed alone")
+    return 0
+
+
+def failures_in(report: Path) -> int:
+    """Test cases with a failure or an error; 0 when there is no report."""
+    try:
+        cases = ET.parse(report).iter("testcase")  # noqa: S314 - the report of our own test run
+    except (OSError, ET.ParseError):
+        return 0
+    return sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
+
+
+def passes_alone(test: str) -> bool:
+    """Runs one test in a pytest of its own."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", test], cwd=ROOT, check=False)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
