@@ -68,7 +68,7 @@ class HealthReading:
     fabric_unhealthy: str | None = None
 
 
-class Cause(StrEnum):
+class HealthCause(StrEnum):
     """Why a device is not healthy; each has one taint key."""
 
     XID = "xid"
@@ -100,7 +100,7 @@ class HealthCondition:
     ``message`` is a sentence for ``kubectl describe pod``: what was seen, what it means, what to do.
     """
 
-    cause: Cause
+    cause: HealthCause
     gpu_uuid: GpuUuid
     severity: Severity
     value: str
