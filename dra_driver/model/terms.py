@@ -98,8 +98,9 @@ class GpuTerms:
     GPU, or one has all of it as a share; schedulers count those only while the GPU is published as shared. ``policy``
     is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
 
-    From the state of the hardware: ``whole_taints`` are taints of the whole GPU and its shares, not of its partitions;
-    ``partition_taints`` are those of single partitions; ``withheld`` is about partitions that do not exist yet.
+    From the state of the hardware: ``condition_taints`` are taints of the GPU in every form, because it is not healthy;
+    ``whole_taints`` are those of the whole GPU and its shares, not of its partitions; ``partition_taints`` are those of
+    single partitions; ``withheld`` is about partitions that do not exist yet.
     """
 
     policy: str = ""
@@ -112,6 +113,7 @@ class GpuTerms:
     kept: frozenset[PartitionId] = frozenset()
     shares_in_use: bool = False
     waiting: str | None = None
+    condition_taints: tuple[Taint, ...] = ()
     whole_taints: tuple[Taint, ...] = ()
     partition_taints: Mapping[PartitionId, tuple[Taint, ...]] = field(default_factory=lambda: MappingProxyType({}))
     withheld: WithheldPartitions | None = None

@@ -3,16 +3,17 @@
 Devices share parts with each other, so no returned object may be changed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.mig import MigInstance, MigProfile
-from dra_driver.model.terms import GpuTerms, Taint
+from dra_driver.model.mig import MigInstance, MigProfile, PartitionId
+from dra_driver.model.terms import GpuTerms
 from dra_driver.published import attributes, devices, limits
 from dra_driver.slices import counters
 from dra_driver.slices.forms import Forms
 from dra_driver.slices.gates import ApiServerFeatures
+from dra_driver.slices.taints import GpuTaints
 
 
 class GpuDevices:
@@ -24,10 +25,7 @@ class GpuDevices:
         self._gpu, self._forms = gpu, forms
         self._board = attributes.board(gpu, snapshot)
         self._extra, refused = attributes.added(terms.attributes)
-        self._taints = _wire(terms.taints if features.taints else ())
-        self._whole_taints = (self._taints + _wire(terms.whole_taints if features.taints else ()))[: limits.MAX_TAINTS]
-        withheld = (terms.withheld.taint,) if terms.withheld is not None and features.taints else ()
-        self._withheld_taints = (self._taints + _wire(withheld))[: limits.MAX_TAINTS]
+        self._taints = GpuTaints(terms, features)
         self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None
         self._left_out: set[str] = set(refused)
         self._policy = terms.policy
@@ -59,7 +57,7 @@ class GpuDevices:
         gpu, forms = self._gpu, self._forms
         device = devices.whole_gpu(gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements))
         taken = self.counter_set["counters"] if self.counter_set is not None else None
-        return self._finished(device, taken, self._whole_taints)
+        return self._finished(device, taken, self._taints.whole)
 
     def _placements(self) -> Iterator[Device]:
         common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
@@ -68,7 +66,8 @@ class GpuDevices:
                 common[profile.profile_id] = self._common(profile)
             parts, taken = common[profile.profile_id]
             device = devices.placement(self._gpu, parts, start)
-            taints = self._withheld_taints if (profile, start) in self._forms.withheld else self._taints
+            withheld = (profile, start) in self._forms.withheld
+            taints = self._taints.of(PartitionId(self._gpu.uuid, profile.profile_id, start), withheld=withheld)
             yield self._finished(
                 device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
             )
@@ -81,7 +80,8 @@ class GpuDevices:
         """Without counters: the counter set does not have what the instance uses."""
         profile = counters.profile_of(self._gpu, instance)
         partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
-        return self._finished(partition, None, self._taints)
+        place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
+        return self._finished(partition, None, self._taints.of(place))
 
     def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: list[DeviceTaint]) -> Device:
         """The device with the policy's attributes, its taints and, unless None, the counters that it consumes."""
@@ -106,11 +106,3 @@ class GpuDevices:
 
 
 MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
-
-
-def _wire(taints: Iterable[Taint]) -> list[DeviceTaint]:
-    return [_taint(taint.key, taint.value, taint.effect) for taint in taints]
-
-
-def _taint(key: str, value: str, effect: str) -> DeviceTaint:
-    return DeviceTaint(key=key, value=value, effect=effect) if value else DeviceTaint(key=key, effect=effect)

@@ -16,13 +16,14 @@ Existing resource slices come from the API server and may have been edited by an
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
 from dra_driver.slices import untrusted_slice
 from dra_driver.slices.compare import digest, same
 from dra_driver.slices.layout import DesiredSlice, generate_name, index_of
+from dra_driver.slices.taint_times import Times, known_times, with_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,11 @@ def compute_writes(
         # devices that need counters must not complete the pool.
         generation += 1
         changed = [want for want in desired if want.index in kept]
+    times = known_times(own) if changed or missing else {}
     return Writes(
         deletes=tuple(_delete(item) for item in obsolete),
-        updates=tuple(_updated(kept[want.index], want, identity, generation, count) for want in changed),
-        creates=tuple(_created(want, identity, generation, count) for want in missing),
+        updates=tuple(_updated(kept[want.index], _timed(want, times), identity, generation, count) for want in changed),
+        creates=tuple(_created(_timed(want, times), identity, generation, count) for want in missing),
         generation=generation,
     )
 
@@ -179,6 +181,10 @@ def _has(item: Mapping[str, Any], want: DesiredSlice) -> bool:
     return same(list(want.devices), spec.get("devices") or []) and same(
         list(want.counter_sets), spec.get("sharedCounters") or []
     )
+
+
+def _timed(want: DesiredSlice, times: Times) -> DesiredSlice:
+    return replace(want, devices=with_times(want.devices, times)) if times else want
 
 
 def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSlice:

@@ -23,6 +23,7 @@ from dra_driver.slices.layout import generate_name
 log = logging.getLogger(__name__)
 
 
+_FIVE_TAINTS = [{"key": f"canary-{number}", "effect": "None"} for number in range(5)]
 # Two canaries for counters: since 1.35 the sets and their users are in different resource slices.
 _CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
     "counters": (
@@ -37,6 +38,7 @@ _CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
         },
     ),
     "taints": ({"devices": [{"name": "canary", "taints": [{"key": "canary", "value": "x", "effect": "NoSchedule"}]}]},),
+    "taints_1_35": ({"devices": [{"name": "canary", "taints": _FIVE_TAINTS}]},),
     "multi_allocation": (
         {
             "devices": [
@@ -54,7 +56,7 @@ _CANARIES: dict[str, tuple[Mapping[str, Any], ...]] = {
 
 
 def probe(api: SlicesApi, driver: str, node: str) -> ApiServerFeatures:
-    """Ask the API server, in up to four dry runs. Raises KubernetesApiError when it does not answer."""
+    """Ask the API server, in up to five dry runs. Raises KubernetesApiError when it does not answer."""
     kept = {name: all(_keeps(api, part, driver, node) for part in parts) for name, parts in _CANARIES.items()}
     return ApiServerFeatures(**kept)
 

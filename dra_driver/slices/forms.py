@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from dra_driver.mig.order import Placement, placement_order
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.mig import MigInstance, PartitionId
-from dra_driver.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, WithheldPartitions
+from dra_driver.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Taint, WithheldPartitions
 from dra_driver.published import limits
 from dra_driver.slices import counters
 from dra_driver.slices.gates import ApiServerFeatures
+from dra_driver.slices.taints import blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,13 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     foreign = [instance for instance in gpu.mig_instances if not instance.owned]
     whole = terms.whole and reasons.allowed_unless(_why_not_whole(gpu, foreign, features))
     sharing = terms.sharing if whole and reasons.allowed_unless(_why_not_shared(gpu, terms, features)) else None
-    usable = [instance for instance in foreign if _is_usable(gpu, instance, reasons) and _allows(gpu, instance, terms)]
+    usable = [
+        instance
+        for instance in foreign
+        if _is_usable(gpu, instance, reasons)
+        and _allows(gpu, instance, terms)
+        and reasons.allowed_unless(_why_unhealthy(gpu, instance, terms, features))
+    ]
     allowed = _allowed(gpu, terms)
     left = counters.available(gpu, foreign) if allowed and features.counters else {}
     placements: Sequence[Placement] = ()
@@ -120,7 +127,12 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | N
             f"{gpu.device_name} is not offered until its last share is released: the API server no longer keeps the "
             "fields of shared devices (feature gate DRAConsumableCapacity), without which its shares would not count"
         )
-    if not features.taints and any(taint.effect != "None" for taint in terms.taints):
+    if not features.taints and (shown := _blocking(terms.condition_taints)):
+        return (
+            f"{gpu.device_name} is not offered while it is not healthy ({shown}): the API server does not keep the "
+            "taint that would keep new claims away (feature gate DRADeviceTaints)"
+        )
+    if not features.taints and _blocking(terms.taints):
         # Without its taint it would be offered to all claims.
         if terms.waiting is not None:
             return (
@@ -207,6 +219,24 @@ def _is_usable(gpu: Gpu, instance: MigInstance, reasons: _Reasons) -> bool:
             "(nvmlDeviceGetGpuInstanceProfileInfo) nor its own (nvmlDeviceGetAttributes)"
         )
     return True
+
+
+def _why_unhealthy(gpu: Gpu, instance: MigInstance, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
+    """For a foreign instance that cannot be tainted. It uses no counters, so leaving it out frees nothing else; one of
+    this driver's own is a claim's, and stays published so that its placement counts as taken."""
+    taints = terms.partition_taints.get(PartitionId(gpu.uuid, instance.profile_id, instance.start), ())
+    if features.taints or not (shown := _blocking(taints)):
+        return None
+    return (
+        f"MIG instance {instance.profile_name} at memory slice {instance.start} of {gpu.device_name} is not offered "
+        f"while it is not healthy ({shown}): the API server does not keep the taint that would keep new claims away "
+        "(feature gate DRADeviceTaints)"
+    )
+
+
+def _blocking(taints: Iterable[Taint]) -> str:
+    """Keys and values of the taints that keep new claims away; "" for none."""
+    return ", ".join(f"{taint.key}={taint.value}" if taint.value else taint.key for taint in taints if blocks(taint))
 
 
 def _allows(gpu: Gpu, instance: MigInstance, terms: GpuTerms) -> bool:

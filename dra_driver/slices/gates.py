@@ -19,10 +19,14 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiServerFeatures:
-    """Which features the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075)."""
+    """Which features the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075).
+
+    ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
+    """
 
     counters: bool = False
     taints: bool = False
+    taints_1_35: bool = False
     multi_allocation: bool = False
 
 

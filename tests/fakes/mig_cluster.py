@@ -9,7 +9,7 @@ from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, node, reso
 
 NODE = "a"
 MIG_CLASS = "mig.nvidia.com"
-EVERYTHING = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
+EVERYTHING = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 SAME_GPU = {"matchAttribute": f"{DRIVER}/parentUUID"}
 _ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 _CLASSES = [

@@ -12,7 +12,7 @@ from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exac
 
 Obj = dict[str, Any]
 _TYPE = f'device.attributes["{DRIVER}"].type'
-FEATURES = ApiServerFeatures(counters=True, multi_allocation=True, taints=True)
+FEATURES = ApiServerFeatures(counters=True, multi_allocation=True, taints=True, taints_1_35=True)
 
 
 def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:

@@ -15,7 +15,7 @@ from dra_driver.slices.build import Built, GpuGroup
 from dra_driver.slices.gates import ApiServerFeatures
 from dra_driver.slices.layout import DesiredSlice, split
 
-ALL = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
+ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 NONE = ApiServerFeatures()
 H100, A100, RTX = "h100-sxm5-80gb", "a100-sxm4-40gb", "rtx-pro-6000-blackwell-se-96gb"
 

@@ -11,7 +11,7 @@ from dra_driver.slices.features import FeatureWatch, probe
 from dra_driver.slices.gates import ApiServerFeatures, lost_with
 from tests.fakes.slices_api import FakeSlicesApi
 
-ALL = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
+ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 
 
 def test_a_server_that_keeps_everything_has_all_features() -> None:
@@ -66,7 +66,7 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> No
     watch.refresh()
     assert watch.lose({"counters"})
     assert not watch.lose({"counters"})
-    assert watch.current == ApiServerFeatures(taints=True, multi_allocation=True)
+    assert watch.current == ApiServerFeatures(taints=True, taints_1_35=True, multi_allocation=True)
     assert not watch.refresh()
     assert watch.refresh()
     assert watch.current == ALL
@@ -81,7 +81,9 @@ def test_a_server_of_1_34_has_no_counters_in_slices_of_their_own() -> None:
                 raise InvalidObjectError("422: spec.devices[0].consumesCounters[0].counterSet: not found", status=422)
             return super().create(body, dry_run=dry_run)
 
-    assert probe(Old(), "gpu.nvidia.com", "node-a") == ApiServerFeatures(taints=True, multi_allocation=True)
+    assert probe(Old(), "gpu.nvidia.com", "node-a") == ApiServerFeatures(
+        taints=True, taints_1_35=True, multi_allocation=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ class Server:
 
 
 def test_the_server_is_asked_before_anything_is_written() -> None:
-    """Four dry runs, then counters and devices."""
+    """Five dry runs, then counters and devices."""
     server = Server()
     asked_first: list[int] = []
     server.api.during_write = lambda: asked_first.append(server.api.asked)
     server.show(h100s(2))
-    assert asked_first[0] == server.api.asked == 4
+    assert asked_first[0] == server.api.asked == 5
     assert len(server.names()) == 52
     assert server.publisher.published
     assert server.publisher.features == ALL
