@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,8 +94,10 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
             calls = [kubelet.submit(client.prepare, f"uid-{n}") for n in range(4)]
             calls += [kubelet.submit(client.unprepare, f"uid-{n}") for n in range(4)]
             seen = [child.names()]
-            for _ in range(100):  # the endpoint cuts off a held request after a second
-                with hold_a_request(str(node.flags["http_addr"])):
+            for _ in range(100):  # an answer is made within milliseconds
+                with ExitStack() as asked:
+                    for _ in range(16):
+                        asked.enter_context(ask_for_metrics(str(node.flags["http_addr"])))
                     seen.append(child.names())
                 if "http-request" in seen[-1]:
                     break
@@ -107,10 +109,12 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
     assert missing == []
 
 
-def hold_a_request(address: str) -> socket.socket:
-    """An HTTP connection whose request is not complete."""
+def ask_for_metrics(address: str) -> socket.socket:
+    """An HTTP connection with a request whose answer is not read."""
     host, _, port = address.partition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    client = socket.create_connection((host, int(port)), timeout=5)
+    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    return client
 
 
 def test_every_thread_of_an_mps_host_is_documented(folder: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -118,22 +117,20 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def probe(port: int) -> tuple[int, float]:
-    """Status of a liveness probe, and its seconds. Raises OSError when the whole of it takes too long."""
-    begin = time.monotonic()
+def probe(port: int) -> int:
+    """Status of a liveness probe. Raises OSError when the connection or the answer takes too long."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")
-        return connection.getresponse().status, time.monotonic() - begin
+        return connection.getresponse().status
     finally:
         connection.close()
 
 
 def test_liveness_never_fails_under_a_thousand_idle_and_dripping_connections(port: int, many_files: None) -> None:
     """16 idle ones once failed 30 of 30 probes, so any pod could restart the node processes of a cluster."""
-    answers: list[tuple[int, float]] = []
+    answers: list[int] = []
     with under_attack(port) as clients:
         while len(answers) < PROBES or clients.opened < 1.5 * CONNECTIONS:
             answers.append(probe(port))
-    print(f"{clients.opened} connections; the slowest of {len(answers)} probes took {max(s for _, s in answers):.3f} s")
-    assert {status for status, _ in answers} == {200}
+    assert set(answers) == {200}
