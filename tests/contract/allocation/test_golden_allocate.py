@@ -3,9 +3,11 @@
 import copy
 import random
 from collections import Counter
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dra_driver.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from dra_driver.errors import DraError
@@ -24,15 +26,16 @@ def test_every_golden_case_agrees() -> None:
     assert different == Counter(), "\n".join(texts[:10])
 
 
-def test_an_answer_reused_for_an_equal_node_is_what_a_search_finds() -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_answer_reused_for_an_equal_node_is_what_a_search_finds(every: int) -> None:
     """The allocator may reuse the answer for one node on its copy; a search on the copy gives the same answer."""
     reused = 0
-    for question in questions(TABLE):
+    for question in islice(questions(TABLE), 0, None, every):
         doubled = _with_double(question)
         searched, asked = _ask(doubled, reuse_after=10**6), _ask(doubled, reuse_after=-1)
         assert searched == asked
         reused += isinstance(asked, AllocationOutcome) and asked.allocations is not None
-    assert reused > 500
+    assert reused > 500 // every
 
 
 def test_damaged_inputs_end_in_an_answer_or_a_dra_error() -> None:

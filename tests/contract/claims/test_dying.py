@@ -28,7 +28,7 @@ def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
     return ended.returncode == -9, lines
 
 
-@pytest.mark.parametrize("lane", range(LANES))
+@pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), *range(1, LANES)])
 def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
     """The next start keeps answered claims and releases the rest: instances, mode, notes, daemons, files."""
     step, deaths = lane * EVERY // LANES, 0

@@ -263,7 +263,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 @needs_root
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_change_of_mig_is_restored(
     environment: dict[str, str], state: State, tmp_path: Path, number: int
 ) -> None:

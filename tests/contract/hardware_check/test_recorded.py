@@ -31,7 +31,14 @@ def read(command: Command, folder: Path, name: str) -> tuple[dict[int, Any], dic
     return facts, {record.number: record.judgement.verdict for record in records}
 
 
-@pytest.mark.parametrize("trouble", [None, ("nvmlDeviceGetBrand", NOT_SUPPORTED), (recorded.V2, NOT_SUPPORTED)])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        None,
+        pytest.param(("nvmlDeviceGetBrand", NOT_SUPPORTED), marks=pytest.mark.slow),
+        pytest.param((recorded.V2, NOT_SUPPORTED), marks=pytest.mark.slow),
+    ],
+)
 def test_a_played_report_gives_the_same_facts(
     command: Command, state: State, tmp_path: Path, trouble: tuple[str, int] | None
 ) -> None:

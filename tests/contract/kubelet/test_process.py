@@ -137,7 +137,7 @@ def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Ca
         back.stop()
 
 
-@pytest.mark.parametrize("exists", [True, False], ids=["empty-root", "no-root"])
+@pytest.mark.parametrize("exists", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["empty-root", "no-root"])
 def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
     rest: RestClient, folder: Path, node: Callable[..., NodeProcess], exists: bool
 ) -> None:

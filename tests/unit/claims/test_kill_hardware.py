@@ -152,7 +152,7 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["", "journal-lost"])
+@pytest.mark.parametrize("lost", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "journal-lost"])
 @pytest.mark.parametrize("what", ["prepare", "unprepare"])
 @pytest.mark.parametrize(("wanted", "shared", "others"), CASES)
 def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over by name
