@@ -92,7 +92,7 @@ def load(settings: type[Settings], given: Mapping[str, str | None], environ: Map
 
 def _flag(field: "dataclasses.Field[Any]") -> Flag:
     required = field.default is dataclasses.MISSING
-    default = "" if required or field.default is None else str(field.default)
+    default = "" if required or field.default in (None, False) else str(field.default)
     return Flag(
         field=field.name, flag=flag_name(field.name), option=field.metadata[_KEY], default=default, required=required
     )

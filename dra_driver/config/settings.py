@@ -84,6 +84,12 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text.lower() == "true"
+
+
 _log_format = _one_of(*get_args(LogFormat))
 _log_level = _one_of(*get_args(LogLevel))
 
@@ -106,6 +112,17 @@ class NodeSettings:
             _subdomain(63),
         ),
         "gpu.nvidia.com",
+    )
+    allow_second_publisher: bool = setting(
+        Option(
+            NODE,
+            "ALLOW_SECOND_PUBLISHER",
+            "true|false",
+            "keep devices published although a device plugin or another DRA driver offers the same GPUs: for "
+            "migrations that divide them by hand",
+            _switch,
+        ),
+        False,
     )
     kubelet_registrar_dir: str = setting(
         Option(

@@ -4,17 +4,17 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from dra_driver.claims import PrepareGate
 from dra_driver.gpu.backend import Detachable
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
-from dra_driver.kube.types import ObjectReference
 from dra_driver.kubelet.claim_manager import ClaimManager
 from dra_driver.kubelet.detach_request import FILE, DetachFile, find_request
 from dra_driver.kubelet.detaching import Detaching
+from dra_driver.kubelet.node_events import tell
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +49,10 @@ def open_detaching(
         prepared=lambda: claims.counts().claims,
         changed=changed,
         published=published,
-        tell=partial(_tell, own_node, events),
+        tell=partial(tell, own_node, events),
     )
     own_node.subscribe(detaching.wake)
     if not own_node.wait_first(FIRST_NODE_S):
         log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
     detaching.step()
     return detaching
-
-
-def _tell(
-    own_node: OwnNodeWatch, events: EventRecorder, kind: Literal["Normal", "Warning"], reason: str, message: str
-) -> None:
-    """An event on the Node; none while its UID is unknown."""
-    node = own_node.current()
-    if node is not None and node.uid:
-        events.record(
-            ObjectReference(apiVersion="v1", kind="Node", name=node.name, uid=node.uid), kind, reason, message
-        )

@@ -14,6 +14,8 @@ GPUs that claims have stay published, tainted so that no new claim gets them: wh
 of running pods. All are published again after the next good read. Prepared claims are not affected: the kubelet and
 their containers do not read slices, and their devices stay allocated.
 
+They are withdrawn as well, at once, while something else offers the same GPUs (``second_publisher.py``).
+
 While the driver is given up on request (``detaching.py``), nothing is withdrawn: the last inventory stays published
 with a taint, and driver files are left alone, because a search could load the driver again or find half of one.
 """
@@ -40,6 +42,8 @@ KEEP_S = 60.0
 NOTHING = Snapshot()
 UNAVAILABLE = "unavailable"
 """Value of the taint of GPUs that claims have while no container could get one."""
+SECOND_PUBLISHER = "second-publisher"
+"""Value of the taint of GPUs that claims have while something else offers them, too."""
 NO_TERMS: Terms = MappingProxyType({})
 
 
@@ -86,6 +90,13 @@ class DetachStatus(Protocol):
     def is_detached(self) -> bool: ...
 
 
+class ConflictStatus(Protocol):
+    """The part of ``second_publisher.SecondPublisher`` that is needed here."""
+
+    @property
+    def problem(self) -> str | None: ...
+
+
 class InventoryPublisher:
     """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
@@ -99,8 +110,9 @@ class InventoryPublisher:
         files: CdiFiles,
         slices: SnapshotSink,
         terms: TermsUpdater,
-        detach: DetachStatus,
         *,
+        detach: DetachStatus,
+        conflict: ConflictStatus,
         taint: PublishedTaint,
         held: Callable[[], Collection[GpuUuid]],
         driver_root: Callable[[], None] = lambda: None,
@@ -111,6 +123,7 @@ class InventoryPublisher:
         self._slices = slices
         self._terms = terms
         self._detach = detach
+        self._conflict = conflict
         self._taint = taint
         self._held = held
         self._driver_root = driver_root
@@ -183,16 +196,18 @@ class InventoryPublisher:
         if asked is not None:
             self._unusable_since = None
             self._show(self._newest, asked)
+        elif (conflict := self._conflict.problem) is not None:
+            self._withdraw(conflict, SECOND_PUBLISHER)
         elif reason is None:
             self._unusable_since = None
             self._show(self._newest)
         elif self._is_long():
-            self._withdraw(reason)
+            self._withdraw(reason, UNAVAILABLE)
         elif self._offered not in (None, NOTHING):
             self._show(self._newest, self._taint.value)
 
-    def _withdraw(self, reason: str) -> None:
-        """Publishes only the GPUs that claims have; none when no GPU was read yet."""
+    def _withdraw(self, reason: str, taint_value: str) -> None:
+        """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""
         newest = self._newest or NOTHING
         try:
             held = self._held()
@@ -203,7 +218,7 @@ class InventoryPublisher:
         if self._offered is None or len(kept) != len(self._offered.gpus):
             facts = {"reason": reason, "kept_for_claims": len(kept)}
             log.warning("devices are withdrawn until containers can get them", extra=facts)
-        self._show(replace(newest, gpus=kept) if kept else NOTHING, UNAVAILABLE if kept else None)
+        self._show(replace(newest, gpus=kept) if kept else NOTHING, taint_value if kept else None)
 
     def _is_long(self) -> bool:
         """Whether devices have been unusable for so long that they must not attract pods."""

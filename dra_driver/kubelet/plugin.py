@@ -26,7 +26,6 @@ import logging
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -43,7 +42,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubelet import hardware, preflight, probe, service
+from dra_driver.kubelet import gauges, hardware, preflight, probe, service
 from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.detach_setup import open_detaching
@@ -54,6 +53,7 @@ from dra_driver.kubelet.fabric_watch import FabricWatch
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
 from dra_driver.kubelet.maintenance import Chore, Maintenance
+from dra_driver.kubelet.node_follower import NodeFollower
 from dra_driver.kubelet.node_taint import NodeTaint
 from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.kubelet.published_terms import PublishedTerms
@@ -63,7 +63,6 @@ from dra_driver.kubelet.storage_health import Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.kubelet.withholding import PartitionWithholding
 from dra_driver.model.ids import GpuUuid
-from dra_driver.model.terms import Form
 from dra_driver.policy import PolicySource
 from dra_driver.slices import Publisher
 from dra_driver.telemetry import metrics
@@ -79,7 +78,7 @@ CALL_GRACE_S = 2.0
 FIRST_LOOK_S = 2.0
 # For each component that may hang in a call to the hardware or the API server; its thread ends with the process.
 COMPONENT_STOP_S = 0.5
-SOCKETS_EVERY_S, FILES_EVERY_S = 1.0, 5.0
+SOCKETS_EVERY_S, NODE_EVERY_S, FILES_EVERY_S = 1.0, 1.0, 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
 LAST_GOOD_POLICIES = "policies-in-force.json"
@@ -113,6 +112,7 @@ class NodeProcess:
         self._policy_problem: str | None = None
         self._claims: ClaimManager | None = None
         self._detaching: Detaching | None = None
+        self._follower: NodeFollower | None = None
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
         self._inventory_publisher: InventoryPublisher | None = None
@@ -147,6 +147,7 @@ class NodeProcess:
             self._endpoints,
             self._storage,
             self._detaching,
+            self._follower,
         )
         if any(component is None for component in components):
             return ["starting"]
@@ -159,7 +160,8 @@ class NodeProcess:
 
     def remarks(self) -> list[str]:
         """What a node that is ready offers less of, one sentence each."""
-        return [*self._withholding.remarks, *self._fabric.remarks, *self._node_remarks()]
+        asked = self._follower.remarks if self._follower is not None else []
+        return [*self._withholding.remarks, *self._fabric.remarks, *self._node_remarks(), *asked]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
@@ -248,15 +250,18 @@ class NodeProcess:
         claims.recover()
         self._start_endpoints(claims)
         self._publisher = publisher = self._start_publisher(rest, events)
+        allowed = settings.allow_second_publisher
+        self._follower = node = NodeFollower(own_node, events, publisher, inventory, allow_second=allowed)
         held, taint = partial(_held_gpus, claims), NodeTaint()
-        published = PublishedTerms(terms, [self._withholding.amend, self._fabric.amend, taint.amend])
+        published = PublishedTerms(terms, [self._withholding.amend, self._fabric.amend, node.amend, taint.amend])
         self._inventory_publisher = InventoryPublisher(
-            inventory, provider, publisher, published, detaching, taint=taint, held=held, driver_root=found.renew_root
-        )
+            *(inventory, provider, publisher, published),
+            detach=detaching, conflict=node, taint=taint, held=held, driver_root=found.renew_root,
+        )  # fmt: skip
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         self._node_remarks = report.remarks
         inventory.subscribe(self._inventory_publisher.changed)
-        self._start_maintenance(self._inventory_publisher, claims, detaching, report)
+        self._start_maintenance(self._inventory_publisher, claims, detaching, report, node)
 
     def _look_at_detach(self) -> None:
         if self._detaching is not None:
@@ -309,6 +314,7 @@ class NodeProcess:
         claims: ClaimManager,
         detaching: Detaching,
         nodes: DeviceNodeReport,
+        follower: NodeFollower,
     ) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
         service = claims.service
@@ -321,6 +327,7 @@ class NodeProcess:
             Chore(name="driver-files", every_s=FILES_EVERY_S, work=inventory_publisher.check),
             Chore(name="disk", every_s=FILES_EVERY_S, work=storage.check),
             Chore(name="policies", every_s=FILES_EVERY_S, work=self._report_policies),
+            Chore(name="node", every_s=NODE_EVERY_S, work=partial(follower.follow, self._publish_changes)),
             Chore(name="conditions", every_s=FILES_EVERY_S, work=self._report_conditions),
             Chore(name="gauges", every_s=GAUGES_EVERY_S, work=self._update_gauges),
         ]
@@ -347,9 +354,7 @@ class NodeProcess:
         if self._publisher is not None:
             metrics.published.set(self._publisher.published)
         if self._claims is not None:
-            counts = self._claims.counts()
-            metrics.prepared_claims.set(counts.claims)
-            self._count_devices(self._claims)
+            gauges.update(self._claims, self._settings)
 
     def _report_policies(self) -> None:
         """Records an event for a wrong policy: its author reads the Node's events rather than this log."""
@@ -365,16 +370,8 @@ class NodeProcess:
         if self._publisher is not None:
             self._withholding.report(self._publisher.warn)
             self._fabric.report(self._publisher.warn)
-
-    def _count_devices(self, claims: ClaimManager) -> None:
-        forms = Counter(use.form for use in claims.journal.uses())
-        found = {"gpu": forms[Form.WHOLE] + forms[Form.SHARE], "mig": forms[Form.PARTITION]}
-        for kind, count in found.items():
-            metrics.nvidia_prepared_devices.labels(self._settings.node_name, self._settings.driver_name, kind).set(
-                count
-            )
-        for form in Form:
-            metrics.prepared_devices.labels(form.value).set(forms[form])
+            if self._follower is not None:
+                self._follower.report(self._publisher.warn)
 
 
 def _held_gpus(claims: ClaimManager) -> set[GpuUuid]:

@@ -5,7 +5,8 @@ resource slices of a driver that stays away (30 s after its last connection; kub
 pkg/kubelet/cm/dra/plugin).
 
 The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
-and leaves them; it repairs edits of its own resource slices ever more slowly and reports them.
+and leaves them; it repairs edits of its own resource slices ever more slowly and reports them. Its watch covers the
+resource slices of all drivers of the node, so that ``kubelet/second_publisher.py`` needs no watch of its own.
 
 What is published depends on which fields the API server keeps. So the API server is probed before anything is built,
 and again when its version changes. When it drops a field later, the next pass follows at once and withdraws what needs
@@ -15,7 +16,7 @@ that field.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from dra_driver.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
@@ -25,7 +26,7 @@ from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.model.terms import Terms
-from dra_driver.slices import problems
+from dra_driver.slices import neighbours, problems
 from dra_driver.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.slices.build import NO_TERMS, pool_name
 from dra_driver.slices.desired_state import DesiredState
@@ -41,10 +42,11 @@ log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Reports changes of resource slices to the publisher (``kube.reflector.Reflector``)."""
+    """Keeps a slim copy of the node's resource slices and reports its changes (``kube.reflector.Reflector``)."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
+    def items(self) -> Mapping[str, Any]: ...
 
 
 class Publisher:
@@ -73,6 +75,7 @@ class Publisher:
         self._woken = self._stopping = self._published = self._disturbed = False
         self._problem: str | None = None
         self._watcher: Watcher | None = None
+        self._listed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     @classmethod
@@ -84,7 +87,7 @@ class Publisher:
         features = FeatureWatch(api, lambda: server_version(rest), driver, node)
         publisher = cls(api, driver, node, features=features, recorder=recorder)
         publisher._watcher = Reflector(
-            rest, paths.resource_slices(), api.field_selector, publisher.notice, slim=_name_and_version
+            rest, paths.resource_slices(), f"spec.nodeName={node}", publisher.notice, slim=neighbours.slimmed
         )
         return publisher
 
@@ -110,6 +113,15 @@ class Publisher:
         """What of the GPUs is not published, with reasons; () before the first publication."""
         with self._changed:
             return self._desired.left_out
+
+    def wait_listed(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until the node's resource slices are known; whether they are."""
+        return self._listed.wait(timeout_s)
+
+    def neighbours(self, gpus: Collection[str]) -> tuple[neighbours.Neighbour, ...]:
+        """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
+        known = self._watcher.items().values() if self._watcher is not None else ()
+        return neighbours.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
 
     def start(self) -> None:
         self._thread.start()
@@ -140,7 +152,11 @@ class Publisher:
             self._wake()
 
     def notice(self, change: ReflectorChange) -> None:
-        """Take in a watch event about this driver's resource slices on this node; own writes are recognised."""
+        """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
+        if change.kind == "listed":
+            self._listed.set()
+        if change.item is not None and not neighbours.is_of(change.item, self._driver):
+            return
         with self._changed:
             version = None if change.kind == "deleted" or change.item is None else _version(change)
             self._pending.append((change.name, version))
@@ -271,12 +287,6 @@ class Publisher:
             so = "" if self._features.is_known else ", so nothing that needs a gated field is offered"
             return [f"cannot find out which ResourceSlice fields the API server keeps{so}: {error}"]
         return []
-
-
-def _name_and_version(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that `notice` uses; the devices of eight GPUs are megabytes."""
-    metadata = item["metadata"]
-    return {"metadata": {key: metadata[key] for key in ("name", "resourceVersion") if key in metadata}}
 
 
 def _version(change: ReflectorChange) -> str:

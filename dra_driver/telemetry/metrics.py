@@ -106,6 +106,11 @@ detached = Gauge(
     "1 while this process has closed the NVIDIA driver because it was asked to",
     registry=REGISTRY,
 )
+drained = Gauge("dra_driver_drained_gpus", "GPUs that new claims do not get: a person drains them", registry=REGISTRY)
+second_publisher = Gauge(
+    "dra_driver_second_publisher", "1 while devices are withdrawn because something else offers the same GPUs",
+    registry=REGISTRY,
+)  # fmt: skip
 device_node_problems = Gauge(
     "dra_driver_device_node_problems", "Device nodes on the host with a problem that only some pods notice, by kind",
     ["kind"],

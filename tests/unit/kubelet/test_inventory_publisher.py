@@ -6,7 +6,13 @@ import pytest
 
 from dra_driver.errors import DraError, DriverUnavailableError, StorageError
 from dra_driver.gpu.simulated.backend import SimulatedBackend
-from dra_driver.kubelet.inventory_publisher import FIRST_S, KEEP_S, UNAVAILABLE, InventoryPublisher
+from dra_driver.kubelet.inventory_publisher import (
+    FIRST_S,
+    KEEP_S,
+    SECOND_PUBLISHER,
+    UNAVAILABLE,
+    InventoryPublisher,
+)
 from dra_driver.kubelet.node_taint import NodeTaint
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
@@ -90,6 +96,13 @@ class Detach:
     is_detached: bool = False
 
 
+@dataclass
+class Conflict:
+    """Whether something else offers the same GPUs."""
+
+    problem: str | None = None
+
+
 class Node:
     """A publisher with all its dependencies."""
 
@@ -99,14 +112,15 @@ class Node:
         self.hardware = Hardware()
         self.files, self.slices = Files(self.happened), Slices(self.happened)
         self.policies = Policies()
-        self.detach = Detach()
+        self.detach, self.conflict = Detach(), Conflict()
         self.held: list[GpuUuid] | DraError = []
         self.publisher = InventoryPublisher(
             self.hardware,
             self.files,
             self.slices,
             self.policies,
-            self.detach,
+            detach=self.detach,
+            conflict=self.conflict,
             taint=self.policies.taint,
             held=self.held_gpus,
             driver_root=lambda: self.happened.append("root"),
@@ -338,3 +352,25 @@ def test_a_process_that_starts_detached_leaves_the_slices_as_they_are(node: Node
     """It knows no GPUs; a second process of a rolling update publishes them, tainted."""
     node.detach.taint_value, node.detach.is_detached = "requested", True
     assert node.after(10 * KEEP_S) == []
+
+
+def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: Node) -> None:
+    """Each could be given to two pods; GPUs that claims have stay, for what reads slices."""
+    node.sees(SNAPSHOT)
+    node.conflict.problem = "a device plugin offers nvidia.com/gpu: 2"
+    assert node.after(1.0) == [SNAPSHOT, NOTHING], "who decides has waited"
+    node.held = [FIRST.uuid]
+    assert node.after(1.0)[-1] == SUBSET
+    assert node.policies.taint.value == SECOND_PUBLISHER
+    node.conflict.problem = None
+    assert node.after(1.0)[-1] == SNAPSHOT
+    assert node.policies.taint.value is None
+
+
+def test_a_request_to_detach_counts_before_a_second_publisher(node: Node) -> None:
+    """The devices of running pods stay published while a driver is upgraded."""
+    node.sees(SNAPSHOT)
+    node.conflict.problem = "another driver"
+    node.detach.taint_value = "requested"
+    assert node.after(1.0)[-1] == SNAPSHOT
+    assert node.policies.taint.value == "requested"

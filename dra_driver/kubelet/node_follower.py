@@ -1,0 +1,75 @@
+"""What people and others do on the objects of this node, as far as it changes what is published.
+
+A drain that is asked for by an annotation (``drain_taint.py``), and other publishers of the same GPUs
+(``second_publisher.py``).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from dra_driver.gpu.inventory import Inventory
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.own_node import OwnNodeWatch
+from dra_driver.kubelet.drain_taint import DrainTaint
+from dra_driver.kubelet.node_events import tell
+from dra_driver.kubelet.second_publisher import SecondPublisher
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import GpuUuid
+from dra_driver.model.terms import GpuTerms, Terms
+from dra_driver.slices import Publisher
+
+FIRST_SLICES_S: Final = 1.0
+"""How long a start waits for the list of this node's slices: what else publishes its GPUs is known before this driver
+does. Without an answer it goes on, and withdraws devices when the answer comes."""
+
+
+class NodeFollower:
+    """``look`` and ``report`` from one thread; the rest from any."""
+
+    def __init__(
+        self,
+        own_node: OwnNodeWatch,
+        events: EventRecorder,
+        publisher: Publisher,
+        inventory: Inventory,
+        *,
+        allow_second: bool,
+    ) -> None:
+        """Call it before anything is published; takes up to `FIRST_SLICES_S`."""
+        self._drain = DrainTaint(own_node.current, partial(tell, own_node, events))
+        self._second = SecondPublisher(
+            own_node.current,
+            lambda: publisher.neighbours([gpu.uuid for gpu in inventory.current().gpus]),
+            allowed=allow_second,
+        )
+        if own_node.current() is not None:  # the API server answers
+            publisher.wait_listed(FIRST_SLICES_S)
+        self.look()
+
+    @property
+    def problem(self) -> str | None:
+        """Why devices are withdrawn, as a sentence; None while they are not."""
+        return self._second.problem
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is drained and what is allowed beside this driver, one sentence each."""
+        return [*self._drain.remarks, *self._second.remarks]
+
+    def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
+        """See ``DrainTaint.amend``."""
+        return self._drain.amend(snapshot, terms)
+
+    def look(self) -> bool:
+        """Whether what is to be published changed. Sends no request."""
+        return any([self._drain.look(), self._second.look()])
+
+    def follow(self, publish: Callable[[], None]) -> None:
+        """Look, and ``publish`` after a change."""
+        if self.look():
+            publish()
+
+    def report(self, warn: Callable[[str, str], bool]) -> None:
+        """Record an event for a second publisher, once."""
+        self._second.report(warn)

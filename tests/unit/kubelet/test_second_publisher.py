@@ -1,0 +1,127 @@
+"""When devices are withdrawn because something else offers the same GPUs."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from dra_driver.kubelet.second_publisher import (
+    OFFER_AFTER_S,
+    WITHDRAW_AFTER_S,
+    SecondPublisher,
+    Standing,
+    found_in,
+    judge,
+)
+from dra_driver.slices.neighbours import Neighbour
+
+FOUND = ("a device plugin",)
+OFFERED, WITHDRAWN = Standing(), Standing(withdrawn=True, found=FOUND)
+
+
+def after(standing: Standing, *looks: tuple[float, tuple[str, ...]]) -> Standing:
+    for now, found in looks:
+        standing = judge(standing, found, now)
+    return standing
+
+
+def test_devices_are_withdrawn_when_it_stays() -> None:
+    """Ten seconds: a device plugin that is being removed does not end an installation."""
+    assert not after(OFFERED, (0.0, FOUND), (9.9, FOUND)).withdrawn
+    assert after(OFFERED, (0.0, FOUND), (10.0, FOUND)).withdrawn
+    assert not after(OFFERED, (0.0, FOUND), (9.0, ()), (10.0, FOUND), (19.0, FOUND)).withdrawn, "it was gone meanwhile"
+    assert (WITHDRAW_AFTER_S, OFFER_AFTER_S) == (10.0, 60.0)
+
+
+def test_devices_are_offered_again_when_it_has_been_gone_for_a_minute() -> None:
+    """A device plugin that restarts has allocatable 0 for some seconds."""
+    assert after(WITHDRAWN, (0.0, ()), (59.9, ())).withdrawn
+    assert after(WITHDRAWN, (0.0, ()), (60.0, ())) == OFFERED
+    assert after(WITHDRAWN, (0.0, ()), (59.0, FOUND), (60.0, ()), (119.0, ())).withdrawn
+
+
+def test_a_process_that_starts_beside_it_offers_nothing() -> None:
+    """Otherwise each restart would offer the devices for ten seconds."""
+    assert judge(OFFERED, FOUND, 0.0, at_once=True).withdrawn
+    assert not judge(OFFERED, (), 0.0, at_once=True).withdrawn
+    assert judge(WITHDRAWN, (), 0.0, at_once=True).withdrawn
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "counts"),
+    [
+        ({"nvidia.com/gpu": "8"}, True),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "3"}, True),
+        ({"nvidia.com/gpu.shared": "4"}, True),
+        ({"nvidia.com/mig-3g.40gb.shared": "1"}, True),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}, False),
+        ({"nvidia.com/hostdev": "8", "amd.com/gpu": "8", "cpu": "8"}, False),
+        ({"nvidia.com/gpu": "no number"}, True),
+    ],
+)
+def test_a_device_plugin_is_seen_in_allocatable(allocatable: Mapping[str, str], *, counts: bool) -> None:
+    """Any GPU or MIG resource above 0; passthrough and network devices are no GPUs of this driver."""
+    assert bool(found_in(allocatable, ())) == counts
+
+
+class Node:
+    """A component with a clock, and what it looks at."""
+
+    def __init__(self, *, allowed: bool = False) -> None:
+        self.now = 1000.0
+        self.allocatable: dict[str, str] = {}
+        self.pools: list[Neighbour] = []
+        self.events: list[str] = []
+        self.second = SecondPublisher(lambda: self, lambda: self.pools, allowed=allowed, clock=lambda: self.now)
+
+    def after(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.second.look()
+
+    def warn(self, reason: str, message: str) -> bool:
+        self.events.append(f"{reason}: {message}")
+        return True
+
+
+def test_it_says_what_it_found_until_devices_are_offered_again() -> None:
+    """Readiness has the sentence; the event is written once."""
+    node = Node()
+    assert not node.after(20.0)
+    node.pools = [Neighbour(driver="other.example", pool="node-a", gpus=frozenset({"GPU-1", "GPU-2"}))]
+    assert not node.after(1.0)
+    assert node.second.problem is None
+    assert node.second.remarks == [
+        "second publisher: driver other.example publishes 2 of this node's GPUs in pool node-a"
+    ]
+    assert node.after(10.0)
+    assert not node.after(1.0), "said once"
+    assert "other.example publishes 2 of this node's GPUs" in (node.second.problem or "")
+    assert node.second.remarks == []
+    node.second.report(node.warn)
+    node.second.report(node.warn)
+    assert len(node.events) == 1
+    assert node.events[0].startswith("SecondPublisher: devices are withdrawn")
+    node.pools = []
+    assert not node.after(1.0)
+    assert "has gone" in (node.second.problem or "")
+    assert node.after(60.0)
+    assert node.second.problem is None
+
+
+def test_at_the_start_it_counts_at_once() -> None:
+    """The look before anything is published."""
+    node = Node()
+    node.allocatable = {"nvidia.com/gpu": "1"}
+    assert node.after(0.0)
+    assert node.second.problem is not None
+
+
+def test_where_it_is_allowed_nothing_is_withdrawn() -> None:
+    """The node's owner divides the GPUs; the event and a remark say that they are on their own."""
+    node = Node(allowed=True)
+    node.allocatable = {"nvidia.com/gpu": "1"}
+    assert not node.after(0.0)
+    assert not node.after(60.0)
+    assert node.second.problem is None
+    assert node.second.remarks == ["second publisher: a device plugin offers nvidia.com/gpu: 1 on this node"]
+    node.second.report(node.warn)
+    assert "--allow-second-publisher" in node.events[0]
