@@ -23,7 +23,7 @@ _SHOWN: Final = 4
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
 
 
-class NodeMarks(Protocol):
+class AnnotatedNode(Protocol):
     """The part of ``kube.own_node.OwnNode`` that is needed here."""
 
     @property
@@ -33,7 +33,7 @@ class NodeMarks(Protocol):
 class DrainTaint:
     """``node`` returns the last known Node, ``tell`` records an event on it. One thread calls ``look``."""
 
-    def __init__(self, node: Callable[[], NodeMarks | None], tell: Tell) -> None:
+    def __init__(self, node: Callable[[], AnnotatedNode | None], tell: Tell) -> None:
         self._node, self._tell = node, tell
         self._request = NOT_DRAINED  # replaced as a whole, so that any thread reads it without a lock
         self._names: tuple[str, ...] = ()

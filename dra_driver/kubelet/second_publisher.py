@@ -32,7 +32,7 @@ Warn = Callable[[str, str], bool]
 """Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
 
 
-class Pool(Protocol):
+class OtherPool(Protocol):
     """The part of ``slices.neighbours.Neighbour`` that is needed here."""
 
     @property
@@ -73,7 +73,7 @@ def judge(standing: Standing, found: tuple[str, ...], now: float, *, at_once: bo
     return replace(standing, since=since, found=found)
 
 
-def found_in(allocatable: Mapping[str, str], pools: Sequence[Pool]) -> tuple[str, ...]:
+def found_in(allocatable: Mapping[str, str], pools: Sequence[OtherPool]) -> tuple[str, ...]:
     """The second publishers, each as the beginning of a sentence."""
     offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
     plugin = [f"a device plugin offers {_some(offered)} on this node"] if offered else []
@@ -92,7 +92,7 @@ class SecondPublisher:
     def __init__(
         self,
         node: Callable[[], NodeStatus | None],
-        pools: Callable[[], Sequence[Pool]],
+        pools: Callable[[], Sequence[OtherPool]],
         *,
         allowed: bool = False,
         clock: Callable[[], float] = time.monotonic,
