@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
+from dra_driver.model.health import HealthCause
+from dra_driver.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
 from dra_driver.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
 from dra_driver.quantity import Quantity
 
@@ -61,6 +63,7 @@ class GpuPolicy:
     sharing: SharingTerms | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
+    health: HealthRules = DEFAULT_RULES
 
 
 def policy_problems(written: object) -> list[FieldProblem]:
@@ -93,6 +96,7 @@ def policy_of(written: Fields) -> GpuPolicy:
             for taint in spec.get("taints") or ()
         ),
         attributes=MappingProxyType({item["name"]: _attribute(item) for item in spec.get("attributes") or ()}),
+        health=_health(_section(spec, "health")),
     )
 
 
@@ -127,6 +131,24 @@ def _sharing(sharing: Fields) -> SharingTerms | None:
         default_percent=100 if (percent := sharing.get("defaultComputePercent")) is None else percent,
         reserved_bytes=_bytes(sharing.get("reservedMemory")),
     )
+
+
+def _health(health: Fields) -> HealthRules:
+    ignore, evict = _section(health, "ignore"), _section(health, "evict")
+    calm, grace = health.get("calmSeconds"), health.get("evictionGraceSeconds")
+    return HealthRules(
+        taint_xids=_numbers(_section(health, "taint")),
+        ignored_xids=_numbers(ignore),
+        ignored_causes=frozenset(HealthCause(cause) for cause in ignore.get("causes") or ()),
+        evicting_xids=_numbers(evict),
+        evicting_causes=frozenset(HealthCause(cause) for cause in evict.get("causes") or ()),
+        calm_s=None if calm is None else float(calm),
+        grace_s=DEFAULT_GRACE_S if grace is None else float(grace),
+    )
+
+
+def _numbers(section: Fields) -> frozenset[int]:
+    return frozenset(section.get("xids") or ())
 
 
 def _attribute(item: Fields) -> AttributeValue:

@@ -91,6 +91,20 @@ def _reserved_taint(taint: Fields) -> bool:
     return str(taint["key"]).startswith(OWN_TAINT_DOMAIN)
 
 
+def _also(health: Fields, section: str, field: str) -> bool:
+    """Whether something that is ignored is in the section, too."""
+    ignored = _inner(health, "ignore").get(field) or ()
+    return bool(set(ignored) & set(_inner(health, section).get(field) or ()))
+
+
+def _cel_not_also(section: str, field: str) -> str:
+    """CEL for ``not _also``."""
+    return (
+        f"!has(self.ignore) || !has(self.ignore.{field}) || !has(self.{section}) || !has(self.{section}.{field})"
+        f" || !self.ignore.{field}.exists(ignored, ignored in self.{section}.{field})"
+    )
+
+
 def _nothing_left(forms: Fields) -> bool:
     return forms.get("whole") is False and forms.get("migProfiles") == []
 
@@ -138,6 +152,16 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "whole false and migProfiles [] allow no form of the GPU: use availability Hidden to hide it",
         "!has(self.whole) || self.whole || !has(self.migProfiles) || size(self.migProfiles) > 0",
         _nothing_left,
+    ),
+    "ignored-xid": SchemaRule(
+        "an XID of ignore.xids is in taint.xids or evict.xids, too: it cannot do both, remove it from one of them",
+        f"({_cel_not_also('taint', 'xids')}) && ({_cel_not_also('evict', 'xids')})",
+        lambda it: _also(it, "taint", "xids") or _also(it, "evict", "xids"),
+    ),
+    "ignored-cause": SchemaRule(
+        "a cause of ignore.causes is in evict.causes, too: it cannot do both, remove it from one of them",
+        _cel_not_also("evict", "causes"),
+        lambda it: _also(it, "evict", "causes"),
     ),
     "memory-range": SchemaRule(
         "minMemory is more than maxMemory, so no GPU matches",

@@ -21,6 +21,16 @@ from dra_driver.quantity import Quantity
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
 _MAX_SHOWN_CONFLICTS = 3
+_SPEC = {
+    "availability": "availability",
+    "whole": "forms.whole",
+    "mig_profiles": "forms.migProfiles",
+    "sharing": "sharing",
+    "taints": "taints",
+    "attributes": "attributes",
+    "health": "health",
+}
+"""Attributes of a policy that decide terms, and their fields in its spec."""
 
 
 def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
@@ -78,7 +88,8 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
         if _terms(other, gpu) != replace(terms, policy=other.name):
             raise ConfigurationError(
                 f"policies {first.name} and {other.name} both match {gpu.device_name} ({gpu.uuid}) with priority"
-                f" {first.priority} and differ: give one of them a higher priority, or let only one match"
+                f" {first.priority} and differ in {_differences(first, other)}:"
+                " give one of them a higher priority, or let only one match"
             )
     return terms
 
@@ -105,7 +116,7 @@ def _like(name: str | None, patterns: Sequence[str] | None) -> bool:
 
 def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
     if policy.availability is Availability.HIDDEN:
-        return GpuTerms(policy=policy.name, offered=False)
+        return GpuTerms(policy=policy.name, offered=False, health=policy.health)
     reserved = (Taint(key=RESERVED_TAINT, value=policy.name, effect="NoSchedule"),)
     profiles = (
         None
@@ -119,6 +130,7 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         sharing=policy.sharing,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
         attributes=policy.attributes,
+        health=policy.health,
     )
 
 
@@ -131,6 +143,12 @@ def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
         f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
         f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory has to leave memory for claims"
     )
+
+
+def _differences(first: GpuPolicy, second: GpuPolicy) -> str:
+    """The fields of two policies that differ; two that reserve a GPU differ in the taint, which names the policy."""
+    found = {f"spec.{_SPEC[name]}" for name in _SPEC if getattr(first, name) != getattr(second, name)}
+    return ", ".join(sorted(found)) or "spec.availability"
 
 
 def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:

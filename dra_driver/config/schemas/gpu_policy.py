@@ -38,6 +38,8 @@ AttributeName = Annotated[
     str,
     text(longest=64, pattern=rf"({_SUBDOMAIN}/)?[A-Za-z_][A-Za-z0-9_]{{0,31}}", says="a name such as example.com/team"),
 ]
+Xids = Annotated[list[Annotated[int, Field(ge=1, le=65535)]], AtMost(64)]
+_CAUSES = Literal["xid", "ecc", "lost", "hang", "row-remap", "retired-pages", "recovery-action", "nvlink", "fabric"]
 
 
 class Metadata(Strict):
@@ -184,6 +186,58 @@ class PolicyAttribute(Strict):
     bool_value: Annotated[bool | None, Field(alias="bool", description="The value, if it is true or false.")] = None
 
 
+class HealthAdditions(Strict):
+    """What taints in addition to what does by default."""
+
+    xids: Annotated[Xids | None, Field(description="XIDs that taint, also those of application errors.")] = None
+
+
+class HealthExceptions(Strict):
+    """What is counted and never taints. What names an XID is stronger than what names the cause xid."""
+
+    xids: Annotated[Xids | None, Field(description="XIDs that do not taint.")] = None
+    causes: Annotated[
+        Annotated[list[Literal[_CAUSES, "unmonitored"]], AtMost(16)] | None,
+        Field(description="Causes that do not taint."),
+    ] = None
+
+
+class HealthEvictions(Strict):
+    """What taints with the effect NoExecute. Kubernetes deletes the pods then: it does not look at
+    PodDisruptionBudgets and does not limit how many it deletes at a time."""
+
+    xids: Annotated[Xids | None, Field(description="XIDs that evict, also those that do not taint by default.")] = None
+    causes: Annotated[
+        Annotated[list[Literal[_CAUSES]], AtMost(16)] | None,
+        Field(description="Causes that evict; lost is the GPU that has vanished or does not answer."),
+    ] = None
+
+
+class Health(Strict):
+    """What errors of the GPU do to its devices. Without it, errors that need a recovery taint with the effect
+    NoSchedule until it was seen, and application errors do not."""
+
+    rules: ClassVar[tuple[str, ...]] = ("ignored-xid", "ignored-cause")
+
+    taint: Annotated[HealthAdditions | None, Field(description="Errors that taint in addition.")] = None
+    ignore: Annotated[HealthExceptions | None, Field(description="Errors that do not taint.")] = None
+    evict: Annotated[HealthEvictions | None, Field(description="Errors that end pods; without it, none does.")] = None
+    calm_seconds: Annotated[
+        Annotated[int, Field(ge=0, le=86400)] | None,
+        Field(
+            description="Seconds without a new error after recovery was seen, until the taint goes; without it, the"
+            " default of the cause."
+        ),
+    ] = None
+    eviction_grace_seconds: Annotated[
+        Annotated[int, Field(ge=0, le=3600)] | None,
+        Field(
+            description="Seconds that the controller waits before it evicts a pod that came by an extended resource.",
+            json_schema_extra={"default": 60},
+        ),
+    ] = None
+
+
 class PolicySpec(Strict):
     """What GPUs may be used as. For each GPU the matching policy of highest priority applies, alone. Without any, a GPU
     may be used whole or as partitions of any MIG profile, and is not shared."""
@@ -221,6 +275,9 @@ class PolicySpec(Strict):
     attributes: Annotated[
         Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None,
         Field(description="Attributes of the GPU's devices in addition to the driver's own."),
+    ] = None
+    health: Annotated[
+        Health | None, Field(description="What errors of the GPU do; without it, the default rules apply.")
     ] = None
 
 

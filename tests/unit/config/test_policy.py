@@ -6,6 +6,8 @@ import pytest
 
 from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, policy_of, policy_problems
 from dra_driver.config.rules import OWN_ATTRIBUTES
+from dra_driver.model.health import HealthCause
+from dra_driver.model.health_rules import HealthRules
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -85,6 +87,13 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
         (policy(attributes=[{"name": "x", "int": 1, "bool": True}]), "expected exactly one of string, int and bool"),
         (policy(attributes=[{"name": "a.kubernetes.io/x", "int": 1}]), "spec.attributes[0]: name is reserved by"),
         (policy(attributes=[{"name": "x", "int": 2**53}]), "got 9007199254740992"),
+        (policy(health={"ignore": {"xids": [79]}, "evict": {"xids": [48, 79]}}), "spec.health: an XID of ignore.xids"),
+        (policy(health={"ignore": {"xids": [31]}, "taint": {"xids": [31]}}), "is in taint.xids or evict.xids, too"),
+        (policy(health={"ignore": {"causes": ["lost"]}, "evict": {"causes": ["lost"]}}), "spec.health: a cause of ign"),
+        (policy(health={"evict": {"causes": ["unmonitored"]}}), "spec.health.evict.causes[0]: expected 'xid'"),
+        (policy(health={"taint": {"xids": [0]}}), "spec.health.taint.xids[0]: expected a whole number from 1"),
+        (policy(health={"calmSeconds": 86401}), "from 0 to 86400, got 86401"),
+        (policy(health={"evictionGraceSeconds": -1}), "from 0 to 3600, got -1"),
         (policy(attributes=[{"name": "x", "string": "é"}]), "string: expected printable ASCII text, got 'é'"),
         (policy() | {"status": {"x": "y" * 70_000}}, "larger than 65536 bytes"),
     ],
@@ -92,6 +101,27 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
 def test_every_mistake_is_named_by_its_path(written: Any, expected: str) -> None:
     """The sentence says which field, what was seen and what is allowed."""
     assert expected in refusal(written)
+
+
+def test_health_rules_are_taken_as_written_and_default_to_evicting_nothing() -> None:
+    """An XID that is an exception of its cause is no contradiction; 0 seconds is not the same as none."""
+    written = {
+        "taint": {"xids": [31]},
+        "ignore": {"xids": [119], "causes": ["nvlink", "unmonitored"]},
+        "evict": {"xids": [79], "causes": ["lost", "xid"]},
+        "calmSeconds": 0,
+        "evictionGraceSeconds": 0,
+    }
+    assert decoded(policy(health=written)).health == HealthRules(
+        taint_xids=frozenset({31}),
+        ignored_xids=frozenset({119}),
+        ignored_causes=frozenset({HealthCause.NVLINK, HealthCause.UNMONITORED}),
+        evicting_xids=frozenset({79}),
+        evicting_causes=frozenset({HealthCause.LOST, HealthCause.XID}),
+        calm_s=0.0,
+        grace_s=0.0,
+    )
+    assert decoded(policy()).health == HealthRules(calm_s=None, grace_s=60.0)
 
 
 @pytest.mark.parametrize(

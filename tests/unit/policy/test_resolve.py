@@ -6,6 +6,7 @@ import pytest
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.health_rules import HealthRules
 from dra_driver.model.terms import DEFAULT_TERMS, Interval, SharingTerms, Strategy, Taint, terms_of
 from dra_driver.policy.resolve import resolve, survey
 from tests.unit.policy.hardware import NODE, ONE_G, ONE_G_ME, gpu, node, partition, policy, uuid, whole
@@ -72,7 +73,21 @@ def test_two_of_the_same_priority_that_differ_are_refused_by_name() -> None:
     with pytest.raises(ConfigurationError) as caught:
         resolve(clash, node(), (), NODE)
     text = str(caught.value)
-    assert text.startswith(f"policies a and b both match gpu-1 ({uuid(1)}) with priority 0 and differ")
+    assert text.startswith(f"policies a and b both match gpu-1 ({uuid(1)}) with priority 0 and differ in spec.sharing:")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "field"),
+    [
+        ({"health": {"evict": {"xids": [79]}}}, {"health": {"ignore": {"xids": [79]}}}, "spec.health"),
+        ({"availability": "Reserved"}, {"availability": "Reserved"}, "spec.availability"),
+        ({"forms": {"whole": False}}, {"taints": [{"key": "a"}]}, "spec.forms.whole, spec.taints"),
+    ],
+)
+def test_a_contradiction_names_the_fields_that_differ(first: Any, second: Any, field: str) -> None:
+    """Two reserved pools differ in the name that their taint has."""
+    with pytest.raises(ConfigurationError, match=f"differ in {field}: give"):
+        resolve([policy("a", **first), policy("b", **second)], node(1), (), NODE)
 
 
 def test_two_of_the_same_priority_that_say_the_same_are_no_contradiction() -> None:
@@ -105,6 +120,7 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
         sharing={"strategy": "TimeSlicing", "interval": "Long", "maxShares": 3},
         taints=[{"key": "example.com/x", "value": "y"}],
         attributes=[{"name": "team", "string": "blue"}, {"name": "n", "int": 0}, {"name": "b", "bool": False}],
+        health={"evict": {"xids": [79]}},
     )
     found = resolve([told], node(1), (), NODE)[uuid(0)]
     assert found.profiles == frozenset({ONE_G, ONE_G_ME})
@@ -114,6 +130,7 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
         Taint(key="example.com/x", value="y", effect="NoSchedule"),
     )
     assert found.attributes == {"team": "blue", "n": 0, "b": False}
+    assert found.health == HealthRules(evicting_xids=frozenset({79}))
     assert found.waiting is None
 
 
