@@ -1,11 +1,11 @@
-"""Subresources other than status: logs and bindings of pods, the scale of deployments and replica sets."""
+"""Subresources other than status: logs, bindings and evictions of pods, the scale of deployments and replica sets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dra_driver.sim.apiserver.api_errors import bad_request
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, entries, mapping
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, dump, entries, mapping
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.paths import Target
@@ -95,6 +95,23 @@ def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
     if not node:
         raise bad_request("Binding: target.name: Required value: the node to run the pod on")
     store.bind(target.namespace, target.name, node)
+    return accepted()
+
+
+def eviction(request: ApiRequest, target: Target) -> ApiRequest:
+    """The deletion that a POST to pods/eviction asks for. No PodDisruptionBudgets are served, so none objects.
+
+    Raises InvalidObjectError (400).
+    """
+    wanted = request.object()
+    named = dig(wanted, "metadata", "name", default=target.name)
+    if wanted.get("kind") != "Eviction" or named != target.name:
+        raise bad_request(f"the body must be an Eviction of pod {target.name}, got {wanted.get('kind')} {named}")
+    return replace(request, method="DELETE", body=dump(mapping(wanted, "deleteOptions")), headers={})
+
+
+def accepted() -> Reply:
+    """The reply to a binding or eviction."""
     success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return Reply.of(success | {"code": 201}, status=201)
 

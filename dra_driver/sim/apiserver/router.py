@@ -4,6 +4,7 @@ Those are health, version, discovery, OpenAPI and access reviews. Every error is
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from dra_driver.sim.apiserver import openapi, pod_subresources
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
@@ -74,7 +75,7 @@ class Router:
         return Reply.of(request.object() | {"status": {"allowed": True}}, status=201)
 
     def _object(self, request: ApiRequest, target: Target) -> RouterReply:
-        if target.subresource in {"log", "binding", "scale"}:
+        if target.subresource in {"log", "binding", "eviction", "scale"}:
             return self._special(request, target)
         if request.method == "GET" and request.flag("watch"):
             return plan_watch(request, target)
@@ -102,6 +103,9 @@ class Router:
             return pod_subresources.plan_log(self._store, request, target)
         if (target.subresource, request.method) == ("binding", "POST"):
             return pod_subresources.bind(self._store, request, target)
+        if (target.subresource, request.method) == ("eviction", "POST"):
+            self._verbs.delete(pod_subresources.eviction(request, target), replace(target, subresource=""))
+            return pod_subresources.accepted()
         if target.subresource == "scale" and request.method == "GET":
             return Reply.of(pod_subresources.read_scale(self._store, target))
         if target.subresource == "scale" and request.method == "PUT":

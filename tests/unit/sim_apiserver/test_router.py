@@ -199,3 +199,25 @@ def test_bodies_are_read_by_their_media_type() -> None:
         with pytest.raises(KubernetesApiError) as refused:
             ApiRequest(method="POST", path="/", headers=headers, body=body).object()
         assert refused.value.status == status
+
+
+def test_an_eviction_deletes_the_pod_that_was_meant() -> None:
+    """The UID among the preconditions keeps a later pod of the same name from harm."""
+    store = Store()
+    uid = store.create(PODS, pod("a"))["metadata"]["uid"]
+    path = "/api/v1/namespaces/default/pods/a/eviction"
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a", "namespace": "default"}}
+    for wrong in ({**body, "kind": "Binding"}, {**body, "metadata": {"name": "b"}}):
+        with pytest.raises(KubernetesApiError) as refused:
+            _ask(store, "POST", path, wrong)
+        assert refused.value.status == 400
+    with pytest.raises(KubernetesApiError) as other:
+        _ask(store, "POST", path, {**body, "deleteOptions": {"preconditions": {"uid": "another"}}})
+    assert other.value.status == 409
+    assert store.find(PODS, "a", "default") is not None
+    reply = _ask(store, "POST", path, {**body, "deleteOptions": {"preconditions": {"uid": uid}}})
+    assert (reply.status, _json(reply)["status"]) == (201, "Success")
+    assert store.find(PODS, "a", "default") is None
+    with pytest.raises(KubernetesApiError) as gone:
+        _ask(store, "POST", path, body)
+    assert gone.value.status == 404
