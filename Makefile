@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow check bench fuzz mutants gen lock clean
+.PHONY: demo test test-slow chaos check bench fuzz mutants gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -18,6 +18,9 @@ test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minu
 
 test-slow: $(VENV)/.ready     ## Soak and long scenario tests
 	$(BIN)/pytest -m slow -n 0 --timeout 1200
+
+chaos: $(VENV)/.ready         ## One fault after the other happens to a node process; under 15 minutes
+	$(BIN)/pytest tests/chaos --timeout 300
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
 	$(BIN)/ruff format --check .

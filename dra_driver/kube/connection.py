@@ -120,8 +120,8 @@ class Connection:
         return self._session.send(verb, target, headers, body, limits)
 
     def renew(self) -> None:
-        """Reads everything again (token, CA, exec plugin) after a 401; requests in flight finish on the old
-        connections.
+        """Reads everything again (token, CA, exec plugin), after a 401 and when the server's certificate is not
+        accepted. Requests in flight finish on the old connections.
 
         Raises ConfigurationError when that fails; the old credentials then stay in use.
         """

@@ -134,7 +134,8 @@ def _translated(error: Exception) -> TransportError:
     # urllib3 puts its own object in front, "HTTPSConnectionPool(host=…, port=…): Read timed out."
     what = re.sub(r"^<?\w+\(host=[^)]*\)[^:]*: ", "", str(error)) or type(error).__name__
     what = re.sub(r"\.? \(\w+ timeout=[^)]*\)", "", what)  # a changing number would make each event a new one
-    return TransportError(what, broke=isinstance(error, ProtocolError), hint=hint)
+    untrusted = isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error)
+    return TransportError(what, broke=isinstance(error, ProtocolError), untrusted=untrusted, hint=hint)
 
 
 def from_kubeconfig(path: str) -> Callable[[], LibrarySession]:

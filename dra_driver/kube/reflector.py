@@ -152,11 +152,11 @@ class Reflector:
 
     def _list(self) -> ReflectorChange:
         """Without a resourceVersion the answer is current; a cache may lag behind this client's own writes."""
+        self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
         items = {name: self._slim(item) for item in document["items"] if (name := _name(item))}
         with self._lock:
             self._items = items
-        self._progress = False
         self._version = _version(document)
         if not self._version:
             raise ApiUnreachableError(f"list {self._path}: the answer has no metadata.resourceVersion")

@@ -8,6 +8,7 @@ import builtins
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -173,7 +174,11 @@ class RestClient:
             return error
 
     def _send(self, request: "_Request") -> HttpAnswer:
-        """An answer with a good status and an unread body. After a 401 the credentials are read again, once."""
+        """An answer with a good status and an unread body.
+
+        After a 401, or a certificate that is not accepted, credentials and CA are read again, once: both are rotated
+        while this process runs.
+        """
         try:
             return self._send_once(request)
         except UnauthorizedError as refused:
@@ -183,6 +188,12 @@ class RestClient:
                 raise UnauthorizedError(
                     f"{refused}; and {unreadable}", status=401, reason=refused.reason
                 ) from unreadable
+            return self._send_once(request)
+        except ApiUnreachableError as error:
+            if not (isinstance(error.__cause__, TransportError) and error.__cause__.untrusted):
+                raise
+            with suppress(ConfigurationError):  # the former CA stays in use, and the second try says so
+                self._connection.renew()
             return self._send_once(request)
 
     def _send_once(self, request: "_Request") -> HttpAnswer:

@@ -1,6 +1,7 @@
 """An HTTP server on loopback whose answers a test scripts, failures of servers included."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -74,13 +75,20 @@ class ScriptedServer:
         self._script = script
         self._lock = threading.Lock()  # guards requests
         self._stopping = threading.Event()
+        self._scheme = "http"
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
+    def serve_tls(self, context: ssl.SSLContext) -> None:
+        """Before the start: HTTPS instead of HTTP. Failed handshakes are not reported."""
+        self._scheme = "https"
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> "ScriptedServer":
         self._thread.start()

@@ -17,12 +17,14 @@ _LENGTH = re.compile(r"[0-9]{1,15}")
 class TransportError(Exception):
     """The request or its answer did not get through; the text says what was seen.
 
-    ``broke``: the connection ended, so the server may not have seen the request. ``hint`` is what to check.
+    ``broke``: the connection ended, so the server may not have seen the request. ``untrusted``: the server's
+    certificate is not accepted, so the request was not sent. ``hint`` is what to check.
     """
 
-    def __init__(self, text: str, *, broke: bool = False, hint: str = "") -> None:
+    def __init__(self, text: str, *, broke: bool = False, untrusted: bool = False, hint: str = "") -> None:
         super().__init__(text)
         self.broke = broke
+        self.untrusted = untrusted
         self.hint = hint
 
 

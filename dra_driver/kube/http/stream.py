@@ -65,7 +65,8 @@ class HttpStream:
         except (OSError, ValueError) as error:
             plain.close()
             hint = "check the CA certificate" if isinstance(error, ssl.SSLError) else ""
-            raise TransportError(f"cannot begin TLS: {_reason(error)}", hint=hint) from error
+            untrusted = isinstance(error, ssl.SSLCertVerificationError)
+            raise TransportError(f"cannot begin TLS: {_reason(error)}", untrusted=untrusted, hint=hint) from error
 
     def send(self, data: bytes, limits: RequestLimits) -> None:
         """Send a whole request; its answer is read within ``limits``. Raises `TransportError`."""

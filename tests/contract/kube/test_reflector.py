@@ -180,6 +180,25 @@ def test_a_version_that_expires_right_after_each_list_is_no_busy_loop(tmp_path: 
         assert 2 <= len(server.requests) <= 16
 
 
+def test_a_list_whose_version_expires_after_a_watch_is_no_busy_loop(tmp_path: Path) -> None:
+    """A watch that worked says nothing about the lists that follow it."""
+    watched = iter([[event("BOOKMARK", "", "8"), EXPIRED]])
+    listed = iter([LIST_7])
+
+    def script(x: Exchange) -> None:
+        if "watch" in x.seen.query:
+            x.stream(next(watched))
+        elif (found := next(listed, None)) is not None:
+            x.json(found)
+        else:
+            x.json(EXPIRED["object"], status=410)
+
+    with reflecting(script, tmp_path, longest_s=10) as (server, reflector, _):
+        time.sleep(0.6)
+        assert 3 <= len(server.requests) <= 10
+        assert "410" in (reflector.problem or "")
+
+
 def test_garbage_is_survived(tmp_path: Path) -> None:
     """Lines that are no events, and events about nothing, end the watch but not the reflector."""
     script = scripted(

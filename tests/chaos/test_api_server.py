@@ -1,0 +1,248 @@
+"""The API server refuses, denies, conflicts, is busy, slow or silent: prepared claims do not notice."""
+
+import ssl
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import trustme
+
+from dra_driver.sim.apiserver.jsonvalue import utc_now
+from dra_driver.sim.apiserver.server import ApiServer
+from tests.chaos.proxy import GOOD, Call, Misbehaviour
+from tests.chaos.record import FaultRecord
+from tests.chaos.stage import SHORT_S, Stage
+from tests.fakes.live_claims import gpu
+from tests.fakes.live_node import until
+
+FAULT_S = 6.0
+"""How long each fault lasts."""
+RETRY_AFTER_S = 3
+
+
+def everything(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
+    return lambda call: found
+
+
+def writes(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
+    return lambda call: GOOD if call.verb == "GET" else found
+
+
+def lists_and_watches(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
+    return lambda call: found if "?" in call.path and call.verb == "GET" else GOOD
+
+
+@pytest.mark.parametrize(
+    ("rule", "refusal"),
+    [
+        pytest.param(
+            everything(Misbehaviour(status=401, reason="Unauthorized")),
+            "401",
+            marks=pytest.mark.fault("api-401"),
+            id="401",
+        ),
+        pytest.param(
+            everything(Misbehaviour(status=403, reason="Forbidden")),
+            "403",
+            marks=pytest.mark.fault("api-403"),
+            id="403",
+        ),
+        pytest.param(
+            everything(Misbehaviour(status=500, reason="InternalError")),
+            "500",
+            marks=pytest.mark.fault("api-500"),
+            id="500",
+        ),
+        pytest.param(
+            everything(Misbehaviour(status=429, reason="TooManyRequests", headers={"Retry-After": str(RETRY_AFTER_S)})),
+            "429",
+            marks=pytest.mark.fault("api-429"),
+            id="429",
+        ),
+    ],
+)
+def test_refusals_delay_new_claims_alone(
+    rule: Callable[[Call], Misbehaviour], refusal: str, stage: Stage, fault: FaultRecord
+) -> None:
+    """A new claim gets the API server's own words; what is prepared stays, and can be unprepared."""
+    claim = stage.spare_claim()
+    extra = stage.hold("extra", gpu(of=stage.node.gpus[5:]))
+    stage.proxy.rule = rule
+    stage.node.remove_slices()
+    stage.proxy.drop_connections()
+    seen = stage.prepare(claim)
+    assert refusal in seen or "said by the test" in seen, seen
+    stage.assert_intact()
+    assert stage.node.unprepare(extra) == "", "it needs no API server"
+    del stage.held["extra"]
+    began = time.monotonic()
+    asked = len(stage.proxy.calls)
+    time.sleep(FAULT_S)
+    if refusal == "429":
+        _assert_paced(stage.proxy.calls[asked:], began)
+    stage.proxy.rule = everything(GOOD)
+    since = time.monotonic()
+    stage.scheduler.release(extra)
+    _finish(stage, fault, claim, since, seen)
+
+
+def _assert_paced(calls: list[Call], began: float) -> None:
+    """No reader asks more often than the server allows: slices, the Node, and the publisher."""
+    later = [call for call in calls if call.at - began > RETRY_AFTER_S]
+    assert len(later) <= 3 * (FAULT_S / RETRY_AFTER_S), [call.path for call in later]
+
+
+def _finish(stage: Stage, fault: FaultRecord, claim: dict[str, str], since: float, seen: str) -> None:
+    """The claim that waited is prepared too."""
+    until(lambda: stage.prepare(claim, 45.0) == "", f"the claim that waited: {stage.node.log()[-2000:]}", 60.0)
+    stage.drop(claim)
+    stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("api-refused")
+def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: FaultRecord) -> None:
+    """As a control plane that restarts."""
+    claim = stage.spare_claim()
+    stage.proxy.refuse()
+    stage.node.remove_slices()
+    seen = stage.prepare(claim)
+    assert "connection refused" in seen
+    stage.assert_intact()
+    time.sleep(FAULT_S)
+    stage.proxy.accept()
+    _finish(stage, fault, claim, time.monotonic(), seen)
+
+
+@pytest.mark.fault("api-409")
+def test_conflicts_of_writes_end_with_the_conflict(stage: Stage, fault: FaultRecord) -> None:
+    """Slices are published as soon as no other client writes first; preparing needs no write."""
+    stage.proxy.rule = writes(Misbehaviour(status=409, reason="Conflict"))
+    stage.node.remove_slices()
+    seen = stage.wait_logged("409|said by the test")
+    claim = stage.spare_claim_without_slices()
+    assert stage.prepare(claim) == ""
+    stage.assert_intact()
+    time.sleep(FAULT_S)
+    stage.proxy.rule = everything(GOOD)
+    _finish(stage, fault, claim, time.monotonic(), seen)
+
+
+@pytest.mark.fault("api-410")
+def test_expired_versions_end_in_a_new_list(stage: Stage, fault: FaultRecord) -> None:
+    """A compacted resourceVersion is no error of the node: it lists again, without a storm of requests."""
+    stage.proxy.rule = lists_and_watches(Misbehaviour(status=410, reason="Expired"))
+    stage.proxy.drop_connections()
+    stage.node.remove_slices()
+    asked = len(stage.proxy.calls)
+    time.sleep(FAULT_S)
+    assert len(stage.proxy.calls) - asked < 60, "requests in a loop"
+    seen = stage.logged("410|said by the test|Expired|too old")
+    stage.assert_intact()
+    claim = stage.spare_claim_without_slices()
+    assert stage.prepare(claim) == "", "a GET of a claim needs no version"
+    stage.proxy.rule = everything(GOOD)
+    _finish(stage, fault, claim, time.monotonic(), seen)
+
+
+@pytest.mark.fault("api-slow")
+def test_a_slow_api_server_slows_new_claims_alone(stage: Stage, fault: FaultRecord) -> None:
+    """Each answer takes two seconds; a prepare takes that much longer."""
+    stage.proxy.rule = everything(Misbehaviour(delay_s=2.0))
+    claim = stage.spare_claim()
+    stage.node.remove_slices()
+    began = time.monotonic()
+    assert stage.prepare(claim, 45.0) == ""
+    took = time.monotonic() - began
+    assert 2.0 <= took < 10.0
+    began = time.monotonic()
+    stage.assert_intact()
+    assert time.monotonic() - began < 2.0, "what is prepared needs no API server"
+    stage.proxy.rule = everything(GOOD)
+    _finish(stage, fault, claim, time.monotonic(), f"a prepare takes {took:.1f} s, a repeated one as long as ever")
+
+
+@pytest.mark.fault("api-half-open")
+def test_silent_connections_are_given_up(stage: Stage, fault: FaultRecord) -> None:
+    """No byte comes and no connection ends, as behind a firewall that forgot them: the call says so in time."""
+    claim = stage.spare_claim()
+    stage.proxy.silent.set()
+    stage.node.remove_slices()
+    seen = stage.prepare(claim, SHORT_S)
+    assert "GET" in seen, seen
+    stage.assert_intact()
+    time.sleep(FAULT_S)
+    stage.proxy.silent.clear()
+    _finish(stage, fault, claim, time.monotonic(), seen)
+
+
+@pytest.mark.fault("api-watch-closed")
+def test_watches_that_end_each_second_cost_little(stage: Stage, fault: FaultRecord) -> None:
+    """Changes are still seen, and the API server is not asked in a loop."""
+    stage.proxy.rule = everything(Misbehaviour(watch_s=1.0))
+    stage.proxy.drop_connections()
+    time.sleep(2.0)
+    asked = len(stage.proxy.calls)
+    time.sleep(10.0)
+    count = len(stage.proxy.calls) - asked
+    assert count < 60, [call.path for call in stage.proxy.calls[asked:]]
+    stage.node.remove_slices()
+    until(stage.node._published, "the slices to be published in spite of it", 30.0)
+    stage.assert_intact()
+    claim = stage.spare_claim()
+    stage.proxy.rule = everything(GOOD)
+    _finish(stage, fault, claim, time.monotonic(), f"{count} requests in 10 s; slices deleted meanwhile come back")
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+@pytest.mark.fault("clock-skew")
+def test_clocks_that_differ_by_hours_change_nothing(hours: int, stage: Stage, fault: FaultRecord) -> None:
+    """No decision compares the node's clock with the API server's."""
+    node = stage.node
+    node.api.stop()
+    node.api = ApiServer(successor_of=node.api, clock=lambda: utc_now() + timedelta(hours=hours))
+    node.api.start()
+    since = time.monotonic()
+    node.remove_slices()
+    node.kill()
+    node.start()
+    stage.assert_intact()
+    _finish(stage, fault, stage.spare_claim(), since, f"the API server is {hours:+d} h away; nothing is noticed")
+
+
+class Authority:
+    """A CA of the API server that can be replaced, with the file in which clients find it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.file = stage.node.root / "ca.crt"
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.rotate()
+
+    def rotate(self) -> None:
+        """A new CA, a new certificate, and the new CA in the file, as the kubelet renews it in a pod."""
+        authority = trustme.CA()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(self._context)
+        self.file.write_bytes(authority.cert_pem.bytes())
+
+    def context(self) -> ssl.SSLContext:
+        return self._context
+
+
+@pytest.mark.fault("api-ca-rotated")
+def test_a_new_authority_is_taken_from_its_file(fault: FaultRecord) -> None:
+    """The CA and the certificate of the API server are replaced while the node process runs."""
+    stage = Stage()
+    authority = Authority(stage)
+    stage.serve_tls(authority.context, {"certificate-authority": str(authority.file)})
+    with stage:
+        authority.rotate()
+        stage.proxy.drop_connections()
+        since = time.monotonic()
+        stage.node.remove_slices()
+        claim = stage.spare_claim_without_slices()
+        seen = stage.prepare(claim, 45.0)
+        assert seen == ""
+        seen = stage.wait_logged("certificate|credentials read again")
+        stage.assert_intact()
+        _finish(stage, fault, claim, since, seen)
