@@ -101,7 +101,8 @@ class InventoryPublisher:
     """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
     ``driver_root`` brings a simulated driver root up to date before the driver files are searched. ``taint`` is part of
-    what ``terms`` returns. ``held`` returns the GPUs that claims have; it may raise StorageError.
+    what ``terms`` returns. ``held`` returns the GPUs that claims have; it may raise StorageError. ``complete`` adds
+    GPUs that are missing and stay published; it returns the same object while nothing changed.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class InventoryPublisher:
         conflict: ConflictStatus,
         taint: PublishedTaint,
         held: Callable[[], Collection[GpuUuid]],
+        complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         driver_root: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -126,6 +128,7 @@ class InventoryPublisher:
         self._conflict = conflict
         self._taint = taint
         self._held = held
+        self._complete = complete
         self._driver_root = driver_root
         self._clock = clock
         self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
@@ -147,7 +150,9 @@ class InventoryPublisher:
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
             self._newest = snapshot
-            self._terms.update(snapshot)  # first: prepares use the terms as soon as the inventory is known
+            self._terms.update(
+                self._complete(snapshot)
+            )  # first: prepares use the terms as soon as the inventory is known
             if self._detach.is_detached:  # read before that
                 self._search_due = True
             else:
@@ -195,20 +200,20 @@ class InventoryPublisher:
         asked = self._detach.taint_value
         if asked is not None:
             self._unusable_since = None
-            self._show(self._newest, asked)
+            self._show(self._known(), asked)
         elif (conflict := self._conflict.problem) is not None:
             self._withdraw(conflict, SECOND_PUBLISHER)
         elif reason is None:
             self._unusable_since = None
-            self._show(self._newest)
+            self._show(self._known())
         elif self._is_long():
             self._withdraw(reason, UNAVAILABLE)
         elif self._offered not in (None, NOTHING):
-            self._show(self._newest, self._taint.value)
+            self._show(self._known(), self._taint.value)
 
     def _withdraw(self, reason: str, taint_value: str) -> None:
         """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""
-        newest = self._newest or NOTHING
+        newest = self._known() or NOTHING
         try:
             held = self._held()
         except DraError as error:
@@ -219,6 +224,9 @@ class InventoryPublisher:
             facts = {"reason": reason, "kept_for_claims": len(kept)}
             log.warning("devices are withdrawn until containers can get them", extra=facts)
         self._show(replace(newest, gpus=kept) if kept else NOTHING, taint_value if kept else None)
+
+    def _known(self) -> Snapshot | None:
+        return self._complete(self._newest) if self._newest is not None else None
 
     def _is_long(self) -> bool:
         """Whether devices have been unusable for so long that they must not attract pods."""
@@ -234,7 +242,7 @@ class InventoryPublisher:
             return
         self._taint.value = taint_value
         # Terms of the whole inventory, whatever part of it is published: prepares use them as well.
-        known = self._newest or snapshot
+        known = self._known() or snapshot
         terms = self._terms.update(known) if snapshot is not NOTHING else NO_TERMS
         if snapshot != self._offered or terms is not self._offered_terms:
             self._slices.set_snapshot(snapshot, terms)
