@@ -31,6 +31,7 @@ Place = Literal[
     "gpu-events",
     "gpu-inventory",
     "gpu-subscriber",
+    "health",
     "grpc",
     "http",
     "maintenance",
