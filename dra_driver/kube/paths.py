@@ -35,6 +35,19 @@ def events(namespace: str, name: str | None = None) -> str:
     return _named(f"{CORE_API}/namespaces/{_segment(namespace)}/events", name)
 
 
+def pod(namespace: str, name: str) -> str:
+    return f"{CORE_API}/namespaces/{_segment(namespace)}/pods/{_segment(name)}"
+
+
+def eviction(namespace: str, name: str) -> str:
+    """The subresource of a pod to which a policy/v1 Eviction is posted."""
+    return f"{pod(namespace, name)}/eviction"
+
+
+def leases(namespace: str, name: str | None = None) -> str:
+    return _named(f"/apis/coordination.k8s.io/v1/namespaces/{_segment(namespace)}/leases", name)
+
+
 def version() -> str:
     return "/version"
 

@@ -54,14 +54,15 @@ class ReflectorChange:
 
     kind: Literal["listed", "added", "modified", "deleted"]
     name: str = ""
-    item: Mapping[str, Any] | None = None
+    item: Any = None
 
 
 class Reflector:
-    """A copy of the objects at ``path`` that match ``field_selector``, by name (of one namespace or cluster-scoped).
+    """A copy of the objects at ``path`` that match ``field_selector``, by `key`.
 
     ``on_event`` runs in the reflector's thread and must return soon; its exceptions are logged and end nothing.
-    ``slim`` drops fields of an object before it is kept and passed on; it may change the object.
+    ``slim`` makes of an object what is kept and passed on; it may change the object. An object of which it makes None
+    is not kept, and counts as deleted where it was.
     ``start`` and ``stop`` are called once, by one owner; everything else from any thread.
     """
 
@@ -74,7 +75,7 @@ class Reflector:
         *,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
-        slim: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        slim: Callable[[dict[str, Any]], Any] | None = None,
         name: str = "reflector",
         place: metrics.Place = "publisher",
     ) -> None:
@@ -154,7 +155,8 @@ class Reflector:
         """Without a resourceVersion the answer is current; a cache may lag behind this client's own writes."""
         self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
         document = self._rest.list(self._path, {"fieldSelector": self._selector})
-        items = {name: self._slim(item) for item in document["items"] if (name := _name(item))}
+        named = {name: self._slim(item) for item in document["items"] if (name := key(item))}
+        items = {name: item for name, item in named.items() if item is not None}
         with self._lock:
             self._items = items
         self._version = _version(document)
@@ -204,13 +206,17 @@ class Reflector:
         if kind == "BOOKMARK":
             self._version = version or self._version
             return
-        name = _name(item)
+        name = key(item)
         if not name or not version or kind not in {"ADDED", "MODIFIED", "DELETED"}:
             raise ApiUnreachableError(f"watch {self._path}: a {kind} event for an object without name or version")
         slim = self._slim(item)
         with self._lock:
-            if kind == "DELETED":
-                self._items.pop(name, None)
+            if slim is None and name not in self._items:
+                self._version = version
+                return
+            if kind == "DELETED" or slim is None:
+                former, kind = self._items.pop(name, None), "DELETED"
+                slim = former if slim is None else slim
             else:
                 self._items[name] = slim
         self._version = version
@@ -244,10 +250,14 @@ def _slim(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
-def _name(item: Any) -> str:
+def key(item: Any) -> str:
+    """The object's name, behind its namespace and a slash where it has one; "" for what is no object."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    return name if isinstance(name, str) else ""
+    namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        return ""
+    return f"{namespace}/{name}" if isinstance(namespace, str) and namespace else name
 
 
 def _version(item: Mapping[str, Any]) -> str:

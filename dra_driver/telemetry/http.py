@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Reasons = Callable[[], list[str]]
 Answer = tuple[HTTPStatus, str, bytes]
+Scrape = Callable[[], tuple[str, bytes]]
+"""Content type and body."""
 
 _TEXT = "text/plain; charset=utf-8"
 _STOP_S = 1.0
@@ -29,17 +31,25 @@ class ObservabilityServer:
     """Serves until ``stop``. ``addr`` is ``host:port``, or ``:port`` for all addresses; port 0 is any free port.
 
     Raises OSError when the address cannot be bound, ValueError when it is no address. ``ready``, ``live`` and
-    ``remarks``, which ``/readyz`` adds, are called in request threads. ``connections`` are open at most.
+    ``remarks``, which ``/readyz`` adds, are called in request threads, as ``scrape``, the content of ``/metrics``.
+    ``connections`` are open at most.
     """
 
     def __init__(
-        self, addr: str, ready: Reasons, live: Reasons, remarks: Reasons = list, *, connections: int = MAX_CONNECTIONS
+        self,
+        addr: str,
+        ready: Reasons,
+        live: Reasons,
+        remarks: Reasons = list,
+        *,
+        connections: int = MAX_CONNECTIONS,
+        scrape: Scrape = metrics.render,
     ) -> None:
         host, _, port = addr.rpartition(":")
         listener = _listen(host.strip("[]"), int(port))
         self.port = int(listener.getsockname()[1])
         self._routes: dict[str, Callable[[], Answer]] = {
-            "/metrics": lambda: (HTTPStatus.OK, *metrics.render()),
+            "/metrics": lambda: (HTTPStatus.OK, *scrape()),
             "/healthz": lambda: _verdict(live()),
             "/readyz": lambda: _verdict(ready(), remarks()),
         }

@@ -254,3 +254,32 @@ def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
         reflector.stop()
         assert time.monotonic() - began < 1.0
         assert not any(thread.name == "reflector" for thread in threading.enumerate())
+
+
+def test_objects_are_kept_by_namespace_and_only_those_that_are_wanted(tmp_path: Path) -> None:
+    """Two claims of one name in two namespaces are two objects; one that is no longer wanted counts as deleted."""
+
+    def claim(namespace: str, version: str, keep: str) -> dict[str, Any]:
+        return {"metadata": {"name": "c", "namespace": namespace, "resourceVersion": version, "keep": keep}}
+
+    listed = {"metadata": {"resourceVersion": "7"}, "items": [claim("x", "1", "yes"), claim("y", "2", "no")]}
+    events = [
+        {"type": "MODIFIED", "object": claim("y", "8", "no")},  # was and is not kept: no news
+        {"type": "MODIFIED", "object": claim("y", "9", "yes")},
+        {"type": "MODIFIED", "object": claim("x", "10", "no")},
+    ]
+    script = scripted(listed, lambda x: x.stream(events, end="hang"))
+    with ScriptedServer(script) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        heard = Heard()
+
+        def slim(obj: dict[str, Any]) -> str | None:
+            return "kept " + obj["metadata"]["namespace"] if obj["metadata"]["keep"] == "yes" else None
+
+        reflector = Reflector(RestClient(Connection.load(str(path))), PATH, "", heard, slim=slim)
+        reflector.start()
+        heard.wait_for(("deleted", "x/c"))
+        assert heard.changes == [("listed", ""), ("modified", "y/c"), ("deleted", "x/c")]
+        assert reflector.items() == {"y/c": "kept y"}
+        reflector.stop()

@@ -1,0 +1,160 @@
+"""The settings of the controller process: names, defaults and checks of the values alone.
+
+Apart from those of the node process, whose memory they would take.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from dra_driver.config.options import Option, setting
+from dra_driver.telemetry.logs import LogFormat, LogLevel
+
+CLUSTER, EVICTION, TELEMETRY = "cluster", "eviction of pods with extended resources", "telemetry"
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def _driver(text: str) -> str:
+    if len(text) > 63 or not _SUBDOMAIN.fullmatch(text):
+        raise ValueError("expected a DNS subdomain of at most 63 lower-case characters, such as gpu.nvidia.com")
+    return text
+
+
+def _namespace(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise ValueError("expected the name of a namespace: at most 63 lower-case letters, digits and dashes")
+    return text
+
+
+def _identity(text: str) -> str:
+    if not 0 < len(text) <= 128 or not text.isprintable():
+        raise ValueError("expected the name of this process' pod: 1 to 128 characters")
+    return text
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else -1
+        if not least <= number <= most:
+            raise ValueError(f"expected a whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _switch(text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise ValueError("expected true or false")
+    return text == "true"
+
+
+def _http_addr(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if text and not (colon and port.isascii() and port.isdigit() and int(port) < 65536 and "/" not in host):
+        raise ValueError("expected HOST:PORT or :PORT, such as :8080 or 127.0.0.1:8080, or nothing to serve no HTTP")
+    return text
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """Settings of ``dra-driver controller``. Times are in seconds."""
+
+    kubeconfig: str | None = setting(
+        Option(CLUSTER, "KUBECONFIG", "FILE", "kubeconfig of the API server; default in a pod: its service account"),
+        None,
+    )
+    driver_name: str = setting(
+        Option(CLUSTER, "DRIVER_NAME", "NAME", "name of this driver, the same as for kubelet-plugin", _driver),
+        "gpu.nvidia.com",
+    )
+    namespace: str = setting(
+        Option(CLUSTER, "POD_NAMESPACE", "NAME", "namespace of the Lease that decides which replica acts", _namespace),
+        "dra-driver",
+    )
+    pod_name: str | None = setting(
+        Option(CLUSTER, "POD_NAME", "NAME", "name of this replica in the Lease; default: the host's name", _identity),
+        None,
+    )
+    lease_duration: int = setting(
+        Option(
+            CLUSTER,
+            "LEASE_DURATION",
+            "SECONDS",
+            "how long a replica that does not renew the Lease keeps it; 3 to 120. It stops acting after two thirds",
+            _whole(3, 120),
+        ),
+        15,
+    )
+    evict_extended_resource_pods: bool = setting(
+        Option(
+            EVICTION,
+            "EVICT_EXTENDED_RESOURCE_PODS",
+            "true|false",
+            "evict pods that came by an extended resource when a device of theirs has a NoExecute taint",
+            _switch,
+        ),
+        False,
+    )
+    grace: int = setting(
+        Option(
+            EVICTION,
+            "EVICTION_GRACE",
+            "SECONDS",
+            "how long after the taint was added a pod is evicted, 0 to 86400",
+            _whole(0, 86400),
+        ),
+        60,
+    )
+    max_evictions_per_minute: int = setting(
+        Option(
+            EVICTION,
+            "MAX_EVICTIONS_PER_MINUTE",
+            "COUNT",
+            "the most pods evicted in a minute, 1 to 600; they are spread evenly over it",
+            _whole(1, 600),
+        ),
+        10,
+    )
+    brake_percent: int = setting(
+        Option(
+            EVICTION,
+            "BRAKE_PERCENT",
+            "PERCENT",
+            "evict no pod while more than this part of all GPUs, and at least two, became tainted within --brake-window"
+            "; 1 to 100, 100 switches the brake off",
+            _whole(1, 100),
+        ),
+        20,
+    )
+    brake_window: int = setting(
+        Option(EVICTION, "BRAKE_WINDOW", "SECONDS", "the time for --brake-percent, 60 to 86400", _whole(60, 86400)),
+        600,
+    )
+    http_addr: str = setting(
+        Option(
+            TELEMETRY,
+            "HTTP_ADDR",
+            "HOST:PORT",
+            "address that serves /metrics, /healthz and /readyz; none if empty",
+            _http_addr,
+        ),
+        "",
+    )
+    log_format: LogFormat = setting(  # noqa: RUF009 - it makes a dataclass field, as dataclasses.field does
+        Option(TELEMETRY, "LOG_FORMAT", "FORMAT", "text (key=value) or json", _one_of(*get_args(LogFormat))), "text"
+    )
+    log_level: LogLevel = setting(  # noqa: RUF009 - same
+        Option(TELEMETRY, "LOG_LEVEL", "LEVEL", "debug, info, warning or error", _one_of(*get_args(LogLevel))), "info"
+    )

@@ -1,0 +1,194 @@
+"""Which replica acts: holds a Lease of coordination.k8s.io/v1, in a thread of its own.
+
+`Election.leads` is a question of time alone: True until ``renew_s`` after the *begin* of the last renewal that
+succeeded, by a clock that goes on while the process is stopped and while the machine sleeps. A leader that was stopped
+(SIGSTOP, a frozen cgroup, a suspended machine) or that cannot reach the API server therefore answers False before
+another replica may take the Lease, without having to notice anything. What acts asks `leads` right before each write,
+and bounds the write by ``request_s``.
+
+What remains: a process that is stopped between that question and its write sends it after it continued. Parts must
+write only what does no harm twice, such as an eviction of a pod by its UID.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from dra_driver.controller import lease
+from dra_driver.controller.lease import LeaseRecord, LeaseTimes, Sighting
+from dra_driver.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.telemetry import controller_metrics as metrics
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "lease"
+_LATE_S: Final = 30.0
+
+
+class LeaseApi(Protocol):
+    """The part of ``rest.RestClient`` that an election needs. Its requests must end within ``LeaseTimes.request_s``."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+def awake_clock() -> float:
+    """Seconds since boot, the time asleep included; CLOCK_MONOTONIC leaves that out."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Election:
+    """One replica's part. ``start`` and ``stop`` once, by one owner; everything else from any thread.
+
+    ``on_change`` is called in the election's thread when leadership was taken or lost; it must return at once.
+    """
+
+    def __init__(
+        self,
+        api: LeaseApi,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        times: LeaseTimes,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = awake_clock,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.identity = identity
+        self._api, self._times, self._on_change = api, times, on_change
+        self._namespace, self._name = namespace, name
+        self._clock, self._now = clock, now
+        self._lock = threading.Lock()  # guards the next four
+        self._leads_until = 0.0
+        self._since: float | None = None
+        self._problem: str | None = "the Lease was not read yet"
+        self._heartbeat = clock()
+        self._sighting: Sighting | None = None  # of the election's thread alone, as the next one
+        self._led = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 3.0) -> None:
+        """Stop acting, and release the Lease if this replica holds it. Idempotent; allowed without a start."""
+        self._stopping.set()
+        with self._lock:
+            self._leads_until = 0.0
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def leads(self) -> bool:
+        """Whether this replica may act now."""
+        with self._lock:
+            return self._clock() < self._leads_until
+
+    def led_for_s(self) -> float | None:
+        """For how long it has led without a break; None while it does not lead."""
+        with self._lock:
+            now = self._clock()
+            return now - self._since if self._since is not None and now < self._leads_until else None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the Lease cannot be read or written; None while it can."""
+        with self._lock:
+            return self._problem
+
+    @property
+    def hung(self) -> str | None:
+        """Why only a restart would help, None otherwise."""
+        with self._lock:
+            silent_s = self._clock() - self._heartbeat
+        limit_s = self._times.duration_s + _LATE_S
+        return f"the thread of the Lease has not moved for {silent_s:.0f} s" if silent_s > limit_s else None
+
+    def step(self) -> None:
+        """Read the Lease and take or renew it if possible. One turn of the thread; tests call it themselves."""
+        began = self._clock()
+        with self._lock:
+            self._heartbeat = began
+        try:
+            if self._take_or_renew():
+                self._renewed(began)
+            self._report(None)
+        except (ConflictError, AlreadyExistsError):
+            self._report(None)  # another replica was faster; its record is read in the next turn
+        except KubernetesApiError as error:
+            self._report(str(error))
+        self._notice_change()
+
+    def release(self) -> None:
+        """Write that the Lease is free, so that another replica need not wait. Best effort."""
+        try:
+            obj = self._api.get(self._path())
+            record = LeaseRecord.of(obj)
+            if record.holder == self.identity:
+                self._api.update(self._path(), {**obj, "spec": lease.released(record, self._now())})
+                log.info("lease released", extra={"lease": self._name})
+        except KubernetesApiError as error:
+            log.info("lease not released; it runs out by itself", extra={"lease": self._name, "reason": error})
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.step()
+            except Exception:  # thread boundary: an election that ends would leave the cluster without a leader
+                log.exception("election failed")
+                metrics.internal_error("lease")
+            self._stopping.wait(self._times.retry_s)
+        with self._lock:
+            self._leads_until = 0.0
+        if self._led:
+            self.release()
+        self._notice_change()
+
+    def _take_or_renew(self) -> bool:
+        try:
+            obj = self._api.get(self._path())
+        except NotFoundError:
+            spec = lease.held_by(self.identity, None, self._now(), self._times.duration_s)
+            header = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+            body = {**header, "metadata": {"name": self._name, "namespace": self._namespace}, "spec": spec}
+            self._api.create(paths.leases(self._namespace), body)
+            return True
+        record = LeaseRecord.of(obj)
+        self._sighting = lease.seen(record, self._sighting, self._clock())
+        if not lease.may_take(self._sighting, self.identity, self._clock()):
+            return False
+        spec = lease.held_by(self.identity, record, self._now(), self._times.duration_s)
+        self._api.update(self._path(), {**obj, "spec": spec})
+        return True
+
+    def _renewed(self, began: float) -> None:
+        if self._stopping.is_set():
+            return
+        with self._lock:
+            if self._since is None or began >= self._leads_until:
+                self._since = self._clock()
+            self._leads_until = began + self._times.renew_s
+
+    def _report(self, problem: str | None) -> None:
+        with self._lock:
+            changed = problem != self._problem
+            self._problem = problem
+        if changed and problem is not None:
+            log.warning("lease cannot be used", extra={"lease": self._name, "reason": problem})
+
+    def _notice_change(self) -> None:
+        leads = self.leads()
+        metrics.leader.set(leads)
+        if leads != self._led:
+            self._led = leads
+            log.info("leads now" if leads else "no longer leads", extra={"identity": self.identity})
+            self._on_change()
+
+    def _path(self) -> str:
+        return paths.leases(self._namespace, self._name)

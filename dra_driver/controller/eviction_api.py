@@ -1,0 +1,103 @@
+"""Evicts one pod through the eviction API, after a last look at the pod and at its device.
+
+The API server deletes the pod only if no PodDisruptionBudget speaks against it, and answers 429 otherwise
+(kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go). The UID in the request keeps a later pod of the same
+name from harm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from dra_driver.controller.due import Endangered
+from dra_driver.controller.fleet import slice_view
+from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from dra_driver.kube import paths
+from dra_driver.telemetry.controller_metrics import EvictionResult
+
+OPT_OUT: Final = "gpu.dra-driver.io/no-eviction"
+"""Annotation of a pod; "true" keeps this project from evicting it."""
+
+
+class EvictionRequests(Protocol):
+    """The part of ``rest.RestClient`` that an eviction needs."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionOutcome:
+    """What came of a try. ``reason`` is a sentence; ``retry_after_s`` is what the API server asked for, 0 if nothing.
+
+    ``unknown`` is True when the pod may be evicted although the answer does not say so.
+    """
+
+    result: EvictionResult
+    reason: str = ""
+    retry_after_s: float = 0.0
+    unknown: bool = False
+
+
+def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
+    """A reason not to evict the pod now, None if it has to go. Raises KubernetesApiError when that cannot be read."""
+    try:
+        pod = api.get(paths.pod(case.pod.namespace, case.pod.name))
+        if (outcome := _of_pod(pod, case)) is not None:
+            return outcome
+        view = slice_view(api.get(paths.resource_slices(case.device.slice_name)))
+    except NotFoundError as error:
+        return EvictionOutcome(result="gone", reason=str(error))
+    tainted = () if view is None else view.tainted
+    if not any(found.name == case.device.name and case.taint in found.taints for found in tainted):
+        return EvictionOutcome(result="gone", reason="the device no longer has the taint")
+    return None
+
+
+def evict(api: EvictionRequests, case: Endangered) -> EvictionOutcome:
+    """Ask for the pod's eviction."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": case.pod.name, "namespace": case.pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": case.pod.uid}},
+    }
+    try:
+        api.create(paths.eviction(case.pod.namespace, case.pod.name), body)
+    except (NotFoundError, ConflictError) as error:
+        return EvictionOutcome(result="gone", reason=str(error))
+    except ServerBusyError as error:
+        refused = (error.status == 429 and _says_budget(error)) or error.status == 500
+        result: EvictionResult = "refused" if refused else "failed"
+        return EvictionOutcome(
+            result=result, reason=_why(error), retry_after_s=error.retry_after_s, unknown=result == "failed"
+        )
+    except KubernetesApiError as error:
+        return EvictionOutcome(result="failed", reason=str(error), unknown=error.status == 0)
+    return EvictionOutcome(result="evicted")
+
+
+def _of_pod(pod: Mapping[str, Any], case: Endangered) -> EvictionOutcome | None:
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    if metadata.get("uid") != case.pod.uid or metadata.get("deletionTimestamp"):
+        return EvictionOutcome(result="gone", reason="the pod was replaced or is being deleted")
+    if status.get("phase") in {"Succeeded", "Failed"} or not (pod.get("spec") or {}).get("nodeName"):
+        return EvictionOutcome(result="gone", reason="the pod does not run")
+    if ((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")) != case.claim:
+        return EvictionOutcome(result="gone", reason=f"the pod does not have the claim {case.claim}")
+    if (metadata.get("annotations") or {}).get(OPT_OUT) == "true":
+        return EvictionOutcome(result="opted-out", reason=f"the pod has the annotation {OPT_OUT}")
+    return None
+
+
+def _says_budget(error: KubernetesApiError) -> bool:
+    """Whether a 429 comes from a budget; the API server also sends it when it is overloaded."""
+    causes = (error.details or {}).get("causes")
+    found = causes if isinstance(causes, list) else []
+    return any(isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget" for cause in found)
+
+
+def _why(error: KubernetesApiError) -> str:
+    causes = (error.details or {}).get("causes")
+    texts = [str(cause.get("message")) for cause in causes or () if isinstance(cause, dict) and cause.get("message")]
+    return f"{error}: {'; '.join(texts)}" if texts else str(error)

@@ -1,0 +1,208 @@
+"""Evicts pods that came by an extended resource from devices with a NoExecute taint, in a thread of its own.
+
+Kubernetes 1.36 evicts pods with claims of their own and misses these (`special_claims`). One turn of the loop decides
+from the watches' copies who is due (`due`), holds the brake and the pace (`brake`), and evicts one pod after the other
+(`eviction_api`). It acts only while this replica leads and both copies are current.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from dra_driver.backoff import Backoff
+from dra_driver.controller.brake import BrakeRules, BrakeState, brake_state, pace_s
+from dra_driver.controller.due import Endangered, endangered
+from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, evict, look
+from dra_driver.controller.eviction_events import EvictionEvents
+from dra_driver.controller.fleet import SliceView, fleet_of
+from dra_driver.controller.special_claims import SpecialClaim
+from dra_driver.errors import KubernetesApiError
+from dra_driver.telemetry import controller_metrics as metrics
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "evictions"
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
+OPTED_OUT_S: Final = 30.0
+"""How long until a pod that has opted out is read again."""
+# Changes come in groups: a GPU has up to 50 devices. The copies are looked at once per group.
+SETTLE_S: Final = 0.5
+IDLE_S: Final = 30.0
+_LATE_S: Final = 120.0
+
+
+class Leadership(Protocol):
+    """Whether this replica may act, and for how long it has."""
+
+    def leads(self) -> bool: ...
+    def led_for_s(self) -> float | None: ...
+
+
+class Copies(Protocol):
+    """What `watches.EvictionWatches` offers."""
+
+    @property
+    def problem(self) -> str | None: ...
+    def slices(self) -> Sequence[SliceView]: ...
+    def claims(self) -> Sequence[SpecialClaim]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionRules:
+    """Settings of evictions. ``grace_s`` begins with the taint."""
+
+    grace_s: float
+    per_minute: int
+    brake: BrakeRules
+
+
+@dataclass(slots=True)
+class _Tries:
+    """Of one pod: when the next try is due (s, monotonic), and the pauses between them."""
+
+    not_before_s: float = 0.0
+    backoff: Backoff = field(
+        default_factory=lambda: Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
+    )
+
+
+class Evictions:
+    """``start`` and ``stop`` once, by one owner; ``wake`` from any thread. ``step`` is one turn of the thread."""
+
+    def __init__(
+        self,
+        api: EvictionRequests,
+        copies: Copies,
+        leadership: Leadership,
+        rules: EvictionRules,
+        events: EvictionEvents,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api, self._copies, self._leadership = api, copies, leadership
+        self._rules, self._events = rules, events
+        self._clock, self._now = clock, now
+        self._tries: dict[str, _Tries] = {}  # by pod UID; of the thread alone, as the next
+        self._last_s: float | None = None
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # guards the next
+        self._heartbeat = clock()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End after the request in flight. Idempotent; allowed without a start."""
+        self._stopping.set()
+        self._changed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Look at the copies soon."""
+        self._changed.set()
+
+    @property
+    def hung(self) -> str | None:
+        """Why only a restart would help, None otherwise."""
+        with self._lock:
+            silent_s = self._clock() - self._heartbeat
+        return f"the thread of evictions has not moved for {silent_s:.0f} s" if silent_s > _LATE_S else None
+
+    def step(self) -> float:
+        """Evict who is due, as far as brake and pace allow. Returns seconds until the next look."""
+        with self._lock:
+            self._heartbeat = self._clock()
+        if not self._leadership.leads():
+            self._tries, self._last_s = {}, None
+            return IDLE_S
+        if self._copies.problem is not None:
+            return 1.0
+        now, fleet = self._now(), fleet_of(self._copies.slices())
+        cases = endangered(fleet, self._copies.claims(), self._rules.grace_s)
+        brake = brake_state(fleet, self._rules.brake, now)
+        self._publish(cases, brake)
+        if brake.on:
+            return _until(brake.until, now)
+        return self._evict_due(cases, now)
+
+    def _publish(self, cases: Sequence[Endangered], brake: BrakeState) -> None:
+        metrics.fleet_gpus.set(brake.fleet)
+        metrics.fleet_gpus_tainted.set(brake.recent)
+        metrics.eviction_brake.set(brake.on)
+        metrics.pods_endangered.set(len(cases))
+        self._events.brake(brake, waiting=len(cases))
+        alive = {case.pod.uid for case in cases}
+        self._tries = {uid: tries for uid, tries in self._tries.items() if uid in alive}
+
+    def _evict_due(self, cases: Sequence[Endangered], now: datetime) -> float:
+        wait_s = IDLE_S
+        for case in cases:
+            left_s = max((case.due - now).total_seconds(), self._pause_s(case))
+            if left_s <= 0 and (left_s := self._pace_left_s()) <= 0:
+                if self._stopping.is_set() or not self._leadership.leads():
+                    return 0.0
+                self._try(case)
+                left_s = self._pause_s(case)
+            wait_s = min(wait_s, left_s)
+        return wait_s
+
+    def _try(self, case: Endangered) -> None:
+        with self._lock:
+            self._heartbeat = self._clock()
+        try:
+            outcome = look(self._api, case) or self._evict(case)
+        except KubernetesApiError as error:
+            outcome = EvictionOutcome(result="failed", reason=str(error))
+        metrics.evictions_total.labels(outcome.result).inc()
+        log.info(
+            "pod evicted" if outcome.result == "evicted" else "pod not evicted",
+            extra={"pod": str(case.pod), "result": outcome.result, "taint": str(case.taint), "reason": outcome.reason},
+        )
+        self._events.outcome(case, outcome)
+        self._plan_next(case, outcome)
+
+    def _evict(self, case: Endangered) -> EvictionOutcome:
+        """The write, with one more question before it, because the look may have taken seconds."""
+        if not self._leadership.leads():
+            return EvictionOutcome(result="failed", reason="this replica does not lead any more")
+        return evict(self._api, case)
+
+    def _plan_next(self, case: Endangered, outcome: EvictionOutcome) -> None:
+        tries = self._tries.setdefault(case.pod.uid, _Tries())
+        pause_s = OPTED_OUT_S if outcome.result == "opted-out" else tries.backoff.next_s()
+        tries.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
+        if outcome.result == "evicted" or outcome.unknown:
+            self._last_s = self._clock()
+
+    def _pause_s(self, case: Endangered) -> float:
+        tries = self._tries.get(case.pod.uid)
+        return 0.0 if tries is None else tries.not_before_s - self._clock()
+
+    def _pace_left_s(self) -> float:
+        """How long the pace forbids an eviction; a new leader's earlier evictions are not known, so it waits once."""
+        since_s = self._leadership.led_for_s() if self._last_s is None else self._clock() - self._last_s
+        return pace_s(self._rules.per_minute) - (since_s or 0.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._changed.clear()
+            try:
+                wait_s = self.step()
+            except Exception:  # thread boundary: one odd object must not end evictions
+                log.exception("evictions failed")
+                metrics.internal_error("evictions")
+                wait_s = IDLE_S
+            self._changed.wait(max(wait_s, SETTLE_S))
+            self._stopping.wait(SETTLE_S)
+
+
+def _until(at: datetime | None, now: datetime) -> float:
+    return IDLE_S if at is None else min(IDLE_S, max(0.0, (at - now).total_seconds()))

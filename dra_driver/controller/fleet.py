@@ -1,0 +1,114 @@
+"""What the controller keeps of ResourceSlices: how many GPUs there are, and which devices have NoExecute taints. Pure.
+
+Fields: resource.k8s.io/v1 ResourceSlice. As in Kubernetes' own eviction, slices of an older generation of a pool are
+left out (kubernetes/kubernetes 1.36 pkg/controller/devicetainteviction/device_taint_eviction.go getTaintedDevices).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+NO_EXECUTE: Final = "NoExecute"
+# The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
+_GPU_ATTRIBUTES: Final = ("uuid", "parentUUID")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictingTaint:
+    """A taint with effect NoExecute; ``added`` in UTC."""
+
+    key: str
+    value: str
+    added: datetime
+
+    def __str__(self) -> str:
+        """``key=value:effect``, as kubectl writes it."""
+        return f"{self.key}={self.value}:{NO_EXECUTE}" if self.value else f"{self.key}:{NO_EXECUTE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaintedDevice:
+    """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it."""
+
+    pool: str
+    name: str
+    gpu: str
+    slice_name: str
+    taints: tuple[EvictingTaint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceView:
+    """What is kept of one slice."""
+
+    pool: str
+    generation: int
+    gpus: frozenset[str]
+    tainted: tuple[TaintedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All slices together: the GPUs, and the tainted devices by pool and device name."""
+
+    gpus: frozenset[str]
+    tainted: Mapping[tuple[str, str], TaintedDevice]
+
+
+def slice_view(item: Mapping[str, Any]) -> SliceView | None:
+    """From the API object; None if it is malformed. A taint without a time that can be read evicts nothing."""
+    try:
+        spec, name = item["spec"], str(item["metadata"]["name"])
+        pool, generation = str(spec["pool"]["name"]), int(spec["pool"]["generation"])
+        devices = [device for device in spec.get("devices") or () if isinstance(device, dict)]
+        gpus = frozenset(_gpu(device, pool) for device in devices)
+        return SliceView(pool=pool, generation=generation, gpus=gpus, tainted=tuple(_tainted(devices, pool, name)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def fleet_of(slices: Iterable[SliceView]) -> Fleet:
+    """The newest generation of each pool."""
+    views = list(slices)
+    newest: dict[str, int] = {}
+    for view in views:
+        newest[view.pool] = max(view.generation, newest.get(view.pool, view.generation))
+    current = [view for view in views if view.generation == newest[view.pool]]
+    gpus: frozenset[str] = frozenset().union(*(view.gpus for view in current))
+    return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
+
+
+def parse_time(text: Any) -> datetime | None:
+    """RFC 3339 with a zone, None for anything else."""
+    try:
+        at = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return at.astimezone(UTC) if at.tzinfo is not None else None
+
+
+def _tainted(devices: list[dict[str, Any]], pool: str, slice_name: str) -> Iterator[TaintedDevice]:
+    for device in devices:
+        found = (_evicting(taint) for taint in device.get("taints") or ())
+        taints = tuple(taint for taint in found if taint is not None)
+        if taints:
+            gpu, name = _gpu(device, pool), str(device["name"])
+            yield TaintedDevice(pool=pool, name=name, gpu=gpu, slice_name=slice_name, taints=taints)
+
+
+def _evicting(taint: Mapping[str, Any]) -> EvictingTaint | None:
+    added = parse_time(taint.get("timeAdded"))
+    if taint.get("effect") != NO_EXECUTE or added is None:
+        return None
+    return EvictingTaint(key=str(taint.get("key") or ""), value=str(taint.get("value") or ""), added=added)
+
+
+def _gpu(device: Mapping[str, Any], pool: str) -> str:
+    """A device without such an attribute counts as a GPU of its own."""
+    attributes = device.get("attributes") or {}
+    for name in _GPU_ATTRIBUTES:
+        uuid = (attributes.get(name) or {}).get("string")
+        if isinstance(uuid, str) and uuid:
+            return uuid
+    return f"{pool}/{device['name']}"

@@ -1,0 +1,179 @@
+"""The controller process: wires its parts, starts and stops them in order, and reports readiness and liveness.
+
+Start; an error that ends it with exit status 2 comes in steps 1 and 2:
+
+1. HTTP endpoint: reports "not ready" with reasons from the first moment
+2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
+3. events
+4. parts, each with its watches: today the evictions. They watch in every replica, so that a takeover takes no list
+5. election: from here on this replica may act
+
+Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
+over at once. Two replicas run; exactly one acts (`election`). The process keeps nothing on disk and needs no rights on
+its machine.
+"""
+
+import logging
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+from dra_driver import __version__
+from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.election import Election, awake_clock
+from dra_driver.controller.eviction_events import EvictionEvents
+from dra_driver.controller.evictions import EvictionRules, Evictions
+from dra_driver.controller.lease import LeaseTimes
+from dra_driver.controller.watches import EvictionWatches
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.rest import RestClient, Timeouts
+from dra_driver.kube.types import ObjectReference
+from dra_driver.telemetry import controller_metrics as metrics
+from dra_driver.telemetry.http import ObservabilityServer
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "dra-driver-controller"
+LEASE: Final = "dra-driver-controller"
+
+
+class ControllerProcess:
+    """One replica. ``start`` and ``stop`` once, by one owner; the rest from any thread."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self._settings = settings
+        self._running = ExitStack()  # what the stop undoes, in the order of the start
+        self._stopping = threading.Event()
+        # Set by start(), in this order.
+        self._watches: EvictionWatches | None = None
+        self._evictions: Evictions | None = None
+        self._election: Election | None = None
+
+    def start(self) -> None:
+        """Runs the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
+        try:
+            self._serve_http()
+            self._start_parts()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops in reverse. Idempotent."""
+        self._stopping.set()
+        self._running.close()
+
+    def ready(self) -> list[str]:
+        """Reasons why this replica could not act, one sentence each. One that does not lead is ready as well."""
+        if self._stopping.is_set():
+            return ["stopping"]
+        if self._election is None:
+            return ["starting"]
+        problems = [self._election.problem, self._watches.problem if self._watches is not None else None]
+        return [problem for problem in problems if problem is not None]
+
+    def remarks(self) -> list[str]:
+        """Whether this replica acts, and on what."""
+        leads = self._election is not None and self._election.leads()
+        evicts = "on" if self._settings.evict_extended_resource_pods else "off"
+        return [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}"]
+
+    def live(self) -> list[str]:
+        """Reasons why only a restart would help."""
+        found = [part.hung for part in (self._election, self._evictions) if part is not None]
+        return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
+
+    def _serve_http(self) -> None:
+        metrics.initialise(__version__)
+        address = self._settings.http_addr
+        if not address:
+            return
+        try:
+            server = ObservabilityServer(address, self.ready, self.live, self.remarks, scrape=metrics.render)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
+            ) from error
+        server.start()
+        self._running.callback(server.stop)
+        log.info("serving metrics and health", extra={"port": server.port})
+
+    def _start_parts(self) -> None:
+        settings, times = self._settings, LeaseTimes.of(self._settings.lease_duration)
+        connection = Connection.load(settings.kubeconfig)
+        rest = RestClient(connection)
+        # Requests of the leader must end before another replica may take the Lease.
+        bounds = Timeouts(connect_s=times.request_s, read_s=times.request_s, total_s=times.request_s)
+        bounded = RestClient(connection, timeouts=bounds)
+        identity = f"{settings.pod_name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        recorder = EventRecorder(rest, COMPONENT, identity)
+        recorder.start()
+        self._running.callback(recorder.stop)
+        election = Election(
+            bounded,
+            namespace=settings.namespace,
+            name=LEASE,
+            identity=identity,
+            times=times,
+            on_change=self._wake,
+        )
+        if settings.evict_extended_resource_pods:
+            self._start_evictions(rest, bounded, election, recorder)
+        election.start()
+        self._running.callback(self._stop_acting(election))
+        self._election = election
+        log.info("started", extra={"identity": identity, "evictions": settings.evict_extended_resource_pods})
+
+    def _start_evictions(
+        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder
+    ) -> None:
+        settings = self._settings
+        self._watches = EvictionWatches(rest, settings.driver_name, self._wake)
+        lease: ObjectReference = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "namespace": settings.namespace,
+            "name": LEASE,
+        }
+        rules = EvictionRules(
+            grace_s=settings.grace,
+            per_minute=settings.max_evictions_per_minute,
+            brake=BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window),
+        )
+        events = EvictionEvents(recorder, lease)
+        self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock)
+        self._watches.start()
+        self._running.callback(self._watches.stop)
+        self._evictions.start()
+
+    def _stop_acting(self, election: Election) -> Callable[[], None]:
+        """The Lease is released after the last act."""
+
+        def stop() -> None:
+            if self._evictions is not None:
+                self._evictions.stop()
+            election.stop()
+
+        return stop
+
+    def _wake(self) -> None:
+        if self._evictions is not None:
+            self._evictions.wake()
+
+
+def run(settings: ControllerSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: over.set())
+    process = ControllerProcess(settings)
+    process.start()
+    over.wait()
+    process.stop()

@@ -1,0 +1,60 @@
+"""The metrics of the controller process, in a registry of their own: those of the node process would be at zero, and
+alerts on them would fire. The node process never loads this module.
+"""
+
+from typing import Final, Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from dra_driver.telemetry import metrics
+
+Place = Literal["evictions", "lease"]
+PLACES: Final[tuple[Place, ...]] = get_args(Place)
+EvictionResult = Literal["evicted", "refused", "opted-out", "gone", "failed"]
+EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = get_args(EvictionResult)
+
+REGISTRY: Final = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+for shared in (metrics.build_info, metrics.internal_errors_total):
+    REGISTRY.register(shared)
+
+leader = Gauge("dra_driver_leader", "1 while this replica acts", registry=REGISTRY)
+evictions_total = Counter(
+    "dra_driver_evictions", "Tries to evict a pod that came by an extended resource, by result", ["result"],
+    registry=REGISTRY,
+)  # fmt: skip
+pods_endangered = Gauge(
+    "dra_driver_pods_endangered",
+    "Pods that came by an extended resource and have a device with a NoExecute taint",
+    registry=REGISTRY,
+)
+eviction_brake = Gauge(
+    "dra_driver_eviction_brake", "1 while no pod is evicted because too many GPUs became tainted at once",
+    registry=REGISTRY,
+)  # fmt: skip
+fleet_gpus = Gauge("dra_driver_fleet_gpus", "GPUs that all nodes publish", registry=REGISTRY)
+fleet_gpus_tainted = Gauge(
+    "dra_driver_fleet_gpus_tainted", "GPUs with a NoExecute taint that was added within the brake's window",
+    registry=REGISTRY,
+)  # fmt: skip
+
+
+def initialise(version: str) -> None:
+    """Creates every series at zero. Call it once, before serving."""
+    metrics.build_info.labels(version).set(1)
+    for result in EVICTION_RESULTS:
+        evictions_total.labels(result)
+    for place in (*PLACES, "http"):
+        metrics.internal_errors_total.labels(place)
+
+
+def internal_error(place: Place) -> None:
+    """Counts an unexpected exception; the caller logs its traceback."""
+    metrics.internal_errors_total.labels(place).inc()
+
+
+def render() -> tuple[str, bytes]:
+    """Content type and body of a scrape."""
+    return CONTENT_TYPE_LATEST, generate_latest(REGISTRY)

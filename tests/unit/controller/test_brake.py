@@ -1,0 +1,73 @@
+"""The brake over fleets of all sizes, and the pace."""
+
+import pytest
+
+from dra_driver.controller.brake import BrakeRules, brake_state, pace_s
+from dra_driver.controller.fleet import Fleet, fleet_of, slice_view
+from tests.unit.controller.objects import at, device, resource_slice, taint
+
+RULES = BrakeRules(percent=20, window_s=600)
+
+
+def fleet(size: int, tainted: int, *, seconds: float = 0.0, key: str = "gpu.nvidia.com/xid") -> Fleet:
+    devices = [device(n, taint(seconds, key=key)) if n < tainted else device(n) for n in range(size)]
+    view = slice_view(resource_slice(*devices))
+    assert view is not None
+    return fleet_of([view])
+
+
+@pytest.mark.parametrize(
+    ("size", "tainted", "on"),
+    [
+        (0, 0, False),
+        (1, 1, False),  # one broken GPU is the ordinary case, whatever part of the fleet it is
+        (4, 1, False),
+        (2, 2, True),
+        (4, 2, True),
+        (10, 2, False),  # exactly 20 %
+        (9, 2, True),
+        (1000, 200, False),
+        (1000, 201, True),
+    ],
+)
+def test_fleets_of_all_sizes(size: int, tainted: int, on: bool) -> None:
+    state = brake_state(fleet(size, tainted), RULES, at(60))
+    assert (state.on, state.recent, state.fleet) == (on, tainted, size)
+
+
+def test_the_window_is_that_of_the_taints_so_a_restart_forgets_nothing() -> None:
+    assert brake_state(fleet(8, 4), RULES, at(599)).on
+    assert brake_state(fleet(8, 4), RULES, at(599)).until == at(600)
+    assert not brake_state(fleet(8, 4), RULES, at(600)).on
+
+
+def test_a_node_whose_clock_is_ahead_counts() -> None:
+    assert brake_state(fleet(8, 4, seconds=3600), RULES, at(0)).on
+
+
+@pytest.mark.parametrize("key", ["gpu.dra-driver.io/drained", "gpu.dra-driver.io/detached"])
+def test_taints_that_a_person_asked_for_do_not_count(key: str) -> None:
+    assert not brake_state(fleet(8, 8, key=key), RULES, at(1)).on
+
+
+def test_partitions_count_for_their_gpu_and_once() -> None:
+    parts = [device(0, taint(), part=f"-mig-{n}") for n in range(10)]
+    view = slice_view(resource_slice(*parts, *(device(n) for n in range(1, 8))))
+    assert view is not None
+    state = brake_state(fleet_of([view]), RULES, at(1))
+    assert (state.recent, state.fleet, state.on) == (1, 8, False)
+
+
+def test_a_gpu_that_was_tainted_again_counts_by_its_newest_taint() -> None:
+    view = slice_view(resource_slice(*(device(n, taint(-9999), taint(0, key="k")) for n in range(4))))
+    assert view is not None
+    assert brake_state(fleet_of([view]), RULES, at(1)).on
+
+
+def test_one_hundred_percent_switches_it_off() -> None:
+    assert not brake_state(fleet(8, 8), BrakeRules(percent=100, window_s=600), at(1)).on
+
+
+def test_the_pace_spreads_a_minute_evenly() -> None:
+    assert pace_s(10) == 6.0
+    assert pace_s(600) == 0.1

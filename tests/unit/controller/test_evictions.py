@@ -1,0 +1,314 @@
+"""The loop of evictions, turn by turn, against an API in memory that counts what is asked of it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.eviction_api import OPT_OUT
+from dra_driver.controller.eviction_events import EvictionEvents
+from dra_driver.controller.evictions import FIRST_RETRY_S, EvictionRules, Evictions
+from dra_driver.controller.fleet import SliceView, slice_view
+from dra_driver.controller.special_claims import SpecialClaim, special_claim
+from dra_driver.errors import ApiUnreachableError, ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from tests.unit.controller.objects import (
+    DRIVER,
+    at,
+    device,
+    pod_object,
+    resource_slice,
+    special_claim_object,
+    taint,
+)
+
+RULES = EvictionRules(grace_s=60, per_minute=10, brake=BrakeRules(percent=20, window_s=600))
+
+
+class World:
+    """Slices, claims and pods; the copies, the API, the leadership, the recorder and both clocks of one controller."""
+
+    def __init__(self, *, gpus: int = 20) -> None:
+        self.seconds = 0.0
+        self.devices = [device(number) for number in range(gpus)]
+        self.claims_: list[dict[str, Any]] = []
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.evicted: list[tuple[float, str]] = []
+        self.bodies: list[Mapping[str, Any]] = []
+        self.asked = 0
+        self.refusal: KubernetesApiError | None = None
+        self.leading_since: float | None = -1000.0
+        self.events: list[tuple[str, str, str]] = []
+        self.problem: str | None = None
+        self.evictions = self.controller()
+
+    def controller(self, rules: EvictionRules = RULES) -> Evictions:
+        events = EvictionEvents(self, {"kind": "Lease", "name": "dra-driver-controller"})
+        return Evictions(self, self, self, rules, events, clock=lambda: self.seconds, now=self.now)
+
+    def now(self) -> datetime:
+        return at(self.seconds)
+
+    def run_pod(self, number: int, name: str = "", **metadata: Any) -> None:
+        name = name or f"pod-{number}"
+        self.claims_.append(special_claim_object(number, name=f"claim-{name}", pod=name))
+        self.pods[name] = pod_object(name, claim=f"claim-{name}", **metadata)
+
+    def fall_ill(self, number: int, *, seconds: float = 0.0) -> None:
+        self.devices[number] = device(number, taint(seconds))
+
+    def run_until(self, seconds: float) -> None:
+        """Turns as the thread makes them, at least one each second."""
+        while self.seconds < seconds:
+            wait_s = self.evictions.step()
+            self.seconds += min(max(wait_s, 0.05), 1.0)
+
+    # Copies
+    def slices(self) -> list[SliceView]:
+        view = slice_view(resource_slice(*self.devices))
+        assert view is not None
+        return [view]
+
+    def claims(self) -> list[SpecialClaim]:
+        found = (special_claim(item, DRIVER) for item in self.claims_)
+        return [claim for claim in found if claim is not None]
+
+    # Leadership
+    def leads(self) -> bool:
+        return self.leading_since is not None
+
+    def led_for_s(self) -> float | None:
+        return None if self.leading_since is None else self.seconds - self.leading_since
+
+    # The API
+    def get(self, path: str) -> dict[str, Any]:
+        name = path.rpartition("/")[2]
+        if "resourceslices" in path:
+            return resource_slice(*self.devices)
+        if name not in self.pods:
+            raise NotFoundError(path)
+        return self.pods[name]
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked += 1
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.leads()
+        assert path == f"/api/v1/namespaces/team/pods/{body['metadata']['name']}/eviction"
+        name = body["metadata"]["name"]
+        self.pods.pop(name)
+        self.claims_ = [item for item in self.claims_ if item["metadata"]["name"] != f"claim-{name}"]
+        self.evicted.append((self.seconds, name))
+        self.bodies.append(body)
+        return {}
+
+    # The recorder
+    def record(self, about: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
+        self.events.append((about["name"], reason, message))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def budget_says_no() -> ServerBusyError:
+    error = ServerBusyError("Cannot evict pod", status=429, reason="TooManyRequests")
+    error.details = {"causes": [{"reason": "DisruptionBudget", "message": "needs 1 healthy pods and has 1"}]}
+    return error
+
+
+def test_a_pod_on_a_gpu_that_fell_ill_is_evicted_after_the_grace_time_and_no_other(world: World) -> None:
+    world.run_pod(3)
+    world.run_pod(4)
+    world.fall_ill(3)
+    world.run_until(59)
+    assert world.evicted == []
+    world.run_until(70)
+    assert [name for _, name in world.evicted] == ["pod-3"]
+    assert world.bodies[0]["deleteOptions"]["preconditions"] == {"uid": "uid-pod-3"}
+    assert [(name, reason) for name, reason, _ in world.events] == [("pod-3", "GpuEviction")]
+
+
+def test_a_gpu_that_recovers_within_the_grace_time_evicts_no_pod(world: World) -> None:
+    world.run_pod(3)
+    world.fall_ill(3)
+    world.run_until(59)
+    world.devices[3] = device(3)
+    world.run_until(300)
+    assert world.evicted == []
+
+
+def test_a_taint_that_goes_while_the_copy_still_has_it_evicts_no_pod(world: World) -> None:
+    """A watch may be minutes behind, when the connection is half open."""
+    world.run_pod(3)
+    world.fall_ill(3)
+    stale = world.slices()
+    world.slices = lambda: stale  # type: ignore[method-assign]
+    world.devices[3] = device(3)
+    world.run_until(120)
+    assert (world.evicted, world.asked) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"uid": "another"}},
+        {"metadata": {"uid": "uid-pod-3", "deletionTimestamp": "now"}},
+        {"status": {"phase": "Succeeded", "extendedResourceClaimStatus": {"resourceClaimName": "claim-pod-3"}}},
+        {"status": {"phase": "Running", "extendedResourceClaimStatus": {"resourceClaimName": "foreign"}}},
+        {"status": {"phase": "Running"}},
+        {"spec": {}},
+    ],
+)
+def test_pods_that_are_not_those_of_the_claim_are_left_alone(world: World, change: dict[str, Any]) -> None:
+    """The pod's status names its claim, and only scheduler and kubelet write that."""
+    world.run_pod(3)
+    world.pods["pod-3"].update(change)
+    world.fall_ill(3)
+    world.run_until(120)
+    assert world.asked == 0
+
+
+def test_a_pod_with_the_annotation_stays_until_it_is_taken_away(world: World) -> None:
+    world.run_pod(3, annotations={OPT_OUT: "true"})
+    world.fall_ill(3)
+    world.run_until(120)
+    assert world.asked == 0
+    assert {reason for _, reason, _ in world.events} == {"GpuEvictionOptedOut"}
+    world.pods["pod-3"]["metadata"]["annotations"] = {}
+    world.run_until(160)
+    assert [name for _, name in world.evicted] == ["pod-3"]
+
+
+def test_a_budget_is_honoured_with_growing_pauses_and_the_pod_goes_when_it_may(world: World) -> None:
+    world.run_pod(3)
+    world.fall_ill(3)
+    world.refusal = budget_says_no()
+    world.run_until(660)
+    assert 5 <= world.asked <= 20, "pauses from 5 s to 2 min"
+    assert world.evicted == []
+    assert {reason for _, reason, _ in world.events} == {"GpuEvictionRefused"}
+    assert "needs 1 healthy pods and has 1" in world.events[0][2]
+    world.refusal = None
+    world.run_until(800)
+    assert [name for _, name in world.evicted] == ["pod-3"]
+
+
+def test_a_pod_that_may_not_go_holds_up_no_other(world: World) -> None:
+    world.run_pod(3, "a-first")
+    world.run_pod(3, "b-second")
+    world.fall_ill(3)
+    refuse_first = budget_says_no()
+    real = world.create
+
+    def create(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if body["metadata"]["name"] == "a-first":
+            raise refuse_first
+        return real(path, body)
+
+    world.create = create  # type: ignore[method-assign]
+    world.run_until(70)
+    assert [name for _, name in world.evicted] == ["b-second"]
+
+
+def test_never_more_than_the_pace_in_any_minute_across_restarts_and_takeovers() -> None:
+    world = World(gpus=100)
+    for number in range(60):
+        world.run_pod(1, f"pod-{number:02}")
+    world.fall_ill(1)
+    for second in range(0, 600, 7):
+        world.run_until(60 + second)
+        if second % 35 == 0:  # another replica takes over, or this one starts again: it knows nothing of before
+            world.evictions = world.controller()
+            world.leading_since = world.seconds
+    times = [time for time, _ in world.evicted]
+    assert len(times) > 30
+    assert all(sum(begin <= time < begin + 60 for time in times) <= 10 for begin in times)
+
+
+def test_the_brake_holds_all_back_and_says_so_once() -> None:
+    world = World(gpus=20)
+    for number in range(5):
+        world.run_pod(number)
+        world.fall_ill(number)
+    world.run_until(599)
+    assert world.evicted == []
+    assert [(name, reason) for name, reason, _ in world.events] == [("dra-driver-controller", "GpuEvictionBraked")]
+    assert "5 of 20 GPUs" in world.events[0][2]
+    assert "5 pods wait" in world.events[0][2]
+    world.evictions = world.controller()  # a restart forgets nothing
+    world.run_until(599)
+    assert world.evicted == []
+    world.run_until(700)
+    assert len(world.evicted) == 5
+    assert "GpuEvictionResumed" in [reason for _, reason, _ in world.events]
+
+
+def test_a_replica_that_does_not_lead_does_nothing(world: World) -> None:
+    world.run_pod(3)
+    world.fall_ill(3)
+    world.leading_since = None
+    world.run_until(300)
+    assert world.asked == 0
+
+
+def test_leadership_that_ends_between_the_look_and_the_write_ends_the_write(world: World) -> None:
+    world.run_pod(3)
+    world.fall_ill(3)
+    real = world.get
+
+    def get(path: str) -> dict[str, Any]:
+        if "resourceslices" in path:
+            world.leading_since = None
+        return real(path)
+
+    world.get = get  # type: ignore[method-assign]
+    world.run_until(120)
+    assert world.asked == 0
+
+
+def test_outdated_copies_evict_no_pod(world: World) -> None:
+    world.run_pod(3)
+    world.fall_ill(3)
+    world.problem = "cannot watch ResourceSlices"
+    world.run_until(120)
+    assert world.asked == 0
+    world.problem = None
+    world.run_until(130)
+    assert len(world.evicted) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiUnreachableError("no answer"),
+        ServerBusyError("overloaded", status=429, retry_after_s=7),
+        ServerBusyError("down", status=503),
+    ],
+)
+def test_an_unclear_answer_counts_for_the_pace_and_is_tried_again(world: World, error: KubernetesApiError) -> None:
+    for number in range(10):
+        world.run_pod(3, f"pod-{number}")
+    world.fall_ill(3)
+    world.refusal = error
+    world.run_until(119)
+    assert 1 < world.asked <= 11, "six seconds between two tries"
+    assert world.events == []
+
+
+def test_a_pod_that_was_replaced_is_no_failure(world: World) -> None:
+    world.run_pod(3)
+    world.fall_ill(3)
+    world.refusal = ConflictError("UID")
+    world.run_until(61 + FIRST_RETRY_S)
+    assert world.events == []
+
+
+def test_a_thread_that_hangs_is_seen(world: World) -> None:
+    world.evictions.step()
+    world.seconds += 100
+    assert world.evictions.hung is None
+    world.seconds += 30
+    assert "not moved for 130 s" in str(world.evictions.hung)

@@ -1,0 +1,60 @@
+"""When a replica may take a Lease."""
+
+import pytest
+
+from dra_driver.controller import lease
+from dra_driver.controller.lease import LeaseRecord, LeaseTimes
+from tests.unit.controller.objects import NOON, at
+
+
+def record(holder: str = "other", version: str = "1", duration: float = 15.0) -> LeaseRecord:
+    return LeaseRecord(version=version, holder=holder, duration_s=duration, transitions=3, acquired="then")
+
+
+def test_a_record_that_changes_is_never_taken_whatever_its_times_say() -> None:
+    """Clocks of other machines are not trusted: only that something changed counts, and our own clock."""
+    sighting = lease.seen(record(version="1"), None, 100.0)
+    sighting = lease.seen(record(version="2"), sighting, 114.0)
+    assert not lease.may_take(sighting, "me", 128.9)
+    assert lease.may_take(sighting, "me", 129.0)
+
+
+def test_an_unchanged_record_keeps_its_first_sighting() -> None:
+    sighting = lease.seen(record(), None, 100.0)
+    assert lease.seen(record(), sighting, 110.0).since_s == 100.0
+
+
+def test_the_holders_own_promise_counts() -> None:
+    sighting = lease.seen(record(duration=60.0), None, 0.0)
+    assert not lease.may_take(sighting, "me", 59.0)
+
+
+@pytest.mark.parametrize("holder", ["", "me"])
+def test_a_released_lease_and_the_own_one_are_taken_at_once(holder: str) -> None:
+    assert lease.may_take(lease.seen(record(holder), None, 0.0), "me", 0.0)
+
+
+def test_a_foolish_promise_is_bounded() -> None:
+    obj = {"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "x", "leaseDurationSeconds": 10**9}}
+    assert LeaseRecord.of(obj).duration_s == lease.LONGEST_S
+
+
+@pytest.mark.parametrize("obj", [{}, {"metadata": None, "spec": []}, {"spec": {"holderIdentity": 5}}])
+def test_a_malformed_lease_reads_as_free(obj: dict[str, object]) -> None:
+    found = LeaseRecord.of(obj)
+    assert (found.holder, found.duration_s) == ("", 1.0)
+
+
+def test_a_renewal_keeps_the_time_of_acquiring_and_a_takeover_counts() -> None:
+    kept = lease.held_by("me", record("me"), at(5), 15)
+    assert (kept["acquireTime"], kept["leaseTransitions"]) == ("then", 3)
+    taken = lease.held_by("me", record("other"), NOON, 15)
+    assert (taken["acquireTime"], taken["leaseTransitions"]) == ("2026-11-22T12:00:00.000000Z", 4)
+    assert lease.held_by("me", None, NOON, 15)["leaseTransitions"] == 0
+
+
+def test_a_leader_stops_and_its_request_ends_before_others_may_take_the_lease() -> None:
+    for duration in (3, 15, 120):
+        times = LeaseTimes.of(duration)
+        assert times.renew_s + times.request_s < times.duration_s
+        assert times.retry_s * 1.2 < times.renew_s
