@@ -25,6 +25,7 @@ SUBCOMMANDS: Final = {
         "dra_driver.cli.hardware_check",
         "compare this machine's GPUs with what the driver assumes",
     ),
+    "conformance": ("dra_driver.cli.conformance", "test a DRA driver as a kubelet uses it"),
     "policy": ("dra_driver.cli.policy", "check GpuPolicy files"),
     "version": ("dra_driver.cli.version", "print the version"),
 }

@@ -1,0 +1,248 @@
+"""What checks work with: the suite as the kubelet and the scheduler of one node.
+
+Every step has a time limit: its own, and what is left of the check's. A step that fails because the driver breaks the
+kubelet's expectation raises ViolationError; one that cannot be done raises UnableError.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dra_driver.conformance import cdi_folder, registry
+from dra_driver.conformance.claims import CheckClaim, Scheduler
+from dra_driver.conformance.cluster import ClusterObjects
+from dra_driver.conformance.plugin import DRA_SERVICES, AnsweredDevice, ClaimKey, Plugin, PrepareAnswer, check_complete
+from dra_driver.conformance.published import incomplete
+from dra_driver.conformance.registry import PluginInfo, Registrar
+from dra_driver.conformance.template import ClaimTemplate
+from dra_driver.conformance.values import TimeLimits, UnableError, ViolationError
+from dra_driver.conformance.wire import CallError
+from dra_driver.errors import KubernetesApiError
+
+GRACE_S = 10.0
+"""Seconds for cleaning up after a check, beyond its own time."""
+
+
+class Control(Protocol):
+    """Ends the driver without warning, as SIGKILL does, and starts it again. Raises UnableError."""
+
+    def restart(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedDriver:
+    """Where the driver is and what may be done to it."""
+
+    driver: str
+    registrar_dir: Path
+    cdi_dirs: tuple[Path, ...]
+    control: Control | None = None
+    limits: TimeLimits = field(default_factory=TimeLimits)
+
+
+class Bench:
+    """The tools of one run. One thread; `begin` before each check and `clean` after it."""
+
+    def __init__(self, subject: TestedDriver, cluster: ClusterObjects, template: ClaimTemplate | None = None) -> None:
+        self.subject = subject
+        self.cluster = cluster
+        self.scheduler = Scheduler(cluster, self.slices, template)
+        self.limits = subject.limits
+        self._plugin: Plugin | None = None
+        self._claims: list[CheckClaim] = []
+        self._deadline = 0.0
+
+    # One check.
+
+    def begin(self) -> None:
+        """Start the time of a check."""
+        self._deadline = time.monotonic() + self.limits.check_s
+
+    def clean(self) -> None:
+        """Unprepare and delete the claims of the check; failures are those of other checks."""
+        self._deadline = max(self._deadline, time.monotonic() + GRACE_S)
+        for claim in self._claims:
+            with suppress(CallError, ViolationError, UnableError):
+                self.plugin().unprepare([claim.key], min(self.limits.call_s, GRACE_S))
+        for claim in self._claims:
+            with suppress(KubernetesApiError):
+                self.cluster.delete_claim(claim.wire)
+        self._claims.clear()
+
+    def close(self) -> None:
+        """Close the connection to the driver."""
+        self.reconnect()
+
+    def left_s(self, most_s: float) -> float:
+        """``most_s``, or what is left of the check's time. Raises ViolationError when nothing is."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise ViolationError(
+                f"the check did not end within {self.limits.check_s:g} s; the driver was too slow (--timeout)"
+            )
+        return min(most_s, left)
+
+    def wait(self, condition: Callable[[], str], within_s: float, what: str) -> None:
+        """Wait until ``condition`` returns an empty text; raise ViolationError with its last text otherwise."""
+        until = time.monotonic() + self.left_s(within_s)
+        while problem := condition():
+            if time.monotonic() >= until:
+                raise ViolationError(f"waited {within_s:g} s for {what}: {problem}")
+            self.pause(self.limits.pause_s)
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(self.left_s(seconds))
+
+    # Registration.
+
+    def registrars(self) -> list[Registrar]:
+        """All registration sockets with their answers."""
+        return [
+            registry.ask(path, identity, self.limits) for path, identity in registry.sockets(self.subject.registrar_dir)
+        ]
+
+    def registrar(self) -> Registrar:
+        """The driver's registration socket: the newest with its name, else the only socket. Raises ViolationError."""
+        found = self.registrars()
+        named = [one for one in found if one.info is not None and one.info.name == self.subject.driver]
+        if named:
+            return max(named, key=lambda one: one.identity[1])
+        if len(found) == 1:
+            return found[0]
+        listed = ", ".join(one.info.name if one.info else one.problem for one in found[:8]) or "nothing"
+        raise ViolationError(
+            f"no socket in {self.subject.registrar_dir} belongs to driver {self.subject.driver}; found: {listed}"
+        )
+
+    def info(self) -> PluginInfo:
+        """The driver's answer to GetInfo; repeated as the kubelet does. Raises UnableError."""
+        answer: list[PluginInfo] = []
+
+        def asked() -> str:
+            try:
+                registrar = self.registrar()
+            except ViolationError as error:
+                return str(error)
+            answer[:] = [registrar.info] if registrar.info else []
+            return registrar.problem
+
+        try:
+            self.wait(asked, self.limits.restart_s, "an answer to GetInfo")
+        except ViolationError as error:
+            raise UnableError(str(error)) from error
+        return answer[0]
+
+    def plugin(self) -> Plugin:
+        """The registered driver; registers it first if needed. Raises UnableError."""
+        if self._plugin is None:
+            info = self.info()
+            version = next((one for one in info.versions if one in DRA_SERVICES), None)
+            if version is None:
+                raise UnableError(f"{info.name} supports none of {', '.join(DRA_SERVICES)}: a kubelet refuses it")
+            try:
+                registry.notify(self.registrar().path, self.limits, registered=True)
+            except (CallError, ViolationError) as error:
+                raise UnableError(f"the driver cannot be registered: {error}") from error
+            self._plugin = Plugin(info, version, self.limits.call_s)
+        return self._plugin
+
+    def reconnect(self) -> None:
+        """Drop the connection, as a kubelet does that restarts. The next `plugin` registers again."""
+        if self._plugin is not None:
+            self._plugin.close()
+            self._plugin = None
+
+    def restart(self) -> None:
+        """End the driver without warning and start it again, then wait for its registration."""
+        if self.subject.control is None:
+            raise UnableError("the suite may not restart the driver")
+        before = dict(registry.sockets(self.subject.registrar_dir))
+        self.subject.control.restart()
+        self.reconnect()
+
+        def back() -> str:
+            try:
+                found = self.registrar()
+            except ViolationError as error:
+                return str(error)
+            if found.problem:
+                return found.problem
+            return "" if before.get(found.path) != found.identity else f"{found.path} is still the old socket"
+
+        self.wait(back, self.limits.restart_s, "the driver's registration socket after its restart")
+
+    # Claims.
+
+    def claim(self, **wanted: Any) -> CheckClaim:
+        """A new claim with devices of this driver; see `Scheduler.allocate` for what can be wanted."""
+        claim = self.scheduler.allocate(**wanted)
+        self._claims.append(claim)
+        return claim
+
+    def adopt(self, claim: CheckClaim) -> CheckClaim:
+        """Clean this claim up with the others."""
+        self._claims.append(claim)
+        return claim
+
+    def answers(self, claims: Sequence[ClaimKey]) -> dict[str, PrepareAnswer]:
+        """NodePrepareResources with exactly one answer per claim. Raises ViolationError."""
+        try:
+            found = self.plugin().prepare(claims, self.left_s(self.limits.call_s))
+        except CallError as error:
+            raise ViolationError(str(error)) from error
+        check_complete("NodePrepareResources", claims, found)
+        return found
+
+    def prepared(self, claim: CheckClaim) -> tuple[AnsweredDevice, ...]:
+        """The devices of a claim that has to be prepared. Raises ViolationError."""
+        answer = self.answers([claim.key])[claim.key.uid]
+        if answer.error:
+            raise ViolationError(f"claim {claim.key} was not prepared: {answer.error}")
+        return answer.sorted()
+
+    def refusal(self, claim: ClaimKey) -> str:
+        """Why the driver does not prepare a claim, per claim or for the whole call; empty if it does."""
+        try:
+            found = self.plugin().prepare([claim], self.left_s(self.limits.call_s))
+        except CallError as error:
+            if error.code in {"DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}:
+                raise ViolationError(str(error)) from error
+            return str(error)
+        check_complete("NodePrepareResources", [claim], found)
+        return found[claim.uid].error
+
+    def unprepared(self, *claims: ClaimKey) -> None:
+        """NodeUnprepareResources, which has to succeed. Raises ViolationError."""
+        try:
+            found = self.plugin().unprepare(claims, self.left_s(self.limits.call_s))
+        except CallError as error:
+            raise ViolationError(str(error)) from error
+        check_complete("NodeUnprepareResources", claims, found)
+        for claim in claims:
+            if found[claim.uid]:
+                raise ViolationError(f"claim {claim} was not unprepared: {found[claim.uid]}")
+
+    # What the driver publishes and writes.
+
+    def slices(self) -> list[dict[str, Any]]:
+        """The driver's slices of this node, complete. Raises UnableError."""
+        found: list[dict[str, Any]] = []
+
+        def listed() -> str:
+            found[:] = self.cluster.slices()
+            return incomplete(found)
+
+        try:
+            self.wait(listed, self.limits.publish_s, "complete ResourceSlices")
+        except ViolationError as error:
+            raise UnableError(str(error)) from error
+        return found
+
+    def unresolved(self, devices: Sequence[AnsweredDevice]) -> str:
+        """Which CDI ids of these devices do not resolve, as a sentence; empty if all do."""
+        ids = [name for device in devices for name in device.cdi_ids]
+        return "; ".join(cdi_folder.unresolved(self.subject.cdi_dirs, ids)[:3])

@@ -1,0 +1,124 @@
+"""Reads CDI folders as a container runtime does: which device ids resolve, and which files appeared.
+
+Follows the CDI specification (cncf-tags/container-device-interface, SPEC.md and pkg/cdi): later folders win, and a
+name that two files of one folder define does not resolve. Any driver's files are read, JSON and YAML, so this does not
+use `dra_driver.cdi`, which writes such files: a shared mistake would hide itself.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+MAX_FILES: Final = 4096
+MAX_BYTES: Final = 4 * 2**20
+QUALIFIED: Final = re.compile(
+    r"[A-Za-z]([\w.-]*[A-Za-z0-9])?/[A-Za-z]([\w-]*[A-Za-z0-9])?=[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII
+)
+"""``vendor/class=name`` (pkg/parser/parser.go of the CDI library)."""
+VERSIONS: Final = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CdiFile:
+    """One file: the devices that it defines, or why it cannot be used."""
+
+    path: Path
+    devices: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def is_qualified(name: str) -> bool:
+    """Whether a device id has the form ``vendor/class=name``."""
+    return QUALIFIED.fullmatch(name) is not None
+
+
+def files(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """The files of the folders with their size and time of change in ns."""
+    found: dict[Path, tuple[int, int]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*"))[:MAX_FILES]:
+            if path.suffix not in {".json", ".yaml", ".yml"} or path.name.startswith("."):
+                continue
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            found[path] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def unresolved(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """Why these device ids do not resolve, one sentence for each."""
+    known, conflicts, broken = _index(folders)
+    missing = [name for name in dict.fromkeys(names) if name not in known]
+    hints = [f"{one.path}: {one.problem}" for one in broken][:3]
+    reasons = []
+    for name in missing:
+        why = f"{len(conflicts[name])} files of one folder define it" if name in conflicts else "no file defines it"
+        reasons.append(f"{name}: {why}" + (f" ({'; '.join(hints)})" if hints and name not in conflicts else ""))
+    return reasons
+
+
+def _index(folders: Sequence[Path]) -> tuple[set[str], dict[str, list[Path]], list[CdiFile]]:
+    known: set[str] = set()
+    conflicts: dict[str, list[Path]] = {}
+    broken: list[CdiFile] = []
+    for folder in folders:
+        here: dict[str, list[Path]] = {}
+        for path in files([folder]):
+            file = read(path)
+            if file.problem:
+                broken.append(file)
+            for name in file.devices:
+                here.setdefault(name, []).append(path)
+        for name, paths in here.items():
+            known.discard(name)
+            conflicts.pop(name, None)
+            if len(paths) == 1:
+                known.add(name)
+            else:
+                conflicts[name] = paths
+    return known, conflicts, broken
+
+
+def read(path: Path) -> CdiFile:
+    """One file, of which a runtime uses all or nothing."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            return CdiFile(path=path, problem=f"larger than {MAX_BYTES >> 20} MiB")
+        document = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
+    problem = _problem(document)
+    if problem:
+        return CdiFile(path=path, problem=problem)
+    names = tuple(f"{document['kind']}={device['name']}" for device in document["devices"])
+    return CdiFile(path=path, devices=names)
+
+
+def _problem(document: object) -> str:
+    if not isinstance(document, dict):
+        return "not an object"
+    if str(document.get("cdiVersion", "")).removeprefix("v") not in VERSIONS:
+        return f"cdiVersion {str(document.get('cdiVersion'))[:20]!r} is unknown"
+    devices = document.get("devices")
+    if not isinstance(devices, list) or not devices:
+        return "no devices"
+    names = [device.get("name") if isinstance(device, dict) else None for device in devices]
+    for name, device in zip(names, devices, strict=True):
+        if not is_qualified(f"{document.get('kind')}={name}"):
+            return f"{str(document.get('kind'))[:80]}={str(name)[:80]} is not vendor/class=name"
+        if not _edits(device):
+            return f"device {name} has no containerEdits"
+    return "" if len(set(names)) == len(names) else "a device is defined twice"
+
+
+def _edits(holder: Mapping[str, Any]) -> bool:
+    return isinstance(holder.get("containerEdits"), dict) and bool(holder["containerEdits"])

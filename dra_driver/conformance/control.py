@@ -1,0 +1,105 @@
+"""Ways to end a driver without warning and to start it again: a command of the user, or a child of this process."""
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from dra_driver.conformance.values import UnableError
+from dra_driver.errors import ConfigurationError
+
+COMMAND_S: Final = 60.0
+STOP_S: Final = 15.0
+MAX_OUTPUT: Final = 400
+
+
+class CommandControl:
+    """--restart-command: ends the driver with SIGKILL and starts it again. Its exit status has to be 0."""
+
+    def __init__(self, command: str) -> None:
+        """Raises ConfigurationError for a command that cannot be split into words."""
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise ConfigurationError(f"--restart-command {command[:80]!r} cannot be read: {error}") from error
+        if not self._words:
+            raise ConfigurationError("--restart-command is empty")
+
+    def restart(self) -> None:
+        try:
+            child = subprocess.Popen(
+                self._words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UnableError(f"--restart-command cannot be started: {error}") from error
+        try:
+            status = child.wait(COMMAND_S)
+        except subprocess.TimeoutExpired as error:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait(STOP_S)
+            raise UnableError(f"--restart-command did not end within {COMMAND_S:g} s") from error
+        if status != 0:
+            said = os.read(child.stderr.fileno(), MAX_OUTPUT) if child.stderr else b""
+            text = said.decode("utf-8", "replace").strip()
+            raise UnableError(f"--restart-command ended with status {status}: {text}")
+
+
+class ChildControl:
+    """A command that runs the driver in the foreground, as a child of this process. `stop` it at the end."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self._command = list(command)
+        self._environ = dict(environ)
+        self._log = log
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Raises ConfigurationError if the command cannot be started."""
+        try:
+            with self._log.open("ab") as log:
+                self._child = subprocess.Popen(
+                    self._command,
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ConfigurationError(f"the driver {self._command[0]} cannot be started: {error}") from error
+
+    def restart(self) -> None:
+        self._end(signal.SIGKILL)
+        self.start()
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL. Idempotent."""
+        self._end(signal.SIGTERM)
+
+    def log_tail(self, lines: int = 10) -> str:
+        """The last lines of its output, for messages."""
+        try:
+            return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+    def _end(self, how: signal.Signals) -> None:
+        """End the child's whole process group, so that a wrapping shell does not leave the driver behind."""
+        if self._child is None:
+            return
+        for number in (how, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(STOP_S)
+                break
+        self._child = None

@@ -1,0 +1,137 @@
+"""One registered plugin as the kubelet calls it: prepare, unprepare, and the health stream."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dra_driver._pb.dra_v1 import api_pb2 as v1
+from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver._pb.health_v1 import api_pb2 as health_v1
+from dra_driver._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
+from dra_driver.conformance.registry import PluginInfo
+from dra_driver.conformance.values import ViolationError
+from dra_driver.conformance.wire import HealthStream, Peer, PendingCall, Service, shown
+
+DRA_SERVICES: Final = {"v1.DRAPlugin": Service(v1, "DRAPlugin"), "v1beta1.DRAPlugin": Service(v1beta1, "DRAPlugin")}
+"""Services by their names in supported_versions, which a kubelet supports (pkg/kubelet/cm/dra/plugin)."""
+HEALTH_SERVICES: Final = {
+    "v1.DRAResourceHealth": Service(health_v1, "DRAResourceHealth"),
+    "v1alpha1.DRAResourceHealth": Service(health_v1alpha1, "DRAResourceHealth"),
+}
+MAX_ENTRIES: Final = 8
+"""Entries of an answer that a message quotes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ClaimKey:
+    """What the kubelet says of a claim."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.namespace)}/{shown(self.name)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredDevice:
+    """One device of an answer. ``share_id`` is None where the answer has none."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareAnswer:
+    """The answer for one claim: its devices, or an error."""
+
+    devices: tuple[AnsweredDevice, ...] = ()
+    error: str = ""
+
+    def sorted(self) -> tuple[AnsweredDevice, ...]:
+        """The devices in an order that two answers can be compared by."""
+        return tuple(sorted(self.devices, key=lambda device: (device.pool, device.device, device.share_id or "")))
+
+
+class Plugin:
+    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe."""
+
+    def __init__(self, info: PluginInfo, version: str, call_s: float) -> None:
+        self.info = info
+        self.version = version
+        self._service = DRA_SERVICES[version]
+        self._call_s = call_s
+        self.peer = Peer(info.endpoint)
+
+    def close(self) -> None:
+        self.peer.close()
+
+    def prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, PrepareAnswer]:
+        """NodePrepareResources: an answer per UID, unjudged. Raises CallError."""
+        request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
+        return _answers(self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s))
+
+    def begin_prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> PendingCall:
+        """Send NodePrepareResources without waiting."""
+        request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
+        return self.peer.begin(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
+
+    def unprepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, str]:
+        """NodeUnprepareResources: an error per UID, empty for success. Raises CallError."""
+        request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
+        answer = self.peer.call(self._service, "NodeUnprepareResources", request, timeout_s or self._call_s)
+        return {str(uid): shown(entry.error) for uid, entry in answer.claims.items()}
+
+    def begin_unprepare(self, claims: Sequence[ClaimKey]) -> PendingCall:
+        """Send NodeUnprepareResources without waiting."""
+        request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
+        return self.peer.begin(self._service, "NodeUnprepareResources", request, self._call_s)
+
+    def watch_health(self, version: str, timeout_s: float) -> HealthStream:
+        """Open the health stream of one version, by its name in supported_versions."""
+        service = HEALTH_SERVICES[version]
+        request = service.messages.NodeWatchResourcesRequest()
+        return self.peer.stream(service, "NodeWatchResources", request, timeout_s)
+
+    def _claims(self, claims: Iterable[ClaimKey]) -> list[Any]:
+        return [
+            self._service.messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims
+        ]
+
+
+def read_prepared(pending: PendingCall) -> dict[str, PrepareAnswer]:
+    """Wait for a call of `Plugin.begin_prepare`. Raises CallError."""
+    return _answers(pending.answer())
+
+
+def check_complete(method: str, asked: Sequence[ClaimKey], answered: Mapping[str, object]) -> None:
+    """Raise ViolationError unless exactly the asked claims have an entry (pkg/kubelet/cm/dra/manager.go:405-437)."""
+    wanted = {claim.uid for claim in asked}
+    foreign = [shown(uid) for uid in answered if uid not in wanted][:MAX_ENTRIES]
+    if foreign:
+        raise ViolationError(f"{method} answered for claims that were not asked for: {', '.join(foreign)}")
+    missing = [str(claim) for claim in asked if claim.uid not in answered][:MAX_ENTRIES]
+    if missing:
+        raise ViolationError(f"{method} has no entry for {', '.join(missing)}; the kubelet fails the pod")
+
+
+def _answers(message: Any) -> dict[str, PrepareAnswer]:
+    return {
+        str(uid): PrepareAnswer(devices=tuple(_device(device) for device in entry.devices), error=shown(entry.error))
+        for uid, entry in message.claims.items()
+    }
+
+
+def _device(device: Any) -> AnsweredDevice:
+    has_share = "share_id" in device.DESCRIPTOR.fields_by_name and device.HasField("share_id")
+    return AnsweredDevice(
+        requests=tuple(device.request_names),
+        pool=device.pool_name,
+        device=device.device_name,
+        cdi_ids=tuple(device.cdi_device_ids),
+        share_id=device.share_id if has_share else None,
+    )

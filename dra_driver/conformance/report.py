@@ -1,0 +1,119 @@
+"""A run as a table for people, as JSON, and as JUnit XML."""
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+from xml.etree import ElementTree
+
+from dra_driver import __version__
+from dra_driver.conformance.values import Check, CheckOutcome
+
+KUBERNETES: Final = "v1.36.2"
+"""Version of kubernetes/kubernetes to which the sources without a repository belong."""
+WORDS: Final = {
+    "passed": "PASS",
+    "failed": "FAIL",
+    "advice": "ADVICE",
+    "not applicable": "N/A",
+    "unable": "UNABLE",
+}
+_WIDTH: Final = 110
+_INDENT: Final = " " * 8
+
+
+def line(outcome: CheckOutcome) -> str:
+    """One check for people: verdict, id and title, the rule with its source, and what was seen."""
+    check = outcome.check
+    head = f"{WORDS[outcome.verdict]:<7} {check.id:<28} {check.title} ({outcome.seconds:.1f} s)"
+    parts = [head, _wrapped(f"{check.rule} [{check.source}]")]
+    if outcome.detail:
+        parts.append(_wrapped(f"seen: {printable(outcome.detail)}"))
+    return "\n".join(parts)
+
+
+def summary(outcomes: Sequence[CheckOutcome]) -> str:
+    """How many checks had each verdict."""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in WORDS if counts[verdict])  # type: ignore[index]
+    return f"{len(outcomes)} checks: {listed or 'none ran'}"
+
+
+def listing(checks: Sequence[Check]) -> str:
+    """The checks without verdicts."""
+    return "\n".join(
+        f"{check.id:<28} {check.profile:<6} {check.level:<7} {','.join(check.needs) or '-':<22} {check.title}"
+        for check in checks
+    )
+
+
+def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
+    """One object: the driver, the suite's version, and every check with its verdict."""
+    document: dict[str, Any] = {
+        "driver": driver,
+        "profile": profile,
+        "version": __version__,
+        "kubernetes": KUBERNETES,
+        "checks": [
+            {
+                "id": outcome.check.id,
+                "title": outcome.check.title,
+                "verdict": outcome.verdict,
+                "detail": printable(outcome.detail),
+                "seconds": round(outcome.seconds, 3),
+                "level": outcome.check.level,
+                "profile": outcome.check.profile,
+                "needs": list(outcome.check.needs),
+                "rule": outcome.check.rule,
+                "source": outcome.check.source,
+            }
+            for outcome in outcomes
+        ],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def as_junit(driver: str, outcomes: Sequence[CheckOutcome]) -> str:
+    """JUnit XML as CI systems read it: advice passes with a text, what is not applicable is skipped."""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"dra-conformance {driver}",
+        tests=str(len(outcomes)),
+        failures=str(counts["failed"]),
+        errors=str(counts["unable"]),
+        skipped=str(counts["not applicable"]),
+        time=f"{sum(outcome.seconds for outcome in outcomes):.3f}",
+    )
+    for outcome in outcomes:
+        suite.append(_case(driver, outcome))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _case(driver: str, outcome: CheckOutcome) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", classname=driver, name=outcome.check.id, time=f"{outcome.seconds:.3f}")
+    detail = printable(outcome.detail)
+    text = f"{outcome.check.rule} [{outcome.check.source}]"
+    match outcome.verdict:
+        case "failed":
+            ElementTree.SubElement(case, "failure", message=detail).text = text
+        case "unable":
+            ElementTree.SubElement(case, "error", message=detail).text = text
+        case "not applicable":
+            ElementTree.SubElement(case, "skipped", message=detail)
+        case "advice":
+            ElementTree.SubElement(case, "system-out").text = f"{detail}; {text}"
+        case _:
+            pass
+    return case
+
+
+def printable(text: str) -> str:
+    """The text without characters that a terminal or XML must not get."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)

@@ -1,0 +1,89 @@
+"""The values of a conformance run: a check, its verdict, how long the suite waits, and the errors that end a check."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from dra_driver.errors import DraError
+
+if TYPE_CHECKING:
+    from dra_driver.conformance.bench import Bench
+
+Profile = Literal["basic", "full"]
+"""``basic`` is what every driver has to do; ``full`` adds restarts, disturbances, concurrency and large inputs."""
+Capability = Literal["restart", "shares", "partitions", "admin-access", "health", "taints", "32-devices"]
+Level = Literal["must", "should"]
+"""A check of level ``should`` that fails is advice: it does not change the exit status."""
+Verdict = Literal["passed", "failed", "advice", "not applicable", "unable"]
+
+CAPABILITIES: Final[dict[Capability, str]] = {
+    "restart": "the suite may end the driver and start it again (--restart-command, or a command after `--`)",
+    "shares": "a device with allowMultipleAllocations is published",
+    "partitions": "a device that consumes counters is published",
+    "admin-access": "the driver prepares a claim with admin access to a free device",
+    "health": "the health stream reports a device of a prepared claim",
+    "taints": "a device with a taint is published",
+    "32-devices": "32 devices that do not exclude each other are published",
+}
+"""What a driver may lack without failing, and how the suite recognizes it."""
+
+
+class ViolationError(DraError):
+    """The driver breaks the rule of the check; the message says what was seen and what was expected."""
+
+
+class NotApplicableError(DraError):
+    """The driver does not have what the check is about."""
+
+
+class UnableError(DraError):
+    """The check could not be carried out, for a reason that is not this check's rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check. ``rule`` is the sentence of the specification and ``source`` where it stands.
+
+    A source without a repository is a file of kubernetes/kubernetes v1.36.2. ``run`` raises one of the errors above,
+    or returns. ``id`` is stable: reports are compared by it.
+    """
+
+    id: str
+    title: str
+    rule: str
+    source: str
+    run: Callable[["Bench"], None]
+    profile: Profile = "basic"
+    level: Level = "must"
+    needs: tuple[Capability, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOutcome:
+    """The verdict of one check. ``detail`` is a sentence, empty for a passed check."""
+
+    check: Check
+    verdict: Verdict
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """Time limits in seconds. The first four are the kubelet's own.
+
+    Sources: pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go:41-95 and
+    pkg/kubelet/cm/dra/plugin/dra_plugin.go:42. ``publish_s`` is twice the delay of upstream's slice controller
+    (resourceslicecontroller.go:69).
+    """
+
+    dial_s: float = 10.0
+    get_info_s: float = 1.0
+    notify_s: float = 5.0
+    call_s: float = 45.0
+    publish_s: float = 60.0
+    restart_s: float = 60.0
+    health_s: float = 12.0
+    quiet_s: float = 2.0
+    check_s: float = 180.0
+    pause_s: float = 0.05

@@ -1,0 +1,41 @@
+"""Makes the tables of docs/conformance.md from the checks of the conformance suite; the text around them is by hand.
+
+`make gen` writes the page, `make check` compares.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_driver.conformance.checks import CHECKS
+from dra_driver.conformance.values import CAPABILITIES, Check
+
+PAGE = Path("docs/conformance.md")
+BEGIN, END = "<!-- generated: checks -->", "<!-- end of generated text -->"
+
+
+def generate(source: Path, target: Path) -> None:
+    """Write the page below ``target``: that of ``source`` with new tables."""
+    text = (source / PAGE).read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    (target / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    (target / PAGE).write_text("\n".join([f"{head}{BEGIN}\n", *tables(), f"\n{END}{tail}"]))
+
+
+def outputs(root: Path) -> list[Path]:
+    """The page, if it exists below ``root``."""
+    return [path for path in (root / PAGE,) if path.exists()]
+
+
+def tables() -> Iterator[str]:
+    yield "| capability | how the suite recognizes it |\n|---|---|"
+    yield from (f"| `{name}` | {text} |" for name, text in CAPABILITIES.items())
+    groups = dict.fromkeys(check.id.partition("-")[0] for check in CHECKS)
+    for group in groups:
+        yield f"\n### {group.capitalize()}\n\n| check | what it checks | what it stands on | for |\n|---|---|---|---|"
+        yield from (row(check) for check in CHECKS if check.id.partition("-")[0] == group)
+
+
+def row(check: Check) -> str:
+    scope = ", ".join([check.profile, check.level, *(f"needs {need}" for need in check.needs)])
+    return f"| `{check.id}` | {check.title} | {check.rule} `{check.source}` | {scope} |"

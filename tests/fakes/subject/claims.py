@@ -1,0 +1,181 @@
+"""Prepare and unprepare of the driver under test, with its faults. The state is one JSON file."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.kube import paths
+from dra_driver.kube.rest import RestClient
+from tests.fakes.subject.devices import published, shared_names
+
+Wire = dict[str, Any]
+_UID = re.compile(r"[0-9a-f-]{36}")
+HUGE = "x" * (16 << 20)
+
+
+class Crash(Exception):  # noqa: N818 - ends the process of the driver
+    """The driver would die here."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer for the kubelet
+    """Why a claim is not prepared."""
+
+
+class Claims:
+    """All claims of one driver in one folder. Thread-safe; a new instance over the folder is a restart."""
+
+    def __init__(self, folder: Path, rest: RestClient, driver: str, node: str, faults: Collection[str]) -> None:
+        self._cdi = folder / "cdi"
+        self._file = folder / "state.json"
+        self._rest = rest
+        self._driver = driver
+        self._faults = frozenset(faults)
+        self._names = {
+            device["name"] for item in published(driver, node, "", ()) for device in item["spec"].get("devices") or ()
+        }
+        self._lock = threading.Lock()  # guards the state and its file
+        self._state: dict[str, list[Wire]] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._ended: set[str] = set()
+        self._calls = 0
+        self.stopped = threading.Event()
+
+    def has(self, fault: str) -> bool:
+        return fault in self._faults
+
+    def prepare(self, namespace: str, name: str, uid: str) -> list[Wire]:
+        """The devices of the answer. Raises Refused and Crash."""
+        if not _UID.fullmatch(uid):
+            raise (Crash if self.has("crashes-on-bad-uid") else Refused)(f"{uid[:40]!r} is no UID")
+        with self._lock:
+            if uid not in self._state:
+                self._state[uid] = self._planned(namespace, name, uid)
+                self._save()
+            devices = self._state[uid]
+            if not (self.has("answers-from-cache") and uid in self._ended):
+                self._write_cdi(uid, devices)
+        self._calls += 1
+        if self.has("answer-changes"):
+            return [{**device, "cdi": [f"{one}.{self._calls}" for one in device["cdi"]]} for device in devices]
+        return devices
+
+    def unprepare(self, namespace: str, name: str, uid: str) -> None:
+        """Raises Refused."""
+        if self.has("unprepare-needs-claim"):
+            self._claim(namespace, name, uid)
+        with self._lock:
+            if uid not in self._state and (
+                self.has("unprepare-unknown-fails") or (self.has("unprepare-once") and uid in self._ended)
+            ):
+                raise Refused(f"claim {uid} is not prepared")
+            self._ended.add(uid)
+            if not self.has("keeps-device"):
+                self._state.pop(uid, None)
+                self._save()
+            self._remove_cdi("*" if self.has("removes-all-files") else uid)
+
+    def known(self, uid: str) -> bool:
+        with self._lock:
+            return uid in self._state
+
+    def hang(self) -> None:
+        """As long as the driver lives."""
+        self.stopped.wait(60.0)
+
+    def _planned(self, namespace: str, name: str, uid: str) -> list[Wire]:
+        if self.has("trusts-missing-claim"):
+            try:
+                claim = self._claim(namespace, name, uid)
+            except Refused:
+                return []
+        else:
+            claim = self._claim(namespace, name, uid)
+        allocation = (claim.get("status") or {}).get("allocation")
+        if allocation is None:
+            if self.has("ignores-allocation"):
+                return []
+            raise Refused(f"claim {namespace}/{name} is not allocated")
+        self._check_config(allocation["devices"])
+        results = [
+            result
+            for result in allocation["devices"].get("results") or ()
+            if result["driver"] == self._driver or self.has("takes-all-results")
+        ]
+        for result in results:
+            self._check_device(result)
+        return [self._device(uid, at, result) for at, result in enumerate(results)]
+
+    def _claim(self, namespace: str, name: str, uid: str) -> Wire:
+        try:
+            claim = self._rest.get(paths.resource_claim(namespace, name))
+        except (NotFoundError, ValueError) as error:
+            raise Refused(f"claim {namespace}/{name} does not exist") from error
+        except KubernetesApiError as error:
+            raise Refused(str(error)) from error
+        if claim["metadata"]["uid"] != uid and not self.has("ignores-uid"):
+            raise Refused(f"claim {namespace}/{name} is another object")
+        return claim
+
+    def _check_config(self, devices: Wire) -> None:
+        for entry in devices.get("config") or ():
+            if entry["opaque"]["driver"] != self._driver and self.has("refuses-foreign-config"):
+                raise Refused("unknown configuration")
+
+    def _check_device(self, result: Wire) -> None:
+        if result["driver"] != self._driver:
+            return
+        if result["device"] not in self._names and not self.has("accepts-any-device"):
+            raise Refused(f"device {result['device']} does not exist")
+        if result.get("adminAccess") or result["device"] in shared_names() or self.has("double-grant"):
+            return
+        for uid, devices in self._state.items():
+            if any(one["device"] == result["device"] and not one["admin"] for one in devices):
+                raise Refused(f"device {result['device']} is prepared for claim {uid}")
+
+    def _device(self, uid: str, at: int, result: Wire) -> Wire:
+        request = result["request"] if self.has("keeps-subrequests") else result["request"].partition("/")[0]
+        prefix = "" if self.has("unqualified-cdi-name") else f"{self._driver}/device="
+        return {
+            "requests": ["other" if self.has("wrong-request") else request],
+            "pool": result["pool"],
+            "device": "unit-33" if self.has("wrong-device") else result["device"],
+            "cdi": [f"{prefix}{uid}-{at}"],
+            "share": result.get("shareID"),
+            "admin": bool(result.get("adminAccess")),
+        }
+
+    def _write_cdi(self, uid: str, devices: list[Wire]) -> None:
+        if self.has("no-cdi-file") or not devices:
+            return
+        edits = {} if self.has("invalid-cdi-file") else {"env": [f"CLAIM={uid}"]}
+        names = [one.partition("=")[2] or one for device in devices for one in device["cdi"]]
+        document = {
+            "cdiVersion": "0.5.0",
+            "kind": f"{self._driver}/device",
+            "devices": [{"name": name, "containerEdits": edits} for name in names],
+        }
+        temporary = self._cdi / f".{uid}.tmp"
+        temporary.write_text(json.dumps(document))
+        temporary.replace(self._cdi / f"{self._driver}-{uid}.json")
+
+    def _remove_cdi(self, which: str) -> None:
+        if not self.has("leaves-files"):
+            for path in self._cdi.glob(f"{self._driver}-{which}.json"):
+                path.unlink(missing_ok=True)
+
+    def _save(self) -> None:
+        self._file.write_text(json.dumps(self._state))
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True

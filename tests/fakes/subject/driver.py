@@ -1,0 +1,231 @@
+"""The process of the driver under test: two gRPC servers and the thread that keeps its slices published."""
+
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dra_driver._pb.dra_v1 import api_pb2 as v1
+from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver._pb.pluginregistration import api_pb2 as registration
+from dra_driver.errors import KubernetesApiError
+from dra_driver.kube import paths
+from dra_driver.kube.rest import RestClient
+from tests.fakes.subject.claims import HUGE, Claims, Crash, Refused
+from tests.fakes.subject.devices import published
+
+VERSIONS = ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+SYNC_S = 0.05
+
+
+class SubjectDriver:
+    """One driver in one folder. ``faults`` are names of `faults.FAULTS`. `restart` is a kill and a new start."""
+
+    def __init__(self, folder: Path, rest: RestClient, *, driver: str, node: str, faults: Collection[str] = ()) -> None:
+        self.folder, self.driver, self.node = folder, driver, node
+        self.faults = frozenset(faults)
+        self._rest = rest
+        for name in ("reg", "cdi", "plugin"):
+            (folder / name).mkdir(exist_ok=True)
+        self.registrar_dir, self.cdi_dir = folder / "reg", folder / "cdi"
+        self._servers: list[grpc.Server] = []
+        self._registrations = 0
+        self._infos = 0
+        self._refused = False
+
+    def start(self) -> "SubjectDriver":
+        self.claims = Claims(self.folder, self._rest, self.driver, self.node, self.faults)
+        self._stop = threading.Event()
+        self._publisher = threading.Thread(target=self._keep_published, name="subject-slices", daemon=True)
+        self._publisher.start()
+        dra = {"NodePrepareResources": self._prepare, "NodeUnprepareResources": self._unprepare}
+        modules = [v1beta1] if self.has("lies-about-v1") else [v1, v1beta1]
+        handlers = [
+            _handlers(module, "DRAPlugin", {name: _bound(method, module) for name, method in dra.items()})
+            for module in modules
+        ]
+        if not self.has("endpoint-not-served"):
+            self._serve(self.folder / "plugin" / "dra.sock", handlers)
+        register = {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notify}
+        self._serve(self.registrar_dir / f"{self.driver}-reg.sock", [_handlers(registration, "Registration", register)])
+        return self
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """End at once, as SIGKILL does: calls in flight get no answer."""
+        self._stop.set()
+        self.claims.stopped.set()
+        for server in self._servers:
+            server.stop(0).wait(5.0)
+        self._servers.clear()
+        self._publisher.join(5.0)
+
+    def end(self) -> None:
+        """Stop and remove the folder and the slices."""
+        self.kill()
+        for item in self._own_slices():
+            with suppress(KubernetesApiError):
+                self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def has(self, fault: str) -> bool:
+        return fault in self.faults
+
+    def _serve(self, path: Path, handlers: list[grpc.GenericRpcHandler]) -> None:
+        path.unlink(missing_ok=True)
+        options = [("grpc.max_send_message_length", -1)]
+        server = grpc.server(ThreadPoolExecutor(12, thread_name_prefix="subject"), options=options)
+        server.add_generic_rpc_handlers(tuple(handlers))
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        self._servers.append(server)
+
+    # Registration.
+
+    def _get_info(self, _request: Any, context: grpc.ServicerContext) -> Any:
+        self._infos += 1
+        if self.has("get-info-hangs") or (self._refused and self.has("dies-when-refused")):
+            self.claims.hang()
+        versions = list(VERSIONS)
+        if self.has("no-known-version"):
+            versions = ["v9.DRAPlugin"]
+        if self.has("oldest-version-first"):
+            versions = versions[::-1]
+        if self.has("lies-about-health"):
+            versions.append("v1.DRAResourceHealth")
+        if self.has("info-changes"):
+            versions.append(f"v{self._infos}.Other")
+        return registration.PluginInfo(
+            type="DevicePlugin" if self.has("wrong-type") else "DRAPlugin",
+            name=f"not-{self.driver}" if self.has("wrong-name") else self.driver,
+            endpoint=str(self.folder / "plugin" / "dra.sock"),
+            supported_versions=versions,
+        )
+
+    def _notify(self, request: Any, _context: grpc.ServicerContext) -> Any:
+        self._registrations += request.plugin_registered
+        self._refused = self._refused or not request.plugin_registered
+        return registration.RegistrationStatusResponse()
+
+    # Claims.
+
+    def _prepare(self, messages: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check_call(request, context, "prepare")
+        answer = messages.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            entry = answer.claims[claim.uid]
+            try:
+                devices = self.claims.prepare(claim.namespace, claim.name, claim.uid)
+            except Refused as error:
+                if self.has("fails-whole-call"):
+                    context.abort(grpc.StatusCode.UNKNOWN, str(error))
+                entry.error = str(error)
+                continue
+            except Crash:
+                threading.Thread(target=self.kill, daemon=True).start()
+                self.claims.hang()
+                break
+            entry.devices.extend(_device(messages, device) for device in devices)
+            if self.has("huge-answer"):
+                entry.devices[0].cdi_device_ids.append(HUGE)
+            if self.has("prepare-skips"):
+                del answer.claims[claim.uid]
+            if self.has("prepare-adds"):
+                answer.claims["some-other-claim"].error = ""
+        return answer
+
+    def _unprepare(self, messages: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check_call(request, context, "unprepare")
+        answer = messages.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            known = self.claims.known(claim.uid)
+            try:
+                self.claims.unprepare(claim.namespace, claim.name, claim.uid)
+                answer.claims[claim.uid].error = ""
+            except Refused as error:
+                answer.claims[claim.uid].error = str(error)
+            if self.has("unprepare-skips") or (self.has("unprepare-skips-unknown") and not known):
+                del answer.claims[claim.uid]
+        return answer
+
+    def _check_call(self, request: Any, context: grpc.ServicerContext, operation: str) -> None:
+        if self.has("registers-once") and self._registrations > 1:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "registered already")
+        if operation == "prepare":
+            if self.has("prepare-hangs") and request.claims:
+                self.claims.hang()
+            if self.has("fails-without-claims") and not request.claims:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
+            if self.has("one-claim-per-call") and len(request.claims) > 1:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more than one claim")
+        elif self.has("unprepare-fails-without-claims") and not request.claims:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
+
+    # Slices.
+
+    def _keep_published(self) -> None:
+        while not self._stop.is_set():
+            with suppress(KubernetesApiError):
+                self._sync()
+            self._stop.wait(SYNC_S)
+
+    def _sync(self) -> None:
+        if self.has("publishes-nothing"):
+            return
+        node_uid = self._rest.get(paths.node(self.node))["metadata"]["uid"]
+        existing = {item["metadata"]["name"]: item for item in self._own_slices()}
+        wanted = published(self.driver, self.node, node_uid, self.faults, generation=2)
+        if self.has("old-generation-stays"):
+            old = published(self.driver, self.node, node_uid, self.faults, generation=1)[0]
+            wanted.append({**old, "metadata": {**old["metadata"], "name": f"old-{self.driver}"}})
+        for item in wanted:
+            found = existing.get(item["metadata"]["name"])
+            if found is None:
+                self._rest.create(paths.resource_slices(), item)
+            elif self.has("writes-without-need"):
+                labels = {"written": str(int(found["metadata"].get("labels", {}).get("written", "0")) + 1)}
+                changed = {**item, "metadata": {**found["metadata"], "labels": labels}}
+                self._rest.update(paths.resource_slices(item["metadata"]["name"]), changed)
+
+    def _own_slices(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self._rest.list(
+            paths.resource_slices(), {"fieldSelector": f"spec.driver={self.driver}"}
+        )["items"]
+        return items
+
+
+def _bound(method: Any, messages: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
+    return lambda request, context: method(messages, request, context)
+
+
+def _handlers(messages: Any, service: str, methods: dict[str, Any]) -> grpc.GenericRpcHandler:
+    descriptor = messages.DESCRIPTOR.services_by_name[service]
+    made: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            method,
+            request_deserializer=getattr(messages, descriptor.methods_by_name[name].input_type.name).FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+        for name, method in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(descriptor.full_name, made)
+
+
+def _device(messages: Any, device: dict[str, Any]) -> Any:
+    message = messages.Device(
+        request_names=device["requests"],
+        pool_name=device["pool"],
+        device_name=device["device"],
+        cdi_device_ids=device["cdi"],
+    )
+    if device["share"] and hasattr(message, "share_id"):
+        message.share_id = device["share"]
+    return message
