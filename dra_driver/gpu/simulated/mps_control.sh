@@ -78,8 +78,9 @@ claim_pid_file() {
 
 finish() {
     trap '' TERM INT HUP
-    rm -rf "$pipe/control" "$pipe/control_lock" "$pipe/log" "$pipe/stub" "$pid_file"
+    rm -rf "$pipe/control" "$pipe/control_lock" "$pipe/log" "$pipe/stub"
     note exit
+    rm -f "$pid_file" # last: who asked for the end waits for it
     [ -z "${pause:-}" ] || kill "$pause" 2>/dev/null
     exit 0
 }
@@ -118,7 +119,8 @@ background() {
     fi
     "$0" -f </dev/null >/dev/null 2>&1 &
     child=$!
-    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    tries=100
+    while [ "$((tries -= 1))" -gt 0 ]; do
         running && [ "$pid" = "$child" ] && { [ -e "$pipe/control" ] || struck mps-never-ready; } && exit 0
         kill -0 "$child" 2>/dev/null || break
         sleep 0.1
