@@ -13,7 +13,6 @@ from dra_driver.claims.boot import read_boot_id
 from dra_driver.claims.dependencies import (
     CdiSources,
     ClaimCdiFiles,
-    ClaimLister,
     ClaimReader,
     DeviceNodes,
     Event,
@@ -103,7 +102,6 @@ def open_claims(
     provider: CdiSources,
     snapshot: Callable[[], Snapshot],
     device_nodes: DeviceNodes | None = None,
-    lister: ClaimLister | None = None,
     hardware: Callable[[Journal], HardwareDependencies] | None = None,
     terms: Callable[[], Terms] = _default_terms,
     count: Callable[[Event], None] = _ignore,
@@ -142,4 +140,4 @@ def open_claims(
         retry_policy=retry_policy or RetryPolicy(),
         gate=gate or PrepareGate(),
     )
-    return Claims(ClaimService(deps, lister=lister), journal, owners)
+    return Claims(ClaimService(deps), journal, owners)

@@ -19,7 +19,7 @@ from dra_driver.errors import DraError, NotPermittedError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.ids import ClaimUid, GpuUuid, PoolName
+from dra_driver.model.ids import ClaimUid, GpuUuid
 from dra_driver.model.mig import MigInstance, PartitionId
 from dra_driver.model.terms import Interval
 from dra_driver.sharing.daemon import MpsDaemon
@@ -49,12 +49,6 @@ class ClaimReader(Protocol):
     def read_all(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
     ) -> dict[ClaimUid, AllocatedClaim | DraError]: ...
-
-
-class ClaimLister(Protocol):
-    """Lists all claims that are allocated from a pool and reserved; called once when a journal has to be rebuilt."""
-
-    def allocated(self, pool: PoolName) -> Sequence[AllocatedClaim]: ...
 
 
 class CdiFileRemover(Protocol):

@@ -14,7 +14,6 @@ from dra_driver.claims import Claims, ClaimService, Counts, Journal, PrepareGate
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.inventory import Inventory
-from dra_driver.kube.claim_list import ApiClaimLister
 from dra_driver.kube.claims import ApiClaimReader
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet.device_nodes import HostDeviceNodes
@@ -71,7 +70,6 @@ class ClaimManager:
                 pool=pool_name(settings.node_name, settings.driver_name),
                 names=names,
                 reader=ApiClaimReader(rest, settings.driver_name),
-                lister=ApiClaimLister(rest, settings.driver_name),
                 writer=writer,
                 provider=provider,
                 device_nodes=device_nodes,

@@ -74,7 +74,6 @@ class FakeClaims:
         self.by_name: dict[tuple[str, str], AllocatedClaim | None] = {}
         self.outage: DraError | None = None
         self.reads = 0
-        self.lists = 0
         self.hangs: Callable[[float], object] | None = None
         for each in claims:
             self.put(each)
@@ -118,12 +117,6 @@ class FakeClaims:
             except DraError as error:
                 found[each.uid] = error
         return found
-
-    def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
-        self.lists += 1
-        if self.outage is not None:
-            raise self.outage
-        return tuple(c for c in self.by_name.values() if c is not None and any(r.pool == pool for r in c.results))
 
 
 class FakeCdiWriter:

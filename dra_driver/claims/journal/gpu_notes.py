@@ -6,16 +6,18 @@ lock keeps two processes from writing at once.
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dra_driver.claims.entry import OrphanedPartition, OwnerId
-from dra_driver.claims.journal import details, rows, schema, values
+from dra_driver.claims.journal import claim_names, details, rows, schema, values
 from dra_driver.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
+from dra_driver.claims.journal.claim_names import ClaimNames
 from dra_driver.claims.journal.database import Database
 from dra_driver.claims.journal.file import REBUILD, OpenJournal
 from dra_driver.errors import StorageError
-from dra_driver.model.ids import DeviceName, GpuUuid
+from dra_driver.model.claim import ClaimRef
+from dra_driver.model.ids import ClaimUid, DeviceName, GpuUuid
 from dra_driver.model.mig import PartitionId
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class GpuNotesStore(Database):
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
         self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
+        self._names = ClaimNames(path.parent / claim_names.FILE)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
         """The note's value; None when it does not exist."""
@@ -136,6 +139,10 @@ class GpuNotesStore(Database):
                     if not self.boot_id or backup.boot_id in ("", self.boot_id):
                         connection.executemany(_KEEP_PARTITION, map(_mig_row, backup.partitions))
 
+    def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
+        """The claims among ``uids`` whose names are recorded outside of this file, with or without an entry."""
+        return self._names.find(uids)
+
     def write_all_backups(self) -> None:
         """Make the backups equal to the journal, whatever a crash or another version left there.
 
@@ -148,6 +155,13 @@ class GpuNotesStore(Database):
             gpus = [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
             self._write_backups(connection, gpus)
             self._backups.keep_only(gpus)
+            self._write_names(connection)
+
+    def _write_names(self, connection: sqlite3.Connection) -> None:
+        """Names of all claims; those of claims that are gone stay while a partition of theirs exists."""
+        claims = [rows.claim_ref(row) for row in connection.execute("SELECT uid, namespace, name FROM claim")]
+        left = {values.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
+        self._names.keep(claims, left)
 
     def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
         """Write the backups of the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed then."""

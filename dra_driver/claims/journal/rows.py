@@ -40,11 +40,7 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
         if first["request"] is None:
             raise corruption("a claim has no device, which this driver never wrote")
         yield Entry(
-            ref=ClaimRef(
-                namespace=values.parse_text("namespace", first["namespace"]),
-                name=values.parse_text("name", first["name"]),
-                uid=parse_uid(first["uid"]),
-            ),
+            ref=claim_ref(first),
             state=State(first["state"]),
             attempt=AttemptToken(
                 owner=OwnerId(values.parse_text("owner", first["owner"])),
@@ -54,6 +50,15 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
             changed_at=values.parse_timestamp("changed_at", first["changed_at"]),
             devices=tuple(_assigned(row) for row in of_claim),
         )
+
+
+def claim_ref(row: Row) -> ClaimRef:
+    """The claim of a row of the table ``claim``. Raises `corruption`."""
+    return ClaimRef(
+        namespace=values.parse_text("namespace", row["namespace"]),
+        name=values.parse_text("name", row["name"]),
+        uid=parse_uid(row["uid"]),
+    )
 
 
 def claim_row(ref: ClaimRef, state: State, attempt: AttemptToken, *, boot_id: str, changed_at: float) -> Parameters:

@@ -25,6 +25,11 @@ def parse_uid(value: object) -> ClaimUid:
     return ClaimUid(value)
 
 
+def is_uid(text: str) -> bool:
+    """Whether the text can be a claim's UID, and so the name of a file."""
+    return _UID.fullmatch(text) is not None
+
+
 def parse_text(column: str, value: object) -> str:
     """Any text."""
     return value if isinstance(value, str) else corrupt_value(column, value)

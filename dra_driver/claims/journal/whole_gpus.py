@@ -92,6 +92,7 @@ class WholeGpuStore(GpuNotesStore):
         attempt = self._next_attempt()
         row = rows.claim_row(ref, state, attempt, boot_id=self.boot_id, changed_at=self._now())
         connection.execute(rows.INSERT_CLAIM, row)
+        self._names.add(ref)
         connection.executemany(rows.INSERT_DEVICE, rows.device_rows(ref.uid, devices))
         return attempt
 

@@ -5,14 +5,17 @@ backups' content as orphaned partitions) and the present instance does not contr
 claim uses: destroying a foreign partition would be worse than leaving one of the driver's own. What is backed up and
 belongs to no claim is removed after the rebuild is complete, not before.
 
+Claims are read one by one, by the names that `journal.claim_names` keeps: listing would need the right to read all
+claims of the cluster, and their whole list can be larger than this process may be.
+
 Until then in-use checks may miss a running claim, so the rebuild does not wait for the ten-minute rounds. While the API
 server does not answer, a try costs it nothing and comes every half minute. When it answers and a claim still cannot be
-adopted (its GPU is missing, its device is in use), every try lists the whole cluster's claims, and the pauses grow to
-ten minutes.
+adopted (its GPU is missing, its device is in use), every try reads the node's claims again, and the pauses grow to ten
+minutes.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,7 +23,7 @@ from dra_driver.backoff import Backoff
 from dra_driver.cdi import CdiNames
 from dra_driver.claims.dependencies import (
     CdiFileLister,
-    ClaimLister,
+    ClaimReader,
     HasClock,
     HasCount,
     HasGpuLocks,
@@ -34,7 +37,14 @@ from dra_driver.claims.hardware.orphans import LOCK_S, ReclaimDependencies, Recl
 from dra_driver.claims.hardware.ownership import is_same
 from dra_driver.claims.planning import PreparePlan, plan_claim
 from dra_driver.claims.waiting import ClaimLocks, GpuLockedError
-from dra_driver.errors import DeviceInUseError, DeviceLostError, DraError
+from dra_driver.errors import (
+    ClaimError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    DeviceInUseError,
+    DeviceLostError,
+    DraError,
+)
 from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.gpu import Snapshot
@@ -43,6 +53,9 @@ from dra_driver.model.terms import Interval, SharingTerms, Strategy, Terms, term
 
 log = logging.getLogger(__name__)
 
+READ_AT_ONCE = 8
+"""A claim has up to 1.5 MiB."""
+READ_S = 10.0
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 600.0
 
@@ -76,11 +89,14 @@ class RebuildJournal(AdoptJournal, Protocol):
     def rebuild_pending(self) -> bool: ...
     def uids(self) -> frozenset[ClaimUid]: ...
     def note_rebuilt(self) -> None: ...
+    def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]: ...
 
 
 class RebuildDependencies(AdoptDependencies, Protocol):
     @property
     def journal(self) -> RebuildJournal: ...
+    @property
+    def reader(self) -> ClaimReader: ...
     @property
     def locks(self) -> ClaimLocks: ...
 
@@ -97,9 +113,8 @@ class RetryDependencies(RebuildDependencies, ReclaimDependencies, HasClock, Prot
 class RebuildRetry:
     """Retries a pending rebuild with growing pauses. For one thread; the first pause begins with the object."""
 
-    def __init__(self, deps: RetryDependencies, lister: ClaimLister | None) -> None:
+    def __init__(self, deps: RetryDependencies) -> None:
         self._deps = deps
-        self._lister = lister
         self._backoff = Backoff(first_s=2 * FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._due = deps.clock.now() + FIRST_PAUSE_S
         self._logged: str | None = None
@@ -122,7 +137,7 @@ class RebuildRetry:
         if not self._deps.journal.rebuild_pending:
             return []
         problems: list[str] = []
-        adopted = rebuild(self._deps, self._lister, problems)
+        adopted = rebuild(self._deps, problems)
         if not problems:
             reclaim_orphans(self._deps, problems)
         log.info("journal rebuilt" if not problems else "journal rebuilt in part", extra={"adopted": len(adopted)})
@@ -134,28 +149,51 @@ class RebuildRetry:
         self._logged = problem
 
 
-def rebuild(deps: RebuildDependencies, lister: ClaimLister | None, problems: list[str]) -> tuple[ClaimUid, ...]:
+def rebuild(deps: RebuildDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
     """Adopt into a new journal the claims that were prepared before; return those adopted now.
 
     A claim is adopted as prepared when it has a CDI file of this driver or completely created partitions, is allocated
     from this pool and fits the hardware. A claim with neither may not have been prepared; the kubelet calls again for
     it. Until every trace is explained, files and hardware stay as they are, and in-use checks know only claims that
-    were adopted or prepared since. Appends sentences about claims that cannot be adopted to ``problems``.
+    were adopted or prepared since. Appends sentences about claims that cannot be adopted to ``problems``. Raises
+    `KubernetesApiError` when the API server does not answer.
     """
     if not deps.journal.rebuild_pending:
         return ()
     unexplained = _claims_with_traces(deps) - deps.journal.uids()
-    failures: list[str] = []
-    adopted: list[ClaimUid] = []
-    if unexplained and lister is None:
-        failures.append("the journal is new and claims were prepared before it; the API server is asked later for them")
-    elif unexplained and lister is not None:
-        claims = [claim for claim in lister.allocated(deps.pool) if claim.ref.uid in unexplained]
-        adopted = [claim.ref.uid for claim in claims if _adopt_if_idle(deps, claim, failures)]
+    named = deps.journal.names_of(unexplained)
+    failures = [_nameless(deps, uid) for uid in sorted(unexplained - named.keys())]
+    adopted = tuple(claim.ref.uid for claim in _read(deps, named) if _adopt_if_idle(deps, claim, failures))
     if not failures:
         deps.journal.note_rebuilt()
     problems += failures
-    return tuple(adopted)
+    return adopted
+
+
+def _read(deps: RebuildDependencies, named: Mapping[ClaimUid, ClaimRef]) -> Iterator[AllocatedClaim]:
+    """The claims that are allocated from this pool. A claim that is malformed is logged and left out."""
+    refs = [named[uid] for uid in sorted(named)]
+    for at in range(0, len(refs), READ_AT_ONCE):
+        for found in deps.reader.read_all(refs[at : at + READ_AT_ONCE], within_s=READ_S).values():
+            match found:
+                case AllocatedClaim():
+                    if any(result.pool == deps.pool for result in found.results):
+                        yield found
+                case ClaimReplacedError() | ClaimNotAllocatedError():
+                    log.info("claim is over; its traces are removed", extra={"reason": str(found)})
+                case ClaimError():
+                    log.warning("claim is malformed; left out", extra={"reason": str(found)})
+                case _:
+                    raise found
+
+
+def _nameless(deps: RebuildDependencies, uid: ClaimUid) -> str:
+    has_file = uid in deps.writer.claim_uids()
+    trace = f"the CDI file {deps.names.claim_file_name(uid)}" if has_file else "a partition of it"
+    return (
+        f"a claim with uid {uid} was prepared before the journal was lost, and its name is not recorded, so the API "
+        f"server cannot be asked for it: {trace} stays until its pod ends; if no pod has the claim, remove it by hand"
+    )
 
 
 def _claims_with_traces(deps: AdoptDependencies) -> frozenset[ClaimUid]:

@@ -26,7 +26,6 @@ from typing import Protocol
 from dra_driver.claims.dependencies import (
     CdiSources,
     ClaimCdiFiles,
-    ClaimLister,
     HasClaimLocks,
     HasCount,
     HasSnapshot,
@@ -114,16 +113,16 @@ class RecoveryResult:
     problems: tuple[str, ...] = ()
 
 
-def recover(deps: RecoverDependencies, lister: ClaimLister | None) -> RecoveryResult:
+def recover(deps: RecoverDependencies) -> RecoveryResult:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
-    Errors of the `DraError` tree become ``problems`` for the caller to report. Calls ``lister`` once at most, and only
-    when the journal is new and traces of claims exist; None leaves that for later.
+    Errors of the `DraError` tree become ``problems`` for the caller to report. Reads claims from the API server only
+    when the journal is new and traces of claims exist.
     """
     problems: list[str] = []
     earlier = _run_step(problems, lambda: _drop_older_boots(deps))
     undone = _run_step(problems, lambda: tuple(teardown_abandoned(deps, problems)))
-    adopted = _run_step(problems, lambda: rebuild(deps, lister, problems))
+    adopted = _run_step(problems, lambda: rebuild(deps, problems))
     _run_step(problems, lambda: _reclaim_orphans(deps, problems))
     _run_step(problems, lambda: _write_backups(deps))
     rewritten = _run_step(problems, lambda: tuple(rewrite_files(deps, problems)))

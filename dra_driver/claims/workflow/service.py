@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from dra_driver.claims.dependencies import ClaimLister
 from dra_driver.claims.hardware.orphans import reclaim_orphans
 from dra_driver.claims.waiting import CallBudget
 from dra_driver.claims.workflow.outdated_files import OutdatedFiles
@@ -75,12 +74,11 @@ class ClaimService:
     needs no stop: calls end by themselves within `waiting.RetryPolicy.call_s`.
     """
 
-    def __init__(self, deps: ServiceDependencies, *, lister: ClaimLister | None = None) -> None:
+    def __init__(self, deps: ServiceDependencies) -> None:
         self._deps = deps
-        self._lister = lister
         self._preparer = Preparer(deps)
         self._stale_claims = StaleClaimCollector(deps)
-        self._rebuild = RebuildRetry(deps, lister)
+        self._rebuild = RebuildRetry(deps)
         self._outdated_files = OutdatedFiles(deps)
         self._file_problems: tuple[str, ...] = ()
         self._orphan_problems: tuple[str, ...] = ()
@@ -119,7 +117,7 @@ class ClaimService:
     def recover(self) -> RecoveryResult:
         """Make journal, CDI files and hardware agree; errors become ``problems``. See `recover.recover`."""
         with self._deps.gate.work():
-            return recover(self._deps, self._lister)
+            return recover(self._deps)
 
     def rewrite_missing_files(self) -> tuple[str, ...]:
         """Write CDI files of prepared claims that are missing, or outdated because the driver has changed.

@@ -114,7 +114,6 @@ class Node:
             writer=self.wrap(CdiWriter(str(self.folder / "cdi"), NAMES)),
             provider=FakeCdiProvider(),
             snapshot=owned.snapshot,
-            lister=self.api,
             hardware=self.hardware,
             terms=lambda: self.terms,
             boot_id="boot",

@@ -18,7 +18,7 @@ from dra_driver.claims.assembly import Claims, open_claims
 from dra_driver.claims.waiting import RetryPolicy
 from dra_driver.errors import ClaimReplacedError, DraError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
-from dra_driver.model.ids import ClaimUid, PoolName
+from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, claim, machine, ref, result
 
 GPUS = 8
@@ -47,9 +47,6 @@ class EveryClaim:
                 found[each.uid] = error
         return found
 
-    def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
-        return tuple(self.read(ref(number)) for number in range(64)) if pool == POOL else ()
-
 
 def open_claims_service(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
     api = EveryClaim(gpus)
@@ -61,7 +58,6 @@ def open_claims_service(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
         writer=CdiWriter(cdi, NAMES),
         provider=FakeCdiProvider(),
         snapshot=lambda: machine(GPUS),
-        lister=api,
         boot_id="boot",
         retry_policy=RetryPolicy(call_s=5.0, in_use_s=0.0),
     )

@@ -124,7 +124,7 @@ class Run:
     owners: FakeProcessRegistry
 
     def __post_init__(self) -> None:
-        self.service = ClaimService(self.deps, lister=self.node.api)
+        self.service = ClaimService(self.deps)
         self.service.recover()  # as at every start; a new journal has nothing to recover
 
     def prepare(self, what: AllocatedClaim | ClaimRef) -> tuple[PreparedDevice, ...]:

@@ -19,12 +19,11 @@ def open_at(folder: Path, api: FakeClaims, writer: FakeCdiWriter) -> Claims:
         writer=writer,
         provider=FakeCdiProvider(),
         snapshot=lambda: machine(2),
-        lister=api,
     )
 
 
 def test_a_closed_service_opens_again_with_all_claims(tmp_path: Path) -> None:
-    """Files are where the documentation says, and only the journal stays."""
+    """Files are where the documentation says, and only the journal and its backup stay."""
     api, writer = FakeClaims(claim(1)), FakeCdiWriter()
     folder = tmp_path / "plugins" / "gpu.nvidia.com"
     first = open_at(folder, api, writer)
@@ -32,7 +31,7 @@ def test_a_closed_service_opens_again_with_all_claims(tmp_path: Path) -> None:
     answer = first.service.prepare([ref(1)])
     first.close()
     first.close()
-    assert sorted(path.name for path in folder.iterdir()) == ["state.db", "state.db.lock"]
+    assert sorted(path.name for path in folder.iterdir()) == ["claim-names", "state.db", "state.db.lock"]
     again = open_at(folder, api, writer)
     again.service.recover()
     api.remove(ref(1))

@@ -31,7 +31,7 @@ class Nodes:
 def nodes(run: Run) -> Nodes:
     """The run's service keeps them."""
     found = Nodes(run.node)
-    run.service = ClaimService(replace(run.deps, device_nodes=found), lister=run.node.api)
+    run.service = ClaimService(replace(run.deps, device_nodes=found))
     return found
 
 

@@ -8,10 +8,9 @@ import pytest
 from dra_driver.claims.entry import State
 from dra_driver.claims.workflow.recover import MOST_S, recover
 from dra_driver.errors import ApiUnreachableError, DriverUnavailableError, StorageError
-from dra_driver.model.claim import AllocatedClaim
+from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.gpu import Snapshot
-from dra_driver.model.ids import PoolName
-from tests.fakes.claims import claim, gpu, machine, ref, result, uid
+from tests.fakes.claims import FakeClaims, claim, gpu, machine, ref, result, uid
 from tests.unit.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.claims.test_prepare import left_preparing
 
@@ -84,7 +83,7 @@ def test_missing_files_of_prepared_claims_are_written_again(node: ClaimsNode) ->
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
     file = node.writer.files.pop(uid(1))
-    again = recover(first.deps, None)
+    again = recover(first.deps)
     assert again.rewritten == (uid(1),)
     assert node.writer.files[uid(1)] == file
 
@@ -205,7 +204,7 @@ def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
     run = node.run("run-1")
     run.prepare(claim(1))
     node.writer.files[uid(2)] = b"orphan"
-    assert recover(run.deps, None).orphans == (uid(2),)
+    assert recover(run.deps).orphans == (uid(2),)
     assert set(node.writer.files) == {uid(1)}
 
 
@@ -250,7 +249,7 @@ def test_without_the_api_server_files_are_kept_until_it_answers(node: ClaimsNode
     node.api.outage = ApiUnreachableError("down")
     run = node.run("run-2")
     assert set(node.writer.files) == {uid(1)}
-    assert "down" in recover(run.deps, node.api).problems
+    assert "down" in recover(run.deps).problems
     run.journal.close()
     node.run("run-3")
     assert set(node.writer.files) == {uid(1)}
@@ -280,16 +279,16 @@ def test_a_pending_rebuild_is_retried_within_half_a_minute(node: ClaimsNode) -> 
 
 
 def test_a_claim_that_cannot_be_adopted_slows_the_retries_down(node: ClaimsNode) -> None:
-    """One lost GPU must not cost the API server a list of all claims every half minute."""
+    """One lost GPU must not cost the API server reads of all claims of the node every half minute."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
     run = node.run("run-2")
-    lists = node.api.lists
+    reads = node.api.reads
     for _ in range(3600 // 5):
         node.clock.time += 5.0
         run.service.finish_rebuild()
-    assert 5 <= node.api.lists - lists <= 10
+    assert 5 <= node.api.reads - reads <= 10
     node.hardware = machine(4)
     node.clock.time += 600.0
     run.service.finish_rebuild()
@@ -297,20 +296,20 @@ def test_a_claim_that_cannot_be_adopted_slows_the_retries_down(node: ClaimsNode)
 
 
 def test_a_claim_that_is_unprepared_while_the_api_server_answers_is_not_adopted(node: ClaimsNode) -> None:
-    """The list of claims is seconds old when it is used, and the kubelet does not unprepare a claim twice."""
+    """What was read is seconds old when it is used, and the kubelet does not unprepare a claim twice."""
     node.run("run-1").prepare(claim(1))
     lose_journal(node)
     node.api.outage = ApiUnreachableError("down")
     run = node.run("run-2")
     node.api.outage = None
 
-    class Slow:
-        def allocated(self, pool: PoolName) -> tuple[AllocatedClaim, ...]:
-            found = node.api.allocated(pool)
+    class Slow(FakeClaims):
+        def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
+            found = node.api.read(of, within_s=within_s)
             assert run.unprepare(ref(1)) is None
             return found
 
-    assert recover(run.deps, Slow()).adopted == ()
+    assert recover(replace(run.deps, reader=Slow())).adopted == ()
     assert run.journal.entries() == ()
 
 
@@ -359,7 +358,7 @@ def test_a_failure_is_reported_and_the_rest_is_done(node: ClaimsNode) -> None:
     run.prepare(claim(2, result("gpu-1")))
     node.writer.files.clear()
     node.hardware = replace(machine(4), gpus=tuple(gpu(minor) for minor in (1, 2, 3)))
-    found = recover(run.deps, None)
+    found = recover(run.deps)
     assert found.rewritten == (uid(2),)
     assert [problem for problem in found.problems if "claim-1" in problem and "no longer exists" in problem]
 
@@ -373,7 +372,7 @@ def test_a_read_only_disk_does_not_stop_a_start(node: ClaimsNode) -> None:
     node.provider.failure = DriverUnavailableError("no driver")
     run.owners.alive.clear()
     again = Run(node=node, journal=run.journal, deps=run.deps, owners=run.owners)
-    assert recover(again.deps, None).problems
+    assert recover(again.deps).problems
     assert run.journal.uids() == {uid(1)}
 
 

@@ -147,10 +147,10 @@ def test_files_change_only_while_no_other_process_can_begin_a_claim(run: Run) ->
 
     writer.locked.clear()
     writer.files[uid(3)] = b"orphan"
-    assert recover(watched, None).orphans == (uid(3),)
+    assert recover(watched).orphans == (uid(3),)
     assert writer.locked[0], "removing orphaned files"
 
     writer.locked.clear()
     del writer.files[uid(1)]
-    assert recover(watched, None).rewritten == (uid(1),)
+    assert recover(watched).rewritten == (uid(1),)
     assert writer.locked[0], "writing a missing file"
