@@ -20,10 +20,12 @@ class c_nvmlEventSet_t(_Pointer[_Opaque]): ...
 class c_nvmlGpuFabricInfo_v2_t(Structure):
     state: int
     status: int
+    healthMask: int
 
 class c_nvmlGpuFabricInfo_v3_t(Structure):
     state: int
     status: int
+    healthMask: int
 
 class c_nvmlGpuInstancePlacement_t(Structure):
     start: int
@@ -83,6 +85,7 @@ class c_nvmlFieldValue_t(Structure):
     value: c_nvmlValue_t
 
 class c_nvmlEventData_t(Structure):
+    device: c_nvmlDevice_t
     eventType: int
     eventData: int
     gpuInstanceId: int
@@ -122,6 +125,9 @@ NVML_DEVICE_MIG_ENABLE: int
 NVML_GPU_VIRTUALIZATION_MODE_VGPU: int
 NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED: int
 nvmlEventMigConfigChange: int
+nvmlEventTypeXidCriticalError: int
+nvmlEventTypeDoubleBitEccError: int
+NVML_NVLINK_STATE_INACTIVE: int
 
 NVML_ERROR_UNINITIALIZED: int
 NVML_ERROR_INVALID_ARGUMENT: int
@@ -194,6 +200,9 @@ def nvmlDeviceGetMigMode(device: c_nvmlDevice_t) -> list[int]: ...
 def nvmlDeviceSetMigMode(device: c_nvmlDevice_t, mode: int) -> int: ...
 def nvmlDeviceGetVirtualizationMode(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetFieldValues(handle: c_nvmlDevice_t, fieldIds: Sequence[int]) -> Array[c_nvmlFieldValue_t]: ...
+def nvmlDeviceGetRemappedRows(device: c_nvmlDevice_t) -> tuple[int, int, int, int]: ...
+def nvmlDeviceGetRetiredPagesPendingStatus(device: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetNvLinkState(device: c_nvmlDevice_t, link: int) -> int: ...
 def nvmlDeviceGetComputeMode(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceSetComputeMode(handle: c_nvmlDevice_t, mode: int) -> None: ...
 def nvmlDeviceGetGpuInstanceProfileInfo(

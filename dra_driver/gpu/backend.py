@@ -155,7 +155,8 @@ class HealthSource(Protocol):
     """Health of a node's GPUs. Thread-safe. One thread waits for events at a time; readings may run beside it."""
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
-        """The events since the last call, equal ones as one with a count; () when none came in ``timeout_s``.
+        """The events since the last call, equal ones as one with a count; () when none came in ``timeout_s``, and
+        earlier when `health_look_wanted`.
 
         Uses an event set of its own. Events of the time without a set (closed, detached, a GPU that is cut) are lost.
         However many come, a call returns after ``timeout_s`` plus a second with at most 256 different ones. Raises
@@ -163,8 +164,16 @@ class HealthSource(Protocol):
         """
         ...
 
+    def health_look_wanted(self) -> bool:
+        """Whether, since the last call, something ended a wait that only ``health_readings`` tells: a GPU was lost, or
+        NVML's recovery action changed. To be asked after each wait."""
+        ...
+
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
-        """GPUs whose events cannot be waited for, with the reason, as of the last wait."""
+        """GPUs whose events cannot be waited for, with the reason, as of the last wait.
+
+        Without those that do not answer, and those being changed: the readings tell.
+        """
         ...
 
     def health_readings(self) -> tuple[HealthReading, ...]:
@@ -180,5 +189,5 @@ class HealthSource(Protocol):
         ...
 
 
-class GpuBackend(Backend, GpuControl, Detachable, Protocol):
-    """Reading and changing GPUs, as the node process uses it."""
+class GpuBackend(Backend, GpuControl, Detachable, HealthSource, Protocol):
+    """Reading and changing GPUs, and their health, as the node process uses it."""

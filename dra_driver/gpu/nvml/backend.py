@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pynvml
 
@@ -23,9 +23,11 @@ from dra_driver.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.gpu.nvml import control
 from dra_driver.gpu.nvml.device_files import open_device_files
 from dra_driver.gpu.nvml.errors import optional
-from dra_driver.gpu.nvml.events import MigEvents
+from dra_driver.gpu.nvml.events import mig_events
 from dra_driver.gpu.nvml.fabric import FUNCTION as FABRIC
 from dra_driver.gpu.nvml.fabric import read_fabric
+from dra_driver.gpu.nvml.health import HealthLooks
+from dra_driver.gpu.nvml.health_events import HealthEvents
 from dra_driver.gpu.nvml.listings import Listings
 from dra_driver.gpu.nvml.mig import read_instances
 from dra_driver.gpu.nvml.node import Known, Node
@@ -34,6 +36,7 @@ from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.nvml.turns import Patience
 from dra_driver.model.fabric import Fabric
 from dra_driver.model.gpu import Snapshot
+from dra_driver.model.health import HealthEvent, HealthReading
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 
@@ -74,7 +77,10 @@ class NvmlBackend:
         self._session = Session(library_path, driver_root, sysfs_root, end_timeout_s=patience.end_s)
         self.listings = Listings(reads_instances)
         self._node = Node(self._session, sysfs_root, self.listings, patience)
-        self._events = MigEvents(self._session, self._node.reading, self.listings.happened)
+        self._events = mig_events(self._session, self._node.reading, self.listings.happened)
+        self._health_events = HealthEvents(self._session, self._node.reading, self._node.is_whole)
+        self._health = HealthLooks(self._session, self._node, sysfs_root, patience)
+        self._feeling = threading.Lock()  # one look at the health at a time; acquired as the lock below
         self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
         self._renewals = Renewals(self._session, dev_folder)
 
@@ -113,6 +119,7 @@ class NvmlBackend:
                 found = self._node.read(generation, self._events.covered(generation))
             if self._node.modes_changed():
                 self._events.renew()
+                self._health_events.renew()
             self._renewals.after_look(found)
             if self.listings.must_give_back(generation):
                 self._session.renew(generation)
@@ -125,6 +132,27 @@ class NvmlBackend:
             self.listings.happened()
         return happened
 
+    def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
+        """See ``HealthSource.wait_for_health_events``."""
+        return self._health_events.wait(timeout_s)
+
+    def health_look_wanted(self) -> bool:
+        """See ``HealthSource.health_look_wanted``."""
+        return self._health_events.take_look()
+
+    def health_unmonitored(self) -> Mapping[GpuUuid, str]:
+        """See ``HealthSource.health_unmonitored``."""
+        return self._health_events.unmonitored()
+
+    def health_readings(self) -> tuple[HealthReading, ...]:
+        """See ``HealthSource.health_readings``. Waits a bounded time for each GPU, as ``snapshot`` does."""
+        with self._feeling, self._session.use() as generation:
+            return self._health.read(generation)
+
+    def forget_gpu(self, gpu: GpuUuid) -> None:
+        """See ``HealthSource.forget_gpu``."""
+        self._health.forget(gpu)
+
     def mig_mode(self, gpu: GpuUuid) -> bool:
         """See ``GpuControl.mig_mode``."""
         with self._handle(gpu) as (_, handle):
@@ -132,12 +160,13 @@ class NvmlBackend:
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         """See ``GpuControl.set_mig_mode``. Also raises GpuBusyError when instances exist and it is switched off."""
-        with self._events.paused(), self._changes(gpu) as (known, handle):
+        with self._events.paused(), self._health_events.paused(), self._changes(gpu) as (known, handle):
             if control.mig_mode(handle, gpu) == enabled:
                 return
             instances = read_instances(handle, self._node.facts(known, gpu, handle)) if not enabled else ()
             control.set_mig_mode(handle, gpu, enabled, instances)
             self._events.renew()
+            self._health_events.renew()
             self._await_mode(known, gpu, enabled)
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:

@@ -28,14 +28,15 @@ _VERSIONS: Final[tuple[Callable[[], _Info], ...]] = (
 
 def read_fabric(handle: pynvml.c_nvmlDevice_t) -> Fabric | None:
     """The state; None for a GPU without NVLink fabric. Raises pynvml.NVMLError, also for a driver without the call."""
-    info = _read(handle)
+    info = read_info(handle)
     state = _STATES.get(info.state & 0xFF)
     if state is None:
         return None
     return Fabric(state=state, status=info.status if state is FabricState.COMPLETED else 0)
 
 
-def _read(handle: pynvml.c_nvmlDevice_t) -> _Info:
+def read_info(handle: pynvml.c_nvmlDevice_t) -> _Info:
+    """The newest structure that the driver fills; its ``state`` is one byte. Raises as `read_fabric`."""
     newest, older = _VERSIONS
     info = newest()
     try:

@@ -99,6 +99,37 @@ class Node:
         with self.turn(_label(self.knowledge(generation), index)).read():
             yield
 
+    @contextlib.contextmanager
+    def opened(self, known: Known, index: int) -> Iterator[tuple[GpuUuid, pynvml.c_nvmlDevice_t]]:
+        """UUID and handle of the GPU at ``index``, in its turn. The caller uses the session.
+
+        Raises DeviceLostError, GiveWay while the GPU is being changed, and DriverUnavailableError.
+        """
+        for _ in range(3):
+            label = _label(known, index)
+            with self.turn(label).read():
+                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+                uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
+                if uuid == label:
+                    yield uuid, handle
+                    return
+            known.uuids[index] = uuid
+        raise DeviceLostError(
+            f"the GPU at NVML index {index} had another UUID at each of three reads; see the node's kernel log"
+        )
+
+    def is_whole(self, generation: int, gpu: GpuUuid) -> bool:
+        """Whether the last read of the GPU found its MIG mode off, or no MIG."""
+        return self._known.generation == generation and gpu in self._found and not self._known.modes.get(gpu, False)
+
+    def hangs(self, known: Known, index: int) -> bool:
+        """Whether a call for the GPU has not returned for so long that it hangs."""
+        return self._hangs(index, _label(known, index))
+
+    def is_stuck(self, index: int) -> bool:
+        """Whether the last read of the GPU at ``index`` has not returned in time, and not since."""
+        return self._reads.is_stuck(index)
+
     def modes_changed(self) -> bool:
         """Whether the last read found other MIG modes, or GPUs with MIG, than the read before."""
         return self._modes_changed
@@ -186,24 +217,9 @@ class Node:
         known.modes = modes
 
     def _read_gpu(self, index: int, known: Known, has_events: bool) -> Gpu:
-        """The GPU at ``index``, in the turn of the UUID that was there before. Runs in a thread of its own.
-
-        Raises DeviceLostError, GiveWay while the GPU is being changed, and DriverUnavailableError.
-        """
-        with self._session.use(known.generation, joins=True):
-            for _ in range(3):
-                label = _label(known, index)
-                with self.turn(label).read():
-                    handle = required(
-                        "nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index)
-                    )
-                    uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
-                    if uuid == label:
-                        return self._describe(known, uuid, handle, has_events)
-                known.uuids[index] = uuid
-        raise DeviceLostError(
-            f"the GPU at NVML index {index} had another UUID at each of three reads; see the node's kernel log"
-        )
+        """The GPU at ``index``. Runs in a thread of its own. Raises as ``opened``."""
+        with self._session.use(known.generation, joins=True), self.opened(known, index) as (uuid, handle):
+            return self._describe(known, uuid, handle, has_events)
 
     def _describe(self, known: Known, uuid: GpuUuid, handle: pynvml.c_nvmlDevice_t, has_events: bool) -> Gpu:
         values = self._values(known, uuid)

@@ -75,7 +75,7 @@ def describe_gpu(
     brand = values.read("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
     architecture = values.read("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
     addressing = values.read("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
-    pci_bus_id = values.read("nvmlDeviceGetPciInfo_v3", lambda: _sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
+    pci_bus_id = values.read("nvmlDeviceGetPciInfo_v3", lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
     pcie_root, numa_node = topology.read(pci_bus_id, sysfs_root) if pci_bus_id else (None, None)
     mig_mode = values.read("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), needed=True)
     facts = None if mig_mode is None else read_facts()
@@ -140,7 +140,7 @@ def _instances(
     return values.read("MIG instances", read, needed=True) or ()
 
 
-def _sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
+def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
     """``0000:65:00.0``: NVML prints a domain of eight digits in upper case, sysfs at least four in lower case."""
     bus_id = info.busId
     domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")

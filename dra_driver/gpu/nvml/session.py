@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pynvml
@@ -22,11 +23,12 @@ from dra_driver.driver_root.detect import unsupported
 from dra_driver.driver_root.search import find_library
 from dra_driver.errors import DetachedError, DriverUnavailableError
 from dra_driver.gpu.nvml.errors import describe, driver_call
+from dra_driver.gpu.nvml.interrupts import REPEAT_S, Waits
 from dra_driver.gpu.nvml.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
-RENEW_TIMEOUT_S = 2.0  # waits for events, which are split into short ones
+RENEW_TIMEOUT_S = 2.0  # waits for events, which are split into slices
 
 
 class SessionEndedError(Exception):
@@ -59,12 +61,13 @@ class Session:
         self._generation = 0
         self._detached: str | None = None  # why no session may begin
         self._surroundings = Surroundings()
-        self._before_end: Callable[[], None] = lambda: None
+        self._before_end: list[Callable[[], None]] = []
+        self.waits = Waits()  # for those who only wait for events
 
     def before_end(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` right before the session ends: no other NVML call runs then, and it must not use this
         object."""
-        self._before_end = callback
+        self._before_end.append(callback)
 
     def open(self) -> None:
         """Open a session if none is open. Raises DriverUnavailableError."""
@@ -75,7 +78,7 @@ class Session:
         """End the session when its last user has left. Idempotent."""
         with self._turn:
             self._end()
-            if not self._turn.wait_for(self._is_ended, self._end_timeout_s):
+            if not self._await_end(self._is_ended, self._end_timeout_s):
                 log.warning("an NVML call did not return in time; the session ends when it returns")
 
     def renew(self, generation: int) -> bool:
@@ -88,7 +91,7 @@ class Session:
             if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
                 return False
             self._end(may_stay=True)
-            ends = self._turn.wait_for(lambda: not self._ending, min(RENEW_TIMEOUT_S, self._end_timeout_s))
+            ends = self._await_end(lambda: not self._ending, min(RENEW_TIMEOUT_S, self._end_timeout_s))
             self._call_off_end()
             return ends
 
@@ -98,7 +101,7 @@ class Session:
             self._detached = reason
             self._turn.notify_all()  # callers that wait for the end of the last session
             self._end(may_stay=True)
-            return self._turn.wait_for(self._is_ended, timeout_s)
+            return self._await_end(self._is_ended, timeout_s)
 
     def reattach(self) -> None:
         """Let sessions begin again. One that has not ended yet goes on: a GPU that hangs may keep it for ever."""
@@ -155,6 +158,16 @@ class Session:
                 self._users -= 1
                 self._waits -= waits
                 self._end_if_unused()
+
+    def _await_end(self, ended: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the end, and interrupt waits for events meanwhile; whether it came. The caller
+        holds the lock."""
+        deadline = time.monotonic() + timeout_s
+        while not self._turn.wait_for(ended, min(REPEAT_S, timeout_s)):
+            if time.monotonic() >= deadline:
+                return False
+            self.waits.interrupt()
+        return True
 
     def _is_ended(self) -> bool:
         return not (self._is_open or self._changing)
@@ -233,7 +246,8 @@ class Session:
         self._ending = False
         self._is_open = False
         with self._changed():
-            self._before_end()
+            for callback in self._before_end:
+                callback()
             try:
                 pynvml.nvmlShutdown()
             except pynvml.NVMLError as error:

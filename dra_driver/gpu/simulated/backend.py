@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dra_driver.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.gpu.simulated import mig as rules
-from dra_driver.gpu.simulated.hardware import SimulatedHardware
+from dra_driver.gpu.simulated.health import SimulatedHealth
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.gpu.simulated.troubles import Trouble
@@ -21,7 +21,7 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import ComputeInstance, MigInstance
 
 
-class SimulatedBackend(SimulatedHardware):
+class SimulatedBackend(SimulatedHealth):
     """A ``backend.GpuBackend`` over a described node.
 
     Thread-safe. The driver does not call the methods from ``foreign_create`` on and those of the base class: tests and

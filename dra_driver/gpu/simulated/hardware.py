@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from dra_driver import errors
 from dra_driver.errors import ConfigurationError, DeviceLostError, DraError, DriverUnavailableError
-from dra_driver.gpu.backend import Backend, ComputeModes, GpuControl
+from dra_driver.gpu.backend import Backend, ComputeModes, GpuControl, HealthSource
+from dra_driver.gpu.simulated import faults, troubles
 from dra_driver.gpu.simulated import mig as rules
-from dra_driver.gpu.simulated import troubles
 from dra_driver.gpu.simulated.attachment import Attachment
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_document
@@ -31,7 +31,10 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
 EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; a check is one stat()
 METHODS = frozenset(
-    name for part in (Backend, GpuControl, ComputeModes) for name in vars(part) if not name.startswith("_")
+    name
+    for part in (Backend, GpuControl, ComputeModes, HealthSource)
+    for name in vars(part)
+    if not name.startswith("_")
 )
 _Stamp = tuple[int, int, int]
 T = TypeVar("T")
@@ -68,7 +71,7 @@ class SimulatedHardware:
         self._on_change = on_change
         self._sleep = sleep
         self._seen_marker: object = self  # equal to no marker, so that `_has_changed` below reads the state
-        self._seen_gpus: object = None
+        self._seen_state: object = None
         with contextlib.suppress(DriverUnavailableError):  # the next call raises it
             self._has_changed()
         self._changed = (
@@ -189,7 +192,13 @@ class SimulatedHardware:
             return frozenset() if item is None else self._troubles(item, self._store.read())
 
     def _troubles(self, item: SimulatedGpu, changes: Changes) -> frozenset[Trouble]:
-        return item.troubles | changes.state(item.gpu).troubles
+        hangs = faults.health_of(changes.injected_into(item.gpu.uuid)).hangs
+        return item.troubles | changes.state(item.gpu).troubles | ({Trouble.HANGS} if hangs else frozenset())
+
+    def _lost_reason(self, item: SimulatedGpu, changes: Changes) -> str | None:
+        """Why the GPU does not answer; None while it does."""
+        injected = faults.health_of(changes.injected_into(item.gpu.uuid)).lost
+        return self._lost.get(item.gpu.minor, item.lost) or injected
 
     def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
         if not self._store.read().faults:
@@ -225,7 +234,7 @@ class SimulatedHardware:
         item = next((item for item in node.gpus if item.gpu.uuid == uuid), None)
         if item is None:
             rules.unknown_gpu(uuid)
-        lost = self._lost.get(item.gpu.minor, item.lost)
+        lost = self._lost_reason(item, self._store.read())
         if lost is not None:
             raise DeviceLostError(f"{uuid} does not answer: {lost}")
         return item.gpu
@@ -239,7 +248,7 @@ class SimulatedHardware:
             found = self._troubles(item, changes)
             if Trouble.UNBOUND in found:
                 continue
-            reason = self._lost.get(item.gpu.minor, item.lost) or troubles.why_left_out(item.gpu.uuid, found)
+            reason = self._lost_reason(item, changes) or troubles.why_left_out(item.gpu.uuid, found)
             if reason is not None:
                 left_out.append(LeftOutGpu(label=item.gpu.uuid, reason=reason))
                 continue
@@ -273,9 +282,10 @@ class SimulatedHardware:
         if marker == self._seen_marker:
             return False
         with self._lock:
-            gpus = self._store.read().gpus
-            changed = gpus != self._seen_gpus  # setting a fault changes the marker but no GPU
-            self._seen_marker, self._seen_gpus = marker, gpus
+            changes = self._store.read()
+            state = changes.gpus, changes.injected
+            changed = state != self._seen_state  # setting a fault of a call changes the marker but no GPU
+            self._seen_marker, self._seen_state = marker, state
         return changed
 
     def _current(self) -> NodeSpec:

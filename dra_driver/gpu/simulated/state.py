@@ -20,12 +20,16 @@ also ends real MIG instances. Deleting it acts as a reboot. People and tests may
         "troubles": [],                           or names of ``troubles.py``
         "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
      "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
-                 "skip": 0, "times": 1, "delayS": 0, "after": false}]}
+                 "skip": 0, "times": 1, "delayS": 0, "after": false}],
+     "injected": [{"gpu": "GPU-…", "fault": "xid=79", "gi": null, "source": ""}]}
 
 Removing or adding an instance's line acts as another program that destroys or creates it. A fault applies to calls of
 ``method`` (a name of ``GpuBackend``) for ``gpu`` (null: any) after ``skip`` of them, ``times`` times (0: always): the
 call waits ``delayS`` seconds and raises ``error`` (a HardwareError of ``errors.py``; null: none), with ``after`` when
 it has done its work.
+
+Adding a line to ``injected`` makes the GPU, or its GPU instance ``gi``, ill as ``faults.py`` says; removing it is the
+repair. XIDs and ECC errors are told once for each line, and again when the line's count (``xid=13*2``) goes up.
 """
 
 import contextlib
@@ -40,16 +44,20 @@ from typing import Any
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.files import lock_file, replace_file
 from dra_driver.gpu.backend import ComputeMode
+from dra_driver.gpu.simulated import faults as hardware_faults
 from dra_driver.gpu.simulated import mig as simulated_mig
 from dra_driver.gpu.simulated import troubles
+from dra_driver.gpu.simulated.faults import GpuFault
 from dra_driver.gpu.simulated.mig import GpuState
 from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu
+from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import MigInstance
 
 VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 MAX_GI_ID, MAX_CI_ID = 14, 7  # the kernel module has device numbers for no more
+MAX_INJECTED = 256
 LOCK_TIMEOUT_S = 20.0
 _Stamp = tuple[int, int, int] | None
 
@@ -75,6 +83,11 @@ class Changes:
     count: int = 0
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
+    injected: tuple[GpuFault, ...] = ()
+
+    def injected_into(self, gpu: str) -> tuple[GpuFault, ...]:
+        """The faults of that GPU and of its GPU instances."""
+        return tuple(found for found in self.injected if found.gpu == gpu)
 
     def state(self, gpu: Gpu) -> GpuState:
         """The state of ``gpu``. Raises DriverUnavailableError for an object that cannot be decoded."""
@@ -232,6 +245,10 @@ def _encode(changes: Changes) -> dict[str, Any]:
             }
             for fault in changes.faults
         ],
+        "injected": [
+            {"gpu": found.gpu, "fault": str(found.fault), "gi": found.gi_id, "source": found.source}
+            for found in changes.injected
+        ],
     }
 
 
@@ -254,6 +271,17 @@ def _decode(raw: dict[str, Any]) -> Changes:
             )
             for fault in raw.get("faults", ())
         ),
+        injected=tuple(_decode_injected(found) for found in raw.get("injected", ())[:MAX_INJECTED]),
+    )
+
+
+def _decode_injected(raw: Mapping[str, Any]) -> GpuFault:
+    gi_id = raw.get("gi")
+    return GpuFault(
+        gpu=GpuUuid(str(raw["gpu"])),
+        fault=hardware_faults.HardwareFault.parse(str(raw["fault"])),
+        gi_id=None if gi_id is None else _bounded(gi_id, MAX_GI_ID),
+        source=str(raw.get("source", "")),
     )
 
 

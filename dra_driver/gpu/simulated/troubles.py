@@ -22,6 +22,7 @@ class Trouble(StrEnum):
     CALLS_FAIL = "calls fail"
     SUBSCRIBED = "subscribed"
     NO_PLACEMENTS = "no placements"
+    NO_EVENTS = "no events"
 
 
 def parse(names: Iterable[object]) -> frozenset[Trouble]:

@@ -13,7 +13,7 @@ enum {
 #define MAX_GPUS 64
 #define MAX_FAULTS 32
 #define MAX_COUNTERS 128 /* a power of two */
-#define MAX_EVENTS 64    /* the newest; as on hardware, who does not wait in time misses some */
+#define MAX_EVENTS 4096  /* the newest; as on hardware, who does not wait in time misses some */
 #define MAX_PROFILES 16
 #define MAX_STARTS 12
 #define MAX_COMPUTE_PROFILES 8
@@ -22,6 +22,7 @@ enum {
 #define MAX_SUBSCRIBERS 4
 #define MAX_GI_IDS 32
 #define MIG_CONFIG_CHANGE 0x100ull
+#define XID_CRITICAL_ERROR 0x8ull
 #define FOR_EVER 0xFFFFFFFFu /* of a number of calls */
 
 struct compute_profile { uint32_t number, slices, multiprocessors; };
@@ -63,6 +64,12 @@ struct gpu {
     int32_t fabric_status;       /* what the probe of the fabric ended with */
     uint32_t fabric_probing;     /* looks that find the probe IN_PROGRESS still */
     uint32_t fabric_reprobe;     /* the same after the last GPU instance is gone */
+    uint32_t event_types;        /* what nvmlDeviceGetSupportedEventTypes answers; MIG changes come with MIG */
+    uint32_t flood;              /* an XID that comes faster than it can be read, 0: none */
+    int32_t rows_pending, rows_failed, pages_pending; /* booleans */
+    int32_t recovery_action;     /* nvmlDeviceGpuRecoveryAction_t */
+    uint32_t links, links_down;  /* number of NVLinks, and a bit for each that is down */
+    uint32_t fabric_health;      /* the mask in nvmlGpuFabricInfoV_t */
     uint32_t binding;            /* counts changes of MIG mode: handles from before are stale */
     uint32_t serial;             /* counts instances: handles of destroyed ones are stale */
     uint32_t profile_count;
@@ -82,7 +89,7 @@ struct fault {
 
 struct counter { char function[64]; uint32_t calls; };
 
-struct event { uint64_t type; uint32_t identity, binding, gi, ci; };
+struct event { uint64_t type, data; uint32_t identity, binding, gi, ci; };
 
 struct state {
     uint32_t magic, version, gpu_count, cuda_version;
@@ -94,6 +101,7 @@ struct state {
     struct event events[MAX_EVENTS];
     uint32_t identities; /* how many were given out */
     uint32_t releases;   /* counts up to end the latency of all calls in progress */
+    uint32_t changes;    /* a futex: counts up with what a wait for events may have to see */
 };
 
 extern struct state *fake_state;

@@ -1,13 +1,18 @@
 /* Event sets of the stand-in library. Sets belong to a process, events are told to all processes of the state file. */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fake.h"
 
 #define MAX_SETS 16
-#define TICK_MS 2
+#define FLOOD_BURST 64 /* events of a flood between two of the others */
 
 struct event_data {
     void *device;
@@ -19,7 +24,7 @@ struct registration { uint64_t types; uint32_t identity, binding; };
 
 /* Guarded by the lock of a call. A registration ends when its GPU is bound again. */
 static struct set {
-    unsigned used, count;
+    unsigned used, count, turn;
     uint32_t seen; /* events told before are not for this set */
     struct registration gpus[MAX_GPUS];
 } sets[MAX_SETS];
@@ -51,7 +56,9 @@ static struct gpu *gpu_of(uint32_t identity) {
 
 void fake_tell(const struct gpu *gpu, uint32_t gi, uint32_t ci) {
     fake_state->events[fake_state->event_count++ % MAX_EVENTS] = (struct event){
-        MIG_CONFIG_CHANGE, gpu->identity, gpu->binding, gi, ci};
+        MIG_CONFIG_CHANGE, 0, gpu->identity, gpu->binding, gi, ci};
+    fake_state->changes++;
+    syscall(SYS_futex, &fake_state->changes, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 int fake_is_registered(const struct gpu *gpu) {
@@ -85,7 +92,7 @@ int nvmlEventSetFree(const void *handle) {
 
 int nvmlDeviceGetSupportedEventTypes(const void *handle, unsigned long long *out) {
     CALL("nvmlDeviceGetSupportedEventTypes", handle, DEVICE)
-    *out = 0xB | (call.gpu->mig_current >= 0 ? MIG_CONFIG_CHANGE : 0);
+    *out = call.gpu->event_types | (call.gpu->mig_current >= 0 ? MIG_CONFIG_CHANGE : 0);
     return fake_end(OK);
 }
 
@@ -101,13 +108,8 @@ int nvmlDeviceRegisterEvents(const void *handle, unsigned long long types, const
     return fake_end(OK);
 }
 
-/* OK with an event, TIMEOUT without, or an error. The call is locked. */
-static int look(struct set *set, struct event_data *out) {
-    for (unsigned i = 0; i < set->count; i++) {
-        const struct gpu *gpu = gpu_of(set->gpus[i].identity);
-        if (!gpu || gpu->lost)
-            return GPU_IS_LOST;
-    }
+/* An event that was told, in the order of their coming. */
+static int next_told(struct set *set, struct event_data *out) {
     if (fake_state->event_count - set->seen > MAX_EVENTS)
         set->seen = fake_state->event_count - MAX_EVENTS;
     while (set->seen != fake_state->event_count) {
@@ -116,22 +118,62 @@ static int look(struct set *set, struct event_data *out) {
         const struct gpu *gpu = gpu_of(event->identity);
         if (!gpu || !found || !(found->types & event->type) || found->binding != event->binding)
             continue;
-        *out = (struct event_data){fake_handle(DEVICE, gpu, NULL, NULL), event->type, 0, event->gi, event->ci};
+        *out = (struct event_data){
+            fake_handle(DEVICE, gpu, NULL, NULL), event->type, event->data, event->gi, event->ci};
         return OK;
     }
     return TIMEOUT;
 }
 
+/* An event of a GPU that tells them without end. */
+static int next_of_flood(struct set *set, struct event_data *out) {
+    for (unsigned i = 0; i < set->count; i++) {
+        const struct gpu *gpu = gpu_of(set->gpus[i].identity);
+        if (!gpu || !gpu->flood || !(set->gpus[i].types & XID_CRITICAL_ERROR))
+            continue;
+        *out = (struct event_data){
+            fake_handle(DEVICE, gpu, NULL, NULL), XID_CRITICAL_ERROR, gpu->flood, FOR_EVER, FOR_EVER};
+        return OK;
+    }
+    return TIMEOUT;
+}
+
+/* OK with an event, TIMEOUT without, or an error: a lost GPU ends every wait at once. The call is locked. */
+static int look(struct set *set, struct event_data *out) {
+    if (set->turn++ % FLOOD_BURST && next_of_flood(set, out) == OK)
+        return OK;
+    if (next_told(set, out) == OK || next_of_flood(set, out) == OK)
+        return OK;
+    for (unsigned i = 0; i < set->count; i++) {
+        const struct gpu *gpu = gpu_of(set->gpus[i].identity);
+        if (!gpu || gpu->lost)
+            return GPU_IS_LOST;
+    }
+    return TIMEOUT;
+}
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* As nvml.h has it, also TIMEOUT when an interrupt arrives. Costs nothing while it waits. */
 int nvmlEventSetWait_v2(const void *handle, struct event_data *out, unsigned timeout_ms) {
-    for (unsigned waited_ms = 0;; waited_ms += TICK_MS) {
+    int64_t deadline = now_ms() + timeout_ms;
+    for (int again = 0;; again = 1) {
         struct call call;
-        int code = fake_begin(waited_ms ? "(waiting)" : "nvmlEventSetWait_v2", NULL, NONE, &call);
+        int code = fake_begin(again ? "(waiting)" : "nvmlEventSetWait_v2", NULL, NONE, &call);
         if (code != OK)
             return code;
+        uint32_t *changes = &fake_state->changes, seen = *changes;
         struct set *set = find(handle);
         code = fake_end(set ? look(set, out) : INVALID_ARGUMENT);
-        if (code != TIMEOUT || waited_ms >= timeout_ms)
+        int64_t left = deadline - now_ms();
+        if (code != TIMEOUT || left <= 0)
             return code;
-        nanosleep(&(struct timespec){0, TICK_MS * 1000000}, NULL);
+        struct timespec timeout = {left / 1000, left % 1000 * 1000000};
+        if (syscall(SYS_futex, changes, FUTEX_WAIT, seen, &timeout, NULL, 0) != 0 && errno == EINTR)
+            return TIMEOUT;
     }
 }

@@ -7,6 +7,7 @@
 #define ADDRESSING_MODE_V1 0x1000008u
 #define FIELD_RESETLESS_MIG 184u
 #define FIELD_PROFILES_WITHOUT_MIG 199u
+#define FIELD_RECOVERY_ACTION 230u
 #define FABRIC_V2 0x2000024u
 #define FABRIC_V3 0x3000028u
 #define FABRIC_IN_PROGRESS 2u
@@ -168,6 +169,7 @@ int nvmlDeviceGetFieldValues(const void *handle, int number, struct field_value 
     for (int i = 0; i < number; i++) {
         struct field_value *field = &values[i];
         int32_t value = field->id == FIELD_RESETLESS_MIG ? call.gpu->resetless
+            : field->id == FIELD_RECOVERY_ACTION ? call.gpu->recovery_action
             : field->id == FIELD_PROFILES_WITHOUT_MIG && call.gpu->mig_current >= 0 ? !call.gpu->profiles_need_mode : -1;
         field->type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
         field->code = value < 0 ? NOT_SUPPORTED : OK;
@@ -198,7 +200,7 @@ int nvmlDeviceGetGpuFabricInfoV(const void *handle, struct fabric_v3 *out) {
     CALL("nvmlDeviceGetGpuFabricInfoV", handle, DEVICE)
     if (out->version != FABRIC_V2 && out->version != FABRIC_V3)
         return fake_end(ARGUMENT_VERSION_MISMATCH);
-    out->health_mask = 0;
+    out->health_mask = call.gpu->fabric_health;
     if (out->version == FABRIC_V3)
         out->health_summary = 0;
     return fake_end(read_fabric(call.gpu, &out->info));

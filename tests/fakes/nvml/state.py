@@ -1,7 +1,7 @@
 """The state file behind the C library: what GPUs there are, how they are cut, and which calls fail.
 
-Has the byte layout (in step with ``fake.h``, see ``State.check``) and the translation of a simulated node into NVML's
-codes; ``state_mig.py`` has that of MIG. The file is changed while other processes look at it.
+Has the translation of a simulated node into NVML's codes; ``state_mig.py`` has that of MIG, ``layout.py`` the byte
+layout. The file is changed while other processes look at it.
 """
 
 import ctypes
@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dra_driver.gpu.simulated.faults import GpuHealth, links_of, reading_of
 from dra_driver.gpu.simulated.spec import NodeSpec, SimulatedGpu
 from dra_driver.model.fabric import FabricState
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.mig import ComputeInstance, MigInstance
-from tests.fakes.nvml import state_mig
+from tests.fakes.nvml import layout, state_mig
+from tests.fakes.nvml.futex import wake
 
 ENVIRONMENT = "FAKE_NVML_STATE"
-MAX_GPUS, MAX_FAULTS, MAX_COUNTERS, MAX_EVENTS = 64, 32, 128, 64
-MAGIC, VERSION = 0x4C4D564E, 3
 MIG_CONFIG_CHANGE, UNKNOWN_ID = 0x100, 0xFFFFFFFF
+XID, DOUBLE_BIT_ECC, RECOVERY_ACTION = 0x8, 0x2, 0x8000  # nvmlEventType*
+EVENT_TYPES = 0x1 | DOUBLE_BIT_ECC | XID | RECOVERY_ACTION
 ABSENT = -1
 
 # Codes of nvml.h (nvmlReturn_t) that tests inject.
@@ -55,101 +57,19 @@ ARCHITECTURES = {"Volta": 5, "Turing": 6, "Ampere": 7, "Ada Lovelace": 8, "Hoppe
 ADDRESSING_MODES = {"None": 0, "HMM": 1, "ATS": 2}
 
 
-class _Gpu(ctypes.Structure):
-    _fields_ = (
-        ("uuid", ctypes.c_char * 96),
-        ("name", ctypes.c_char * 96),
-        ("bus_id", ctypes.c_char * 32),
-        ("memory_bytes", ctypes.c_int64),
-        ("reserved_bytes", ctypes.c_int64),
-        ("minor", ctypes.c_int32),
-        ("brand", ctypes.c_int32),
-        ("architecture", ctypes.c_int32),
-        ("capability_major", ctypes.c_int32),
-        ("capability_minor", ctypes.c_int32),
-        ("addressing_mode", ctypes.c_int32),
-        ("mig_current", ctypes.c_int32),
-        ("mig_pending", ctypes.c_int32),
-        ("pci_device_id", ctypes.c_uint32),
-        ("lost", ctypes.c_uint32),
-        ("identity", ctypes.c_uint32),
-        ("forgets", ctypes.c_uint32),
-        ("unbound", ctypes.c_uint32),
-        ("resetless", ctypes.c_int32),
-        ("virtualization", ctypes.c_int32),
-        ("compute_mode", ctypes.c_int32),
-        ("mode_status", ctypes.c_uint32),
-        ("clients", ctypes.c_uint32),
-        ("profiles_need_mode", ctypes.c_uint32),
-        ("first_refusals", ctypes.c_uint32),
-        ("fabric_state", ctypes.c_int32),
-        ("fabric_status", ctypes.c_int32),
-        ("fabric_probing", ctypes.c_uint32),
-        ("fabric_reprobe", ctypes.c_uint32),
-        ("binding", ctypes.c_uint32),
-        ("serial", ctypes.c_uint32),
-        ("profile_count", ctypes.c_uint32),
-        ("profiles", state_mig.Profiles),
-        ("gis", state_mig.Gi * state_mig.MAX_GIS),
-        ("mig_uuids", state_mig.Uuids),
-    )
-
-
-class _Fault(ctypes.Structure):
-    _fields_ = (
-        ("function", ctypes.c_char * 64),
-        ("device", ctypes.c_int32),
-        ("code", ctypes.c_int32),
-        ("latency_ms", ctypes.c_uint32),
-        ("left", ctypes.c_uint32),
-        ("skip", ctypes.c_uint32),
-    )
-
-
-class _Counter(ctypes.Structure):
-    _fields_ = (("function", ctypes.c_char * 64), ("calls", ctypes.c_uint32))
-
-
-class _Event(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_uint64),
-        ("identity", ctypes.c_uint32),
-        ("binding", ctypes.c_uint32),
-        ("gi", ctypes.c_uint32),
-        ("ci", ctypes.c_uint32),
-    )
-
-
-class _State(ctypes.Structure):
-    _fields_ = (
-        ("magic", ctypes.c_uint32),
-        ("version", ctypes.c_uint32),
-        ("gpu_count", ctypes.c_uint32),
-        ("cuda_version", ctypes.c_uint32),
-        ("driver_version", ctypes.c_char * 80),
-        ("gpus", _Gpu * MAX_GPUS),
-        ("faults", _Fault * MAX_FAULTS),
-        ("counters", _Counter * MAX_COUNTERS),
-        ("event_count", ctypes.c_uint32),
-        ("events", _Event * MAX_EVENTS),
-        ("identities", ctypes.c_uint32),
-        ("releases", ctypes.c_uint32),
-    )
-
-
 class State:
     """A handle on one state file, of which there may be many. Every change is one step for the processes that look."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), ctypes.sizeof(_State))
-        self._state = _State.from_buffer(self._map)
+        self._map = mmap.mmap(self._file.fileno(), ctypes.sizeof(layout.Layout))
+        self._state = layout.Layout.from_buffer(self._map)
 
     @classmethod
     def create(cls, path: Path, node: NodeSpec | Snapshot) -> "State":
         """A new file at ``path`` with the GPUs of ``node`` and no faults."""
-        path.write_bytes(bytes(_State(magic=MAGIC, version=VERSION)))
+        path.write_bytes(bytes(layout.Layout(magic=layout.MAGIC, version=layout.VERSION)))
         state = cls(path)
         state.set_node(node)
         return state
@@ -164,7 +84,7 @@ class State:
         """Fail when ``library`` was built with another layout than this one."""
         size = ctypes.CDLL(str(library)).fakeNvmlStateSize
         size.restype = ctypes.c_size_t
-        assert size() == ctypes.sizeof(_State), "nvml.c and state.py disagree about the layout"
+        assert size() == ctypes.sizeof(layout.Layout), "nvml.c and state.py disagree about the layout"
 
     def set_node(self, node: NodeSpec | Snapshot) -> None:
         """Replace all GPUs, in the order given. An open session does not see new GPUs, and loses removed ones."""
@@ -211,7 +131,7 @@ class State:
             state.gpus[index].unbound = 0
             state.gpus[index].identity = self._new_identity(state)
 
-    def _new_identity(self, state: "_State") -> int:
+    def _new_identity(self, state: layout.Layout) -> int:
         state.identities += 1
         return int(state.identities)
 
@@ -256,7 +176,7 @@ class State:
     def clear_faults(self) -> None:
         """Forget all injected faults; lost GPUs stay lost."""
         with self._locked() as state:
-            state.faults = (_Fault * MAX_FAULTS)()
+            state.faults = (layout.Fault * layout.MAX_FAULTS)()
 
     def calls(self, function: str) -> int:
         """How often ``function`` was called, by all processes."""
@@ -274,7 +194,9 @@ class State:
         ``forgets`` (no persistence mode: the compute mode ends when this process closes the last device file),
         ``first_refusals`` (how often the create of the first GPU instance is IN_USE; FOR_EVER), ``fabric_state``,
         ``fabric_status`` (an nvmlReturn_t), ``fabric_probing`` and ``fabric_reprobe`` (for how many looks the state is
-        IN_PROGRESS now, and after the last GPU instance is destroyed)."""
+        IN_PROGRESS now, and after the last GPU instance is destroyed), ``event_types``, ``flood`` (an XID that comes
+        without end), ``rows_pending``, ``rows_failed``, ``pages_pending`` (0 or 1), ``recovery_action`` (a
+        nvmlDeviceGpuRecoveryAction_t), ``links``, ``links_down`` (a bit for each), ``fabric_health`` (a mask)."""
         with self._locked() as state:
             for field, value in fields.items():
                 assert hasattr(state.gpus[index], field), field
@@ -342,30 +264,56 @@ class State:
             gis = [gi for gi in state.gpus[index].gis if gi.used]
             return len(gis), sum(bool(ci.used) for gi in gis for ci in gi.cis)
 
-    def _instance(self, state: "_State", index: int, gi_id: int) -> state_mig.Gi:
+    def _instance(self, state: layout.Layout, index: int, gi_id: int) -> state_mig.Gi:
         found: state_mig.Gi = next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
         return found
 
-    def _tell(self, state: "_State", index: int, gi_id: int = UNKNOWN_ID) -> None:
+    def xid(self, index: int, number: int, *, gi_id: int = UNKNOWN_ID, ci_id: int = UNKNOWN_ID, times: int = 1) -> None:
+        """The GPU at NVML index ``index`` reports that XID, of one of its instances when they are given."""
+        self.tell(index, XID, number, gi_id=gi_id, ci_id=ci_id, times=times)
+
+    def tell(
+        self,
+        index: int,
+        kind: int,
+        data: int = 0,
+        *,
+        gi_id: int = UNKNOWN_ID,
+        ci_id: int = UNKNOWN_ID,
+        times: int = 1,
+    ) -> None:
+        """The GPU reports an event of that type, such as `DOUBLE_BIT_ECC`."""
+        with self._locked() as state:
+            gpu = state.gpus[index]
+            for _ in range(times):
+                self._append(state, layout.Event(kind, data, gpu.identity, gpu.binding, gi_id, ci_id))
+
+    def _tell(self, state: layout.Layout, index: int, gi_id: int = UNKNOWN_ID) -> None:
         gpu = state.gpus[index]
-        event = _Event(MIG_CONFIG_CHANGE, gpu.identity, gpu.binding, gi_id, UNKNOWN_ID)
-        state.events[state.event_count % MAX_EVENTS] = event
+        self._append(state, layout.Event(MIG_CONFIG_CHANGE, 0, gpu.identity, gpu.binding, gi_id, UNKNOWN_ID))
+
+    @staticmethod
+    def _append(state: layout.Layout, event: layout.Event) -> None:
+        state.events[state.event_count % layout.MAX_EVENTS] = event
         state.event_count += 1
 
     @contextmanager
-    def _locked(self) -> Iterator[_State]:
+    def _locked(self) -> Iterator[layout.Layout]:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             yield self._state
         finally:
+            self._state.changes += 1
+            wake(ctypes.addressof(self._state) + layout.Layout.changes.offset)
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def _wire_gpu(item: SimulatedGpu) -> _Gpu:
+def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
     gpu = item.gpu
     major, minor = gpu.cuda_compute_capability or (ABSENT, ABSENT)
     profiles = state_mig.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
-    wired = _Gpu(
+    said = reading_of(gpu, GpuHealth())
+    wired = layout.Gpu(
         uuid=gpu.uuid.encode(),
         name=(gpu.product_name or "").encode(),
         bus_id=f"0000{gpu.pci_bus_id}".upper().encode() if gpu.pci_bus_id else b"",
@@ -383,6 +331,11 @@ def _wire_gpu(item: SimulatedGpu) -> _Gpu:
         resetless=ABSENT if gpu.mig_resetless is None else int(gpu.mig_resetless),
         fabric_state=ABSENT if gpu.fabric is None else FABRIC_STATES[gpu.fabric.state],
         fabric_status=0 if gpu.fabric is None else gpu.fabric.status,
+        event_types=EVENT_TYPES,
+        rows_pending=_reported(said.rows_pending),
+        rows_failed=_reported(said.rows_failed),
+        pages_pending=_reported(said.pages_pending),
+        links=links_of(gpu),
         profile_count=len(profiles),
         profiles=state_mig.Profiles(*profiles),
     )
@@ -394,3 +347,7 @@ def _wire_gpu(item: SimulatedGpu) -> _Gpu:
         number = ids.index(instance.profile_id)
         wired.serial = state_mig.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
     return wired
+
+
+def _reported(value: bool | None) -> int:
+    return ABSENT if value is None else int(value)

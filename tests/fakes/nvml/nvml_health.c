@@ -1,0 +1,28 @@
+/* What a GPU says of its health in the stand-in library, but for events and fields. */
+#include "fake.h"
+
+int nvmlDeviceGetRemappedRows(
+    const void *handle, unsigned *correctable, unsigned *uncorrectable, unsigned *pending, unsigned *failed) {
+    CALL("nvmlDeviceGetRemappedRows", handle, DEVICE)
+    for (int i = 0; i < MAX_GIS; i++)
+        if (call.gpu->gis[i].used) /* nvml.h: not supported while MIG instances exist */
+            return fake_end(NOT_SUPPORTED);
+    *correctable = *uncorrectable = 0;
+    code = fake_give_number(call.gpu->rows_pending, pending);
+    return fake_end(code == OK ? fake_give_number(call.gpu->rows_failed, failed) : code);
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(const void *handle, unsigned *out) {
+    CALL("nvmlDeviceGetRetiredPagesPendingStatus", handle, DEVICE)
+    return fake_end(fake_give_number(call.gpu->pages_pending, out));
+}
+
+int nvmlDeviceGetNvLinkState(const void *handle, unsigned link, unsigned *out) {
+    CALL("nvmlDeviceGetNvLinkState", handle, DEVICE)
+    if (!call.gpu->links)
+        return fake_end(NOT_SUPPORTED);
+    if (link >= call.gpu->links)
+        return fake_end(INVALID_ARGUMENT);
+    *out = !(call.gpu->links_down >> link & 1);
+    return fake_end(OK);
+}
