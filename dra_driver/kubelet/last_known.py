@@ -117,6 +117,14 @@ class LastKnownGpus:
                 self._completed = (snapshot, mine, with_missing(snapshot, gone.values(), mine))
             return self._completed[2]
 
+    def with_missing(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the GPUs that are missing now, as far as it does not have them; notes nothing."""
+        here = {gpu.uuid for gpu in snapshot.gpus}
+        with self._lock:
+            known = self._known.items()
+            gone = [last.gpu for uuid, last in known if last.gone_since is not None and uuid not in here]
+        return with_missing(snapshot, gone, {gpu.uuid for gpu in gone}) if gone else snapshot
+
     def _held_gpus(self) -> Collection[GpuUuid]:
         try:
             return self._held()

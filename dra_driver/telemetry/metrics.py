@@ -1,8 +1,8 @@
 """Every metric of this project, in one registry.
 
-Label values come from closed sets in this file (and from the driver and node name, of which a process has one each).
-Every series exists at zero from ``initialise`` on, so that a rate over the first error is right, and an absent series
-means that the process is gone.
+Label values come from closed sets in this file (and from the driver and node name, of which a process has one each,
+and names of the node's devices). Every series without a device exists at zero from ``initialise`` on, so that a rate
+over the first error is right, and an absent series means that the process is gone.
 
 Names under ``nvidia_dra_`` mean what they mean in NVIDIA's DRA driver (its ``pkg/metrics``), so that its dashboards
 work: requests are counted only when every claim of the call succeeded. ``dra_driver_`` names are this project's own;
@@ -55,6 +55,11 @@ Socket = Literal["dra", "registration"]
 SOCKETS: Final[tuple[Socket, ...]] = get_args(Socket)
 # The forms in which claims use GPUs; values of ``model.terms.Form``.
 FORMS: Final = ("whole", "partition", "share")
+# Why a GPU is not healthy; values of ``model.health.HealthCause``.
+CAUSES: Final = (
+    *("xid", "ecc", "lost", "hang", "row-remap", "retired-pages", "recovery-action", "nvlink", "fabric"),
+    "unmonitored",
+)
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
 _CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
 _NVIDIA_BUCKETS: Final = tuple(0.05 * 2**k for k in range(9))
@@ -100,6 +105,20 @@ partitions_withheld = Gauge(
 )  # fmt: skip
 partition_refusals_total = Counter(
     "dra_driver_partition_refusals", "Partitions that were not created because a process had the GPU open",
+    registry=REGISTRY,
+)  # fmt: skip
+gpu_conditions = Gauge("dra_driver_gpu_conditions", "Conditions of GPUs and partitions", ["cause"], registry=REGISTRY)
+gpu_health = Gauge("dra_driver_gpu_health", "1 for the state of a device", ["device", "state"], registry=REGISTRY)
+gpu_health_seconds = Gauge(
+    "dra_driver_gpu_health_state_seconds", "How long a device that is not healthy has had its state, 0 for healthy",
+    ["device"], registry=REGISTRY,
+)  # fmt: skip
+gpu_xids_total = Counter(
+    "dra_driver_gpu_xids", "XIDs that NVML reported, those without consequence too", ["device", "xid"],
+    registry=REGISTRY,
+)  # fmt: skip
+gpu_recoveries_total = Counter(
+    "dra_driver_gpu_recoveries", "Conditions that ended after recovery was seen", ["device", "cause"],
     registry=REGISTRY,
 )  # fmt: skip
 detached = Gauge(
@@ -185,6 +204,8 @@ def initialise(*, driver: str, node: str, version: str) -> None:
         nvidia_prepared_devices.labels(node, driver, kind)
     for form in FORMS:
         prepared_devices.labels(form)
+    for cause in CAUSES:
+        gpu_conditions.labels(cause)
     nvidia_prepare_errors_total.labels(driver, _NVIDIA_ERROR["prepare"])
     nvidia_unprepare_errors_total.labels(driver, _NVIDIA_ERROR["unprepare"])
 

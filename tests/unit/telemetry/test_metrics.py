@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.model.health import HealthCause
 from dra_driver.telemetry import controller_metrics, metrics
 
 DRIVER = "metrics-test.example"
+
+
+def test_causes_are_those_of_conditions() -> None:
+    """The leaf cannot import them."""
+    assert set(metrics.CAUSES) == set(HealthCause)
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -24,7 +30,11 @@ def test_every_series_exists_at_zero_before_anything_happened() -> None:
     text = metrics.render()[1].decode()
     families = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     with_samples = set(re.findall(r"^(?!#)(\w+)", text, re.MULTILINE))
-    for family in families:
+    per_device = {
+        f"dra_driver_gpu_{name}" for name in ("health", "health_state_seconds", "xids_total", "recoveries_total")
+    }
+    assert per_device < families
+    for family in families - per_device:
         assert any(sample.startswith(family) for sample in with_samples), f"{family} has no series"
     assert value("nvidia_dra_requests_total", driver=DRIVER, operation="prepare") == 0
     for result in metrics.RESULTS:
@@ -54,9 +64,10 @@ def test_call_with_a_failed_claim_is_no_request_for_nvidias_dashboards() -> None
 
 
 def test_labels_come_from_closed_sets() -> None:
-    """No claim, pod or device name may become a label: their number has no bound."""
+    """No claim or pod may become a label: their number has no bound. Devices are the node's GPUs and their partitions,
+    and XIDs those of a table."""
     allowed = {"operation", "result", "event", "state", "socket", "place", "version", "driver", "node", "device_type"}
-    allowed |= {"error_type", "le", "form", "kind"}
+    allowed |= {"error_type", "le", "form", "kind", "cause", "device", "xid"}
     names = set(re.findall(r'[{,](\w+)="', metrics.render()[1].decode()))
     assert names <= allowed
 

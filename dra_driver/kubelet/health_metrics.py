@@ -1,0 +1,50 @@
+"""The health of GPUs as metrics. Labels are device names of this node, which a process has few of, and closed sets."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from dra_driver.health import HealthState, HealthStatus
+from dra_driver.kubelet.health_events import device_of
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.health import HealthCause, HealthCondition
+from dra_driver.model.ids import GpuUuid
+from dra_driver.telemetry import metrics
+
+
+class HealthMetrics:
+    """Not thread-safe: one thread calls ``update``."""
+
+    def __init__(self) -> None:
+        self._xids: Mapping[tuple[GpuUuid, str], int] = {}
+        self._recoveries: Mapping[tuple[GpuUuid, HealthCause], int] = {}
+        self._shown: frozenset[str] = frozenset()
+
+    def update(self, status: HealthStatus, conditions: Iterable[HealthCondition], snapshot: Snapshot) -> None:
+        """Show what holds now. Counts only grow: ``status`` has those since the process started."""
+        by_cause = Counter(condition.cause for condition in conditions)
+        for cause in HealthCause:
+            metrics.gpu_conditions.labels(cause.value).set(by_cause[cause])
+        self._show_devices(status, snapshot)
+        for (gpu, xid), count in status.xids.items():
+            more = count - self._xids.get((gpu, xid), 0)
+            metrics.gpu_xids_total.labels(device_of(gpu, None, snapshot), xid).inc(max(0, more))
+        for (gpu, cause), count in status.recoveries.items():
+            more = count - self._recoveries.get((gpu, cause), 0)
+            metrics.gpu_recoveries_total.labels(device_of(gpu, None, snapshot), cause.value).inc(max(0, more))
+        self._xids, self._recoveries = dict(status.xids), dict(status.recoveries)
+
+    def _show_devices(self, status: HealthStatus, snapshot: Snapshot) -> None:
+        """Every published GPU, healthy ones too, and the partitions with conditions of their own."""
+        known = {device_of(each.gpu_uuid, each.gi_id, snapshot): each for each in status.devices}
+        names = frozenset({*known, *(gpu.device_name for gpu in snapshot.gpus)})
+        for name in names:
+            found = known.get(name)
+            state = found.state if found is not None else HealthState.HEALTHY
+            for each in HealthState:
+                metrics.gpu_health.labels(name, each.value).set(each is state)
+            metrics.gpu_health_seconds.labels(name).set(found.seconds if found is not None else 0.0)
+        for name in self._shown - names:
+            for each in HealthState:
+                metrics.gpu_health.remove(name, each.value)
+            metrics.gpu_health_seconds.remove(name)
+        self._shown = names

@@ -1,0 +1,132 @@
+"""Connects the health of the GPUs with what asks for it: slices, the kubelet's streams, the Node's events and metrics.
+
+What a condition is: ``health/``. Who publishes it: ``health_taints.py`` (slices), ``health_stream.py`` (kubelet),
+``health_events.py`` (Node), ``health_metrics.py``. When: ``health_monitor.py``.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from dra_driver.claims import Journal
+from dra_driver.errors import DraError
+from dra_driver.gpu.inventory import Inventory
+from dra_driver.health import DEFAULT_RULES, HealthRules, NodeHealth
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.own_node import OwnNodeWatch
+from dra_driver.kubelet.health_events import ConditionEvents, sentences
+from dra_driver.kubelet.health_metrics import HealthMetrics
+from dra_driver.kubelet.health_monitor import HealthMonitor, HealthReader
+from dra_driver.kubelet.health_report import ReportedDevice, reports
+from dra_driver.kubelet.health_stream import HealthStreams
+from dra_driver.kubelet.health_taints import HealthTaints
+from dra_driver.kubelet.last_known import LastKnownGpus
+from dra_driver.kubelet.node_events import tell
+from dra_driver.model.gpu import Snapshot
+from dra_driver.model.ids import GpuUuid, PoolName
+from dra_driver.model.terms import GpuTerms, Terms, terms_of
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "health.json"
+SIMULATED_CALM_S: Final = 30.0
+"""The longest default calm time of simulated GPUs."""
+
+
+class HealthService:
+    """The health of this node's GPUs. ``start`` and ``stop`` once, by one owner; the rest from any thread.
+
+    ``terms`` gives the terms in force and may raise DraError; ``publish`` brings new conditions to the slices.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: HealthReader,
+        inventory: Inventory,
+        known: LastKnownGpus,
+        streams: HealthStreams,
+        *,
+        pool: PoolName,
+        journal: Journal,
+        terms: Callable[[], Terms],
+        publish: Callable[[], None],
+        own_node: OwnNodeWatch,
+        events: EventRecorder,
+        simulated: bool,
+    ) -> None:
+        self._inventory, self._known, self._streams = inventory, known, streams
+        self._pool, self._journal = pool, journal
+        self._health = NodeHealth.open(
+            folder / FILE,
+            boot_id=journal.boot_id,
+            calm_s=SIMULATED_CALM_S if simulated else None,
+            rules=partial(_rules, terms),
+        )
+        self._taints = HealthTaints(self._health.conditions, lambda: known.missing)
+        self._events = ConditionEvents(partial(tell, own_node, events))
+        self._metrics = HealthMetrics()
+        self._claimed: tuple[ReportedDevice, ...] = ()
+        self._monitor = HealthMonitor(
+            source,
+            self._health,
+            snapshot=inventory.current,
+            missing=lambda: known.missing,
+            publish=publish,
+            tell=self._tell,
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """One sentence for each condition."""
+        return sentences(self._health.conditions(), self._snapshot())
+
+    def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
+        """See ``HealthTaints.amend``."""
+        return self._taints.amend(snapshot, terms)
+
+    def start(self) -> None:
+        """Call it before the publisher of the inventory subscribes: conditions of instances that are gone end first."""
+        self._inventory.subscribe(self._monitor.inventory_changed)
+        self._monitor.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Saves what is not saved yet. Idempotent."""
+        self._monitor.stop(timeout_s)
+        self._health.close()
+
+    def _snapshot(self) -> Snapshot:
+        return self._known.with_missing(self._inventory.current())
+
+    def _tell(self) -> None:
+        conditions, snapshot = self._health.conditions(), self._snapshot()
+        if snapshot.gpus:  # before the first look, nothing is known about any device
+            missing = self._known.missing
+            self._streams.report(reports(self._claimed_devices(), self._pool, snapshot, conditions, missing))
+        self._events.update(conditions, snapshot)
+        self._metrics.update(self._health.status(), conditions, snapshot)
+
+    def _claimed_devices(self) -> tuple[ReportedDevice, ...]:
+        try:
+            self._claimed = tuple(_devices(self._journal))
+        except DraError as error:
+            log.warning("the kubelet is told the health of the devices that claims had", extra={"reason": error})
+        return self._claimed
+
+
+def _devices(journal: Journal) -> Iterable[ReportedDevice]:
+    for entry in journal.entries():
+        if entry.state != "prepared":
+            continue
+        for device in entry.devices:
+            partition = device.partition.id if device.partition is not None else None
+            yield ReportedDevice(pool=device.pool, device=device.device, gpu_uuid=device.gpu_uuid, partition=partition)
+
+
+def _rules(terms: Callable[[], Terms], gpu: GpuUuid) -> HealthRules:
+    try:
+        return terms_of(terms(), gpu).health
+    except DraError:  # they are not known yet
+        return DEFAULT_RULES
