@@ -21,7 +21,13 @@ from dra_driver.sim.apiserver.schema import table, type_of
 PACKAGES = ("k8s.io.api.", "k8s.io.apimachinery.pkg.apis.", "k8s.io.apimachinery.pkg.")
 SCALARS = {"int32": "int", "int64": "int", "uint32": "int", "uint64": "int", "float": "double"}
 # Bodies that are no stored objects.
-EXTRA = ("meta.v1.DeleteOptions", "core.v1.Binding", "autoscaling.v1.Scale", "authorization.v1.SelfSubjectAccessReview")
+EXTRA = (
+    "meta.v1.DeleteOptions",
+    "core.v1.Binding",
+    "policy.v1.Eviction",
+    "autoscaling.v1.Scale",
+    "authorization.v1.SelfSubjectAccessReview",
+)
 # Embedded in a type that has no JSON form of its own.
 EMBEDDED = {("admissionregistration.v1.RuleWithOperations", "rule")}
 MESSAGE = re.compile(r"^message (\w+) \{$(.*?)^\}$", re.MULTILINE | re.DOTALL)

@@ -24,6 +24,8 @@ from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.client import StoreClient
 from dra_driver.sim.controllers.claims import ClaimController
 from dra_driver.sim.controllers.deployments import DeploymentController
+from dra_driver.sim.controllers.device_taints import DeviceTaintController
+from dra_driver.sim.controllers.disruption import DisruptionController
 from dra_driver.sim.controllers.jobs import JobController
 from dra_driver.sim.controllers.replicasets import ReplicaSetController
 from dra_driver.sim.manifests import deletion_order, kind_of, load
@@ -77,7 +79,10 @@ class Cluster:
         self._api = ApiServer(port, check_cel=check_cel)
         self.store = self._api.store
         self.client = StoreClient(self.store)
-        controllers = (ClaimController, DeploymentController, ReplicaSetController, JobController, EmbeddedScheduler)
+        controllers = (
+            *(ClaimController, DeploymentController, ReplicaSetController, JobController, DisruptionController),
+            *(DeviceTaintController, EmbeddedScheduler),
+        )
         self._controllers = [controller(self.store) for controller in controllers]
         self.nodes: dict[str, ClusterNode] = {}
 

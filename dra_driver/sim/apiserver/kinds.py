@@ -10,6 +10,7 @@ from dra_driver.sim.apiserver.names import dns_1035_label, dns_label, dns_subdom
 from dra_driver.sim.apiserver.printers.common import NAME_AND_AGE
 from dra_driver.sim.apiserver.printers.objects import (
     BINDINGS_PRINTER,
+    BUDGETS_PRINTER,
     CLAIMS_PRINTER,
     CONFIG_MAPS_PRINTER,
     EVENTS_PRINTER,
@@ -34,6 +35,7 @@ from dra_driver.sim.apiserver.rules.core import EVENT_RULES, NAMESPACE_RULES, SE
 from dra_driver.sim.apiserver.rules.pods import POD_RULES
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from dra_driver.sim.apiserver.rules.workloads import (
+    BUDGET_RULES,
     DAEMON_SET_RULES,
     DEPLOYMENT_RULES,
     JOB_RULES,
@@ -269,6 +271,18 @@ LEASES = ResourceKind(
     create_on_update=True,
     printer=LEASES_PRINTER,
 )
+POD_DISRUPTION_BUDGETS = ResourceKind(
+    group="policy",
+    version="v1",
+    kind="PodDisruptionBudget",
+    plural="poddisruptionbudgets",
+    short_names=("pdb",),
+    subresources=("status",),
+    name_rule=dns_subdomain,
+    generation=True,
+    printer=BUDGETS_PRINTER,
+    rules=BUDGET_RULES,
+)
 
 
 def _rbac(kind: str, plural: str, *, namespaced: bool, printer: Printer | None = None) -> ResourceKind:
@@ -339,6 +353,7 @@ ALL_KINDS: tuple[ResourceKind, ...] = (
     REPLICA_SETS,
     JOBS,
     LEASES,
+    POD_DISRUPTION_BUDGETS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     ROLE_BINDINGS,

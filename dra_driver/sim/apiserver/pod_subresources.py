@@ -99,10 +99,7 @@ def bind(store: Store, request: ApiRequest, target: Target) -> Reply:
 
 
 def eviction(request: ApiRequest, target: Target) -> ApiRequest:
-    """The deletion that a POST to pods/eviction asks for. No PodDisruptionBudgets are served, so none objects.
-
-    Raises InvalidObjectError (400).
-    """
+    """The deletion that a POST to pods/eviction asks for. Raises InvalidObjectError (400)."""
     wanted = request.object()
     named = dig(wanted, "metadata", "name", default=target.name)
     if wanted.get("kind") != "Eviction" or named != target.name:

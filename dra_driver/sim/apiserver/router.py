@@ -6,7 +6,7 @@ Those are health, version, discovery, OpenAPI and access reviews. Every error is
 from collections.abc import Callable
 from dataclasses import replace
 
-from dra_driver.sim.apiserver import openapi, pod_subresources
+from dra_driver.sim.apiserver import budgets, openapi, pod_subresources
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.discovery import discovery
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json
@@ -104,7 +104,9 @@ class Router:
         if (target.subresource, request.method) == ("binding", "POST"):
             return pod_subresources.bind(self._store, request, target)
         if (target.subresource, request.method) == ("eviction", "POST"):
-            self._verbs.delete(pod_subresources.eviction(request, target), replace(target, subresource=""))
+            deletion = pod_subresources.eviction(request, target)
+            budgets.before_eviction(self._store, target, deletion.object())
+            self._verbs.delete(deletion, replace(target, subresource=""))
             return pod_subresources.accepted()
         if target.subresource == "scale" and request.method == "GET":
             return Reply.of(pod_subresources.read_scale(self._store, target))

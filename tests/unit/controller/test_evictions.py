@@ -228,6 +228,21 @@ def test_never_more_than_the_pace_in_any_minute_across_restarts_and_takeovers() 
     assert all(sum(begin <= time < begin + 60 for time in times) <= 10 for begin in times)
 
 
+def test_a_replica_that_leads_again_waits_as_a_new_one(world: World) -> None:
+    """Another one may have evicted a moment ago."""
+    world.run_pod(1)
+    world.fall_ill(1)
+    world.run_until(70)
+    world.leading_since = None
+    world.run_until(200)
+    world.run_pod(1, "later")
+    world.leading_since = 200.0
+    world.run_until(205)
+    assert [name for _, name in world.evicted] == ["pod-1"]
+    world.run_until(208)
+    assert [name for _, name in world.evicted] == ["pod-1", "later"]
+
+
 def test_the_brake_holds_all_back_and_says_so_once() -> None:
     world = World(gpus=20)
     for number in range(5):

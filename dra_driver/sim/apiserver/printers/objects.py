@@ -187,6 +187,17 @@ LEASES_PRINTER = Printer(
     (NAME, Column("Holder"), AGE),
     lambda obj, now: [name(obj), dig(obj, "spec", "holderIdentity", default=""), age(obj, now)],
 )
+
+
+def _budget(obj: Obj, now: datetime) -> list[object]:
+    spec = mapping(obj, "spec")
+    limits = [str(spec.get(field, "N/A")) for field in ("minAvailable", "maxUnavailable")]
+    return [name(obj), *limits, dig(obj, "status", "disruptionsAllowed", default=0), age(obj, now)]
+
+
+BUDGETS_PRINTER = Printer(
+    (NAME, Column("Min Available"), Column("Max Unavailable"), Column("Allowed Disruptions", "integer"), AGE), _budget
+)
 BINDINGS_PRINTER = Printer(
     (
         NAME,

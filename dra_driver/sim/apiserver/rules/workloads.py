@@ -1,4 +1,4 @@
-"""Defaults and validation of deployments, replica sets, daemon sets and jobs.
+"""Defaults and validation of deployments, replica sets, daemon sets, jobs and disruption budgets.
 
 Follows kubernetes/kubernetes pkg/apis/{apps,batch}/v1/defaults.go, their validation, and the generated selector of jobs
 (pkg/registry/batch/job/strategy.go).
@@ -156,3 +156,14 @@ DAEMON_SET_RULES = WriteRules(default=_default_daemon_set, prepare_create=_no_da
 JOB_RULES = WriteRules(
     default=_default_job, prepare_create=_select_own_pods, prepare_update=_keep_selector, validate=_validate_job
 )
+
+
+def _validate_budget(obj: Obj, _review: Review) -> list[StatusCause]:
+    """kubernetes/kubernetes pkg/apis/policy/validation: one of the two limits, not both."""
+    spec = mapping(obj, "spec")
+    if "minAvailable" in spec and "maxUnavailable" in spec:
+        return [invalid("spec", spec, "minAvailable and maxUnavailable cannot be both set")]
+    return []
+
+
+BUDGET_RULES = WriteRules(validate=_validate_budget)
