@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.allocation import V1_36, V1_37, Allocator, SchedulerFeatures, SchedulerQuirks
+from dra_driver.allocation import V1_36, V1_37, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 from dra_driver.allocation.amounts import amount
 from dra_driver.errors import AllocationError, ConfigurationError
 from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, resource_slice
@@ -48,7 +48,8 @@ def test_a_pod_may_have_more_claims_than_python_has_frames() -> None:
     """Two thousand claims for one device each are allocated without a RecursionError."""
     many = [resource_slice("a", *[gpu(f"gpu-{index}") for index in range(2000)])]
     claims = [claim(f"c{index}") for index in range(2000)]
-    allocator = Allocator(slices=many, classes=[device_class()], allocated=[])
+    unhurried = Limits(timeout_s=110)
+    allocator = Allocator(slices=many, classes=[device_class()], allocated=[], limits=unhurried)
     allocations = allocator.allocate(node("a"), claims).allocations
     assert allocations is not None
     assert allocations[-1]["devices"]["results"][0]["device"] == "gpu-1999"
