@@ -174,6 +174,11 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviation in a manifest would change its meaning when a flag is added
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run nothing: exit with status 0 if this node's MPS host works, else print why not and exit with status 1",
+    )
     groups: dict[str, Any] = {}
     for flag in flags_of(MpsHostSettings):
         group = groups.get(flag.option.group) or parser.add_argument_group(flag.option.group)
@@ -190,6 +195,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in flags_of(MpsHostSettings)}
     settings = load(MpsHostSettings, given, os.environ)
+    root = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
+    if args.check:
+        return _check(root)
     from dra_driver.driver_root.detect import Detector
     from dra_driver.sharing.control import ControlProgram
     from dra_driver.sharing.host import MpsHost
@@ -205,10 +213,20 @@ def run(args: argparse.Namespace) -> int:
         private=settings.namespaces == "own",
         users="all" if settings.users == "all" else "one",
     )
-    host = MpsHost(Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER, program, _memory(settings))
+    host = MpsHost(root, program, _memory(settings))
     host.run(lambda: bool(over))
     logging.shutdown()
     return 0
+
+
+def _check(root: Path) -> int:
+    from dra_driver.sharing import heartbeat
+    from dra_driver.sharing.mps_files import MpsFolders
+
+    problem = heartbeat.problem(MpsFolders(root))
+    if problem is not None:
+        print(problem)
+    return 0 if problem is None else 1
 
 
 def _memory(settings: MpsHostSettings) -> "DaemonMemory":

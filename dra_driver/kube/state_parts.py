@@ -5,12 +5,14 @@ annotations. Events with output of containers (probes, hooks) are dropped whole.
 their opaque parameters, which `lint` checks.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 Wire = Mapping[str, Any]
 
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_MAX_LAST_APPLIED: Final = 512 * 1024
 _DRA_MARK: Final = "resource.kubernetes.io"
 _METADATA: Final = (
     "name",
@@ -93,7 +95,22 @@ def _metadata(metadata: Any, *, with_last_applied: bool) -> dict[str, Any]:
         for name, value in _mapping(_mapping(metadata).get("annotations")).items()
         if _DRA_MARK in str(name) or (with_last_applied and name == _LAST_APPLIED)
     }
+    if _LAST_APPLIED in annotations:
+        annotations[_LAST_APPLIED] = _applied_spec(annotations[_LAST_APPLIED])
     return {**found, "annotations": annotations} if annotations else found
+
+
+def _applied_spec(note: Any) -> str:
+    """The spec alone of an object as it was applied, without the metadata of a template; "{}" if it cannot be read."""
+    try:
+        spec = _mapping(json.loads(note)).get("spec") if len(note) <= _MAX_LAST_APPLIED else None
+    except (ValueError, TypeError, RecursionError):
+        spec = None
+    return json.dumps({"spec": _without_metadata(spec)} if isinstance(spec, dict) else {})
+
+
+def _without_metadata(spec: Wire) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name != "metadata"}
 
 
 def _pod(pod: Wire) -> dict[str, Any]:
@@ -162,6 +179,11 @@ def _spec(item: Wire) -> dict[str, Any]:
     return {"spec": item.get("spec") or {}}
 
 
+def _template(item: Wire) -> dict[str, Any]:
+    """Without the annotations and labels that claims get from it."""
+    return {"spec": _without_metadata(_mapping(item.get("spec")))}
+
+
 def _pick(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
     found = _mapping(value)
     return {name: found[name] for name in names if found.get(name) is not None}
@@ -179,7 +201,7 @@ _REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, Any]]]] = {
     "Node": _node,
     "Pod": _pod,
     "ResourceClaim": _claim,
-    "ResourceClaimTemplate": _spec,
+    "ResourceClaimTemplate": _template,
     "DeviceClass": _spec,
     "ResourceSlice": _spec,
     "DeviceTaintRule": _spec,

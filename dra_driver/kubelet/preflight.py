@@ -6,11 +6,13 @@ for the same reason; ``storage_health.py`` checks that while the process runs.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.files import holder_of, lock_file, name_holder
 
+_OWN_MODE = 0o750
 LOCK_NAME = "process.lock"
 
 
@@ -59,9 +61,15 @@ def check_registrar_dir(path: Path) -> None:
 
 
 def make_plugin_dir(plugins_dir: Path, driver: str) -> Path:
-    """The driver's own directory, created if missing, for root alone. Raises ConfigurationError when that fails."""
+    """The driver's own directory, created if missing, for root alone. Raises ConfigurationError when that fails.
+
+    A kubelet that mounts the directory into this pod may have created it, for all users.
+    """
     path = plugins_dir / driver
-    _make(path, 0o750, "the driver's directory", "--kubelet-plugins-dir")
+    _make(path, _OWN_MODE, "the driver's directory", "--kubelet-plugins-dir")
+    with suppress(OSError):  # a file system without modes
+        if path.stat().st_mode & 0o777 & ~_OWN_MODE:
+            path.chmod(_OWN_MODE)
     _check_writable(path, "the driver's directory", "--kubelet-plugins-dir")
     return path
 

@@ -21,7 +21,7 @@ from typing import Final
 from dra_driver.driver_root.process import Clock, Sleep
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.files import holder_of, lock_file, name_holder
-from dra_driver.sharing import control, logfiles, orphan_processes
+from dra_driver.sharing import control, heartbeat, logfiles, orphan_processes
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.daemon import MpsDaemon
 from dra_driver.sharing.memory import DaemonMemory
@@ -71,6 +71,7 @@ class MpsHost:
         self._shorten_at = clock()
         self._reported = ""
         self._is_first_step = True
+        self._beat_at = clock()
 
     def start(self) -> None:
         """Acquire the lock and remove what a former host left.
@@ -92,6 +93,7 @@ class MpsHost:
 
     def step(self) -> float:
         """Advance all daemons without waiting; returns the seconds until the next step. Raises nothing."""
+        self._beat()
         try:
             self._apply_wanted()
         except StorageError as error:
@@ -136,6 +138,12 @@ class MpsHost:
                 self._sleep(self.step())
         finally:
             self.stop()
+
+    def _beat(self) -> None:
+        """Say that the loop goes on (`heartbeat`). A probe that fails may not end this process, only tell."""
+        if self._lock is not None and self._clock() >= self._beat_at:
+            self._beat_at = self._clock() + heartbeat.EVERY_S
+            heartbeat.beat(self._lock)
 
     def _apply_wanted(self) -> None:
         """Start daemons that are wanted and do not run; stop those that are not wanted or have changed."""

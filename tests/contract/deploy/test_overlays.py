@@ -42,7 +42,8 @@ def test_every_setting_is_known_and_every_kubelet_path_is_the_same_inside_and_ou
     objects = render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay)
     node, mps_host = daemonset(objects, "dra-driver-node"), daemonset(objects, "dra-driver-mps-host")
     settings = load_node_settings({}, environment(node) | {"NODE_NAME": "node-a"})
-    for name, path in (("plugins", settings.kubelet_plugins_dir), ("plugins-registry", settings.kubelet_registrar_dir)):
+    own = f"{settings.kubelet_plugins_dir}/{settings.driver_name}"
+    for name, path in (("plugins", own), ("plugins-registry", settings.kubelet_registrar_dir)):
         assert mounts(node)[name] == (path, path)
     assert mounts(node)["cdi"] == (settings.cdi_dir, settings.cdi_dir)
     assert mounts(mps_host)["mps"] == (f"{settings.kubelet_plugins_dir}/{MPS}",) * 2
@@ -108,6 +109,31 @@ def test_the_hosts_dev_is_mounted_to_be_written_and_nothing_else_is_put_into_it(
     assert mount == {"name": "dev", "mountPath": "/dev"}
     assert mounts(spec)["dev"] == ("/dev", "/dev")
     assert not container["terminationMessagePath"].startswith("/dev")
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS])
+@pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
+def test_only_folders_of_the_driver_can_be_written(overlay: str | None, name: str) -> None:
+    """Not the container's own files, and no folder of another plugin. The host's / is another matter."""
+    spec = daemonset(render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay), name)
+    (container,) = spec["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    writable = {item["name"] for item in container["volumeMounts"] if not item.get("readOnly")}
+    assert writable <= {"plugins", "plugins-registry", "cdi", "dev", "mps", "run", "shm"}
+    for volume in ("plugins", "mps"):
+        assert "/gpu.nvidia.com" in mounts(spec).get(volume, ("", "/gpu.nvidia.com"))[1]
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS])
+def test_no_probe_can_restart_the_mps_host(overlay: str | None) -> None:
+    """Its end ends the work of every MPS client of the node."""
+    spec = daemonset(
+        render(DEPLOY / "base" if overlay is None else DEPLOY / "overlays" / overlay), "dra-driver-mps-host"
+    )
+    (container,) = spec["containers"]
+    assert "livenessProbe" not in container
+    assert "startupProbe" not in container
+    assert container["readinessProbe"]["exec"]["command"] == ["dra-driver", "mps-host", "--check"]
 
 
 @pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])

@@ -67,6 +67,29 @@ def test_a_daemon_gets_its_devices_and_defaults_before_it_is_ready(node: Node) -
     assert [line.partition(" ")[2] for line in record[-2:]] == ["command quit", "exit"], "it was asked, not killed"
 
 
+def test_the_check_says_whether_the_host_works(node: Node) -> None:
+    """Ready while it runs; with a reason when it hangs or has ended."""
+    host = node.start_host()
+    assert check(node) == (0, "")
+    host.send_signal(signal.SIGSTOP)
+    os.utime(node.folders.lock, (1.0, 1.0))
+    status, text = check(node)
+    assert (status, "has not gone on for" in text) == (1, True)
+    host.send_signal(signal.SIGCONT)
+    host.terminate()
+    host.wait(15)
+    status, text = check(node)
+    assert (status, "is not locked" in text) == (1, True)
+
+
+def check(node: Node) -> tuple[int, str]:
+    """Exit status and output of ``mps-host --check``."""
+    flags = [f"--kubelet-plugins-dir={node.plugins}", f"--driver-name={DRIVER}"]
+    command = [sys.executable, "-m", "dra_driver.cli.main", "mps-host", "--check", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, done.stdout
+
+
 def test_several_daemons_live_side_by_side_and_end_one_by_one(node: Node) -> None:
     node.start_host()
     for name, gpu in zip(("one", "two"), node.gpus, strict=True):

@@ -100,12 +100,26 @@ def test_nothing_secret_is_kept() -> None:
         "status": {"phase": "Pending", "containerStatuses": [{"state": {"terminated": {"message": SECRET}}}]},
     }
     node = {"metadata": {"name": "n"}, "spec": {"providerID": SECRET}, "status": {"images": [{"names": [SECRET]}]}}
-    claim = {"metadata": {"name": "c"}, "status": {"devices": [{"driver": "d", "data": {"x": SECRET}}]}}
+    claim: dict[str, Any] = {"metadata": {"name": "c"}, "status": {"devices": [{"driver": "d", "data": {"x": SECRET}}]}}
     events = [
         {**named("e"), "reason": "Unhealthy", "message": SECRET, "involvedObject": {"kind": "Pod"}},
         {**named("f"), "reason": "FailedScheduling", "message": "0/1", "involvedObject": {"kind": "Pod"}},
     ]
-    state = read_cluster(Server(pods=[pod], nodes=[node], resourceclaims=[claim], events=events))
+    applied = {"metadata": {"annotations": {"note": SECRET}}, "spec": {"metadata": {"annotations": {"x": SECRET}}}}
+    claim["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
+    template = {"metadata": {"name": "t"}, "spec": {"metadata": {"annotations": {"note": SECRET}}, "spec": {}}}
+    broken = {"metadata": {"name": "b", "annotations": {"kubectl.kubernetes.io/last-applied-configuration": SECRET}}}
+    state = read_cluster(
+        Server(
+            pods=[pod],
+            nodes=[node],
+            resourceclaims=[claim],
+            resourceclaimtemplates=[template],
+            deviceclasses=[broken],
+            events=events,
+        )
+    )
+    assert state.templates[0]["spec"] == {"spec": {}}
     assert SECRET not in repr(state)
     kept = state.pods[0]["spec"]
     assert kept["containers"] == [{"name": "main", "resources": container["resources"], "ports": [{"hostPort": 80}]}]

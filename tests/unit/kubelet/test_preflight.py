@@ -33,6 +33,16 @@ def test_own_directories_are_created(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
 
 
+def test_a_directory_that_the_kubelet_made_is_closed_to_other_users(tmp_path: Path) -> None:
+    """A hostPath volume is created with mode 0755, and the journal names every claim."""
+    made = tmp_path / "plugins/gpu.nvidia.com"
+    made.mkdir(parents=True)
+    for before, after in ((0o755, 0o750), (0o700, 0o700)):
+        made.chmod(before)
+        preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
+        assert made.stat().st_mode & 0o777 == after
+
+
 def test_file_in_a_directorys_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot create the CDI directory .*/cdi: .*--cdi-dir"):
