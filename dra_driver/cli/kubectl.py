@@ -6,7 +6,7 @@ from typing import Final
 
 from dra_driver.cli.main import execute
 
-ABOUT: Final = "Inspect devices that are allocated by Dynamic Resource Allocation."
+ABOUT: Final = "Inspect and drain devices that are allocated by Dynamic Resource Allocation."
 SUBCOMMANDS: Final = {
     "devices": ("dra_driver.cli.devices", "list published devices and the claims that hold them"),
     "claims": ("dra_driver.cli.claims", "list claims, their devices and their pods"),
@@ -14,6 +14,8 @@ SUBCOMMANDS: Final = {
     "lint": ("dra_driver.cli.lint", "check manifests, device classes and claims"),
     "explain": ("dra_driver.cli.explain", "explain why a pod or claim has no devices"),
     "snapshot": ("dra_driver.cli.snapshot", "write the cluster's state to a file for offline use"),
+    "drain": ("dra_driver.cli.drain", "free a node's GPUs for maintenance"),
+    "undrain": ("dra_driver.cli.undrain", "give a node's drained GPUs back"),
     "hardware-check": (
         "dra_driver.cli.node_hardware_check",
         "compare a node's GPUs with what the driver assumes",

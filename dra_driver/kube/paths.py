@@ -35,6 +35,11 @@ def events(namespace: str, name: str | None = None) -> str:
     return _named(f"{CORE_API}/namespaces/{_segment(namespace)}/events", name)
 
 
+def pods(namespace: str | None = None) -> str:
+    """The pods of one namespace, or of all."""
+    return f"{CORE_API}/namespaces/{_segment(namespace)}/pods" if namespace is not None else f"{CORE_API}/pods"
+
+
 def pod(namespace: str, name: str) -> str:
     return f"{CORE_API}/namespaces/{_segment(namespace)}/pods/{_segment(name)}"
 

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-ANNOTATION: Final = "gpu.dra-driver.io/detach"
+from dra_driver.model.drain import DETACH_ANNOTATION
+
+ANNOTATION: Final = DETACH_ANNOTATION
 FILE: Final = "detach"
 LABELS: Final = ("nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver")
 PAUSED: Final = "paused-for-driver-upgrade"

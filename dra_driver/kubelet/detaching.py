@@ -212,7 +212,7 @@ class Detaching:
         return f"waiting for {left} prepared claim{'s' if left > 1 else ''} to end" if left else ""
 
     def _close(self, request: DetachRequest) -> None:
-        was = self._state.phase
+        was, asked_anew = self._state.phase, self._state.request != request
         if was is Phase.WAITING:  # before the call: nothing else may use the driver, such as a search for its files
             self._set(Phase.CLOSING, request, "calls of the driver are in work")
         done = self._gpus.detach(str(request), CLOSE_S)
@@ -220,7 +220,7 @@ class Detaching:
         if done:
             self._gate.close(_refusal(request))
             self._set(Phase.DETACHED, request)
-            if was is not Phase.DETACHED:
+            if was is not Phase.DETACHED or asked_anew:
                 log.info("NVIDIA driver given up", extra={"by": request.source, "reason": request.reason})
                 self._tell("Normal", "DriverDetached", f"{_TITLES[Phase.DETACHED]} ({request})")
             return

@@ -11,6 +11,8 @@ from typing import Final
 from dra_driver.model.ids import GpuUuid
 
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
+DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
+"""Asks the node process to give the NVIDIA driver up; its value is the reason (``kubelet/detach_request.py``)."""
 DRAINED_TAINT: Final = "gpu.dra-driver.io/drained"
 """Key of the taint, effect NoSchedule, of every device of a GPU that is drained."""
 ALL: Final = "all"

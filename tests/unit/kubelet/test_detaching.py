@@ -223,7 +223,12 @@ def test_another_reason_while_detached_replaces_the_first() -> None:
     """Pods that wait are told who asks now."""
     node = Node()
     node.step(UPGRADE)
+    before = len(node.told)
     assert node.step(ASKED) == ["closed", "taint requested"]
+    ((reason, message),) = node.told[before:]
+    assert (reason, str(ASKED) in message) == ("DriverDetached", True), "who asks anew waits for an answer"
+    node.step(ASKED)
+    assert len(node.told) == before + 1
     assert (node.gpus.detached, node.gate.reason is not None and "driver 580" in node.gate.reason) == (str(ASKED), True)
     assert node.gauge == 1
 

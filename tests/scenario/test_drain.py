@@ -1,0 +1,222 @@
+"""GPUs are drained for maintenance and given back by the commands that people use; second publishers come and go."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dra_driver.cli import kubectl
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.demo import demo
+from dra_driver.sim.objects import is_ready
+from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, make_template
+
+NODE = "gpu-a"
+GPUS = "3xh100-sxm5-80gb,1xl4-24gb"
+POLICY = """\
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: shared}
+spec: {select: {productNames: ["NVIDIA L4*"]}, sharing: {strategy: TimeSlicing}}
+"""
+SHAREABLE = [{"cel": {"expression": "device.allowMultipleAllocations"}}]
+EXCLUSIVE = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    policy = tmp_path_factory.mktemp("policy") / "shared.yaml"
+    policy.write_text(POLICY)
+    with Cluster({NODE: GPUS}, policies=[policy]) as running:
+        running.apply(ROOT / demo.CLASSES)
+        yield running
+
+
+class Commands:
+    """Runs `kubectl dra drain` and `undrain`."""
+
+    def __init__(self, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+        self._flags = ["--kubeconfig", str(cluster.kubeconfig), "-o", "json", "--timeout", "30s"]
+        self._capsys = capsys
+
+    def run(self, command: str, *flags: str) -> tuple[int, Any, str]:
+        """Exit status, report and the steps that were printed."""
+        self._capsys.readouterr()
+        status = kubectl.main([command, NODE, *self._flags, *flags])
+        printed = self._capsys.readouterr()
+        return status, json.loads(printed.out), printed.err
+
+
+@pytest.fixture
+def commands(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(cluster, capsys)
+
+
+def devices(cluster: Cluster) -> list[Obj]:
+    return [device for item in cluster.slices(NODE) for device in item["spec"].get("devices") or ()]
+
+
+def tainted(cluster: Cluster) -> set[str]:
+    """GPUs of which every device has the taint of a drain; no device of the others has."""
+    found: dict[str, set[bool]] = {}
+    for device in devices(cluster):
+        keys = [taint["key"] for taint in device.get("taints") or ()]
+        found.setdefault(device["name"].partition("-mig-")[0], set()).add("gpu.dra-driver.io/drained" in keys)
+    assert all(len(answers) == 1 for answers in found.values()), found
+    return {gpu for gpu, answers in found.items() if True in answers}
+
+
+def deployment(name: str, template: str) -> Obj:
+    container = {"name": "main", "image": "example.com/app:1", "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}]}
+    labels = {"app": name}
+    return {
+        "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+
+
+def test_a_node_is_drained_of_every_form_and_given_back(
+    cluster: Cluster, commands: Commands, pods: Pods, namespace: str
+) -> None:
+    """Whole, partition, share, and an extended resource; the driver is given up at the end and taken again."""
+    whole = make_template(cluster, namespace, selectors=EXCLUSIVE)
+    pods.create("whole", template=whole)
+    partition = make_template(cluster, namespace, deviceClassName="mig.nvidia.com")
+    cluster.store.create(DEPLOYMENTS, deployment("partition", partition), namespace=namespace)
+    share = make_template(cluster, namespace, selectors=SHAREABLE, capacity={"requests": {"memory": "4Gi"}})
+    pods.create("share", template=share)
+    asks = {"name": "main", "image": "example.com/app:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    cluster.store.create(PODS, {"metadata": {"name": "extended"}, "spec": {"containers": [asks]}}, namespace=namespace)
+    pods.wait_ready("whole", "share", "extended")
+    cluster.wait(lambda: None if len(running(cluster, namespace)) == 4 else "not all run", TIMEOUT_S, "four pods")
+
+    status, report, steps = commands.run("drain", "--evict", "--timeout", "0")
+    assert (status, report["result"], report["free"]) == (1, "failed", False)
+    assert tainted(cluster) == {"gpu-0", "gpu-1", "gpu-2", "gpu-3"}
+    forms = {(holder["form"], holder["extendedResource"]) for holder in report["holders"]}
+    assert {form for form, _ in forms} <= {"whole", "share", "partition"}
+    assert "extended resource): claim" in steps
+    assert len(report["evicted"]) == 1, "the deployment's pod; the others have no controller"
+    assert {item["pod"].rpartition("/")[2] for item in report["notEvicted"]} == {"whole", "share", "extended"}
+    assert "--force" in report["notEvicted"][0]["reason"]
+    assert "kubectl dra undrain gpu-a" in " ".join(report["next"])
+
+    status, report, steps = commands.run("drain", "--evict", "--force")
+    assert (status, report["result"]) == (0, "done"), report
+    assert (report["free"], report["detached"], report["annotation"]) == (True, True, "all")
+    assert "(it was there)" in steps
+    (successor,) = cluster.store.list(PODS, namespace).items
+    assert not dig(successor, "spec", "nodeName"), "the deployment's next pod waits for the taint to go"
+    assert commands.run("drain")[:1] == (0,), "it may be repeated"
+
+    status, report, _ = commands.run("undrain")
+    assert (status, report["result"], report["annotation"]) == (0, "done", None), report
+    assert tainted(cluster) == set()
+    pods.wait_ready(successor["metadata"]["name"])
+    assert commands.run("undrain")[:1] == (0,), "it may be repeated"
+
+
+def running(cluster: Cluster, namespace: str) -> list[str]:
+    return [pod["metadata"]["name"] for pod in cluster.store.list(PODS, namespace).items if is_ready(pod)]
+
+
+@pytest.mark.slow
+def test_one_gpu_is_drained_while_the_others_serve(
+    cluster: Cluster, commands: Commands, pods: Pods, namespace: str
+) -> None:
+    """All forms of that GPU are kept from new claims; a claim on another GPU is neither waited for nor evicted."""
+    template = make_template(cluster, namespace, selectors=EXCLUSIVE)
+    pods.create("first", template=template)
+    pods.wait_ready("first")
+    held = next(device for device in ("gpu-0", "gpu-1", "gpu-2") if device in str(cluster_claims(cluster, namespace)))
+    free = "gpu-1" if held == "gpu-0" else "gpu-0"
+    status, report, _ = commands.run("drain", "--gpu", free)
+    assert (status, report["holders"], report["detached"]) == (0, [], None), report
+    assert tainted(cluster) == {free}
+    assert commands.run("drain", "--gpu", held, "--timeout", "0")[0] == 1
+    assert tainted(cluster) == {held, free}
+    assert is_ready(pods.get("first"))
+    status, report, _ = commands.run("undrain", "--gpu", held)
+    assert (status, report["annotation"].startswith("GPU-")) == (0, True)
+    assert tainted(cluster) == {free}
+    uuid = report["annotation"]
+    assert kubectl.main(["undrain", NODE, "--gpu", "gpu-9", "--kubeconfig", str(cluster.kubeconfig)]) == 2
+    status, report, _ = commands.run("undrain", "--gpu", uuid)
+    assert (status, report["annotation"], tainted(cluster)) == (0, None, set())
+
+
+def cluster_claims(cluster: Cluster, namespace: str) -> list[Obj]:
+    return [dig(claim, "status", "allocation") for claim in cluster.store.list(RESOURCE_CLAIMS, namespace).items]
+
+
+def set_allocatable(cluster: Cluster, resources: dict[str, str]) -> None:
+    node = cluster.store.get(NODES, NODE)
+    plain = {name: amount for name, amount in node["status"]["allocatable"].items() if "nvidia.com" not in name}
+    node["status"]["allocatable"] = plain | resources
+    cluster.store.update_status(NODES, node)
+
+
+@pytest.mark.slow
+def test_devices_are_withdrawn_while_a_device_plugin_offers_the_same_gpus(
+    cluster: Cluster, pods: Pods, namespace: str
+) -> None:
+    """After ten seconds; the GPU of a running pod stays, for what reads slices. A restart does not offer them again."""
+    pods.create("holder", template=make_template(cluster, namespace, selectors=EXCLUSIVE))
+    pods.wait_ready("holder")
+    set_allocatable(cluster, {"nvidia.com/gpu": "4"})
+    wait_withdrawn(cluster)
+    assert is_ready(pods.get("holder"))
+    process = cluster.nodes[NODE].process
+    process.kill()
+    process.start()
+    cluster.wait_published()
+    wait_withdrawn(cluster)
+    set_allocatable(cluster, {"nvidia.com/gpu": "0"})
+    pods.delete("holder")
+    pods.wait_gone("holder")
+    process.kill()  # it starts anew, and finds none: no need to wait for the minute
+    process.start()
+    cluster.wait(lambda: None if len(gpus(cluster)) == 4 else f"{gpus(cluster)}", TIMEOUT_S, "all devices")
+
+
+def gpus(cluster: Cluster) -> set[str]:
+    return {device["name"].partition("-mig-")[0] for device in devices(cluster)}
+
+
+def wait_withdrawn(cluster: Cluster) -> None:
+    def complaint() -> str | None:
+        if len(gpus(cluster)) != 1:
+            return f"published: {gpus(cluster)}"
+        values = {taint.get("value") for device in devices(cluster) for taint in device.get("taints") or ()}
+        if values != {"second-publisher"}:
+            return f"taints: {values}"
+        events = [
+            event["message"] for event in cluster.store.list(EVENTS).items if event["reason"] == "SecondPublisher"
+        ]
+        return None if any("nvidia.com/gpu: 4" in message for message in events) else f"events: {events}"
+
+    cluster.wait(complaint, TIMEOUT_S, "devices to be withdrawn")
+
+
+def test_another_driver_that_publishes_the_same_gpu_is_a_second_publisher(cluster: Cluster) -> None:
+    """Found by UUID in the watch that the node process has anyway."""
+    uuid = next(dig(device, "attributes", "uuid", "string") for device in devices(cluster) if device["name"] == "gpu-0")
+    pool = {"name": "other", "generation": 1, "resourceSliceCount": 1}
+    device = {"name": "x", "attributes": {"uuid": {"string": uuid}}}
+    spec = {"driver": "other.example", "nodeName": NODE, "pool": pool, "devices": [device]}
+    made = cluster.store.create(RESOURCE_SLICES, {"metadata": {"name": "other"}, "spec": spec})
+
+    def complaint() -> str | None:
+        found = {device["name"] for device in devices(cluster)}
+        return None if found == {"x"} else f"published: {sorted(found)[:4]}"
+
+    cluster.wait(complaint, TIMEOUT_S, "this driver's devices to be withdrawn")
+    cluster.store.delete(RESOURCE_SLICES, made["metadata"]["name"])
+    process = cluster.nodes[NODE].process
+    process.kill()
+    process.start()
+    cluster.wait(lambda: None if len(gpus(cluster)) == 4 else f"{gpus(cluster)}", TIMEOUT_S, "all devices")
