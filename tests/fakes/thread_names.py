@@ -1,4 +1,4 @@
-"""Runs a node process or an MPS host and prints the names of its threads, one JSON list for each line on stdin.
+"""Runs a node process, an MPS host or a controller and prints its threads' names, a JSON list for each line on stdin.
 
 A child process of tests/contract/kubelet/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``. The
 product has no such hook, and ``threading.enumerate`` sees only its own process.
@@ -10,7 +10,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.config.options import flags_of, load
 from dra_driver.config.settings import load_node_settings, node_flags
+from dra_driver.controller.process import ControllerProcess
 from dra_driver.kubelet.plugin import NodeProcess
 from dra_driver.sharing.control import ControlProgram
 from dra_driver.sharing.host import MpsHost
@@ -22,6 +25,8 @@ def main() -> None:
     given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
     if command == "kubelet-plugin":
         serve_kubelet(given)
+    elif command == "controller":
+        control(given)
     else:
         host_daemons(given)
 
@@ -29,6 +34,15 @@ def main() -> None:
 def serve_kubelet(given: dict[str, str]) -> None:
     fields: dict[str, Any] = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in node_flags()}
     process = NodeProcess(load_node_settings(fields, {}))
+    process.start()
+    while print_names():
+        pass
+    process.stop()
+
+
+def control(given: dict[str, str]) -> None:
+    fields = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in flags_of(ControllerSettings)}
+    process = ControllerProcess(load(ControllerSettings, fields, {}))
     process.start()
     while print_names():
         pass

@@ -180,12 +180,12 @@ def test_another_namespace_moves_everything_but_the_role_for_events() -> None:
     assert [obj["metadata"]["name"] for obj in objects if obj["kind"] == "Namespace"] == ["gpu-driver"]
 
 
-def test_the_network_policy_selects_the_pods_of_both_daemonsets() -> None:
+def test_the_network_policy_selects_all_pods() -> None:
     (policy,) = render(DEPLOY / "components" / "network-policy")
     (expression,) = policy["spec"]["podSelector"]["matchExpressions"]
-    labels = [
-        obj["spec"]["template"]["metadata"]["labels"] for obj in render(DEPLOY / "base") if obj["kind"] == "DaemonSet"
-    ]
+    objects = render(DEPLOY / "components" / "controller", render(DEPLOY / "base"))
+    workloads = [obj for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
+    labels = [obj["spec"]["template"]["metadata"]["labels"] for obj in workloads]
     assert {label[expression["key"]] for label in labels} == set(expression["values"])
 
 

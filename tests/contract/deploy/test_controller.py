@@ -1,0 +1,170 @@
+"""deploy/components/controller: the pod needs no rights on its machine, and its account has the rights that it uses."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.config.options import flags_of, load
+from dra_driver.controller.process import LEASE
+from dra_driver.sim.apiserver.kinds import NAMESPACES, POD_DISRUPTION_BUDGETS
+from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.sim.controllers.disruption import DisruptionController
+from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_device
+from tests.fakes.kustomize import DEPLOY, render
+from tests.fakes.node_process import DriverProcess
+from tests.fakes.rbac import Access, Rules
+from tests.fakes.recording_proxy import RecordingProxy
+
+COMPONENT = DEPLOY / "components" / "controller"
+NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    return render(COMPONENT, render(DEPLOY / "base"))
+
+
+@pytest.fixture
+def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [obj for obj in objects if obj["kind"] == "Deployment"]
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def test_two_replicas_and_a_budget_that_lets_one_go(objects: list[dict[str, Any]], deployment: dict[str, Any]) -> None:
+    assert deployment["replicas"] == 2
+    (budget,) = [obj for obj in objects if obj["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": deployment["selector"]}
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_pod_meets_the_restricted_profile(deployment: dict[str, Any]) -> None:
+    """Pod Security Standards, profile restricted; and it mounts nothing."""
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = container["securityContext"]
+    assert (own["allowPrivilegeEscalation"], own["readOnlyRootFilesystem"]) == (False, True)
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert not {"volumes", "hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert container["image"] == "dra-driver:0.1.0"
+
+
+def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: dict[str, Any]) -> None:
+    (container,) = deployment["template"]["spec"]["containers"]
+    variables = {item["name"]: item.get("value", "x") for item in container["env"]}
+    assert variables.keys() <= {flag.option.env for flag in flags_of(ControllerSettings)}
+    settings = load(ControllerSettings, {}, variables)
+    assert not settings.evict_extended_resource_pods
+    port = container["ports"][0]["containerPort"]
+    assert settings.http_addr == f":{port}"
+    probes = [container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    assert probes == [{"path": "/readyz", "port": "http"}, {"path": "/healthz", "port": "http"}]
+
+
+@pytest.fixture(scope="module")
+def requests_of_a_controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[str, str]]]:
+    """It takes the Lease, evicts a pod, is refused another one until it repeats an event, and releases the Lease."""
+    folder = tmp_path_factory.mktemp("controller")
+    api = ApiServer()
+    api.start()
+    process = None
+    try:
+        prepare(api)
+        with RecordingProxy(api.kubeconfig(folder / "admin.conf")) as proxy:
+            flags: dict[str, str | None] = {
+                "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
+                "grace": "0",
+                "max_evictions_per_minute": "600",
+                "evict_extended_resource_pods": "true",
+                "lease_duration": "3",
+            }
+            process = DriverProcess("controller", folder, flags).start()
+            process.wait_for(lambda: is_leaving(api.store, "goes"))
+            process.wait_for(lambda: sum("/events" in path for _, path in proxy.requests) >= 2)
+            assert process.end()[0] == 0
+            yield list(proxy.requests)
+    finally:
+        if process is not None:
+            process.kill()
+        api.stop()
+
+
+def prepare(api: ApiServer) -> None:
+    store = api.store
+    store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+    make_slice(store, 20)
+    run_pod(store, "goes", 1)
+    run_pod(store, "stays", 1, labels={"app": "a"})
+    budget = {"metadata": {"name": "b"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "minAvailable": 1}}
+    store.create(POD_DISRUPTION_BUDGETS, budget, namespace="default")
+    DisruptionController(store).step()
+    taint_device(store, 1)
+
+
+def granted(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Verb and resource of each right of the account."""
+    rules = [
+        rule
+        for obj in objects
+        if obj["kind"] in {"Role", "ClusterRole"} and obj["metadata"]["name"] == ACCOUNT
+        for rule in obj["rules"]
+    ]
+    return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_the_account_has_the_rights_that_are_used_and_no_others(
+    objects: list[dict[str, Any]], requests_of_a_controller: list[tuple[str, str]]
+) -> None:
+    rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
+    asked = {access for request in requests_of_a_controller if (access := Access.of_request(*request)) is not None}
+    assert [access for access in asked if not rules.allow(access)] == []
+    used = {(access.verb, access.resource) for access in asked}
+    repeats = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
+    assert granted(objects) == used | repeats
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access(verb="delete", group="", resource="pods", namespace="default", name="x"),
+        Access(verb="list", group="", resource="pods"),
+        Access(verb="patch", group="", resource="pods/status", namespace="default", name="x"),
+        Access(verb="get", group="", resource="secrets", namespace=NAMESPACE, name="x"),
+        Access(verb="update", group="resource.k8s.io", resource="resourceslices", name="x"),
+        Access(verb="update", group="resource.k8s.io", resource="resourceclaims", namespace="default", name="x"),
+        Access(verb="patch", group="resource.k8s.io", resource="resourceclaims/status", namespace="default", name="x"),
+        Access(verb="update", group="coordination.k8s.io", resource="leases", namespace=NAMESPACE, name="other"),
+        Access(verb="get", group="coordination.k8s.io", resource="leases", namespace="kube-system", name=LEASE),
+        Access(verb="get", group="", resource="nodes", name="x"),
+    ],
+    ids=lambda access: f"{access.verb}-{access.resource}",
+)
+def test_dangerous_rights_are_not_granted(objects: list[dict[str, Any]], access: Access) -> None:
+    assert not Rules(objects, account=ACCOUNT, namespace=NAMESPACE).allow(access)
+
+
+def test_kubectl_renders_the_same_objects(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on PATH and $KUBECTL is not set")
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    overlay = tmp_path / "deploy" / "overlays" / "with-controller"
+    overlay.mkdir()
+    lines = ["resources: [../../base]", "components: [../../components/controller]"]
+    (overlay / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+    text = subprocess.run([kubectl, "kustomize", str(overlay)], capture_output=True, text=True, timeout=60, check=True)
+    rendered = {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text.stdout)}
+    for obj in objects:
+        if obj["metadata"]["name"] == ACCOUNT:
+            assert rendered[obj["kind"], ACCOUNT] == obj
