@@ -88,9 +88,9 @@ class NodeHealth:
 
         The folder has to exist. A file that cannot be used is moved aside and logged, and health begins without it.
         ``wall_clock`` gives seconds of the Unix epoch; ``clock`` seconds since the boot, the same in all processes of
-        the node (``time.monotonic`` on Linux). ``calm_s`` limits the default calm times, for simulated GPUs; a
-        policy's calm time is used as it is. ``rules`` gives the rules of a GPU as they are now; it is called often,
-        also for GPUs that are gone, and must not wait.
+        the node (``time.monotonic`` on Linux). ``calm_s`` limits the default calm times, also of faults that come back,
+        for simulated GPUs; a policy's calm time is used as it is. ``rules`` gives the rules of a GPU as they are now;
+        it is called often, with a lock held and also for GPUs that are gone, and must not wait or take a lock.
         """
         health = cls(path, boot_id=boot_id, wall_clock=wall_clock, clock=clock, calm_s=calm_s, rules=rules)
         health._load()

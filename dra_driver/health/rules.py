@@ -47,8 +47,10 @@ def severity(cause: HealthCause, number: int, rules: HealthRules) -> Severity:
 def calm_s(cause: HealthCause, repeats: int, rules: HealthRules, longest_s: float | None) -> float:
     """Seconds from seen recovery to the end; twice as long each time the fault has come back, up to eight times.
 
-    ``longest_s`` limits the default of the cause, not what rules say.
+    ``longest_s`` limits what comes of the cause's default, not what rules say.
     """
-    default = CALM_S[cause] if longest_s is None else min(CALM_S[cause], longest_s)
-    base = default if rules.calm_s is None or cause is HealthCause.UNMONITORED else rules.calm_s
-    return base * float(2 ** min(repeats, MOST_DOUBLINGS))
+    doubled = float(2 ** min(repeats, MOST_DOUBLINGS))
+    if rules.calm_s is not None:
+        return rules.calm_s * doubled
+    default = CALM_S[cause] * doubled
+    return default if longest_s is None else min(default, longest_s)

@@ -142,7 +142,7 @@ def test_a_policy_works_at_the_next_tick(node: Node) -> None:
 
 def test_simulated_gpus_recover_soon(node: Node) -> None:
     """At most 30 s, also after the third time."""
-    health = node.open(calm_s=3.0)
+    health = node.open(calm_s=20.0)
     for _ in range(5):
         health.observe([xid(79)])
         health.look([reading(unreachable="lost")], {})

@@ -51,7 +51,7 @@ def test_the_calm_time_doubles_with_each_return_up_to_eight_times() -> None:
 
 def test_the_calm_time_of_simulated_gpus_is_short_and_a_policys_is_as_written() -> None:
     """A simulated GPU must not keep its users waiting; who writes a time gets it."""
-    assert calm_s(LOST, 0, DEFAULT_RULES, 10.0) == 10.0
-    assert calm_s(LOST, 0, HealthRules(calm_s=600.0), 10.0) == 600.0
+    assert [calm_s(LOST, repeats, DEFAULT_RULES, 10.0) for repeats in (0, 1, 9)] == [10.0, 10.0, 10.0]
+    assert [calm_s(LOST, repeats, HealthRules(calm_s=600.0), 10.0) for repeats in (0, 1)] == [600.0, 1200.0]
     assert calm_s(LOST, 0, HealthRules(calm_s=0.0), None) == 0.0
     assert all(seconds > 0 for cause, seconds in CALM_S.items() if cause is not HealthCause.UNMONITORED)
