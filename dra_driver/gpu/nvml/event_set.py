@@ -49,9 +49,11 @@ Take = Callable[[pynvml.c_nvmlEventData_t], bool]
 class EventSet:
     """Thread-safe; one thread waits at a time."""
 
-    def __init__(self, session: Session, add: Add, take: Take, renewed: Callable[[], None]) -> None:
+    def __init__(
+        self, session: Session, add: Add, take: Take, renewed: Callable[[], None], *, again_s: float = AGAIN_S
+    ) -> None:
         """``renewed`` is called when GPUs have been registered: their events before that are lost."""
-        self._session = session
+        self._session, self._again_s = session, again_s
         self._add, self._take, self._renewed = add, take, renewed
         session.before_end(self._give_back)
         self._lock = threading.Lock()  # guards the set; held during one slice; acquired before the session
@@ -198,7 +200,7 @@ class EventSet:
                     self._covered |= {index}
             except (GiveWay, DeviceLostError) as error:
                 log.debug("GPU has no events yet", extra={"index": index, "reason": str(error)})
-                self._try_again(index, time.monotonic() + AGAIN_S)
+                self._try_again(index, time.monotonic() + self._again_s)
             except NotNow as later:
                 self._try_again(index, later.until)
 

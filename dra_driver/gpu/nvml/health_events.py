@@ -3,7 +3,7 @@
 The parent GPU is registered: handles of MIG devices cannot be. An event names its GPU by handle, whose UUID is known
 from its registration, because a GPU that is being lost no longer tells it; and an instance by ids, 0xFFFFFFFF for none.
 
-Equal events are counted. A GPU that reports more than `FLOOD` events a second is left out of the set for `QUIET_S`:
+Equal events are counted. A GPU that reports more than `FLOOD` events a second is left out of the set for `AGAIN_S`:
 reading on would cost a core, and the events of other GPUs wait behind.
 """
 
@@ -20,7 +20,7 @@ import pynvml
 
 from dra_driver.errors import DeviceLostError
 from dra_driver.gpu.nvml.errors import ABSENT, DRIVER_TROUBLE, describe, raise_translated, required, withdraws
-from dra_driver.gpu.nvml.event_set import EventSet, NotNow
+from dra_driver.gpu.nvml.event_set import AGAIN_S, EventSet, NotNow
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.model.health import HealthEvent, HealthEventKind
 from dra_driver.model.ids import GpuUuid
@@ -36,9 +36,8 @@ WANTED = sum(KINDS) | LOOK
 MAX_DIFFERENT = 256
 FLOOD = 1000
 WINDOW_S = 1.0
-QUIET_S = 30.0
-QUIET_TOLD_S = QUIET_S + 10.0
-"""A flood that goes on is told without a gap."""
+GAP_S = 10.0
+"""A flood that begins again within this time after the GPU was left out is told as one."""
 GATHER_S = 0.25
 """How long events that do not end are gathered before they are told."""
 NO_INSTANCE = 0xFFFFFFFF
@@ -53,11 +52,14 @@ class HealthEvents:
         session: Session,
         reading: Callable[[int, int], AbstractContextManager[None]],
         is_whole: Callable[[int, GpuUuid], bool],
+        *,
+        again_s: float = AGAIN_S,
     ) -> None:
         """``reading`` takes the turn of a GPU, by session and index, and raises GiveWay when it is taken. ``is_whole``:
-        whether a GPU is known to have its MIG mode off in that session."""
-        self._reading, self._is_whole = reading, is_whole
-        self._set = EventSet(session, self._add, self._take, lambda: None)
+        whether a GPU is known to have its MIG mode off in that session. ``again_s``: for how long a GPU is left out
+        that did not answer, or told too much."""
+        self._reading, self._is_whole, self._again_s = reading, is_whole, again_s
+        self._set = EventSet(session, self._add, self._take, lambda: None, again_s=again_s)
         self._generation = 0
         self._uuids: dict[int, GpuUuid] = {}  # of this session, by the address that the handle is
         self._found: Counter[HealthEvent] = Counter()
@@ -86,7 +88,7 @@ class HealthEvents:
     def unmonitored(self) -> Mapping[GpuUuid, str]:
         """See ``HealthSource.health_unmonitored``."""
         now = time.monotonic()
-        flooding = {gpu: _FLOODS for gpu, since in list(self._quiet.items()) if now - since < QUIET_TOLD_S}
+        flooding = {gpu: _FLOODS for gpu, since in list(self._quiet.items()) if now - since < self._again_s + GAP_S}
         return {**self._deaf, **flooding} if flooding else self._deaf
 
     def _add(self, generation: int, index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
@@ -96,7 +98,7 @@ class HealthEvents:
             handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
             gpu = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
             self._uuids[_address(handle)] = gpu
-            quiet_until = self._quiet.get(gpu, 0.0) + QUIET_S
+            quiet_until = self._quiet.get(gpu, 0.0) + self._again_s
             if gpu in self._quiet and time.monotonic() < quiet_until:
                 raise NotNow(quiet_until)
             return self._registered(gpu, handle, events)
@@ -142,7 +144,9 @@ class HealthEvents:
             self._window_ends = now + WINDOW_S
         self._in_window[gpu] += 1
         if self._in_window[gpu] == FLOOD:
-            log.warning("GPU reports too many errors, its events are left out", extra={"gpu": gpu, "seconds": QUIET_S})
+            log.warning(
+                "GPU reports too many errors, its events are left out", extra={"gpu": gpu, "seconds": self._again_s}
+            )
             self._quiet[gpu] = now
             self._set.renew()
 

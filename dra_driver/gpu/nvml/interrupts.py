@@ -1,32 +1,39 @@
-"""Ends waits inside NVML early, so that they may be long.
+"""Ends waits inside NVML early, so that they may be long: each wait costs a node at rest some CPU.
 
 nvmlEventSetWait_v2 cannot be cancelled, and returns NVML_ERROR_TIMEOUT when an interrupt arrives (nvml.h). A signal to
-the thread that waits is one; its handler does nothing. Not tried with NVIDIA's library yet: where it goes on waiting,
-a thread that needs the end of the wait has it after `SLICE_S`.
+the thread that waits is one; its handler does nothing. Not tried with NVIDIA's library yet: where a wait goes on all
+the same, all later ones are short.
 """
 
 import contextlib
+import logging
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+
+log = logging.getLogger(__name__)
 
 SIGNAL = signal.SIGUSR1
-SLICE_S = 1.0
+SLICE_S = 5.0
 """One wait in NVML, where it can be interrupted."""
 SHORT_SLICE_S = 0.25
 """One wait in NVML, where it cannot: the longest delay of a change of MIG mode by a thread that waits."""
 REPEAT_S = 0.02
 """When to interrupt again: the thread may have been about to wait."""
+PATIENCE_S = 1.0
+"""A wait that goes on for so long after an interrupt is deaf to it."""
 
 
 class Waits:
     """The threads that wait in NVML now. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Handlers can be installed in the main thread only; from any other, interrupting does nothing."""
+        self._clock = clock
         self._can_interrupt = _listen()
         self._lock = threading.Lock()  # held while a signal is sent, so that it meets no later call of the thread
-        self._inside: set[int] = set()
+        self._inside: dict[int, float | None] = {}  # when a wait was first interrupted, by thread
 
     @property
     def slice_s(self) -> float:
@@ -38,20 +45,23 @@ class Waits:
         """The calling thread waits in NVML inside the block."""
         thread = threading.get_ident()
         with self._lock:
-            self._inside.add(thread)
+            self._inside[thread] = None
         try:
             yield
         finally:
             with self._lock:
-                self._inside.discard(thread)
+                del self._inside[thread]
 
     def interrupt(self) -> None:
         """End all present waits. To be repeated every `REPEAT_S` until they have ended."""
-        if not self._can_interrupt:
-            return
         with self._lock:
-            for thread in self._inside:
-                signal.pthread_kill(thread, SIGNAL)
+            for thread, since in self._inside.items():
+                if self._can_interrupt:
+                    signal.pthread_kill(thread, SIGNAL)
+                    self._inside[thread] = now = self._clock() if since is None else since
+                    self._can_interrupt = self._clock() - now < PATIENCE_S
+                    if not self._can_interrupt:
+                        log.info("waits for GPU events cannot be interrupted; they are short from now on")
 
 
 def _listen() -> bool:

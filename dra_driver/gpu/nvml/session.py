@@ -77,8 +77,9 @@ class Session:
     def close(self) -> None:
         """End the session when its last user has left. Idempotent."""
         with self._turn:
+            generation = self._generation
             self._end()
-            if not self._await_end(self._is_ended, self._end_timeout_s):
+            if not self._await_end(lambda: self._is_ended() or self._generation != generation, self._end_timeout_s):
                 log.warning("an NVML call did not return in time; the session ends when it returns")
 
     def renew(self, generation: int) -> bool:

@@ -167,7 +167,7 @@ def test_trouble_of_the_driver_ends_the_wait_and_the_next_one_begins_a_new_sessi
 ) -> None:
     """A driver upgrade in the middle of a wait."""
     waiter = Waiter(nvml, state)
-    state.inject("nvmlEventSetWait_v2", codes.LIB_RM_VERSION_MISMATCH, times=1)
+    state.inject("(waiting)", codes.LIB_RM_VERSION_MISMATCH, times=1)
     assert isinstance(waiter.result(), DriverUnavailableError)
     waiter = Waiter(nvml, state)
     state.foreign_mode(0, True)

@@ -41,6 +41,10 @@ class Call:
         except Exception as error:  # noqa: BLE001 - told to the main thread
             self._answer = error
 
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
     def release(self) -> None:
         self._state.release()
 

@@ -1,0 +1,112 @@
+"""CPU of a node process at rest, on the stand-in for NVIDIA's NVML: eight GPUs, 128 claims, health on.
+
+The stand-in waits for events in the kernel, as the real library does, and answers every other call at once; reading
+eight GPUs costs more on hardware.
+
+usage: python -m tests.bench.idle_bench [--claims 128] [--idle-s 60] [--threads]
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from dra_driver.gpu.simulated.spec import parse_groups
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from tests.bench.__main__ import NODE, api_server, node_object
+from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.bench.node_process import Kubelet
+from tests.bench.report import Report, cpu_s, rss_mib
+from tests.fakes.driver_root import debian
+from tests.fakes.node_process import NodeProcess
+from tests.fakes.nvml import library
+from tests.fakes.nvml.state import ENVIRONMENT, State
+
+SPEC = "8xh100-sxm5-80gb"
+NVML = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+BUDGET_PERCENT = 0.2
+DRIVER = "gpu.nvidia.com"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", type=int, default=128, help="claims prepared meanwhile")
+    parser.add_argument("--idle-s", type=float, default=60.0, help="seconds over which CPU is measured")
+    parser.add_argument("--threads", action="store_true", help="also print the CPU of each thread")
+    args = parser.parse_args()
+    reason = library.reason_why_not()
+    if reason is not None:
+        raise SystemExit(reason)
+    report = Report()
+    with ExitStack() as stack:
+        kubeconfig, described = stack.enter_context(api_server())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        print(f"API server: {described}\nGPUs: {SPEC} of the stand-in for NVML\n")
+        rest = RestClient(Connection.load(kubeconfig))
+        stack.enter_context(node_object(rest))
+        ensure_namespace(rest)
+        process = node_process(folder, kubeconfig).start()
+        stack.callback(process.end)
+        process.wait_for(lambda: len(ClaimMaker(rest, node=NODE, driver=DRIVER).gpus) == 8 and process.dra.exists())
+        prepare(rest, process, args.claims)
+        measure(report, process, args)
+    return 1 if report.breached else 0
+
+
+def node_process(folder: Path, kubeconfig: str) -> NodeProcess:
+    root = debian(folder / "root")
+    (root.path / NVML).unlink(missing_ok=True)
+    shutil.copy(library.build(folder), root.path / NVML)
+    (folder / "state").mkdir()
+    (folder / "node").mkdir()
+    State.create(folder / "state" / "state", replace(parse_groups(SPEC, NODE), driver_version="570.172.08")).close()
+    return NodeProcess(
+        folder / "node",
+        environ={ENVIRONMENT: str(folder / "state" / "state"), "MALLOC_ARENA_MAX": "2"},
+        simulate=None,
+        node_name=NODE,
+        kubeconfig=kubeconfig,
+        driver_root=str(root.path),
+        proc_devices=root.proc_devices,
+        nvidia_cdi_hook_path="none",
+        http_addr="",
+    )
+
+
+def prepare(rest: RestClient, process: NodeProcess, count: int) -> None:
+    maker, kubelet = ClaimMaker(rest, node=NODE, driver=DRIVER), Kubelet(process.dra)
+    for index in range(count):
+        kubelet.prepare(maker.make(index, admin=True))
+
+
+def measure(report: Report, process: NodeProcess, args: argparse.Namespace) -> None:
+    assert process.process is not None
+    pid = process.process.pid
+    time.sleep(5.0)  # what the start left over is not idle
+    before, threads = cpu_s(pid), by_thread(pid)
+    time.sleep(args.idle_s)
+    percent = (cpu_s(pid) - before) / args.idle_s * 100
+    what = f"idle CPU, {args.claims} claims"
+    report.line(what, percent, "%", BUDGET_PERCENT, f"over {args.idle_s:g} s, RSS {rss_mib(pid):.1f} MiB")
+    if args.threads:
+        for thread, (used_s, wakes) in by_thread(pid).items():
+            used_before, wakes_before = threads.get(thread, (0.0, 0))
+            share = (used_s - used_before) / args.idle_s * 100
+            print(f"  thread {thread - pid:>4} {share:7.4f} % {(wakes - wakes_before) / args.idle_s:6.1f} wake-ups/s")
+
+
+def by_thread(pid: int) -> dict[int, tuple[float, int]]:
+    """Seconds of CPU and number of times on a CPU, by thread."""
+    tasks = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - names are wanted
+    found = {task: Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split() for task in tasks}
+    return {task: (int(words[0]) / 1e9, int(words[2])) for task, words in found.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
