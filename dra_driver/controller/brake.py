@@ -16,9 +16,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from dra_driver.controller.fleet import Fleet, TaintedDevice
+from dra_driver.model.drain import DRAINED_TAINT
+from dra_driver.model.terms import DETACHED_TAINT
 
 LEAST_GPUS: Final = 2
-ASKED_FOR: Final = frozenset({"gpu.dra-driver.io/drained", "gpu.dra-driver.io/detached"})
+ASKED_FOR: Final = frozenset({DRAINED_TAINT, DETACHED_TAINT})
 """Keys of taints that a person asked for."""
 
 

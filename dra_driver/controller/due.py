@@ -20,7 +20,10 @@ class Endangered:
 
 
 def endangered(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: float) -> list[Endangered]:
-    """Each pod once, with its earliest time; earliest first, then in the order of names."""
+    """Each pod once, with its earliest time; earliest first, then in the order of names.
+
+    ``grace_s`` is for devices whose GPU's policy names no time of its own.
+    """
     found: dict[PodRef, Endangered] = {}
     for claim in claims:
         for case in _cases(fleet, claim, grace_s):
@@ -50,9 +53,12 @@ def _cases(fleet: Fleet, claim: SpecialClaim, grace_s: float) -> list[tuple[Tain
     cases = []
     for allocated in claim.devices:
         device = fleet.tainted.get((allocated.pool, allocated.name))
-        for taint in device.taints if device is not None else ():
-            seconds = grace_of(taint, allocated.tolerations, grace_s)
-            if device is not None and seconds is not None:
+        if device is None:
+            continue
+        grace = grace_s if device.grace_s is None else device.grace_s
+        for taint in device.taints:
+            seconds = grace_of(taint, allocated.tolerations, grace)
+            if seconds is not None:
                 cases.append((device, taint, taint.added + timedelta(seconds=seconds)))
     return cases
 

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from dra_driver.model.health_rules import GRACE_ATTRIBUTE
+
 NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
-_GPU_ATTRIBUTES: Final = ("uuid", "parentUUID")
+_GPU_ATTRIBUTES: Final = ("parentUUID", "uuid")
+LONGEST_GRACE_S: Final = 3600
+"""What a GpuPolicy may ask for; an attribute beyond it counts as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +33,17 @@ class EvictingTaint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaintedDevice:
-    """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it."""
+    """A published device with at least one such taint. ``gpu`` is the UUID of its GPU; ``slice_name`` publishes it.
+
+    ``grace_s`` is what the GPU's policy asks for, None without it.
+    """
 
     pool: str
     name: str
     gpu: str
     slice_name: str
     taints: tuple[EvictingTaint, ...]
+    grace_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +102,9 @@ def _tainted(devices: list[dict[str, Any]], pool: str, slice_name: str) -> Itera
         taints = tuple(taint for taint in found if taint is not None)
         if taints:
             gpu, name = _gpu(device, pool), str(device["name"])
-            yield TaintedDevice(pool=pool, name=name, gpu=gpu, slice_name=slice_name, taints=taints)
+            yield TaintedDevice(
+                pool=pool, name=name, gpu=gpu, slice_name=slice_name, taints=taints, grace_s=_grace_s(device)
+            )
 
 
 def _evicting(taint: Mapping[str, Any]) -> EvictingTaint | None:
@@ -102,6 +112,11 @@ def _evicting(taint: Mapping[str, Any]) -> EvictingTaint | None:
     if taint.get("effect") != NO_EXECUTE or added is None:
         return None
     return EvictingTaint(key=str(taint.get("key") or ""), value=str(taint.get("value") or ""), added=added)
+
+
+def _grace_s(device: Mapping[str, Any]) -> int | None:
+    seconds = ((device.get("attributes") or {}).get(GRACE_ATTRIBUTE) or {}).get("int")
+    return min(seconds, LONGEST_GRACE_S) if isinstance(seconds, int) and seconds >= 0 else None
 
 
 def _gpu(device: Mapping[str, Any], pool: str) -> str:

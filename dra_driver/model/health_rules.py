@@ -9,6 +9,9 @@ from typing import Final
 from dra_driver.model.health import HealthCause
 
 DEFAULT_GRACE_S: Final = 60.0
+GRACE_ATTRIBUTE: Final = "gpu.dra-driver.io/evictionGraceSeconds"
+"""Attribute of a GPU's devices where its policy has another ``grace_s``. Policies are files on nodes, and the
+controller reads ResourceSlices alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,16 @@ Selection uses plain matchers and not CEL: policies distinguish GPUs by what the
 expression engine would cost each node more memory than everything else in this package.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Gpu, Snapshot
-from dra_driver.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
+from dra_driver.model.health_rules import DEFAULT_GRACE_S, GRACE_ATTRIBUTE
+from dra_driver.model.terms import DEFAULT_TERMS, AttributeValue, GpuTerms, Taint, Terms, Use
 from dra_driver.policy.in_use import keep_in_use
 from dra_driver.quantity import Quantity
 
@@ -129,9 +131,16 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         profiles=profiles,
         sharing=policy.sharing,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
-        attributes=policy.attributes,
+        attributes=_attributes(policy),
         health=policy.health,
     )
+
+
+def _attributes(policy: GpuPolicy) -> Mapping[str, AttributeValue]:
+    """The policy's own, and what the controller has to know of it."""
+    if policy.health.grace_s == DEFAULT_GRACE_S:
+        return policy.attributes
+    return MappingProxyType({**policy.attributes, GRACE_ATTRIBUTE: int(policy.health.grace_s)})
 
 
 def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:

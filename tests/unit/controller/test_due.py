@@ -116,3 +116,19 @@ def test_gpus_are_counted_once_with_all_their_forms() -> None:
     assert found.gpus == {"GPU-0", "GPU-1", "GPU-2"}
     bare = fleet(resource_slice({"name": "x"}, {"name": "y"}))
     assert len(bare.gpus) == 2
+
+
+@pytest.mark.parametrize(("seconds", "due"), [(0, 0), (5, 5), (3600, 3600), (10**9, 3600), (-1, 60), ("5", 60)])
+def test_the_grace_time_of_the_gpus_policy_goes_before_the_setting(seconds: Any, due: float) -> None:
+    """It is published as an attribute, bounded: a slice may come from anywhere."""
+    sick = device(0, taint())
+    sick["attributes"]["gpu.dra-driver.io/evictionGraceSeconds"] = {"int": seconds}
+    (case,) = endangered(fleet(resource_slice(sick)), [claim(0)], 60)
+    assert case.due == at(due)
+
+
+def test_a_partition_that_another_manager_made_counts_for_its_gpu() -> None:
+    """Such a partition has a UUID of its own as well."""
+    part = device(0, part="-mig-1")
+    part["attributes"]["uuid"] = {"string": "MIG-1"}
+    assert fleet(resource_slice(device(0), part)).gpus == {"GPU-0"}

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.model.gpu import Snapshot
-from dra_driver.model.health_rules import HealthRules
+from dra_driver.model.health_rules import GRACE_ATTRIBUTE, HealthRules
 from dra_driver.model.terms import DEFAULT_TERMS, Interval, SharingTerms, Strategy, Taint, terms_of
 from dra_driver.policy.resolve import resolve, survey
 from tests.unit.policy.hardware import NODE, ONE_G, ONE_G_ME, gpu, node, partition, policy, uuid, whole
@@ -132,6 +132,14 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
     assert found.attributes == {"team": "blue", "n": 0, "b": False}
     assert found.health == HealthRules(evicting_xids=frozenset({79}))
     assert found.waiting is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "published"), [(None, {}), (60, {}), (0, {GRACE_ATTRIBUTE: 0}), (300, {GRACE_ATTRIBUTE: 300})]
+)
+def test_the_controller_learns_another_grace_time_from_an_attribute(seconds: int | None, published: Any) -> None:
+    told = policy("all", health={} if seconds is None else {"evictionGraceSeconds": seconds})
+    assert resolve([told], node(1), (), NODE)[uuid(0)].attributes == published
 
 
 @pytest.mark.parametrize(
