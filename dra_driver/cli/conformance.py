@@ -122,6 +122,7 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _bench(args: argparse.Namespace) -> Iterator[Any]:
+    from dra_driver.conformance import own_driver
     from dra_driver.conformance.control import ChildControl, CommandControl
     from dra_driver.conformance.guard import check_folder
     from dra_driver.conformance.session import SuiteTarget, open_bench
@@ -132,8 +133,9 @@ def _bench(args: argparse.Namespace) -> Iterator[Any]:
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-", dir=_short_folder())))
-        registrar_dir = args.registrar_dir or _made(folder / "reg")
-        check_folder(registrar_dir, owned=args.i_own_this_node)
+        registrar_dir = args.registrar_dir or folder / "reg"
+        if not args.simulate:
+            check_folder(registrar_dir, owned=args.i_own_this_node)
         template = read_template(args.claim_template) if args.claim_template else None
         limits = TimeLimits(check_s=args.timeout) if args.timeout else TimeLimits()
         kubeconfig, node = args.kubeconfig, args.node_name
@@ -143,7 +145,9 @@ def _bench(args: argparse.Namespace) -> Iterator[Any]:
             stack.enter_context(_api_server(Path(kubeconfig), node))
         connection = Connection.load(kubeconfig)
         stack.callback(connection.close)
-        command = _own_driver(args.simulate, folder, kubeconfig, node) if args.simulate else args.driver_command
+        command = args.driver_command
+        if args.simulate:
+            command = own_driver.command(args.simulate, folder, kubeconfig=str(kubeconfig), node=node)
         control: Any = CommandControl(args.restart_command) if args.restart_command else None
         if command:
             environ = os.environ | ({"KUBECONFIG": kubeconfig} if kubeconfig else {})
@@ -178,25 +182,6 @@ def _api_server(kubeconfig: Path, node: str) -> Iterator[None]:
     finally:
         server.stop()
         kubeconfig.unlink(missing_ok=True)
-
-
-def _own_driver(spec: str, folder: Path, kubeconfig: str, node: str) -> list[str]:
-    """The command of this project's node process, in a folder of its own."""
-    return [
-        *(sys.executable, "-m", "dra_driver.cli.main", "kubelet-plugin"),
-        *("--node-name", node),
-        *("--kubeconfig", kubeconfig),
-        *("--kubelet-registrar-dir", str(folder / "reg")),
-        *("--kubelet-plugins-dir", str(_made(folder / "plugins"))),
-        *("--cdi-dir", str(_made(folder / "cdi"))),
-        *("--nvidia-cdi-hook-path", "none"),
-        *("--simulate", spec),
-    ]
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def _short_folder() -> str | None:

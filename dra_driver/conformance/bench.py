@@ -99,18 +99,15 @@ class Bench:
 
     # Registration.
 
-    def registrars(self) -> list[Registrar]:
-        """All registration sockets with their answers."""
-        return [
-            registry.ask(path, identity, self.limits) for path, identity in registry.sockets(self.subject.registrar_dir)
-        ]
-
     def registrar(self) -> Registrar:
         """The driver's registration socket: the newest with its name, else the only socket. Raises ViolationError."""
-        found = self.registrars()
-        named = [one for one in found if one.info is not None and one.info.name == self.subject.driver]
-        if named:
-            return max(named, key=lambda one: one.identity[1])
+        found: list[Registrar] = []
+        newest_first = sorted(registry.sockets(self.subject.registrar_dir), key=lambda one: one[1][1], reverse=True)
+        for path, identity in newest_first:
+            found.append(registry.ask(path, identity, self.limits))
+            info = found[-1].info
+            if info is not None and info.name == self.subject.driver:
+                return found[-1]
         if len(found) == 1:
             return found[0]
         listed = ", ".join(one.info.name if one.info else one.problem for one in found[:8]) or "nothing"
@@ -204,11 +201,17 @@ class Bench:
             raise ViolationError(f"claim {claim.key} was not prepared: {answer.error}")
         return answer.sorted()
 
-    def refusal(self, claim: ClaimKey) -> str:
-        """Why the driver does not prepare a claim, per claim or for the whole call; empty if it does."""
+    def refusal(self, claim: ClaimKey, *, waits: bool = False) -> str:
+        """Why the driver does not prepare a claim, per claim or for the whole call; empty if it does.
+
+        With ``waits``, a driver that is still waiting after a while has not prepared it either.
+        """
+        limit_s = self.limits.in_use_s if waits else self.limits.call_s
         try:
-            found = self.plugin().prepare([claim], self.left_s(self.limits.call_s))
+            found = self.plugin().prepare([claim], self.left_s(limit_s))
         except CallError as error:
+            if waits and error.code == "DEADLINE_EXCEEDED":
+                return str(error)
             if error.code in {"DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}:
                 raise ViolationError(str(error)) from error
             return str(error)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.published import taints, together
+from dra_driver.conformance.checks.health import reports_something
+from dra_driver.conformance.published import MANY, taints, together
 from dra_driver.conformance.values import Capability, UnableError
-
-MANY: Final = 32
 
 
 class Capabilities:
@@ -58,16 +57,12 @@ def _admin_access(bench: Bench) -> str:
     return f"the driver refuses claims with admin access: {why}" if why else ""
 
 
-def _health(_bench: Bench) -> str:
-    return "not looked at"
-
-
 _LOOK: Final[dict[Capability, Callable[[Bench], str]]] = {
     "restart": _restart,
     "shares": _shares,
     "partitions": _partitions,
     "admin-access": _admin_access,
-    "health": _health,
+    "health": reports_something,
     "taints": _taints,
     "32-devices": _many,
 }

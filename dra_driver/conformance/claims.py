@@ -54,6 +54,7 @@ class Scheduler:
         count: int = 1,
         spec: Wire | None = None,
         busy: bool = False,
+        name: str = "",
         change: Callable[[dict[str, Any]], None] | None = None,
         **fields: Any,
     ) -> CheckClaim:
@@ -61,10 +62,10 @@ class Scheduler:
 
         ``keys`` restricts the devices; with ``busy`` devices of other claims count as free. ``spec`` is the claim's
         spec, by default the template, or a request for ``count`` devices with ``fields``. ``change`` edits the
-        allocation before it is written.
+        allocation before it is written. ``name`` is by default a new one.
         """
         chosen = spec or self._spec(keys, count, fields)
-        created = self._cluster.create_claim(chosen)
+        created = self._cluster.create_claim(chosen, name)
         try:
             allocation = self._choose(created, keys, busy=busy)
             if change is not None:

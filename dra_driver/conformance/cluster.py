@@ -75,9 +75,9 @@ class ClusterObjects:
         items: list[dict[str, Any]] = self._rest.list(paths.resource_claims())["items"]
         return items
 
-    def create_claim(self, spec: Wire) -> dict[str, Any]:
+    def create_claim(self, spec: Wire, name: str = "") -> dict[str, Any]:
         """A new claim, not allocated."""
-        metadata = {"name": f"check-{uuid.uuid4().hex[:12]}"}
+        metadata = {"name": name or f"check-{uuid.uuid4().hex[:12]}"}
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
         return self._rest.create(paths.resource_claims(NAMESPACE), {**body, "spec": deepcopy(dict(spec))})
 

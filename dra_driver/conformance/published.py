@@ -11,6 +11,8 @@ from typing import Any, Final
 from dra_driver.quantity import Quantity
 
 Wire = Mapping[str, Any]
+MANY: Final = 32
+"""The largest number of devices of a claim (types.go:1749)."""
 BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
@@ -103,7 +105,7 @@ def together(slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most
     """Up to ``most`` of the candidates that do not exclude each other, small ones first. Shares are left out."""
     left = counters(slices)
     chosen: list[PublishedDevice] = []
-    for device in sorted((one for one in candidates if not one.is_shared), key=_size):
+    for device in sorted((one for one in candidates if not one.is_shared), key=size):
         charges = device.charges
         if len(chosen) == most:
             break
@@ -132,7 +134,8 @@ def _highest(slices: Sequence[Wire]) -> int:
     return max(int(item["spec"]["pool"]["generation"]) for item in slices)
 
 
-def _size(device: PublishedDevice) -> tuple[int, str]:
+def size(device: PublishedDevice) -> tuple[int, str]:
+    """For sorting: how much the device consumes of its counters, then its name."""
     return sum(amount.as_int() for amount in device.charges.values()), device.name
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +70,18 @@ def is_served(path: Path, timeout_s: float) -> bool:
         except OSError:
             return False
     return True
+
+
+@contextmanager
+def served_socket(path: Path) -> Iterator[None]:
+    """A socket of a plugin that accepts connections and says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        try:
+            listener.listen()
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def ask(path: Path, identity: tuple[int, int], limits: TimeLimits) -> Registrar:

@@ -2,7 +2,18 @@
 
 from typing import Final
 
-from dra_driver.conformance.checks import prepare, registration, slices, unprepare
+from dra_driver.conformance.checks import (
+    disturbed,
+    health,
+    large,
+    parallel,
+    prepare,
+    registration,
+    restart,
+    shares,
+    slices,
+    unprepare,
+)
 from dra_driver.conformance.values import Check
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -10,4 +21,10 @@ CHECKS: Final[tuple[Check, ...]] = (
     *slices.CHECKS,
     *prepare.CHECKS,
     *unprepare.CHECKS,
+    *shares.CHECKS,
+    *parallel.CHECKS,
+    *large.CHECKS,
+    *health.CHECKS,
+    *disturbed.CHECKS,
+    *restart.CHECKS,
 )

@@ -39,7 +39,12 @@ class Claims:
             device["name"] for item in published(driver, node, "", ()) for device in item["spec"].get("devices") or ()
         }
         self._lock = threading.Lock()  # guards the state and its file
-        self._state: dict[str, list[Wire]] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._state: dict[str, list[Wire]] = {}
+        if self._file.exists() and not self.has("forgets-claims"):
+            self._state = json.loads(self._file.read_text())
+        self._before = frozenset(self._state)
+        self._started = frozenset(path.name for path in folder.glob("half-*"))
+        self._folder = folder
         self._ended: set[str] = set()
         self._calls = 0
         self.stopped = threading.Event()
@@ -51,14 +56,21 @@ class Claims:
         """The devices of the answer. Raises Refused and Crash."""
         if not _UID.fullmatch(uid):
             raise (Crash if self.has("crashes-on-bad-uid") else Refused)(f"{uid[:40]!r} is no UID")
+        if self.has("short-names") and len(name) > 100:
+            raise Refused("the name is too long")
+        self._half("half-prepared", uid)
         with self._lock:
-            if uid not in self._state:
+            known = uid in self._state
+            if not known:
                 self._state[uid] = self._planned(namespace, name, uid)
                 self._save()
             devices = self._state[uid]
-            if not (self.has("answers-from-cache") and uid in self._ended):
+            cached = (self.has("answers-from-cache") and uid in self._ended) or (known and self.has("trusts-files"))
+            if not cached:
                 self._write_cdi(uid, devices)
         self._calls += 1
+        if self.has("new-ids-after-restart"):
+            return [{**device, "cdi": [f"{one}.{id(self)}" for one in device["cdi"]]} for device in devices]
         if self.has("answer-changes"):
             return [{**device, "cdi": [f"{one}.{self._calls}" for one in device["cdi"]]} for device in devices]
         return devices
@@ -67,7 +79,11 @@ class Claims:
         """Raises Refused."""
         if self.has("unprepare-needs-claim"):
             self._claim(namespace, name, uid)
+        if self.has("unprepare-by-same-process") and uid in self._before:
+            raise Refused(f"claim {uid} is of another process")
+        self._half("half-unprepared", uid)
         with self._lock:
+            self._end_others(uid)
             if uid not in self._state and (
                 self.has("unprepare-unknown-fails") or (self.has("unprepare-once") and uid in self._ended)
             ):
@@ -77,6 +93,33 @@ class Claims:
                 self._state.pop(uid, None)
                 self._save()
             self._remove_cdi("*" if self.has("removes-all-files") else uid)
+
+    def _half(self, fault: str, uid: str) -> None:
+        """With the fault: note that work on a claim has begun, work long, and never remove a note of before."""
+        if not self.has(fault):
+            return
+        note = self._folder / f"half-{uid}"
+        if note.name in self._started:
+            raise Refused(f"work on claim {uid} was interrupted")
+        note.touch()
+        self.stopped.wait(0.4)
+        if not self.stopped.is_set():
+            note.unlink()
+
+    def _end_others(self, uid: str) -> None:
+        """The faults that end claims which have the same device."""
+        own = {device["device"]: device for device in self._state.get(uid, ())}
+        for other, devices in list(self._state.items()):
+            for device in devices:
+                shared = device["share"] and self.has("share-ends-all")
+                admin = own.get(device["device"], {}).get("admin") and self.has("admin-ends-user")
+                if other != uid and device["device"] in own and (shared or admin):
+                    self._remove_cdi(other)
+
+    def prepared_devices(self) -> list[Wire]:
+        """The devices of all prepared claims."""
+        with self._lock:
+            return [device for devices in self._state.values() for device in devices]
 
     def known(self, uid: str) -> bool:
         with self._lock:
@@ -100,6 +143,8 @@ class Claims:
                 return []
             raise Refused(f"claim {namespace}/{name} is not allocated")
         self._check_config(allocation["devices"])
+        if self.has("few-devices") and len(allocation["devices"]["results"]) > 8:
+            raise Refused("too many devices")
         results = [
             result
             for result in allocation["devices"].get("results") or ()
@@ -107,6 +152,8 @@ class Claims:
         ]
         for result in results:
             self._check_device(result)
+        if self.has("one-share-per-claim"):
+            results = list({result["device"]: result for result in results}.values())
         return [self._device(uid, at, result) for at, result in enumerate(results)]
 
     def _claim(self, namespace: str, name: str, uid: str) -> Wire:
@@ -130,10 +177,13 @@ class Claims:
             return
         if result["device"] not in self._names and not self.has("accepts-any-device"):
             raise Refused(f"device {result['device']} does not exist")
-        if result.get("adminAccess") or result["device"] in shared_names() or self.has("double-grant"):
+        admin, takes = bool(result.get("adminAccess")), self.has("admin-takes-device")
+        if (admin and not (self.has("admin-needs-free-device") or takes)) or self.has("double-grant"):
+            return
+        if result["device"] in shared_names() and not self.has("exclusive-shares"):
             return
         for uid, devices in self._state.items():
-            if any(one["device"] == result["device"] and not one["admin"] for one in devices):
+            if any(one["device"] == result["device"] and (takes or not one["admin"]) for one in devices):
                 raise Refused(f"device {result['device']} is prepared for claim {uid}")
 
     def _device(self, uid: str, at: int, result: Wire) -> Wire:
@@ -144,7 +194,7 @@ class Claims:
             "pool": result["pool"],
             "device": "unit-33" if self.has("wrong-device") else result["device"],
             "cdi": [f"{prefix}{uid}-{at}"],
-            "share": result.get("shareID"),
+            "share": None if self.has("no-share-id") else result.get("shareID"),
             "admin": bool(result.get("adminAccess")),
         }
 
@@ -158,6 +208,8 @@ class Claims:
             "kind": f"{self._driver}/device",
             "devices": [{"name": name, "containerEdits": edits} for name in names],
         }
+        if self.has("piles-up-files"):
+            (self._cdi / f"extra-{time.monotonic_ns()}.json").write_text("{}")
         temporary = self._cdi / f".{uid}.tmp"
         temporary.write_text(json.dumps(document))
         temporary.replace(self._cdi / f"{self._driver}-{uid}.json")

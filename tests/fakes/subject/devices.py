@@ -1,10 +1,12 @@
 """What the driver publishes: plain devices, a shared one, partitions with counters, and a tainted one."""
 
+import itertools
 from collections.abc import Collection
 from typing import Any
 
 Wire = dict[str, Any]
 PLAIN = 34
+_seconds = itertools.count()
 SINCE = "2026-01-02T03:04:05Z"
 
 
@@ -30,9 +32,11 @@ def _contents(faults: Collection[str]) -> list[Wire]:
 
 def _devices(faults: Collection[str]) -> list[Wire]:
     shared = {"name": "shared-0", "allowMultipleAllocations": True, "capacity": {"memory": _memory()}}
-    taint = {"key": "conformance.example.com/ill", "value": "1", "effect": "NoSchedule", "timeAdded": SINCE}
+    taint = {"key": "conformance.example.com/ill", "value": "1", "effect": "NoExecute", "timeAdded": SINCE}
+    if "new-taint-times" in faults:
+        taint["timeAdded"] = f"2026-01-02T03:04:{next(_seconds) % 60:02}Z"
     return [
-        *({"name": f"unit-{at}"} for at in range(PLAIN)),
+        *({"name": f"unit-{at}"} for at in range(PLAIN - ("restarted" in faults))),
         shared,
         *({"name": f"part-{at}", "consumesCounters": [_use()]} for at in range(2)),
         {"name": "ill-0", "taints": [taint]},

@@ -12,14 +12,18 @@ import grpc
 
 from dra_driver._pb.dra_v1 import api_pb2 as v1
 from dra_driver._pb.dra_v1beta1 import api_pb2 as v1beta1
+from dra_driver._pb.health_v1 import api_pb2 as health_v1
+from dra_driver._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
 from dra_driver._pb.pluginregistration import api_pb2 as registration
+from dra_driver.conformance.checks.prepare import OTHER_DRIVER
 from dra_driver.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
+from tests.fakes.subject.calls import Calls, health_stream
 from tests.fakes.subject.claims import HUGE, Claims, Crash, Refused
 from tests.fakes.subject.devices import published
 
-VERSIONS = ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+VERSIONS = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
 SYNC_S = 0.05
 
 
@@ -37,8 +41,12 @@ class SubjectDriver:
         self._registrations = 0
         self._infos = 0
         self._refused = False
+        self._starts = 0
+        self._published = False
 
     def start(self) -> "SubjectDriver":
+        self._starts += 1
+        self.calls = Calls(self.faults)
         self.claims = Claims(self.folder, self._rest, self.driver, self.node, self.faults)
         self._stop = threading.Event()
         self._publisher = threading.Thread(target=self._keep_published, name="subject-slices", daemon=True)
@@ -49,8 +57,15 @@ class SubjectDriver:
             _handlers(module, "DRAPlugin", {name: _bound(method, module) for name, method in dra.items()})
             for module in modules
         ]
-        if not self.has("endpoint-not-served"):
+        handlers += self._health_handlers()
+        again = self._starts > 1
+        if not self.has("endpoint-not-served") and not (again and self.has("late-endpoint")):
             self._serve(self.folder / "plugin" / "dra.sock", handlers)
+        if self.has("removes-other-sockets"):
+            for path in self.registrar_dir.iterdir():
+                path.unlink()
+        if again and self.has("no-second-start"):
+            return self
         register = {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notify}
         self._serve(self.registrar_dir / f"{self.driver}-reg.sock", [_handlers(registration, "Registration", register)])
         return self
@@ -82,11 +97,19 @@ class SubjectDriver:
     def _serve(self, path: Path, handlers: list[grpc.GenericRpcHandler]) -> None:
         path.unlink(missing_ok=True)
         options = [("grpc.max_send_message_length", -1)]
-        server = grpc.server(ThreadPoolExecutor(12, thread_name_prefix="subject"), options=options)
+        server = grpc.server(ThreadPoolExecutor(24, thread_name_prefix="subject"), options=options)
         server.add_generic_rpc_handlers(tuple(handlers))
         server.add_insecure_port(f"unix:{path}")
         server.start()
         self._servers.append(server)
+
+    def _health_handlers(self) -> list[grpc.GenericRpcHandler]:
+        served = {"v1": health_v1, "v1alpha1": health_v1alpha1}
+        if self.has("lies-about-health"):
+            del served["v1"]
+        if self.has("no-health-service"):
+            served.clear()
+        return [_health(module, version, self) for version, module in served.items()]
 
     # Registration.
 
@@ -98,9 +121,9 @@ class SubjectDriver:
         if self.has("no-known-version"):
             versions = ["v9.DRAPlugin"]
         if self.has("oldest-version-first"):
-            versions = versions[::-1]
-        if self.has("lies-about-health"):
-            versions.append("v1.DRAResourceHealth")
+            versions = [versions[1], versions[0]]
+        if self.has("no-health-service"):
+            versions = versions[:2]
         if self.has("info-changes"):
             versions.append(f"v{self._infos}.Other")
         return registration.PluginInfo(
@@ -123,7 +146,8 @@ class SubjectDriver:
         for claim in request.claims:
             entry = answer.claims[claim.uid]
             try:
-                devices = self.claims.prepare(claim.namespace, claim.name, claim.uid)
+                with self.calls.prepare(claim.uid, context):
+                    devices = self.claims.prepare(claim.namespace, claim.name, claim.uid)
             except Refused as error:
                 if self.has("fails-whole-call"):
                     context.abort(grpc.StatusCode.UNKNOWN, str(error))
@@ -148,7 +172,8 @@ class SubjectDriver:
         for claim in request.claims:
             known = self.claims.known(claim.uid)
             try:
-                self.claims.unprepare(claim.namespace, claim.name, claim.uid)
+                with self.calls.unprepare(claim.uid):
+                    self.claims.unprepare(claim.namespace, claim.name, claim.uid)
                 answer.claims[claim.uid].error = ""
             except Refused as error:
                 answer.claims[claim.uid].error = str(error)
@@ -159,6 +184,8 @@ class SubjectDriver:
     def _check_call(self, request: Any, context: grpc.ServicerContext, operation: str) -> None:
         if self.has("registers-once") and self._registrations > 1:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "registered already")
+        if self.has("few-claims") and len(request.claims) > 16:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too many claims")
         if operation == "prepare":
             if self.has("prepare-hangs") and request.claims:
                 self.claims.hang()
@@ -182,24 +209,63 @@ class SubjectDriver:
             return
         node_uid = self._rest.get(paths.node(self.node))["metadata"]["uid"]
         existing = {item["metadata"]["name"]: item for item in self._own_slices()}
-        wanted = published(self.driver, self.node, node_uid, self.faults, generation=2)
+        if self.has("publishes-once") and self._published and not existing:
+            return
+        if self.has("repairs-all-only") and existing and self._published:
+            return
+        if self.has("deletes-other-slices"):
+            self._delete_others()
+        for item in self._wanted(node_uid):
+            self._write(item, existing.get(item["metadata"]["name"]))
+        self._published = True
+
+    def _wanted(self, node_uid: str) -> list[dict[str, Any]]:
+        faults = set(self.faults)
+        if self._starts > 1 and self.has("fewer-devices-after-restart"):
+            faults.add("restarted")
+        wanted = published(self.driver, self.node, node_uid, faults, generation=2)
         if self.has("old-generation-stays"):
             old = published(self.driver, self.node, node_uid, self.faults, generation=1)[0]
             wanted.append({**old, "metadata": {**old["metadata"], "name": f"old-{self.driver}"}})
-        for item in wanted:
-            found = existing.get(item["metadata"]["name"])
-            if found is None:
-                self._rest.create(paths.resource_slices(), item)
-            elif self.has("writes-without-need"):
-                labels = {"written": str(int(found["metadata"].get("labels", {}).get("written", "0")) + 1)}
-                changed = {**item, "metadata": {**found["metadata"], "labels": labels}}
-                self._rest.update(paths.resource_slices(item["metadata"]["name"]), changed)
+        return wanted
+
+    def _write(self, item: dict[str, Any], found: dict[str, Any] | None) -> None:
+        if found is None:
+            self._rest.create(paths.resource_slices(), item)
+            return
+        wrong = _names(found) != _names(item) and not self.has("ignores-changes")
+        if wrong or self.has("writes-without-need"):
+            labels = {"written": str(int(found["metadata"].get("labels", {}).get("written", "0")) + 1)}
+            changed = {**item, "metadata": {**found["metadata"], "labels": labels}}
+            self._rest.update(paths.resource_slices(item["metadata"]["name"]), changed)
+
+    def _delete_others(self) -> None:
+        """Slices that the suite makes for another driver, and none of the drivers of other tests."""
+        for item in self._rest.list(paths.resource_slices())["items"]:
+            if item["spec"]["driver"] == OTHER_DRIVER:
+                self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _own_slices(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self._rest.list(
             paths.resource_slices(), {"fieldSelector": f"spec.driver={self.driver}"}
         )["items"]
         return items
+
+
+def _names(item: dict[str, Any]) -> list[str]:
+    return [device["name"] for device in item["spec"].get("devices") or ()]
+
+
+def _health(messages: Any, version: str, driver: SubjectDriver) -> grpc.GenericRpcHandler:
+    descriptor = messages.DESCRIPTOR.services_by_name["DRAResourceHealth"]
+    made: dict[str, Any] = {
+        "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
+            lambda _, context: health_stream(messages, version, driver.claims, driver.calls, context),
+            request_deserializer=messages.NodeWatchResourcesRequest.FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+    }
+    return grpc.method_handlers_generic_handler(descriptor.full_name, made)
 
 
 def _bound(method: Any, messages: Any) -> Callable[[Any, grpc.ServicerContext], Any]:

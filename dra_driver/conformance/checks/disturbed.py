@@ -1,0 +1,171 @@
+"""What the driver does when slices or files disappear or change under it."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from dra_driver.conformance import cdi_folder
+from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.checks.prepare import OTHER_DRIVER
+from dra_driver.conformance.checks.slices import CONTROLLER
+from dra_driver.conformance.published import devices, incomplete, taints
+from dra_driver.conformance.values import Check, UnableError, ViolationError
+from dra_driver.errors import ConflictError
+
+MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
+
+
+def files_vanish(bench: Bench) -> None:
+    before = cdi_folder.files(bench.subject.cdi_dirs)
+    claim = bench.claim()
+    prepared = bench.prepared(claim)
+    after = cdi_folder.files(bench.subject.cdi_dirs)
+    for path in after:
+        if before.get(path) != after[path]:
+            path.unlink(missing_ok=True)
+    again = bench.prepared(claim)
+    if problem := bench.unresolved(again):
+        raise ViolationError(f"after CDI files of the claim were deleted, a prepare answered as before: {problem}")
+    if [device.cdi_ids for device in again] != [device.cdi_ids for device in prepared]:
+        raise ViolationError("after CDI files of the claim were deleted, a prepare gave other CDI ids")
+
+
+def all_slices_vanish(bench: Bench) -> None:
+    before = bench.slices()
+    for item in before:
+        bench.cluster.delete_slice(item)
+    _wait_for(bench, before, "the slices that were deleted")
+
+
+def one_slice_vanishes(bench: Bench) -> None:
+    before = bench.slices()
+    bench.cluster.delete_slice(before[-1])
+    _wait_for(bench, before, "the slice that was deleted")
+
+
+def slice_is_changed(bench: Bench) -> None:
+    before = bench.slices()
+    for _ in range(5):
+        changed = next(item for item in bench.slices() if item["spec"].get("devices"))
+        changed["spec"]["devices"] = changed["spec"]["devices"][:-1] or [{"name": "not-a-device"}]
+        with suppress(ConflictError):
+            bench.cluster.update_slice(changed)
+            break
+    _wait_for(bench, before, "the device that another client removed from a slice")
+
+
+def other_slices_stay(bench: Bench) -> None:
+    node = bench.cluster.node
+    spec: dict[str, Any] = {"driver": OTHER_DRIVER, "nodeName": node, "devices": [{"name": "other"}]}
+    spec["pool"] = {"name": f"{node}/{OTHER_DRIVER}", "generation": 1, "resourceSliceCount": 1}
+    metadata = {"generateName": "dra-conformance-"}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+    other = bench.cluster.create_slice(body)
+    try:
+        all_slices_vanish(bench)
+        bench.pause(bench.limits.quiet_s)
+        kept = {item["metadata"]["name"]: item for item in bench.cluster.slices(driver=OTHER_DRIVER)}
+        found = kept.get(other["metadata"]["name"])
+        if found is None or found["spec"] != other["spec"]:
+            raise ViolationError(f"a slice of driver {OTHER_DRIVER} on the same node was deleted or changed")
+    finally:
+        bench.cluster.delete_slice(other)
+
+
+def taints_stay(bench: Bench) -> None:
+    before = bench.slices()
+    known = {(device.key, taint["key"]): taint for device, taint in taints(before)}
+    for item in before:
+        bench.cluster.delete_slice(item)
+    _wait_for(bench, before, "the slices that were deleted")
+
+    def changed() -> str:
+        now = {(device.key, taint["key"]): taint for device, taint in taints(bench.cluster.slices())}
+        for (key, name), taint in known.items():
+            if (found := now.get((key, name))) is None:
+                return f"device {key[1]} has lost taint {name}"
+            if wrong := _differing(taint, found):
+                return (
+                    f"taint {name} of device {key[1]} has another {wrong}: {found.get(wrong)}, not {taint.get(wrong)}"
+                )
+        return ""
+
+    bench.wait(changed, bench.limits.publish_s, "the taints that devices had")
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The first field that is not the same; the time counts where pods are evicted by it."""
+    fields = ("value", "effect", "timeAdded") if before.get("effect") == "NoExecute" else ("value", "effect")
+    return next((name for name in fields if before.get(name) != after.get(name)), "")
+
+
+def _wait_for(bench: Bench, before: list[dict[str, Any]], what: str) -> None:
+    """Wait until complete pools have all devices of before."""
+    wanted = {device.key for device in devices(before)}
+
+    def missing() -> str:
+        now = bench.cluster.slices()
+        if problem := incomplete(now):
+            return problem
+        lost = wanted - {device.key for device in devices(now)}
+        return f"{len(lost)} devices are missing, among them {min(lost)[1]}" if lost else ""
+
+    try:
+        bench.wait(missing, bench.limits.publish_s, what)
+    except UnableError as error:
+        raise ViolationError(str(error)) from error
+
+
+CHECKS: Final = (
+    Check(
+        id="disturbed-cdi-files",
+        title="CDI files that vanished are written again by the next prepare",
+        rule="/var/run is empty after a reboot, and the kubelet calls NodePrepareResources again for the pods of the "
+        "node (kubernetes#141433).",
+        source="staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go:74-75, 90-95",
+        run=files_vanish,
+        profile="full",
+    ),
+    Check(
+        id="disturbed-all-slices",
+        title="Slices that the kubelet deleted are published again",
+        rule="When kubelet starts up, no DRA driver has registered yet; it deletes all ResourceSlices of the node.",
+        source=f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756, 785",
+        run=all_slices_vanish,
+        profile="full",
+    ),
+    Check(
+        id="disturbed-one-slice",
+        title="A single slice that was deleted is published again",
+        rule="A human mistake gets fixed: the controller syncs 30 s after the last event.",
+        source=f"{CONTROLLER}:64-69",
+        run=one_slice_vanishes,
+        profile="full",
+    ),
+    Check(
+        id="disturbed-changed-slice",
+        title="A slice that another client changed is put right",
+        rule="A human mistake gets fixed: the controller syncs 30 s after the last event.",
+        source=f"{CONTROLLER}:64-69",
+        run=slice_is_changed,
+        profile="full",
+        level="should",
+    ),
+    Check(
+        id="disturbed-other-slices",
+        title="Slices of other drivers on the node are left alone",
+        rule="Driver identifies the DRA driver providing the capacity information.",
+        source="staging/src/k8s.io/api/resource/v1/types.go:119-128",
+        run=other_slices_stay,
+        profile="full",
+    ),
+    Check(
+        id="disturbed-taints",
+        title="Taints, and the times of those that evict, are the same after slices were published again",
+        rule="TimeAdded represents the time at which the taint was added; eviction counts from it.",
+        source="staging/src/k8s.io/api/resource/v1/types.go:823-836",
+        run=taints_stay,
+        profile="full",
+        needs=("taints",),
+    ),
+)

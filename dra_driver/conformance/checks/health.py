@@ -1,0 +1,206 @@
+"""The health stream (KEP-4680): that it stays open, what it names, and how often it repeats itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.health import Reports, longest_wait_s, read_until
+from dra_driver.conformance.plugin import HEALTH_SERVICES
+from dra_driver.conformance.values import Check, NotApplicableError, ViolationError
+from dra_driver.conformance.wire import CallError, HealthStream
+
+PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
+HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"
+MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
+MAX_MESSAGE: Final = 1024
+STREAMS: Final = 3
+_OPEN_S: Final = 1.0
+
+
+def alpha_is_served(bench: Bench) -> None:
+    try:
+        with _stream(bench, "v1alpha1.DRAResourceHealth") as stream:
+            read_until(stream, lambda _: False, _OPEN_S, {})
+    except CallError as error:
+        raise ViolationError(
+            f"the v1alpha1 stream does not stay open, so kubelets up to 1.36 dial every 5 s: {error}"
+        ) from error
+
+
+def devices_exist(bench: Bench) -> None:
+    published = {device.key for device in bench.scheduler.devices()}
+    unknown = sorted(key for key in _first(bench) if key not in published)
+    if unknown:
+        raise ViolationError(f"the stream reports device {unknown[0][0]}/{unknown[0][1]}, which is not published")
+
+
+def messages_are_short(bench: Bench) -> None:
+    longest = max(report.message_length for report in _first(bench).values())
+    if longest > MAX_MESSAGE:
+        raise ViolationError(f"a message has {longest} characters, the kubelet cuts after {MAX_MESSAGE}")
+
+
+def repeated_in_time(bench: Bench) -> None:
+    bench.prepared(bench.claim())
+    reports: Reports = {}
+    with _stream(bench, _version(bench)) as stream:
+        if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):
+            raise NotApplicableError("the stream reported nothing this time")
+        first = set(reports)
+        wait_s = longest_wait_s(reports) + bench.limits.pause_s
+        read_until(stream, lambda now: all(now[key].reports > 1 for key in first), bench.left_s(wait_s), reports)
+    for key in sorted(first):
+        report = reports[key]
+        if report.reports < 2 or report.gap_s > report.timeout_s:
+            raise ViolationError(
+                f"device {key[1]} was not reported again within its {report.timeout_s:g} s: the kubelet shows Unknown"
+            )
+
+
+def reopened(bench: Bench) -> None:
+    bench.prepared(bench.claim())
+    before = _read_first(bench)
+    after = _read_first(bench)
+    lost = sorted(set(before) - set(after))
+    if lost:
+        raise ViolationError(f"a stream that was opened again does not report device {lost[0][1]}")
+
+
+def versions_agree(bench: Bench) -> None:
+    versions = [one for one in bench.plugin().info.versions if one in HEALTH_SERVICES]
+    if len(versions) < 2:
+        raise NotApplicableError("the driver advertises one version of the health stream at most")
+    bench.prepared(bench.claim())
+    found = [{key: report.health for key, report in _read_first(bench, version).items()} for version in versions]
+    if found[0] != found[1]:
+        raise ViolationError(f"{versions[0]} reports {_brief(found[0])}, {versions[1]} reports {_brief(found[1])}")
+
+
+def beside_prepare(bench: Bench) -> None:
+    plugin, version = bench.plugin(), _version(bench)
+    streams = [plugin.watch_health(version, bench.limits.check_s) for _ in range(STREAMS)]
+    try:
+        for _ in range(STREAMS):
+            claim = bench.claim()
+            bench.prepared(claim)
+            bench.unprepared(claim.key)
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def reports_something(bench: Bench) -> str:
+    """Why the driver does not report health, as a sentence; empty if it does."""
+    bench.prepared(bench.claim())
+    try:
+        found = _read_first(bench)
+    except CallError as error:
+        return str(error)
+    except NotApplicableError as error:
+        return str(error)
+    finally:
+        bench.clean()
+    return "" if found else "the stream is open and reports nothing"
+
+
+def _first(bench: Bench) -> Reports:
+    bench.prepared(bench.claim())
+    return _read_first(bench)
+
+
+def _read_first(bench: Bench, version: str = "") -> Reports:
+    """The first report of a new stream. Raises NotApplicableError if there is none."""
+    reports: Reports = {}
+    with _stream(bench, version or _version(bench)) as stream:
+        if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):
+            raise NotApplicableError(f"the stream reported nothing within {bench.limits.health_s:g} s")
+    return reports
+
+
+def _version(bench: Bench) -> str:
+    """The newest advertised version; v1alpha1, which kubelets up to 1.36 open without asking, if there is none."""
+    advertised = bench.plugin().info.versions
+    return next((one for one in HEALTH_SERVICES if one in advertised), "v1alpha1.DRAResourceHealth")
+
+
+@contextmanager
+def _stream(bench: Bench, version: str) -> Iterator[HealthStream]:
+    stream = bench.plugin().watch_health(version, bench.left_s(bench.limits.check_s))
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def _brief(found: dict[tuple[str, str], int]) -> str:
+    return ", ".join(f"{key[1]}={health}" for key, health in sorted(found.items())[:4]) or "nothing"
+
+
+CHECKS: Final = (
+    Check(
+        id="health-v1alpha1",
+        title="The v1alpha1 health stream is served, with or without health",
+        rule="Kubelets up to 1.36 open this stream to every plugin, advertised or not, and again every 5 s.",
+        source=f"{MANAGER}:387-408",
+        run=alpha_is_served,
+        profile="full",
+        level="should",
+    ),
+    Check(
+        id="health-devices",
+        title="The stream reports devices that are published",
+        rule="DeviceIdentifier uniquely identifies a device within the scope of a driver: pool_name and device_name.",
+        source=f"{PROTO}:40-47",
+        run=devices_exist,
+        profile="full",
+        needs=("health",),
+    ),
+    Check(
+        id="health-message",
+        title="Messages are not longer than the kubelet keeps",
+        rule="Maximum length is 1024 characters. Messages longer than 1024 characters will be truncated.",
+        source=f"{PROTO}:65-68",
+        run=messages_are_short,
+        profile="full",
+        level="should",
+        needs=("health",),
+    ),
+    Check(
+        id="health-repeated",
+        title="Every device is reported again before its timeout",
+        rule="Devices that are not in the list will be considered to have an Unknown health status after a timeout, "
+        "30 s unless the device says otherwise.",
+        source=f"{PROTO}:60-75, {HEALTH_INFO}:32-33, 140-142",
+        run=repeated_in_time,
+        profile="full",
+        needs=("health",),
+    ),
+    Check(
+        id="health-reopened",
+        title="A stream that is opened again reports the same devices",
+        rule="should automatically reconnect both DRA and Health API after connection drop",
+        source="test/e2e_node/dra_test.go:1020",
+        run=reopened,
+        profile="full",
+        needs=("health",),
+    ),
+    Check(
+        id="health-versions",
+        title="Both versions of the stream report the same",
+        rule="v1 has the messages of v1alpha1; a kubelet opens one of them.",
+        source=f"{PROTO}:20-77",
+        run=versions_agree,
+        profile="full",
+        needs=("health",),
+    ),
+    Check(
+        id="health-beside-prepare",
+        title="Claims are prepared while health streams are open",
+        rule="should handle concurrent DRA operations and health monitoring without connection issues",
+        source="test/e2e_node/dra_test.go:1066",
+        run=beside_prepare,
+        profile="full",
+        needs=("health",),
+    ),
+)

@@ -1,0 +1,132 @@
+"""Calls that overlap, calls whose caller has given up, and many calls in a row."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from dra_driver.conformance import cdi_folder
+from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.checks.prepare import HELPER, KUBELET
+from dra_driver.conformance.plugin import PrepareAnswer, check_complete, read_prepared
+from dra_driver.conformance.values import Check, ViolationError
+from dra_driver.conformance.wire import CallError, PendingCall
+
+CALLS: Final = 6
+ROUNDS: Final = 10
+GIVEN_UP_S: Final = (0.001, 0.01, 0.05)
+
+
+def same_claim(bench: Bench) -> None:
+    claim = bench.claim()
+    plugin = bench.plugin()
+    answers = _all(bench, [plugin.begin_prepare([claim.key]) for _ in range(CALLS)])
+    for answer in answers:
+        check_complete("NodePrepareResources", [claim.key], answer)
+        if error := answer[claim.key.uid].error:
+            raise ViolationError(f"one of {CALLS} calls for the same claim failed: {error}")
+    if len({answer[claim.key.uid].sorted() for answer in answers}) > 1:
+        raise ViolationError(f"{CALLS} calls at the same time for one claim gave different answers")
+
+
+def different_claims(bench: Bench) -> None:
+    claims = [bench.claim() for _ in range(2)]
+    plugin = bench.plugin()
+    for claim, answer in zip(claims, _all(bench, [plugin.begin_prepare([claim.key]) for claim in claims]), strict=True):
+        check_complete("NodePrepareResources", [claim.key], answer)
+        if error := answer[claim.key.uid].error:
+            raise ViolationError(f"a claim failed while another one was prepared: {error}")
+
+
+def caller_gave_up(bench: Bench) -> None:
+    claim = bench.claim()
+    for seconds in GIVEN_UP_S:
+        pending = bench.plugin().begin_prepare([claim.key])
+        bench.pause(seconds)
+        pending.cancel()
+    if problem := bench.unresolved(bench.prepared(claim)):
+        raise ViolationError(f"after calls that the kubelet gave up: {problem}")
+    bench.unprepared(claim.key)
+
+
+def unprepare_twice_at_once(bench: Bench) -> None:
+    claim = bench.claim()
+    bench.prepared(claim)
+    plugin = bench.plugin()
+    for pending in [plugin.begin_unprepare([claim.key]) for _ in range(CALLS)]:
+        try:
+            answer = pending.answer()
+        except CallError as error:
+            raise ViolationError(str(error)) from error
+        if claim.key.uid not in answer.claims:
+            raise ViolationError("an unprepare that overlaps another one has no entry for the claim")
+        if error_text := answer.claims[claim.key.uid].error:
+            raise ViolationError(f"an unprepare that overlaps another one failed: {error_text[:200]}")
+
+
+def nothing_piles_up(bench: Bench) -> None:
+    _one_claim(bench)
+    before = len(cdi_folder.files(bench.subject.cdi_dirs))
+    for _ in range(ROUNDS):
+        _one_claim(bench)
+    after = len(cdi_folder.files(bench.subject.cdi_dirs))
+    if after >= before + ROUNDS:
+        raise ViolationError(f"the CDI folders had {before} files before {ROUNDS} claims and have {after} after them")
+
+
+def _one_claim(bench: Bench) -> None:
+    claim = bench.claim()
+    bench.prepared(claim)
+    bench.unprepared(claim.key)
+    bench.cluster.delete_claim(claim.wire)
+
+
+def _all(bench: Bench, pending: Sequence[PendingCall]) -> list[dict[str, PrepareAnswer]]:
+    bench.left_s(1.0)
+    try:
+        return [read_prepared(call) for call in pending]
+    except CallError as error:
+        raise ViolationError(f"one of {len(pending)} calls at the same time failed: {error}") from error
+
+
+CHECKS: Final = (
+    Check(
+        id="parallel-same-claim",
+        title="Overlapping prepares of one claim give the same answer",
+        rule="This call must be idempotent. After its deadline of 45 s, the kubelet calls again while the driver may "
+        "still work on the first call.",
+        source=f"{HELPER}:74-75, pkg/kubelet/cm/dra/plugin/dra_plugin.go:82",
+        run=same_claim,
+        profile="full",
+    ),
+    Check(
+        id="parallel-claims",
+        title="Claims of two pods can be prepared at the same time",
+        rule="The kubelet starts pods in parallel, and each calls NodePrepareResources.",
+        source=f"{KUBELET}:398-405",
+        run=different_claims,
+        profile="full",
+    ),
+    Check(
+        id="parallel-given-up",
+        title="A claim is prepared after calls that the kubelet gave up",
+        rule="must keep pod in pending state if NodePrepareResources times out; the kubelet then calls again.",
+        source="test/e2e_node/dra_test.go:203, 270",
+        run=caller_gave_up,
+        profile="full",
+    ),
+    Check(
+        id="parallel-unprepare",
+        title="Overlapping unprepares of one claim all succeed",
+        rule="must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts",
+        source="test/e2e_node/dra_test.go:729",
+        run=unprepare_twice_at_once,
+        profile="full",
+    ),
+    Check(
+        id="parallel-nothing-piles-up",
+        title="Ten claims leave no files behind",
+        rule="UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.",
+        source=f"{HELPER}:98",
+        run=nothing_piles_up,
+        profile="full",
+    ),
+)
