@@ -6,8 +6,8 @@ and a health stream that stays open.
 
 import logging
 import threading
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -34,11 +34,20 @@ CHANNEL_OPTIONS: Final = (
 )
 
 
+class HealthReports(Protocol):
+    """Takes the messages of health streams, and their ends."""
+
+    def report(self, driver: str, devices: Iterable[Any]) -> None: ...
+    def clear(self, driver: str) -> None: ...
+
+
 class DraPlugin:
     """One registered instance of a driver and the connection to it. Thread-safe."""
 
-    def __init__(self, name: str, endpoint: str, service: str) -> None:
+    def __init__(self, name: str, endpoint: str, service: str, reports: HealthReports | None = None) -> None:
+        """``reports`` takes what the driver sends on its health stream."""
         self.name = name
+        self._reports = reports
         self.endpoint = endpoint
         self.service = service
         self._messages = SERVICES[service]
@@ -96,10 +105,14 @@ class DraPlugin:
             )
             try:
                 self._health_call = call(health.NodeWatchResourcesRequest(), wait_for_ready=True)
-                for _ in self._health_call:
+                for message in self._health_call:
                     self.health_messages += 1
+                    if self._reports is not None:
+                        self._reports.report(self.name, message.devices)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
                 log.debug("health stream ended", extra={"driver": self.name, "reason": type(error).__name__})
+            if self._reports is not None:
+                self._reports.clear(self.name)
             self._stop.wait(HEALTH_RETRY_S)
 
 

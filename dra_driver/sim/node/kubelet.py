@@ -19,6 +19,7 @@ import grpc
 from dra_driver._pb.pluginregistration import api_pb2 as registration
 from dra_driver.backoff import Backoff
 from dra_driver.errors import RetryableError
+from dra_driver.sim.node.device_health import HealthCache
 from dra_driver.sim.node.dra_plugin import CHANNEL_OPTIONS, SERVICES, DraPlugin, call_unary
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 from dra_driver.sim.node.registry import Identity, check_served, find_sockets
@@ -47,6 +48,7 @@ class DraManager:
 
     ``on_wipe`` is called with the name of a driver that has had no connected instance for ``wiping_delay_s`` (the real
     kubelet waits 30 s). The caller then deletes the driver's ResourceSlices of this node, as the real kubelet does.
+    ``on_health`` is called after the health of a device has changed.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class DraManager:
         interval_s: float = 0.1,
         wiping_delay_s: float = 30.0,
         on_wipe: Callable[[str], None] | None = None,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = KubeletState(state_file)
+        self.health = HealthCache(on_health)
         self._registry = registry
         self._interval_s = interval_s
         self._wiping_delay_s = wiping_delay_s
@@ -189,7 +193,7 @@ class DraManager:
             except RetryableError as error:
                 self._notify(channel, registered=False, error=str(error))
                 raise
-            plugin = DraPlugin(info.name, info.endpoint or str(path), service)
+            plugin = DraPlugin(info.name, info.endpoint or str(path), service, self.health)
             with self._lock:
                 self._plugins.setdefault(info.name, []).append(plugin)
                 self._absent_since.pop(info.name, None)

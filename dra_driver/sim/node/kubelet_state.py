@@ -87,6 +87,12 @@ class KubeletState:
             entry = self._entries.get(uid)
             return tuple(device for devices in entry.devices.values() for device in devices) if entry else ()
 
+    def devices_of(self, namespace: str, name: str) -> tuple[DeviceResponse, ...]:
+        """All devices of the claim of that name; empty for an unknown claim."""
+        with self._lock:
+            uids = [uid for uid, entry in self._entries.items() if _is_named(entry.claim, namespace, name)]
+        return self.devices(uids[0]) if uids else ()
+
     def claims_of(self, pod_uid: str) -> list[NodeClaim]:
         """The claims that the pod uses."""
         with self._lock:
@@ -134,6 +140,10 @@ class KubeletState:
             temporary.replace(self._path)
         except OSError as error:
             raise StorageError(f"the simulated kubelet cannot write {self._path}: {error.strerror}") from error
+
+
+def _is_named(claim: NodeClaim, namespace: str, name: str) -> bool:
+    return (claim.namespace, claim.name) == (namespace, name)
 
 
 def _load(path: Path) -> dict[str, ClaimInfo]:

@@ -72,7 +72,11 @@ class SimulatedKubelet:
         self._stop = threading.Event()
         folders.make()
         self.dra = DraManager(
-            folders.registry, folders.kubelet_state, wiping_delay_s=wiping_delay_s, on_wipe=self._wipe
+            folders.registry,
+            folders.kubelet_state,
+            wiping_delay_s=wiping_delay_s,
+            on_wipe=self._wipe,
+            on_health=self._show_health,
         )
         self._host = PodHost(
             store=store,
@@ -153,6 +157,10 @@ class SimulatedKubelet:
                 log.info("claims of a deleted pod not unprepared", extra={"pod": pod_uid, "reason": error})
                 left = True
         return left
+
+    def _show_health(self) -> None:
+        for worker in list(self._workers.values()):
+            worker.show_health()
 
     def _wipe(self, driver: str) -> None:
         """Delete this node's slices of ``driver``, "" for all drivers."""

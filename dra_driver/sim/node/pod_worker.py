@@ -18,6 +18,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
+from dra_driver.sim.node.device_health import resources_status
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
@@ -64,6 +65,7 @@ class PodWorker:
         self._states = all_waiting(pod)
         self._gone = False
         self._wake = threading.Event()
+        self._health_changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pod-{key(pod)[1]}", daemon=True)
 
     def start(self) -> None:
@@ -80,6 +82,11 @@ class PodWorker:
 
     def wake(self) -> None:
         """Check ``PodHost.stop`` now."""
+        self._wake.set()
+
+    def show_health(self) -> None:
+        """Write the status again: the health of devices has changed."""
+        self._health_changed.set()
         self._wake.set()
 
     def join(self, timeout_s: float) -> None:
@@ -117,6 +124,8 @@ class PodWorker:
         self._check_end()
         while True:
             self._sleep(None)
+            if self._health_changed.is_set():
+                self._publish()
 
     def _adopt(self) -> bool:
         """Take over running containers after a kubelet restart, without preparing their claims again."""
@@ -275,11 +284,13 @@ class PodWorker:
     def _publish(self) -> None:
         """Write the status, unless the pod was deleted or replaced meanwhile."""
         namespace, name = key(self._pod)
+        self._health_changed.clear()
         for _ in range(_WRITE_ATTEMPTS):
             pod = self._host.store.find(PODS, name, namespace)
             if pod is None or uid(pod) != self._uid:
                 return
             fill(pod, self._states, utc_now(), host_ip=self._host.host_ip, pod_ip=self._pod_ip)
+            self._add_health(pod)
             try:
                 self._host.store.update_status(PODS, pod)
             except ConflictError:
@@ -288,3 +299,16 @@ class PodWorker:
                 return
             return
         log.warning("pod status not written after repeated conflicts", extra={"pod": f"{namespace}/{name}"})
+
+    def _add_health(self, pod: Obj) -> None:
+        """The health of each container's devices, in ``pod``'s status."""
+        containers = [item for item in entries(pod, "spec", "containers") if entries(item, "resources", "claims")]
+        if not containers:
+            return
+        namespace, dra = key(pod)[0], self._host.dra
+        claims = {name: claim for name, claim in claim_names(pod) if claim}
+        devices = {name: dra.state.devices_of(namespace, claim) for name, claim in claims.items()}
+        found = {item["name"]: resources_status(item, devices, dra.health) for item in containers}
+        for status in entries(pod, "status", "containerStatuses"):
+            if shown := found.get(status["name"]):
+                status["allocatedResourcesStatus"] = shown
