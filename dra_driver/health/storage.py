@@ -17,7 +17,7 @@ from dra_driver.health.merge import merged_records
 
 log = logging.getLogger(__name__)
 
-_LOCK_S: Final = 2.0
+_LOCK_S: Final = 0.5
 """A process has the lock for as long as it takes to write some kilobytes."""
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, policy_of, policy_problems
 from dra_driver.config.rules import OWN_ATTRIBUTES
+from dra_driver.config.schema import schemas
 from dra_driver.model.health import HealthCause
 from dra_driver.model.health_rules import HealthRules
 
@@ -122,6 +123,14 @@ def test_health_rules_are_taken_as_written_and_default_to_evicting_nothing() -> 
         grace_s=0.0,
     )
     assert decoded(policy()).health == HealthRules(calm_s=None, grace_s=60.0)
+
+
+def test_policies_know_every_cause_of_bad_health() -> None:
+    """Each can be ignored; each that taints can evict."""
+    spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]["health"]["fields"]
+    causes = {section: spec[section]["fields"]["causes"]["items"]["values"] for section in ("ignore", "evict")}
+    assert causes["ignore"] == [cause.value for cause in HealthCause]
+    assert causes["evict"] == [cause.value for cause in HealthCause if cause is not HealthCause.UNMONITORED]
 
 
 @pytest.mark.parametrize(
