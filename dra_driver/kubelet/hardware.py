@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dra_driver.cdi import DriverRoot
 from dra_driver.claims import HardwareDependencies
@@ -18,12 +19,17 @@ from dra_driver.gpu.backend import GpuBackend
 from dra_driver.gpu.holders import GpuHolders
 from dra_driver.gpu.instance_reader import InstanceReader
 from dra_driver.gpu.notes import GpuNotes
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.mig.manager import CreationWatch, MigManager
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.sharing.mps import MpsClient
 from dra_driver.sharing.smi import Smi
 from dra_driver.sharing.timeslice import TimeSlicer
+
+if TYPE_CHECKING:
+    from dra_driver.kubelet.simulated_faults import FaultyGpus
 
 SIMULATED_ROOT = "simulated-root"
 KERNEL_DEVICES = "/proc/devices"
@@ -38,7 +44,8 @@ class Hardware:
 
     ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as
     this process sees it, None to leave it alone; ``has_tools``: the driver root is one of a real driver. ``procs`` are
-    proc file systems in which the node's processes may be visible, best first.
+    proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs, which can
+    be made ill.
     """
 
     backend: GpuBackend
@@ -50,6 +57,7 @@ class Hardware:
     has_tools: bool = False
     renew_root: Callable[[], None] = lambda: None
     procs: Callable[[], Iterable[Path]] = tuple
+    faulty: "FaultyGpus | None" = None
 
     def tools(
         self,
@@ -73,6 +81,15 @@ class Hardware:
             changed=changed,
             fabric=self.backend.fabric,
         )
+
+    def follow_faults(self, own_node: OwnNodeWatch, events: EventRecorder) -> Callable[[float], None]:
+        """Make simulated GPUs ill as an annotation of the Node asks; returns what ends it within a number of seconds.
+        Real GPUs: nothing."""
+        if self.faulty is None:
+            return lambda _seconds: None
+        from dra_driver.kubelet.simulated_faults import follow_faults  # noqa: PLC0415 - real GPUs do not need it
+
+        return follow_faults(self.faulty, own_node, events)
 
     def _root_in_use(self) -> str:
         """Where the driver's programs are. Raises DetachedError: they would open the driver that was given up."""
@@ -188,4 +205,5 @@ def _simulated(spec: str, node_name: str, plugin_dir: Path, host_dev: str | None
         proc_driver=str(folder / "proc" / "driver"),
         host_dev=host_dev,
         renew_root=backend.announce,
+        faulty=backend,
     )

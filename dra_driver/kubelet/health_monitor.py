@@ -39,6 +39,7 @@ class HealthReader(Protocol):
     """The part of ``gpu.backend.HealthSource`` that is needed here."""
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]: ...
+    def health_look_wanted(self) -> bool: ...
     def health_unmonitored(self) -> Mapping[GpuUuid, str]: ...
     def health_readings(self) -> tuple[HealthReading, ...]: ...
     def forget_gpu(self, gpu: GpuUuid) -> None: ...
@@ -107,9 +108,9 @@ class HealthMonitor:
     def hear(self) -> None:
         """Wait for events once and take them in. One step of the thread ``health-events``."""
         events = self._source.wait_for_health_events(EVENT_WAIT_S)
-        if not events:
+        if not (self._source.health_look_wanted() or events):
             return
-        if self._health.observe(events):
+        if events and self._health.observe(events):
             self._publish()
             self._news.set()
         self._wanted.set()

@@ -205,8 +205,7 @@ class NodeProcess:
     def _start_components(self) -> None:
         settings = self._settings
         found = hardware.choose(settings, self._plugin_dir)
-        nodes = HostDeviceNodes.of(found)
-        names = CdiNames(settings.driver_name)
+        nodes, names = HostDeviceNodes.of(found), CdiNames(settings.driver_name)
         writer = CdiWriter(settings.cdi_dir, names)
         provider = open_cdi(settings, found, nodes, names, writer)
         rest = RestClient(Connection.load(settings.kubeconfig))
@@ -250,6 +249,7 @@ class NodeProcess:
         claims.recover()
         self._start_endpoints(claims)
         self._publisher = publisher = self._start_publisher(rest, events)
+        self._running.callback(found.follow_faults(own_node, events), COMPONENT_STOP_S)
         allowed = settings.allow_second_publisher
         self._follower = node = NodeFollower(own_node, events, publisher, inventory, allow_second=allowed)
         held, taint = partial(_held_gpus, claims), NodeTaint()

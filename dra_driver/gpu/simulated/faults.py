@@ -101,11 +101,14 @@ class GpuFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHealth:
-    """One GPU's health as its faults make it. ``lost`` says why it does not answer."""
+    """One GPU's health as its faults make it. ``lost`` says why it does not answer.
+
+    ``recovery_action`` is None while one of its instances is ill: NVML's "none" would say that it recovered.
+    """
 
     lost: str | None = None
     hangs: bool = False
-    recovery_action: RecoveryAction = RecoveryAction.NONE
+    recovery_action: RecoveryAction | None = RecoveryAction.NONE
     rows_pending: bool = False
     rows_failed: bool = False
     pages_pending: bool = False
@@ -114,11 +117,11 @@ class GpuHealth:
 
 
 def health_of(faults: Iterable[GpuFault]) -> GpuHealth:
-    """What these faults of one GPU make of it. Faults of its GPU instances leave the GPU as it is."""
+    """What these faults of one GPU make of it."""
     health = GpuHealth()
     for found in faults:
-        if found.gi_id is None:
-            health = _EFFECTS[found.fault.kind](health, found.fault.value)
+        effect = _EFFECTS[found.fault.kind] if found.gi_id is None else _of_instance
+        health = effect(health, found.fault.value)
     return health
 
 
@@ -179,7 +182,15 @@ def _lost(health: GpuHealth, why: str) -> GpuHealth:
 
 def _needs(health: GpuHealth, action: RecoveryAction) -> GpuHealth:
     """The first action stays: a simulated GPU with two faults needs one of them."""
-    return health if health.recovery_action is not RecoveryAction.NONE else replace(health, recovery_action=action)
+    if health.recovery_action not in {None, RecoveryAction.NONE}:
+        return health
+    return replace(health, recovery_action=action)
+
+
+def _of_instance(health: GpuHealth, value: str) -> GpuHealth:
+    passes = value.isdecimal() and int(value) in PROGRAM_ERRORS
+    untold = passes or health.recovery_action is not RecoveryAction.NONE
+    return health if untold else replace(health, recovery_action=None)
 
 
 def _remap(health: GpuHealth, value: str) -> GpuHealth:

@@ -17,7 +17,8 @@ from dra_driver.gpu.simulated.state import Changes
 from dra_driver.gpu.simulated.troubles import Trouble
 from dra_driver.model.gpu import Gpu
 from dra_driver.model.health import HealthEvent, HealthReading
-from dra_driver.model.ids import GpuUuid
+from dra_driver.model.ids import DeviceName, GpuUuid
+from dra_driver.model.mig import partition_name
 
 MAX_EVENTS = 256
 NO_EVENTS = "the simulated driver has no events of this GPU"
@@ -88,6 +89,18 @@ class SimulatedHealth(SimulatedHardware):
     def injected(self, source: str) -> tuple[GpuFault, ...]:
         """The present faults of that source."""
         return tuple(one for one in self._store.read().injected if one.source == source)
+
+    def devices(self) -> Mapping[DeviceName, tuple[GpuUuid, int | None]]:
+        """UUID and, for an existing partition, the id of its GPU instance, by device name; also of GPUs that do not
+        answer. Raises DriverUnavailableError."""
+        with self._lock:
+            node, changes = self._current(), self._store.read()
+        found: dict[DeviceName, tuple[GpuUuid, int | None]] = {}
+        for gpu in (item.gpu for item in node.gpus):
+            found[gpu.device_name] = gpu.uuid, None
+            for one in changes.state(gpu).instances:
+                found[partition_name(gpu.minor, one.profile_name, one.profile_id, one.start)] = gpu.uuid, one.gi_id
+        return found
 
     def _edit(self, edit: Callable[[tuple[GpuFault, ...]], tuple[GpuFault, ...]]) -> None:
         with self._lock, self._store.locked():

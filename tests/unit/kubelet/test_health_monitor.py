@@ -24,11 +24,16 @@ class Hardware:
         self.readings = [HealthReading(gpu_uuid=each.uuid) for each in (FIRST, SECOND)]
         self.forgotten: list[GpuUuid] = []
         self.broken = False
+        self.wanted = False
         self.looks = 0
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
         assert timeout_s > 0
         return self.events.pop(0) if self.events else ()
+
+    def health_look_wanted(self) -> bool:
+        wanted, self.wanted = self.wanted, False
+        return wanted
 
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
         return {}
@@ -142,6 +147,18 @@ def test_an_event_is_published_at_once_by_the_thread_that_heard_it(node: Node) -
     assert node.wait_s == pytest.approx(PAUSE_S - 0.1), "and looked at soon"
     assert node.step(after_s=PAUSE_S) == ["tell"]
     assert node.hardware.looks == 2
+
+
+def test_a_wait_that_ends_for_a_lost_gpu_is_followed_by_a_look(node: Node) -> None:
+    """Not by one every ten seconds alone: no event says that it is lost."""
+    node.hardware.readings[1] = HealthReading(gpu_uuid=SECOND.uuid, unreachable="it is lost")
+    node.hardware.wanted = True
+    node.happened.clear()
+    node.monitor.hear()
+    assert node.happened == []
+    assert node.step(after_s=PAUSE_S) == ["publish", "tell"]
+    node.monitor.hear()
+    assert node.step(after_s=PAUSE_S) == []
 
 
 def test_events_without_consequence_publish_nothing_and_a_flood_is_looked_at_once_a_second(node: Node) -> None:
