@@ -31,8 +31,6 @@ class Calls:
             same, other = uid in self._busy, bool(self._busy - {uid})
             if (same and "busy-with-claim" in self._faults) or (other and "busy-with-another" in self._faults):
                 raise Refused("busy")
-            if uid in self._stuck:
-                raise Refused("the claim is being prepared")
             if self.streams > 1 and "health-blocks" in self._faults:
                 raise Refused("health streams are open")
             self._busy.add(uid)
@@ -40,14 +38,22 @@ class Calls:
             if {"busy-with-claim", "busy-with-another"} & set(self._faults):
                 time.sleep(WORK_S)
             if "stuck-when-given-up" in self._faults:
-                time.sleep(WORK_S / 5)
-            if "stuck-when-given-up" in self._faults and not context.is_active():
-                with self._lock:
-                    self._stuck.add(uid)
+                self._stick(uid, context)
             yield
         finally:
             with self._lock:
                 self._busy.discard(uid)
+
+    def _stick(self, uid: str, context: grpc.ServicerContext) -> None:
+        """Work for a while; a claim whose caller gives up meanwhile is lost for all later calls."""
+        end = time.monotonic() + 2 * WORK_S
+        while context.is_active() and time.monotonic() < end:
+            time.sleep(0.005)
+        with self._lock:
+            if not context.is_active():
+                self._stuck.add(uid)
+            if uid in self._stuck:
+                raise Refused("the claim is being prepared")
 
     @contextmanager
     def unprepare(self, uid: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.errors import KubernetesApiError, NotFoundError
+from dra_driver.files import replace_file
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.subject.devices import published, shared_names
@@ -199,7 +200,7 @@ class Claims:
         }
 
     def _write_cdi(self, uid: str, devices: list[Wire]) -> None:
-        if self.has("no-cdi-file") or not devices:
+        if self.has("no-cdi-file") or not devices or self.stopped.is_set():
             return
         edits = {} if self.has("invalid-cdi-file") else {"env": [f"CLAIM={uid}"]}
         names = [one.partition("=")[2] or one for device in devices for one in device["cdi"]]
@@ -210,9 +211,7 @@ class Claims:
         }
         if self.has("piles-up-files"):
             (self._cdi / f"extra-{time.monotonic_ns()}.json").write_text("{}")
-        temporary = self._cdi / f".{uid}.tmp"
-        temporary.write_text(json.dumps(document))
-        temporary.replace(self._cdi / f"{self._driver}-{uid}.json")
+        replace_file(self._cdi / f"{self._driver}-{uid}.json", json.dumps(document).encode())
 
     def _remove_cdi(self, which: str) -> None:
         if not self.has("leaves-files"):
@@ -220,7 +219,8 @@ class Claims:
                 path.unlink(missing_ok=True)
 
     def _save(self) -> None:
-        self._file.write_text(json.dumps(self._state))
+        if not self.stopped.is_set():  # a killed process writes nothing
+            replace_file(self._file, json.dumps(self._state).encode())
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:
