@@ -21,7 +21,7 @@ from dra_driver.gpu.nvml.properties import sysfs_address
 from dra_driver.gpu.nvml.reads import NoAnswerError, Reads
 from dra_driver.gpu.nvml.session import Session
 from dra_driver.gpu.nvml.turns import GiveWay, Patience
-from dra_driver.model.health import HealthReading
+from dra_driver.model.health import HealthReading, RecoveryAction
 from dra_driver.model.ids import GpuUuid
 
 PCI_DEVICES = "bus/pci/devices"
@@ -115,10 +115,12 @@ class HealthLooks:
             return HealthReading(gpu_uuid=uuid, unreachable=reason, hangs=hangs, on_bus=on_bus)
         vitals = seen.vitals
         pending, failed = vitals.rows or (None, None)
+        answered, action = found is not None and found[1] is None, vitals.recovery_action
         return HealthReading(
             gpu_uuid=uuid,
             on_bus=on_bus,
-            recovery_action=vitals.recovery_action,
+            # An old word that no recovery is needed would heal errors that came after it.
+            recovery_action=action if answered or action is not RecoveryAction.NONE else None,
             rows_pending=pending,
             rows_failed=failed,
             pages_pending=vitals.pages_pending,

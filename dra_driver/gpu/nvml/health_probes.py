@@ -1,7 +1,7 @@
 """Reads what one GPU says of its health. nvml.h, by function; docs/health.md says what is made of it.
 
-Each property is optional: boards and drivers lack some, and a property that fails once keeps its last value. So do
-remapped rows, which NVML does not report while GPU instances exist.
+Each property is optional: boards and drivers lack some, and a property that fails once keeps its last value, but not
+that no recovery is needed. So do remapped rows, which NVML does not report while GPU instances exist.
 """
 
 import logging
@@ -64,7 +64,7 @@ class Vitals:
 
 def read_vitals(handle: Handle, vitals: Vitals) -> None:
     """Read all into ``vitals``. Raises DeviceLostError for a lost GPU, and DriverUnavailableError."""
-    vitals.recovery_action = _read(FIELDS, lambda: _recovery_action(handle), vitals.recovery_action)
+    vitals.recovery_action = _read(FIELDS, lambda: _recovery_action(handle), _needed(vitals.recovery_action))
     vitals.rows = _read(ROWS, lambda: _rows(handle), vitals.rows, absent=vitals.rows)
     if vitals.rows is None:  # boards before Ampere retire pages
         vitals.pages_pending = _read(PAGES, lambda: _pages(handle), vitals.pages_pending)
@@ -83,6 +83,10 @@ def _read(function: str, call: Callable[[], T | None], last: T | None, absent: T
             raise_translated(function, error)
         log.debug("health of a GPU cannot be read", extra={"function": function, "reason": describe(error)})
         return last
+
+
+def _needed(action: RecoveryAction | None) -> RecoveryAction | None:
+    return None if action is RecoveryAction.NONE else action
 
 
 def _recovery_action(handle: Handle) -> RecoveryAction | None:
