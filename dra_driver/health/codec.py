@@ -82,6 +82,7 @@ def _written(key: FaultKey, fault: HealthFault) -> dict[str, Any]:
         "evidence": fault.evidence or None,
         "ended": fault.ended,
         "repeats": fault.repeats or None,
+        "passing": fault.passing or None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -121,6 +122,7 @@ def _fault(written: object) -> tuple[FaultKey, HealthFault] | None:
         evidence=str(written.get("evidence") or "")[:MOST_DETAIL],
         ended=written.get("ended"),
         repeats=min(repeats, MOST_DOUBLINGS),
+        passing=written.get("passing") is True,
     )
     return key, fault
 

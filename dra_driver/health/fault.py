@@ -49,7 +49,7 @@ class HealthFault:
 
     ``since`` is when it reached ``severity``. ``opened`` is when it began or came back, ``seen`` when it was seen last,
     ``recovered`` when recovery was seen (``evidence`` says how), ``ended`` when its calm time was over. ``repeats``
-    counts how often it came back.
+    counts how often it came back. ``passing``: that it ended would show no reset.
     """
 
     severity: Severity
@@ -61,6 +61,7 @@ class HealthFault:
     evidence: str = ""
     ended: float | None = None
     repeats: int = 0
+    passing: bool = False
 
     @property
     def phase(self) -> FaultPhase:

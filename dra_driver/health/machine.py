@@ -13,7 +13,8 @@ A fault's severity never falls before recovery was seen. What counts as recovery
 An XID is an event, and nothing reads whether it still holds. The GPU was reset, or needs no reset any more, when
 
 - the recovery action goes back to "none" from another one;
-- the GPU answers again after it was lost: NVML's GPU_IS_LOST lasts until a reset, a hot plug or a reboot;
+- the GPU answers again after it was lost: NVML's GPU_IS_LOST lasts until a reset, a hot plug or a reboot, which does
+  not hold for errors that may pass (`HealthReading.passing`);
 - rows or pages that were pending are not any more, and no remap has failed: only a reset or a reboot applies them. That
   is not enough for an XID that needs a reboot;
 - the node's boot id changed; or
@@ -89,8 +90,11 @@ def after_event(faults: Faults, event: HealthEvent, at: Moment) -> Faults:
 def after_reading(faults: Faults, reading: HealthReading, at: Moment) -> Faults:
     """The faults after a look at the GPU. A field that is None says nothing."""
     if reading.unreachable is not None:
-        cause = HealthCause.HANG if reading.hangs else HealthCause.LOST
-        return _with(faults, FaultKey(None, cause), reading.unreachable, at)
+        key = FaultKey(None, HealthCause.HANG if reading.hangs else HealthCause.LOST)
+        before, found = faults.get(key), dict(_with(faults, key, reading.unreachable, at))
+        passing = reading.passing and (before is None or before.phase is not FaultPhase.OPEN or before.passing)
+        found[key] = replace(found[key], passing=passing)
+        return found
     found, evidence = dict(faults), ""
     for cause, detail, ends in _levels(faults, reading):
         key = FaultKey(None, cause)
@@ -98,7 +102,8 @@ def after_reading(faults: Faults, reading: HealthReading, at: Moment) -> Faults:
             found = dict(_with(found, key, detail, at))
         elif ends and key in found and found[key].phase is FaultPhase.OPEN:
             found[key] = _recovered(found[key], ends, at)
-            evidence = evidence or (ends if cause in _RESET_CAUSES else "")
+            shows_reset = cause in _RESET_CAUSES and not found[key].passing
+            evidence = evidence or (ends if shows_reset else "")
     only_reset = evidence in {_REMAPPED, _RETIRED}
     return _settled(_healed(found, evidence, at, only_reset=only_reset), reading, at)
 

@@ -66,6 +66,7 @@ def _both_open(first: HealthFault, second: HealthFault) -> HealthFault:
         opened=min(first.opened, second.opened),
         seen=max(first.seen, second.seen),
         repeats=max(first.repeats, second.repeats),
+        passing=first.passing and second.passing,
     )
 
 

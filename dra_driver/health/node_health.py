@@ -300,6 +300,6 @@ class NodeHealth:
 def _lasting(faults: Faults) -> dict[FaultKey, tuple[object, ...]]:
     """What of faults has to be saved soon: all but when they were seen last."""
     return {
-        key: (fault.severity, fault.since, fault.detail, fault.recovered, fault.ended, fault.repeats)
+        key: (fault.severity, fault.since, fault.detail, fault.recovered, fault.ended, fault.repeats, fault.passing)
         for key, fault in faults.items()
     }

@@ -50,15 +50,17 @@ class RecoveryAction(StrEnum):
 class HealthReading:
     """One look at the health of one GPU. A field is None when hardware or driver do not report it.
 
-    ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned; the fields
-    below are None then. ``on_bus``: whether sysfs has its PCI function. ``rows_pending`` and ``rows_failed`` are about
-    row remapping, ``pages_pending`` about retired pages of GPUs before Ampere. ``links_down`` are numbers of NVLinks
-    that should be up. ``fabric_unhealthy`` says what NVML's health mask of the fabric reports, "" for nothing.
+    ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned, or with
+    ``passing`` calls fail in a way that may pass without a reset; the fields below are None then. ``on_bus``: whether
+    sysfs has its PCI function. ``rows_pending`` and ``rows_failed`` are about row remapping, ``pages_pending`` about
+    retired pages of GPUs before Ampere. ``links_down`` are numbers of NVLinks that should be up. ``fabric_unhealthy``
+    says what NVML's health mask of the fabric reports, "" for nothing.
     """
 
     gpu_uuid: GpuUuid
     unreachable: str | None = None
     hangs: bool = False
+    passing: bool = False
     on_bus: bool | None = None
     recovery_action: RecoveryAction | None = None
     rows_pending: bool | None = None

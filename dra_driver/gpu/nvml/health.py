@@ -112,7 +112,9 @@ class HealthLooks:
         on_bus = self._is_on_bus(seen.bus_id)
         reason, hangs = self._why_unreachable(known, uuid, seen, found)
         if reason is not None:
-            return HealthReading(gpu_uuid=uuid, unreachable=reason, hangs=hangs, on_bus=on_bus)
+            problem = found[1] if found is not None else None
+            passing = isinstance(problem, DeviceLostError) and is_passing(problem)
+            return HealthReading(gpu_uuid=uuid, unreachable=reason, hangs=hangs, passing=passing, on_bus=on_bus)
         vitals = seen.vitals
         pending, failed = vitals.rows or (None, None)
         answered, action = found is not None and found[1] is None, vitals.recovery_action

@@ -209,6 +209,7 @@ def test_a_property_that_fails_once_keeps_its_value_and_a_gpu_that_fails_is_kept
     state.inject("nvmlDeviceGetHandleByIndex_v2", codes.UNKNOWN, device=0)
     assert [patient.reading() == before for _ in range(4)] == [True, True, True, False]
     assert "NVML code 999" in (patient.reading().unreachable or "")
+    assert patient.reading().passing
 
 
 def test_the_word_that_no_recovery_is_needed_is_not_kept_when_it_cannot_be_read(patient: Patient, state: State) -> None:
@@ -227,6 +228,7 @@ def test_a_gpu_that_needs_a_reset_is_unreachable_with_the_next_step(patient: Pat
     patient.reading()
     state.inject("nvmlDeviceGetUUID", codes.RESET_REQUIRED, device=0)
     assert "nvidia-smi --gpu-reset" in (patient.reading().unreachable or "")
+    assert not patient.reading().passing
 
 
 def test_a_gpu_that_hangs_is_told_as_such_and_the_others_are_read(impatient: NvmlBackend, state: State) -> None:

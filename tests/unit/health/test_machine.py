@@ -67,6 +67,7 @@ def test_a_seen_reset_heals_an_xid_after_its_calm_time(number: int, ill: Any, we
     ("number", "ill", "well"),
     [
         (119, {"unreachable": "a call hangs", "hangs": True}, {}),
+        (79, {"unreachable": "Unknown Error", "passing": True}, {}),
         (119, {"recovery_action": RESET}, {"recovery_action": None}),
         (119, {"recovery_action": RESET}, {"recovery_action": RecoveryAction.DRAIN_AND_RESET}),
         (119, {"recovery_action": RESET}, {"recovery_action": RecoveryAction.UNKNOWN}),
@@ -82,6 +83,14 @@ def test_nothing_else_heals_an_xid(number: int, ill: Any, well: Any) -> None:
     """A call that returned, a link that came up or a field that is missing shows no reset."""
     faults = looked(looked(after_event({}, xid(number), at(1)), 2, **ill), 10, **well)
     assert phase(after_time(faults, at(20)), XID, number) is OPEN
+
+
+def test_a_gpu_that_was_lost_for_good_in_between_shows_a_reset() -> None:
+    """Errors that may pass come before and after it in a flapping link."""
+    faults = after_event({}, xid(79), at(1))
+    for clock, passing in ((2, True), (3, False), (4, True)):
+        faults = looked(faults, clock, unreachable="no answer", passing=passing)
+    assert phase(looked(faults, 5), XID, 79) is RECOVERING
 
 
 def test_the_drivers_word_that_nothing_is_needed_counts_only_after_a_while_and_for_what_it_reports() -> None:

@@ -35,7 +35,7 @@ READINGS = st.one_of(
         links_down=st.sampled_from([None, (), (1,)]),
         fabric_unhealthy=st.sampled_from([None, "", "route"]),
     ),
-    st.builds(lambda hangs: reading(unreachable="no answer", hangs=hangs), st.booleans()),
+    st.builds(reading, unreachable=st.just("no answer"), hangs=st.booleans(), passing=st.booleans()),
 )
 BAD = st.builds(
     reading,
