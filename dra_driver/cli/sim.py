@@ -1,4 +1,5 @@
-"""``dra-driver sim``: runs an embedded cluster with simulated GPUs (``up``), or a demonstration in it (``demo``)."""
+"""``dra-driver sim``: runs an embedded cluster with simulated GPUs (``up``), or a demonstration in it (``demo``); makes
+simulated GPUs of any cluster ill (``inject``) and well again (``recover``)."""
 
 import argparse
 import signal
@@ -6,6 +7,8 @@ import sys
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
+from dra_driver.cli import sim_faults
 
 DESCRIPTION = """\
 Run a Kubernetes cluster in this process: an API server on loopback for kubectl, a scheduler, controllers, and for each
@@ -39,6 +42,7 @@ def add_parser(subparsers: Any) -> None:
     demo.add_argument(
         "--root", type=Path, metavar="DIR", help="the checkout with examples/ and deploy/ (default: here)"
     )
+    sim_faults.add_parsers(actions)
 
 
 def _add_nodes(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +57,8 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the action and returns its exit status."""
+    if args.action in {"inject", "recover"}:
+        return sim_faults.run(args)
     from dra_driver.telemetry import logs
 
     logs.configure("text", "warning")

@@ -38,6 +38,11 @@ class FaultOrder:
             raise ValueError(f"{found.kind} is a fault of a whole GPU: {whole} expected, not {device:.60}")
         return cls(DeviceName(device), found)
 
+    def is_like(self, other: "FaultOrder") -> bool:
+        """Whether both are the same fault of the same device, however often."""
+        kind, value = other.fault.kind, other.fault.value
+        return (self.device, self.fault.kind, self.fault.value) == (other.device, kind, value)
+
     def __str__(self) -> str:
         return f"{self.device} {self.fault}"
 
@@ -73,13 +78,18 @@ def added(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOrder, 
     """With one more; the same fault of the same device once more counts up, and so is told again."""
     found, again = [], False
     for one in orders:
-        if (one.device, one.fault.kind, one.fault.value) == (order.device, order.fault.kind, order.fault.value):
+        if one.is_like(order):
             count = min(MAX_COUNT, one.fault.count + order.fault.count)
             found.append(FaultOrder(one.device, replace(one.fault, count=count)))
             again = True
         else:
             found.append(one)
     return tuple(found) if again else (*found, order)
+
+
+def removed(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOrder, ...]:
+    """Without that fault of that device."""
+    return tuple(one for one in orders if not one.is_like(order))
 
 
 def without(orders: Iterable[FaultOrder], device: str) -> tuple[FaultOrder, ...]:

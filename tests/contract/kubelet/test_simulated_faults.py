@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.cli.main import main
 from dra_driver.gpu.simulated.fault_orders import ANNOTATION
 from dra_driver.kube.rest import RestClient
 from tests.contract.kubelet.processes import NODE, devices
@@ -78,3 +79,21 @@ def test_real_gpus_are_never_touched_by_it(rest: RestClient, driver: Driver, pro
     assert set(found) == {"gpu.dra-driver.io/drained"}
     assert events(rest, "SimulatedFault") == events(rest, "SimulatedFaultRefused") == []
     assert driver.old.calls("nvmlInitWithFlags") == 1
+
+
+def test_the_commands_inject_a_fault_and_recover_from_it(
+    rest: RestClient, node: Callable[..., NodeProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the kubeconfig of the cluster, embedded or not."""
+    simulated = node().start()
+    simulated.wait_for(lambda: devices(rest))
+    flags = ["--kubeconfig", str(simulated.flags["kubeconfig"]), "--wait", "60"]
+    assert main(["sim", "inject", NODE, "gpu-0", "xid=13", *flags]) == 0
+    assert injected(simulated) == ["xid=13"]
+    assert main(["sim", "inject", NODE, "gpu-0-mig-1g10gb-19-0", "ecc", *flags]) == 1
+    assert "this partition does not exist now" in capsys.readouterr().err
+    assert injected(simulated) == ["xid=13"]
+    assert main(["sim", "inject", NODE, "gpu-5", "ecc", *flags]) == 2
+    assert "did you mean gpu-" in capsys.readouterr().err
+    assert main(["sim", "recover", NODE, *flags]) == 0
+    assert injected(simulated) == []
