@@ -32,7 +32,7 @@ def bad(tmp_path: Path) -> str:
 def test_examples_and_deployment_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     status, out = lint(capsys, "--strict", str(ROOT / "examples"), str(ROOT / "deploy"))
     assert status == 0
-    assert re.fullmatch(r"\d\d objects in \d\d files: no findings\n", out)
+    assert re.fullmatch(r"\d+ objects in \d+ files: no findings\n", out)
 
 
 def test_text_output(capsys: pytest.CaptureFixture[str], bad: str) -> None:
