@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dra_driver.config.policy import policy_of, policy_problems
 from dra_driver.health.rules import CALM_S
 from dra_driver.health.xids import KNOWN
 from dra_driver.kubelet.health_taints import KEYS
@@ -28,3 +30,11 @@ def test_each_xid_is_documented_and_those_that_taint_stand_out() -> None:
     assert {int(number): does == "**taints**" for number, does in rows.items()} == {
         number: known.taints for number, known in KNOWN.items()
     }
+
+
+def test_the_policy_that_is_shown_can_be_applied() -> None:
+    """People copy it."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    written = yaml.safe_load(text)
+    assert policy_problems(written) == []
+    assert policy_of(written).health.evicting_causes == {HealthCause.LOST}
