@@ -70,6 +70,20 @@ class ProcessRegistry:
             os.close(fd)
 
 
+def living_runs(directory: Path) -> frozenset[OwnerId]:
+    """The runs of the node process that are alive in ``directory``. One whose file cannot be checked counts."""
+    found: set[OwnerId] = set()
+    for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                alive = not _is_free(path)
+            except PermissionError:
+                alive = True
+            if alive:
+                found.add(OwnerId(path.name[len(_PREFIX) : -len(_SUFFIX)]))
+    return frozenset(found)
+
+
 def _take(path: Path) -> int:
     """Create and lock the file at ``path``; repeat when the sweep of another run removed it before it was locked."""
     for _ in range(_TRIES):

@@ -14,8 +14,7 @@ from dra_driver.claims import Claims, ClaimService, Counts, Journal, PrepareGate
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.gpu.inventory import Inventory
-from dra_driver.kube.claims import ApiClaimReader
-from dra_driver.kube.rest import RestClient
+from dra_driver.kube.claims import ApiClaimReader, BoundedGetter
 from dra_driver.kubelet.device_nodes import HostDeviceNodes
 from dra_driver.kubelet.hardware import MPS, Hardware
 from dra_driver.mig.manager import CreationWatch
@@ -42,7 +41,7 @@ class ClaimManager:
         settings: NodeSettings,
         plugin_dir: Path,
         *,
-        rest: RestClient,
+        rest: BoundedGetter,
         names: CdiNames,
         writer: CdiWriter,
         provider: CdiProvider,

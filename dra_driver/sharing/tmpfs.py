@@ -105,6 +105,11 @@ class SystemMounts:
             _call(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"unmount {path}")
 
 
+def own_mounts() -> tuple[Path, ...]:
+    """Where this driver's file systems are mounted, as this process sees it."""
+    return tuple(place for place, _, system in _mountinfo() if system.split(" ")[:2] == ["tmpfs", SOURCE])
+
+
 def _mountinfo() -> Iterator[tuple[Path, list[str], str]]:
     """For each mount in order: its path, its optional fields, and type, source and options of its file system."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - small

@@ -133,7 +133,7 @@ def test_no_probe_can_restart_the_mps_host(overlay: str | None) -> None:
     (container,) = spec["containers"]
     assert "livenessProbe" not in container
     assert "startupProbe" not in container
-    assert container["readinessProbe"]["exec"]["command"] == ["dra-driver", "mps-host", "--check"]
+    assert container["readinessProbe"]["exec"]["command"] == ["/opt/dra-driver/bin/dra-driver", "mps-host", "--check"]
 
 
 @pytest.mark.parametrize("name", ["dra-driver-node", "dra-driver-mps-host"])
@@ -217,3 +217,21 @@ def unordered(value: Any) -> Any:
     if isinstance(value, list):
         return sorted((unordered(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
     return value
+
+
+def test_cleanup_sees_every_place_of_both_processes() -> None:
+    """What it does not see stays on the node; the folder that it removes must not be a mount itself."""
+    base = render(DEPLOY / "base")
+    node, mps_host = daemonset(base, "dra-driver-node"), daemonset(base, "dra-driver-mps-host")
+    pod = yaml.safe_load((DEPLOY / "cleanup/pod.yaml").read_text())["spec"]
+    found, variables = mounts(pod), environment(pod)
+    for name, path in (mounts(node) | mounts(mps_host)).items():
+        assert [mount for mount in found.values() if Path(path[1]).is_relative_to(mount[1])], name
+    assert found["plugins"][1] == str(Path(mounts(node)["plugins"][1]).parent)
+    assert (variables["MPS_RUN_DIR"], "/run") == found["run"]
+    assert {name: variables[name] for name in ("CDI_DIR", "HOST_ROOT")} == {
+        name: environment(node)[name] for name in ("CDI_DIR", "HOST_ROOT")
+    }
+    (run,) = [item for item in pod["containers"][0]["volumeMounts"] if item["name"] == "run"]
+    assert run["mountPropagation"] == "Bidirectional"
+    assert pod["containers"][0]["image"] == node["containers"][0]["image"]
