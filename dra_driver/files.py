@@ -4,6 +4,7 @@ The CDI writer keeps its own steps (``cdi/storage.py``): its files are readable 
 step fail in turn.
 """
 
+import errno
 import fcntl
 import glob
 import os
@@ -75,8 +76,7 @@ def lock_file(
     another descriptor still holds the lock then, and OSError when the file cannot be opened. Follows no link. Never
     remove a lock file that another process may wait for: the two would then lock different files.
     """
-    flags = os.O_RDONLY if create_mode is None else os.O_RDWR | os.O_CREAT
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, create_mode or 0)
+    descriptor = _open_lock(path, create_mode)
     try:
         deadline = clock() + timeout_s
         while True:
@@ -91,6 +91,18 @@ def lock_file(
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _open_lock(path: Path, create_mode: int | None) -> int:
+    common = os.O_CLOEXEC | os.O_NOFOLLOW
+    if create_mode is not None:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | common, create_mode)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+    # A lock that exists can be taken on a file system that the kernel made read-only: claims are still served.
+    return os.open(path, os.O_RDONLY | common)
 
 
 def name_holder(descriptor: int) -> None:

@@ -49,9 +49,9 @@ SHORT_S = 6.0
 class Stage:
     """A context manager: the node runs, and a claim of each form is prepared."""
 
-    def __init__(self, *, spec: str = SPEC, mps: bool = True, wrap: Sequence[str] = ()) -> None:
-        """``wrap`` is put before the command of the node process."""
-        self.node = LiveNode(spec, policy=POLICY, mps=mps)
+    def __init__(self, *, spec: str = SPEC, mps: bool = True, wrap: Sequence[str] = (), on_disk: bool = False) -> None:
+        """``wrap`` is put before the command of the node process; ``on_disk``: see LiveNode."""
+        self.node = LiveNode(spec, policy=POLICY, mps=mps, on_disk=on_disk)
         self.proxy = FaultProxy(self.node.root / "kubeconfig")
         self.http_port = _free_port()
         self._wrap = list(wrap)
@@ -186,7 +186,7 @@ class Stage:
             assert self.node.states().get(claim["uid"]) == "prepared", form
             assert self.node.cdi_files()[claim["uid"]].read_bytes() == document, form
             again = self.node.prepare(claim)
-            assert (again.error, list(again.devices)) == ("", answer), form
+            assert (again.error, list(again.devices)) == ("", answer), f"{form}: {again.error}"
 
     def assert_on_hardware(self) -> None:
         """The partition and the MPS daemon exist, once."""
@@ -214,9 +214,9 @@ class Stage:
             assert time.monotonic() < deadline, f"no {what}: {self.readyz()}, {self.node.log()[-4000:]}"
             time.sleep(0.02)
 
-    def finish(self, fault: FaultRecord, since: float, *, seen: str) -> None:
+    def finish(self, fault: FaultRecord, since: float, *, seen: str, at_least_s: float = 0.0) -> None:
         """The end of a test: everything is normal again, nothing was lost, and after the last claim nothing is left."""
-        seconds = self.normal_after(since)
+        seconds = max(at_least_s, self.normal_after(since))
         self.assert_intact()
         self.assert_on_hardware()
         kept = len(self.held)

@@ -156,6 +156,25 @@ def test_temporary_files_of_a_dead_process_are_removed_when_they_are_old(tmp_pat
     assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, young.name, "state.json"]
 
 
+def test_a_lock_that_exists_is_taken_on_a_read_only_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel makes a file system read-only after a disk error; prepared claims are answered nevertheless."""
+    path, really = tmp_path / "lock", os.open
+    path.touch()
+
+    def read_only(name: object, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return really(path, flags)
+
+    monkeypatch.setattr(os, "open", read_only)
+    descriptor = lock_file(path)
+    with pytest.raises(BlockingIOError):
+        lock_file(path)
+    os.close(descriptor)
+
+
 def test_a_missing_lock_file_is_made_only_where_that_is_wanted(tmp_path: Path) -> None:
     """Asking whether a process lives must not leave a file behind."""
     with pytest.raises(FileNotFoundError):

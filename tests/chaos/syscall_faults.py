@@ -1,0 +1,167 @@
+"""Decides system calls of a child process that change files: let them pass, let them fail, or let the process die.
+
+The child runs under `under_filter`, which says how. A rule sees one call with its path before it has any effect, so a
+test can stand between any two steps of a process without knowing its code.
+"""
+
+import array
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.under_filter import NUMBERS, supported
+
+__all__ = ["PASS", "Step", "Supervisor", "error", "supported"]
+
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls of linux/seccomp.h
+_NOTICE = struct.Struct("=QIIiIQ6Q")
+_ANSWER = struct.Struct("=Qqi I")
+_CONTINUE = 1
+_BY_DESCRIPTOR = {"pwrite64", "fsync", "fdatasync", "ftruncate"}
+_PATH_ARGUMENT = {"rename": 1, "mkdir": 0, "unlink": 0, "renameat": 3, "renameat2": 3}  # others: 1
+PASS = 0
+KILL = -1
+
+
+def error(number: int) -> int:
+    """What a rule returns for a call that fails."""
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One call, before its effect; ``path`` is the file that it changes, for a rename the new name."""
+
+    call: str
+    path: str
+    pid: int
+    """The thread's id."""
+    flags: int = 0
+    """The flags of an openat."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether a file would be opened to be changed, or made."""
+        return self.call == "openat" and (self.flags & (os.O_WRONLY | os.O_RDWR) != 0 or not Path(self.path).exists())
+
+    def __str__(self) -> str:
+        return f"{self.call} {self.path}"
+
+
+Rule = Callable[[Step], int]
+"""PASS, KILL, or the errno with which the call fails."""
+
+
+class Supervisor:
+    """A context manager. ``rule`` may be replaced at any time; ``steps`` are the calls that it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "supervisor"
+        self.rule: Rule = lambda step: PASS
+        self.steps: list[Step] = []
+        self.keep = False
+        """Whether steps are remembered."""
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(self.path))
+        self._listening.listen(4)
+        self._names = {number: name for name, number in NUMBERS[platform.machine()].items()}
+        self._ended = threading.Event()
+
+    def wrap(self) -> list[str]:
+        """What to put before a command."""
+        return [sys.executable, "-m", "tests.chaos.under_filter", str(self.path)]
+
+    def __enter__(self) -> "Supervisor":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            with connection:
+                _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
+                if ancillary:
+                    listener = array.array("i", ancillary[0][2][:4])[0]
+                    threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+
+    def _serve(self, listener: int) -> None:
+        """Until the last filtered process has ended."""
+        poller = select.poll()
+        poller.register(listener, select.POLLIN)
+        try:
+            while True:
+                events = poller.poll(1000)
+                if any(found & (select.POLLHUP | select.POLLERR) for _, found in events):
+                    return
+                if events:
+                    self._one(listener)
+        finally:
+            os.close(listener)
+
+    def _one(self, listener: int) -> None:
+        notice = bytearray(_NOTICE.size)
+        try:
+            fcntl.ioctl(listener, _RECEIVE, notice)
+        except OSError as found:
+            if found.errno in (errno.ENOENT, errno.EINTR):  # the process died meanwhile
+                return
+            raise
+        number, pid, _, call, _, _, *arguments = _NOTICE.unpack(notice)
+        decision = PASS
+        with contextlib.suppress(OSError):  # a process that is gone
+            step = self._step(pid, self._names[call], arguments)
+            decision = self.rule(step)
+            if self.keep:
+                self.steps.append(step)
+        if decision == KILL:
+            with contextlib.suppress(OSError):
+                os.kill(_process_of(pid), signal.SIGKILL)
+            return
+        flags = 0 if decision else _CONTINUE
+        answer = _ANSWER.pack(number, 0, -decision, flags)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(listener, _SEND, bytearray(answer))
+
+    @staticmethod
+    def _step(pid: int, call: str, arguments: list[int]) -> Step:
+        if call in _BY_DESCRIPTOR:
+            path = str(Path(f"/proc/{pid}/fd/{arguments[0]}").readlink())
+        else:
+            path = _text(pid, arguments[_PATH_ARGUMENT.get(call, 1)])
+            if not path.startswith("/"):
+                path = str(Path(f"/proc/{pid}/cwd").readlink() / path)
+        return Step(call=call, path=path, pid=pid, flags=arguments[2] if call == "openat" else 0)
+
+
+def _process_of(thread: int) -> int:
+    status = Path(f"/proc/{thread}/status").read_text()
+    return int(status.split("Tgid:")[1].split()[0])
+
+
+def _text(pid: int, address: int) -> str:
+    """The C string at an address of another process."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(address)
+        found = memory.read(min(4096, 4096 - address % 4096 + 4096))
+    return ctypes.create_string_buffer(found).value.decode(errors="replace")

@@ -1,0 +1,173 @@
+"""A GPU is lost, hangs, is reset, reports wrong values, or loses a partition: the other GPUs go on."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chaos.record import FaultRecord
+from tests.chaos.stage import CUT, SPARE, Stage
+from tests.fakes.live_claims import gpu
+from tests.fakes.live_node import until
+
+LAST = 5
+"""The minor of a GPU that no claim has."""
+
+
+class Described:
+    """A stage whose GPUs are described by a file, which can be changed while the process runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "gpus.yaml"
+        self.gpus: list[dict[str, Any]] = [{"model": "h100-sxm5-80gb"} for _ in range(LAST + 1)]
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file, as a person would."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump({"gpus": self.gpus}))
+        fresh.replace(self.path)
+
+    def change(self, minor: int, **fields: object) -> None:
+        self.gpus[minor] |= fields
+        self.write()
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Described:
+    return Described(tmp_path)
+
+
+def published(stage: Stage, minor: int) -> bool:
+    names = {device["name"] for item in stage.node.slices() for device in item["spec"].get("devices") or ()}
+    return f"gpu-{minor}" in names
+
+
+def test_and_back(stage: Stage, minor: int, fault: FaultRecord, *, seen: str, since: float) -> None:
+    """Not a test: the end of those here."""
+
+
+test_and_back.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.fault("gpu-lost")
+def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: FaultRecord) -> None:
+    """New claims get other GPUs; the others' claims are served; it is published again when it answers."""
+    with Stage(spec=str(described.path)) as stage:
+        described.change(LAST, lost="fell off the bus")
+        until(lambda: not published(stage, LAST), "the lost GPU to be withdrawn", 30.0)
+        seen = stage.wait_logged("fell off the bus")
+        stage.assert_intact()
+        claim = stage.scheduler.allocate_soon(gpu(of=[stage.node.gpus[SPARE]]))
+        assert stage.prepare(claim) == ""
+        stage.drop(claim)
+        described.change(LAST, lost=None)
+        since = time.monotonic()
+        until(lambda: published(stage, LAST), "the GPU to be published again", 30.0)
+        stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("gpu-lost-held")
+def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault: FaultRecord) -> None:
+    """The pod is deleted while its GPU does not answer: the unprepare succeeds, and the rest follows when it can."""
+    with Stage(spec=str(described.path)) as stage:
+        described.change(CUT, lost="fell off the bus")
+        claim, _, _ = stage.held.pop("partition")
+        stage.wait_logged("fell off the bus")
+        errors = stage.node.unprepare(claim, 20.0)
+        seen = errors or stage.wait_logged("unprepared")
+        stage.assert_intact()
+        described.change(CUT, lost=None)
+        since = time.monotonic()
+        until(lambda: stage.node.unprepare(claim) == "", "the unprepare", 60.0)
+        stage.scheduler.release(claim)
+        until(lambda: stage.node.instances() == [], f"the partition to go: {stage.node.instances()}", 60.0)
+        stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("gpu-hung")
+def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> None:
+    """Calls for it do not return; other GPUs' claims are prepared as fast as ever."""
+    hung = stage.node.gpus[LAST]
+    stage.node.hardware.set_trouble(hung, "hangs")
+    until(lambda: not published(stage, LAST), "the hung GPU to be withdrawn", 60.0)
+    seen = stage.wait_logged("does not answer")
+    stage.assert_intact()
+    claim = stage.scheduler.allocate_soon(gpu(of=[stage.node.gpus[SPARE]]))
+    began = time.monotonic()
+    assert stage.prepare(claim, 45.0) == ""
+    assert time.monotonic() - began < 5.0
+    stage.drop(claim)
+    stage.node.hardware.set_trouble(hung, "hangs", on=False)
+    since = time.monotonic()
+    until(lambda: published(stage, LAST), "the GPU to be published again", 60.0)
+    stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("gpu-reset")
+def test_a_reset_gpu_loses_its_partitions_and_no_claim_of_others(stage: Stage, fault: FaultRecord) -> None:
+    """A reset destroys all instances: the claim's repeated prepare says so, its unprepare succeeds."""
+    path = stage.node.plugin / "simulated-gpus.json"
+    state = json.loads(path.read_text())
+    state["gpus"][stage.node.gpus[CUT]]["instances"] = []
+    state["changes"] += 1
+    fresh = path.with_suffix(".reset")
+    fresh.write_text(json.dumps(state))
+    fresh.replace(path)
+    claim, _, _ = stage.held.pop("partition")
+    since = time.monotonic()
+    seen = stage.prepare(claim, 20.0)
+    assert seen, "a partition that is gone was answered"
+    stage.assert_intact()
+    stage.drop(claim)
+    stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("gpu-instance-vanishes")
+def test_a_partition_destroyed_from_outside_is_noticed(stage: Stage, fault: FaultRecord) -> None:
+    """``nvidia-smi mig -dgi`` under a claim: the repeated prepare says so, and the claim can be unprepared."""
+    cut = stage.node.gpus[CUT]
+    instances = stage.node.hardware_state()["gpus"][cut]["instances"]
+    stage.node.hardware.foreign_destroy(cut, instances[0]["gi"])
+    claim, _, _ = stage.held.pop("partition")
+    since = time.monotonic()
+    seen = stage.prepare(claim, 20.0)
+    assert seen, "a partition that is gone was answered"
+    stage.drop(claim)
+    stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memoryMiB": None},
+        {"memoryMiB": 1},
+        {"productName": "\u0000" * 10 + "x" * 300},
+        {"pciBusId": "ffffffff:ff:1f.7"},
+        {"numaNode": 65535},
+    ],
+    ids=["no memory", "1 MiB", "a name of garbage", "an odd address", "an odd NUMA node"],
+)
+@pytest.mark.fault("gpu-wrong-values")
+def test_wrong_values_of_one_gpu_concern_that_gpu(
+    wrong: dict[str, object], described: Described, fault: FaultRecord
+) -> None:
+    """The other GPUs stay published and served, whatever one of them reports."""
+    with Stage(spec=str(described.path)) as stage:
+        described.change(LAST, **wrong)
+        time.sleep(3.0)
+        stage.assert_intact()
+        assert published(stage, SPARE)
+        claim = stage.scheduler.allocate_soon(gpu(of=[stage.node.gpus[SPARE]]))
+        assert stage.prepare(claim) == ""
+        stage.drop(claim)
+        seen = stage.logged("WARNING|ERROR") or f"{next(iter(wrong))} {next(iter(wrong.values()))!r:.40}: no word"
+        for field in wrong:
+            del described.gpus[LAST][field]
+        described.write()
+        since = time.monotonic()
+        until(lambda: published(stage, LAST), "the GPU to be published as before", 30.0)
+        stage.finish(fault, since, seen=seen)

@@ -1,0 +1,117 @@
+"""The node process is stopped, killed for memory, started twice: containers do not notice, calls are answered later."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.record import FaultRecord
+from tests.chaos.stage import Stage
+from tests.fakes.live_node import until
+
+A_MINUTE_S = 60.0
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.fault("sigstop")
+def test_a_process_that_is_stopped_for_a_minute_goes_on(stage: Stage, fault: FaultRecord) -> None:
+    """As a frozen cgroup or a debugger: calls meanwhile end at their deadline, and later ones are answered."""
+    claim, during = stage.spare_claim(), stage.node.process.pid
+    assert during is not None
+    os.kill(during, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        seen = stage.prepare(claim)
+        assert seen == "DEADLINE_EXCEEDED"
+        stage.node.remove_slices()
+        time.sleep(A_MINUTE_S - (time.monotonic() - began))
+    finally:
+        os.kill(during, signal.SIGCONT)
+    since = time.monotonic()
+    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that waited", 60.0)
+    stage.drop(claim)
+    stage.finish(fault, since, seen=f"calls end with {seen}, and are answered after the minute")
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of its own that limits memory (cgroup v1 here). Skips for users who may not make one."""
+    group = MEMORY_GROUPS / f"dra-chaos-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("this user may not limit the memory of a process")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.fault("oom-kill")
+def test_a_process_that_the_kernel_kills_for_memory_loses_nothing(
+    memory_group: Path, stage: Stage, fault: FaultRecord
+) -> None:
+    """The limit is set below what the process uses, while it prepares."""
+    claim, pid = stage.spare_claim(), stage.node.process.pid
+    (memory_group / "cgroup.procs").write_text(str(pid))
+    (memory_group / "memory.limit_in_bytes").write_text(str(1 << 20))  # reclaims what it can; new pages count
+    with ThreadPoolExecutor(1) as calls:
+        answer = calls.submit(stage.prepare, claim, 45.0)
+        until(lambda: not stage.node.process.is_running, "the kernel to kill the process", 60.0)
+        error = answer.result(60.0)
+    assert error == "UNAVAILABLE"
+    killed = (memory_group / "memory.oom_control").read_text()
+    assert "oom_kill 0" not in killed
+    since = time.monotonic()
+    stage.node.kill()
+    stage.node.start()
+    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that was cut off", 60.0)
+    stage.drop(claim)
+    stage.finish(fault, since, seen=f"the call is cut off ({error}); memory.oom_control: {killed.split()[-2:]}")
+
+
+@pytest.mark.fault("two-at-once")
+def test_a_second_process_is_refused_and_changes_nothing(stage: Stage, fault: FaultRecord) -> None:
+    """Two node processes of one node without pod UIDs, as two DaemonSets would start them."""
+    second = subprocess.run(stage.node.process.command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert second.returncode == 2
+    assert "another process of this driver runs on this node" in second.stderr
+    stage.assert_intact()
+    stage.finish(fault, time.monotonic(), seen=second.stderr.strip().splitlines()[-1])
+
+
+@pytest.mark.fault("two-killed")
+def test_node_process_and_mps_host_killed_together_lose_nothing(stage: Stage, fault: FaultRecord) -> None:
+    """Their daemons live on, and both processes find them again."""
+    daemons = stage.node.mps_processes()
+    host = stage.node.mps_host
+    assert host is not None
+    host.kill()
+    stage.node.kill()
+    claim = stage.spare_claim()
+    seen = stage.prepare(claim, 2.0)
+    assert seen == "UNAVAILABLE"
+    assert stage.node.mps_processes() == daemons
+    since = time.monotonic()
+    host.start()
+    stage.node.start()
+    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that failed", 60.0)
+    stage.drop(claim)
+    assert stage.node.mps_processes() == daemons
+    stage.finish(fault, since, seen=f"calls end with {seen} until both run again; the daemons are the same processes")
+
+
+@pytest.mark.fault("kill-9")
+def test_a_kill_at_rest_changes_nothing(stage: Stage, fault: FaultRecord) -> None:
+    """The usual crash: prepared claims stay, and the next process serves."""
+    stage.node.kill()
+    claim = stage.spare_claim()
+    seen = stage.prepare(claim, 2.0)
+    since = time.monotonic()
+    stage.node.start()
+    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that failed", 60.0)
+    stage.drop(claim)
+    stage.finish(fault, since, seen=f"calls end with {seen} until the process runs again")
