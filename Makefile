@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-.PHONY: demo test test-slow chaos check bench fuzz mutants gen lock clean
+.PHONY: demo test test-slow chaos soak check bench fuzz mutants gen lock clean
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 	$(PYTHON) scripts/bootstrap.py $(VENV)
@@ -16,11 +16,14 @@ demo: $(VENV)/.ready          ## The main job on the embedded cluster: publish, 
 test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minutes
 	$(BIN)/pytest -m "not slow"
 
-test-slow: $(VENV)/.ready     ## Soak and long scenario tests
+test-slow: $(VENV)/.ready     ## Long scenario tests
 	$(BIN)/pytest -m slow -n 0 --timeout 1200
 
-chaos: $(VENV)/.ready         ## One fault after the other happens to a node process; under 15 minutes
-	$(BIN)/pytest tests/chaos --timeout 300
+chaos: $(VENV)/.ready         ## Faults happen to a node process; under 15 minutes; writes docs/faults.md
+	$(BIN)/python -m tests.chaos
+
+soak: $(VENV)/.ready          ## 10,000 mixed claims on a node and 1,000 on a cluster, under kills and faults; under 30 minutes
+	$(BIN)/python -m tests.soak
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, sizes, words, docs, generated code
 	$(BIN)/ruff format --check .

@@ -1,5 +1,5 @@
 """Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
-docs/performance.md from the figures of its last run, the tables of docs/conformance.md from the checks, the
+docs/performance.md and docs/faults.md from their last runs, the tables of docs/conformance.md from the checks, the
 table of XIDs in docs/health.md from the data of the package.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
@@ -25,6 +25,7 @@ from dra_driver.config.schemas import export
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import conformance_docs  # noqa: E402 - as below
+import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
 
@@ -66,6 +67,7 @@ def generate(target: Path) -> None:
     performance_docs.generate(ROOT, target)
     conformance_docs.generate(ROOT, target)
     health_docs.generate(ROOT, target)
+    faults_docs.generate(ROOT, target)
 
 
 def generate_schemas(target: Path) -> None:
@@ -90,6 +92,7 @@ def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, CRD) if (root / path).exists()]
     found += performance_docs.outputs(root) + conformance_docs.outputs(root) + health_docs.outputs(root)
+    found += faults_docs.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 

@@ -21,7 +21,7 @@ from tests.chaos.proxy import FaultProxy
 from tests.chaos.record import FaultRecord
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
-from tests.fakes.live_node import DRIVER, LiveNode, until
+from tests.fakes.live_node import LiveNode, until
 
 SPEC = "6xh100-sxm5-80gb"
 CUT, WHOLE, IN_TURNS, BY_MPS, SPARE = 0, 1, 2, 3, 4
@@ -127,9 +127,8 @@ class Stage:
     def is_ready(self) -> bool:
         """Whether /readyz says so, once this stage has done what a kubelet does with a new registration socket."""
         with suppress(OSError, grpc.RpcError):
-            path = self.node.folders.registry / f"{DRIVER}-reg.sock"
-            if (found := path.stat().st_ino) != self._registered:
-                register(path)
+            if (found := self.node.registration.stat().st_ino) != self._registered:
+                register(self.node.registration)
                 self._registered = found
         return self.readyz()[0] == 200
 

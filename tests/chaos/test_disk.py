@@ -20,9 +20,7 @@ from tests.chaos.stage import Stage
 from tests.chaos.syscall_faults import PASS, Step, Supervisor, error, supported
 from tests.fakes.live_node import until
 
-needs_filter = pytest.mark.skipif(
-    not supported(), reason="the filter of system calls does not know this architecture"
-)
+needs_filter = pytest.mark.skipif(not supported(), reason="the filter of system calls does not know this architecture")
 FAULT_S = 7.0
 """Longer than the time between two looks at the folders (5 s)."""
 
@@ -116,8 +114,9 @@ def fill(folder: Path) -> Path:
             try:
                 while True:
                     file.write(b"\0" * size)
-            except OSError as found:
-                assert found.errno == errno.ENOSPC
+            except OSError:
+                continue  # full, as far as pieces of this size go
+    assert os.statvfs(folder).f_bfree == 0
     return ballast
 
 
@@ -128,8 +127,8 @@ def crowd(folder: Path) -> Path:
     for number in range(1_000_000):
         try:
             (ballast / str(number)).touch()
-        except OSError as found:
-            assert found.errno == errno.ENOSPC
+        except OSError:
+            assert os.statvfs(folder).f_ffree == 0
             return ballast
     raise AssertionError("inodes without end")
 
@@ -171,4 +170,4 @@ def test_a_small_file_system_that_fills_up(
             stage.assert_intact()
             clear(ballast)
             _back(stage, fault, claim, seen)
-    os.rmdir(folder)
+    folder.rmdir()

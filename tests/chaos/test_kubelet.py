@@ -20,7 +20,7 @@ def test_a_kubelet_that_restarts_finds_everything(stage: Stage, fault: FaultReco
     stage.node._close_channel()
     since = time.monotonic()
     stage.node.remove_slices()
-    info = register(stage.node.folders.registry / f"{DRIVER}-reg.sock")
+    info = register(stage.node.registration)
     assert info.name == DRIVER
     stage.assert_intact()
     seen = stage.wait_logged("slice created", 30.0)
@@ -76,9 +76,9 @@ def test_calls_that_overlap_are_one_prepare_and_one_unprepare(stage: Stage, faul
 def test_a_call_whose_deadline_passes_is_not_lost(stage: Stage, fault: FaultRecord) -> None:
     """The hardware takes longer than the kubelet waits; the repeated call gets the partition, made once."""
     claim = stage.scheduler.allocate_soon(partition("1g.10gb", of=[stage.node.gpus[CUT]]))
-    stage.node.hardware.fail_next("create_gpu_instance", delay_s=4.0)
+    stage.node.hardware.fail_next("create_gpu_instance", delay_s=12.0)
     since = time.monotonic()
-    seen = stage.prepare(claim, 1.0)
+    seen = stage.prepare(claim, 8.0)
     assert seen, "the call cannot have succeeded"
     answer = stage.node.prepare(claim)
     assert answer.error == ""

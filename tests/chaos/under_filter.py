@@ -88,9 +88,7 @@ def install() -> int:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.addressof(buffer))
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    listener: int = libc.syscall(
-        SECCOMP[platform.machine()], _SET_MODE_FILTER, _NEW_LISTENER, ctypes.byref(program)
-    )
+    listener: int = libc.syscall(SECCOMP[platform.machine()], _SET_MODE_FILTER, _NEW_LISTENER, ctypes.byref(program))
     if listener < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")

@@ -81,6 +81,8 @@ class LiveNode:
         self.mps_host = MpsHostSubprocess(DRIVER, self.folders) if mps else None
         self.hardware = SimulatedBackend.from_spec(spec, name, state_file=self.plugin / "simulated-gpus.json")
         self.gpus = tuple(gpu.uuid for gpu in self.hardware.snapshot().gpus)
+        self.pod_uid = ""
+        """As which pod the process was started, where its command says so: its sockets have that name."""
         self._guard = threading.Lock()  # guards the connection
         self._channel: grpc.Channel | None = None
 
@@ -142,7 +144,12 @@ class LiveNode:
 
     @property
     def socket(self) -> Path:
-        return self.plugin / "dra.sock"
+        return self.plugin / (f"dra-{self.pod_uid}.sock" if self.pod_uid else "dra.sock")
+
+    @property
+    def registration(self) -> Path:
+        middle = f"-{self.pod_uid}" if self.pod_uid else ""
+        return self.folders.registry / f"{DRIVER}{middle}-reg.sock"
 
     @property
     def is_serving(self) -> bool:

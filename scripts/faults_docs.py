@@ -1,0 +1,224 @@
+"""Writes docs/faults.md from docs/faults/faults.toml and the last runs of `make chaos` and of the lab.
+
+Tests name their row with ``@pytest.mark.fault("<id>")``. A row without a test, a test without a row, and a figure of a
+test that does not exist end `scripts/gen.py` with a sentence each, so page and tests cannot drift apart.
+
+usage: faults_docs.py collect FOLDER RUN [SECONDS]
+
+joins the records in FOLDER into docs/faults/RUN.json (RUN is chaos or lab), prints the tables and writes the page.
+"""
+
+import ast
+import json
+import os
+import platform
+import statistics
+import sys
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path("docs/faults")
+PAGE = Path("docs/faults.md")
+ROWS = FOLDER / "faults.toml"
+RUNS = {"chaos": "`make chaos`", "lab": "the lab: Kubernetes 1.36.2 with containerd 2.1.9"}
+TESTS = ("tests/chaos/test_*.py", "tests/e2e/test_faults.py")
+NOTHING = "nothing"
+
+
+def generate(source: Path, target: Path) -> None:
+    """Write the page below ``target``. Raises SystemExit with what does not agree."""
+    rows = read_rows(source)
+    if found := list(disagreements(rows, tests_by_fault(source), records(source))):
+        raise SystemExit("docs/faults and its tests do not agree:\n" + "\n".join(found))
+    (target / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    (target / PAGE).write_text(page(rows, source))
+
+
+def outputs(root: Path) -> list[Path]:
+    """The generated files that exist below ``root``."""
+    return [root / PAGE] if (root / PAGE).exists() else []
+
+
+def read_rows(root: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = tomllib.loads((root / ROWS).read_text())["fault"]
+    return found
+
+
+def tests_by_fault(root: Path) -> dict[str, list[str]]:
+    """Tests, as ``file::function``, by the fault that their marker names."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(each for pattern in TESTS for each in root.glob(pattern)):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                for fault in _marked(function):
+                    found.setdefault(fault, []).append(f"{path.relative_to(root)}::{function.name}")
+    return found
+
+
+def _marked(function: ast.FunctionDef) -> Iterator[str]:
+    """The arguments of ``fault(...)`` in the decorators, ``pytest.param(..., marks=...)`` included."""
+    for decorator in function.decorator_list:
+        for call in ast.walk(decorator):
+            is_fault = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "fault"
+            if is_fault and isinstance(call, ast.Call) and isinstance(call.args[0], ast.Constant):
+                yield str(call.args[0].value)
+
+
+def records(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The records of each run's last time, by run."""
+    paths = {run: root / FOLDER / f"{run}.json" for run in RUNS}
+    return {run: json.loads(path.read_text())["records"] for run, path in paths.items() if path.exists()}
+
+
+def disagreements(
+    rows: Sequence[Mapping[str, str]],
+    tests: Mapping[str, Sequence[str]],
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> Iterator[str]:
+    """A sentence for each thing that does not fit."""
+    ids = [row["id"] for row in rows]
+    yield from (f"row {each} occurs twice" for each in {each for each in ids if ids.count(each) > 1})
+    yield from (f"row {each} has no test: add @pytest.mark.fault({each!r})" for each in ids if each not in tests)
+    for fault, names in tests.items():
+        if fault not in ids:
+            yield f"{', '.join(names)}: no row {fault} in {ROWS}"
+    known = {name for names in tests.values() for name in names}
+    for run, found in runs.items():
+        for record in found:
+            if record["test"].partition("[")[0] not in known:
+                yield f"{run}.json has {record['test']}, which does not exist: run it again"
+
+
+def page(rows: Sequence[Mapping[str, str]], root: Path) -> str:
+    """The page as Markdown."""
+    runs, tests = records(root), tests_by_fault(root)
+    parts = [HEAD.strip(), "\n".join(_runs(root))]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        chosen = [row for row in rows if row["group"] == group]
+        parts.append(f"## {group}\n\n" + "\n".join(_table(chosen, runs)))
+        parts.append("\n".join(_seen(chosen, runs, tests)))
+    return "\n\n".join([*parts, TAIL.strip()]) + "\n"
+
+
+def _runs(root: Path) -> Iterator[str]:
+    yield "| run | date | machine | tests | took |"
+    yield "|---|---|---|---|---|"
+    for run, what in RUNS.items():
+        path = root / FOLDER / f"{run}.json"
+        if not path.exists():
+            yield f"| {what} | not run yet | | | |"
+            continue
+        found = json.loads(path.read_text())
+        took = f"{found['seconds'] / 60:.0f} min" if found.get("seconds") else ""
+        yield f"| {what} | {found['date']} | {found['machine']} | {len(found['records'])} | {took} |"
+
+
+def _table(rows: Sequence[Mapping[str, str]], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    yield "| fault | what the driver does | lost | seconds until normal | where the test runs |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        figures = [_figure(row["id"], run, found) for run, found in runs.items()]
+        seconds = ", ".join(each for each in figures if each) or "**not run**"
+        yield f"| {row['what']} | {row['does']} | {row.get('lost', NOTHING)} | {seconds} | {row['where']} |"
+
+
+def _figure(fault: str, run: str, found: Sequence[Mapping[str, Any]]) -> str:
+    seconds = [float(record["seconds"]) for record in found if record["fault"] == fault]
+    if not seconds:
+        return ""
+    several = f" (most {max(seconds):.1f})" if len(seconds) > 1 else ""
+    return f"{statistics.median(seconds):.1f}{several}{' in the lab' if run == 'lab' else ''}"
+
+
+def _seen(
+    rows: Sequence[Mapping[str, str]],
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    tests: Mapping[str, Sequence[str]],
+) -> Iterator[str]:
+    """What was seen, as it was seen, and the tests."""
+    yield "Seen in the last run:"
+    for row in rows:
+        names = dict.fromkeys(name.partition("::")[0] for name in tests[row["id"]])
+        links = ", ".join(f"[{Path(name).name}](../{name})" for name in names)
+        seen = [record["seen"] for found in runs.values() for record in found if record["fault"] == row["id"]]
+        yield ""
+        yield textwrap.fill(f"- *{row['what']}* ({links})", 116, subsequent_indent="  ", break_long_words=False)
+        if seen:
+            yield ""
+            yield from textwrap.wrap(
+                seen[0], 110, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False
+            )
+
+
+def collect(folder: Path, run: str, seconds: float | None = None) -> Path:
+    """Join the records of one run; returns the file. Raises SystemExit without any."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise SystemExit(f"{folder} has no record: did the tests run with FAULT_RECORDS={folder}?")
+    for record in found:
+        record["seen"] = _without_folders(record["seen"])
+    found.sort(key=lambda record: (record["fault"], record["test"]))
+    path = ROOT / FOLDER / f"{run}.json"
+    kernel = platform.release().partition("-")[0]
+    document = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": f"{os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}, Linux {kernel}",
+        "seconds": seconds,
+        "records": found,
+    }
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _without_folders(text: str) -> str:
+    """Without the folders of the machine: temporary ones differ each time."""
+    words = [
+        f".../{word.rpartition('/')[2]}" if "/dra-" in word and "://" not in word else word for word in text.split()
+    ]
+    return " ".join(words)
+
+
+HEAD = """
+# Faults
+
+This page is generated by `scripts/faults_docs.py` from [faults/faults.toml](faults/faults.toml) and the records of the
+last runs; do not edit it. Every row has a test that lets the fault happen to a real node process with simulated GPUs.
+
+While the fault lasts, a claim of each form is prepared (a whole GPU with a time slice, a MIG partition, a time-sliced
+share, an MPS share). *Lost* is what of it is not there afterwards, or is answered differently to a repeated call.
+*Seconds until normal* are measured from the end of the fault, or from the start of the next process: until the slices
+are complete, `/readyz` says ready, and a new claim is prepared. With several tests of a row: the median, and the most.
+After each test, the last claim is unprepared, and nothing may be left: no journal row, CDI file, GPU state backup,
+partition, MIG mode, time slice, daemon.
+
+No fault was tried on a real GPU.
+"""
+TAIL = """
+## Repeat it
+
+    make chaos        # under 15 minutes; prints this table and writes this page anew
+
+Tests that need more than the user may do are skipped with the reason, and their rows then say *not run*. The lab's part
+is `tests/e2e/test_faults.py`, on a node of a cluster ([CONTRIBUTING.md](../CONTRIBUTING.md#against-a-real-cluster)):
+with `FAULT_RECORDS` set to a folder, `python scripts/faults_docs.py collect FOLDER lab` takes its figures.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not 3 <= len(arguments) <= 4 or arguments[0] != "collect" or arguments[2] not in RUNS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    seconds = float(arguments[3]) if len(arguments) == 4 else None
+    print(collect(Path(arguments[1]), arguments[2], seconds).relative_to(ROOT))
+    generate(ROOT, ROOT)
+    print("\n".join(line for line in (ROOT / PAGE).read_text().splitlines() if line.startswith(("|", "## "))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

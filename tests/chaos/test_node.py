@@ -1,0 +1,139 @@
+"""The node reboots, its CDI folder is wiped, the pod of the node process is another one, the machine's name changes."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from dra_driver.gpu.simulated.root import TIMESLICE
+from dra_driver.sim.node.node_process import SIMULATED_ROOT
+from tests.chaos.record import FaultRecord
+from tests.chaos.stage import Stage
+from tests.fakes.live_node import LiveNode, until
+
+OTHER_BOOT = "11111111-2222-4333-8444-555555555555"
+FIRST_POD = "aaaaaaaa-0000-4000-8000-000000000001"
+SECOND_POD = "bbbbbbbb-0000-4000-8000-000000000002"
+
+
+def power_off(node: LiveNode, *, keep_run: bool) -> None:
+    """Everything that a reboot ends or changes. What the node wrote bears the id of a boot that is over.
+
+    ``keep_run``: /var/run, with the CDI files, is on a disk.
+    """
+    assert node.mps_host is not None
+    node.mps_host.kill()
+    node.kill()
+    for pid in node.mps_processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    (node.plugin / "simulated-gpus.json").unlink()
+    for path in (node.plugin / SIMULATED_ROOT / TIMESLICE).glob("GPU-*"):
+        path.unlink()  # no setting of a GPU outlives its driver
+    this_boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for path in node.plugin.rglob("*"):
+        if path.is_file() and path.suffix in (".json", ".txt"):
+            path.write_text(path.read_text().replace(this_boot, OTHER_BOOT))
+    with closing(sqlite3.connect(node.plugin / "state.db", isolation_level=None)) as journal:
+        tables = [name for (name,) in journal.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            columns = [column[1] for column in journal.execute(f"PRAGMA table_info({table})")]
+            if "boot_id" in columns:
+                journal.execute(f"UPDATE {table} SET boot_id = ?", (OTHER_BOOT,))  # noqa: S608
+    if not keep_run:
+        for path in node.folders.cdi.iterdir():
+            path.unlink()
+    for path in (*node.folders.registry.iterdir(), node.socket):
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "keep_run",
+    [
+        pytest.param(True, id="run kept", marks=pytest.mark.fault("reboot-run-kept")),
+        pytest.param(False, id="run empty", marks=pytest.mark.fault("reboot-run-empty")),
+    ],
+)
+def test_after_a_reboot_every_pod_gets_its_devices_again(keep_run: bool, stage: Stage, fault: FaultRecord) -> None:
+    """The kubelet prepares the claims of all pods anew: same devices, made anew on hardware that was reset."""
+    node = stage.node
+    power_off(node, keep_run=keep_run)
+    since = time.monotonic()
+    node.start()
+    assert node.mps_host is not None
+    node.mps_host.start()
+    assert node.states() == {}, "no claim of the former boot is prepared"
+    seen = stage.logged("boot") or f"{len(stage.held)} claims of the former boot forgotten"
+    for form, (claim, answer, _) in list(stage.held.items()):
+        again = node.prepare(claim)
+        assert again.error == "", form
+        assert [device.device_name for device in again.devices] == [device.device_name for device in answer], form
+        stage.held[form] = (claim, list(again.devices), node.cdi_files()[claim["uid"]].read_bytes())
+    stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("reboot-pods-gone")
+def test_after_a_reboot_claims_of_pods_that_are_gone_leave_nothing(stage: Stage, fault: FaultRecord) -> None:
+    """Pods were deleted while the node was down: the kubelet may unprepare, or never call again."""
+    power_off(stage.node, keep_run=True)
+    claims = [claim for claim, _, _ in stage.held.values()]
+    stage.held.clear()
+    for claim in claims:
+        stage.scheduler.release(claim)
+    since = time.monotonic()
+    stage.node.start()
+    assert stage.node.mps_host is not None
+    stage.node.mps_host.start()
+    assert stage.node.unprepare(claims[0]) == ""
+    until(lambda: not stage.node.leftovers(), f"a clean node: {stage.node.leftovers()}", 30.0)
+    seen = stage.logged("boot") or f"{len(claims)} claims of the former boot forgotten"
+    stage.finish(fault, since, seen=seen)
+
+
+@pytest.mark.fault("run-wiped")
+def test_wiped_cdi_files_come_back_while_the_process_runs(stage: Stage, fault: FaultRecord) -> None:
+    """A container that restarts finds its file again, with the same content."""
+    since = time.monotonic()
+    for path in stage.node.folders.cdi.iterdir():
+        path.unlink()
+    until(lambda: len(stage.node.cdi_files()) == len(stage.held), "the claims' files to be back", 30.0)
+    stage.finish(fault, since, seen=stage.wait_logged("CDI file|missing|written again"))
+
+
+@pytest.mark.fault("pod-uid-changed")
+def test_another_pod_of_the_node_process_takes_over(stage: Stage, fault: FaultRecord) -> None:
+    """A pod that was evicted and made again has another UID, and so other sockets; the former one was killed."""
+    node = stage.node
+    for uid in (FIRST_POD, SECOND_POD):
+        node.kill()
+        since = time.monotonic()
+        command = node.process.command
+        node.process.command = [*command[: command.index("--pod-uid")], "--pod-uid", uid] if node.pod_uid else [
+            *command, "--pod-uid", uid,
+        ]  # fmt: skip
+        node.pod_uid = uid
+        node.start()
+        stage.assert_intact()
+    former = list(node.plugin.glob(f"*{FIRST_POD}*")) + list(node.folders.registry.glob(f"*{FIRST_POD}*"))
+    assert former == [], "sockets of a pod that is gone"
+    stage.finish(fault, since, seen=stage.logged("serving the kubelet"))
+
+
+@pytest.mark.fault("hostname-changed")
+def test_another_hostname_changes_nothing(fault: FaultRecord) -> None:
+    """The node's name comes from its Node object, never from the machine."""
+    rename = ["unshare", "--map-root-user", "--user", "--uts", "sh", "-c", 'hostname another-name; exec "$@"', "sh"]
+    tried = subprocess.run([*rename, "true"], capture_output=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip("this user may not make a user namespace")
+    with Stage() as stage:
+        stage.node.kill()
+        stage.node.process.command[:0] = ["env", "HOSTNAME=another-name", *rename]
+        since = time.monotonic()
+        stage.node.start()
+        stage.finish(fault, since, seen=stage.logged("kubelet.plugin starting"))

@@ -1,0 +1,74 @@
+"""The page of faults and their tests cannot drift apart."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEST = 'import pytest\n\n\n@pytest.mark.fault("one")\ndef test_it() -> None: ...\n'
+ROW = '[[fault]]\nid = "{}"\ngroup = "Disk"\nwhat = "w"\ndoes = "d"\nwhere = "root"\n'
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("faults_docs", ROOT / "scripts" / "faults_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one row, its test, and a run of it."""
+    for folder in ("docs/faults", "tests/chaos"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "docs/faults/faults.toml").write_text(ROW.format("one"))
+    (tmp_path / "tests/chaos/test_x.py").write_text(TEST)
+    record = {"fault": "one", "test": "tests/chaos/test_x.py::test_it[a]", "seconds": 1.25, "seen": "s", "kept": 4}
+    run = {"date": "2026-01-01", "machine": "m", "seconds": 60, "records": [record]}
+    (tmp_path / "docs/faults/chaos.json").write_text(json.dumps(run))
+    return tmp_path
+
+
+def test_a_row_has_its_figure(docs: ModuleType, tree: Path) -> None:
+    docs.generate(tree, tree)
+    assert "| w | d | nothing | 1.2 | root |" in (tree / "docs/faults.md").read_text()
+
+
+def test_a_row_that_was_not_run_says_so(docs: ModuleType, tree: Path) -> None:
+    """A figure is measured or missing, never thought."""
+    (tree / "docs/faults/chaos.json").unlink()
+    docs.generate(tree, tree)
+    assert "| **not run** |" in (tree / "docs/faults.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda tree: (tree / "docs/faults/faults.toml").write_text(ROW.format("one") + ROW.format("two")), "row two"),
+        (lambda tree: (tree / "docs/faults/faults.toml").write_text(ROW.format("one") * 2), "row one occurs twice"),
+        (lambda tree: (tree / "tests/chaos/test_y.py").write_text(TEST.replace("one", "new")), "no row new"),
+        (lambda tree: (tree / "tests/chaos/test_x.py").write_text(TEST.replace("_it", "_that")), "does not exist"),
+    ],
+    ids=["row without a test", "row twice", "test without a row", "figure without a test"],
+)
+def test_what_does_not_agree_is_named(
+    docs: ModuleType, tree: Path, change: Callable[[Path], object], complaint: str
+) -> None:
+    """`make check` fails with the sentence."""
+    change(tree)
+    with pytest.raises(SystemExit, match=complaint):
+        docs.generate(tree, tree)
+
+
+def test_markers_inside_parametrize_count(docs: ModuleType, tree: Path) -> None:
+    """One function may have a row for each of its parameters."""
+    text = '@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fault("one"))])\ndef test_it(x): ...\n'
+    (tree / "tests/chaos/test_x.py").write_text(text)
+    assert docs.tests_by_fault(tree) == {"one": ["tests/chaos/test_x.py::test_it"]}

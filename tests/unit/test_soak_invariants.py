@@ -1,0 +1,109 @@
+"""Each invariant of `make soak` is broken once in plain facts, and named."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.soak.figures import EARLY_CLAIMS, PER, Memory, grown, slower
+from tests.soak.invariants import Facts, Grant, breaches
+
+POOL = "n/d"
+CUT = "gpu-1-mig-1g10gb-19-0"
+GOOD = Facts(
+    answered={"a": ["gpu-0"], "b": [CUT]},
+    journal={"a": "prepared", "b": "prepared"},
+    journal_devices={"a": ["gpu-0"], "b": [CUT]},
+    cdi={"a": ["gpu-0"], "b": [CUT]},
+    api={"a": [Grant(pool=POOL, device="gpu-0")], "b": [Grant(pool=POOL, device=CUT, size=1)]},
+    instances=[(1, 19, 0, 1)],
+    memory={f"{POOL} gpu-0": 100},
+)
+
+
+def test_facts_that_agree_have_no_breach() -> None:
+    """Or each soak would fail."""
+    assert breaches(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"journal": {"a": "prepared"}}, "journal: b was answered and has no row"),
+        ({"journal": {**GOOD.journal, "c": "prepared"}}, "journal: c has a row and no answer"),
+        ({"journal": {"a": "prepared", "b": "unpreparing"}}, "journal: b is unpreparing while no call works on it"),
+        ({"journal_devices": {"a": ["gpu-1"], "b": [CUT]}}, "journal: a has ['gpu-1'], the answer had ['gpu-0']"),
+        ({"cdi": {"a": ["gpu-0"]}}, "CDI: b was answered and has no file"),
+        ({"cdi": {**GOOD.cdi, "c": []}}, "CDI: c has a file and no answer"),
+        ({"cdi": {"a": ["gpu-2"], "b": [CUT]}}, "CDI: the file of a has ['gpu-2'], the answer had ['gpu-0']"),
+        ({"instances": []}, "hardware: partition (1, 19, 0, 1) of a claim is missing"),
+        ({"instances": [(1, 19, 0, 1), (1, 19, 3, 1)]}, "hardware: partition (1, 19, 3, 1) belongs to no claim"),
+        ({"instances": [(1, 19, 0, 0)]}, "hardware: partition (1, 19, 0, 1) of a claim is missing"),
+        ({"api": {"b": GOOD.api["b"]}}, "API: a is allocated [], the answer had ['gpu-0']"),
+    ],
+)
+def test_each_place_that_disagrees_is_named(changed: dict[str, Any], sentence: str) -> None:
+    """Journal, CDI files, hardware and API server, each in both directions where there are two."""
+    assert sentence in breaches(replace(GOOD, **changed))
+
+
+def share(uid: str, memory: int, percent: int) -> Grant:
+    return Grant(pool=POOL, device="gpu-0", share=uid, memory=memory, percent=percent)
+
+
+@pytest.mark.parametrize(
+    ("grants", "sentence"),
+    [
+        ([Grant(pool=POOL, device="gpu-0")] * 2, "granted twice: gpu-0 and gpu-0"),
+        (
+            [Grant(pool=POOL, device="gpu-1"), Grant(pool=POOL, device=CUT, size=1)],
+            "granted twice: gpu-1 and gpu-1-mig",
+        ),
+        (
+            [Grant(pool=POOL, device="gpu-1-mig-3g40gb-9-0", size=4), Grant(pool=POOL, device=CUT, size=1)],
+            "granted twice: gpu-1-mig-3g40gb-9-0 and gpu-1-mig",
+        ),
+        ([share("x", 1, 1), Grant(pool=POOL, device="gpu-0")], "granted twice: gpu-0 and gpu-0"),
+        ([share("x", 1, 1), share("x", 1, 1)], "granted twice: gpu-0 and gpu-0"),
+        ([share("x", 60, 10), share("y", 60, 10)], "GiB of"),
+        ([share("x", 10, 60), share("y", 10, 60)], "120 % of its compute"),
+    ],
+    ids=["whole", "whole and part", "overlap", "share and whole", "one share", "memory", "compute"],
+)
+def test_a_device_granted_twice_is_named(grants: list[Grant], sentence: str) -> None:
+    """In whatever forms the two claims have it."""
+    answered = {str(number): [grant.device] for number, grant in enumerate(grants)}
+    api = {str(number): [grant] for number, grant in enumerate(grants)}
+    found = breaches(replace(GOOD, answered=answered, api=api))
+    assert any(sentence in breach for breach in found), found
+
+
+def test_neighbours_and_admins_are_no_double_grant() -> None:
+    """Partitions side by side, shares that fit, and a monitor with admin access."""
+    grants = [
+        Grant(pool=POOL, device="gpu-1-mig-3g40gb-9-4", size=4),
+        Grant(pool=POOL, device=CUT, size=1),
+        share("x", 50, 50),
+        share("y", 50, 50),
+        Grant(pool=POOL, device="gpu-1", admin=True),
+        Grant(pool="other/d", device="gpu-1"),
+    ]
+    api = {str(number): [grant] for number, grant in enumerate(grants)}
+    answered = {uid: [found[0].device] for uid, found in api.items()}
+    found = breaches(replace(GOOD, answered=answered, api=api))
+    assert [breach for breach in found if "twice" in breach] == []
+
+
+def test_memory_that_grows_is_named_and_flat_memory_is_not() -> None:
+    """Of the last process, without its first claims."""
+    at = range(0, 20 * EARLY_CLAIMS, EARLY_CLAIMS // 2)
+    leaking = [Memory(claims=claims, pid=1, mib=50 + claims / 1000) for claims in at]
+    assert "grew from" in grown(leaking)[0]
+    assert grown([Memory(claims=claims, pid=1, mib=50 + (claims > 100)) for claims in at]) == []
+    assert grown([*leaking, Memory(claims=0, pid=2, mib=50)]) == []
+
+
+def test_calls_that_become_slower_are_named() -> None:
+    """Anything that grows with the number of claims served."""
+    assert slower("prepare", [5.0] * PER + [20.0] * PER) != []
+    assert slower("prepare", [5.0] * PER + [6.0] * PER) == []
