@@ -67,9 +67,7 @@ def node_part(args: argparse.Namespace) -> list[str]:
 def cluster_part(args: argparse.Namespace) -> list[str]:
     """Pods on the embedded cluster."""
     found = cluster_soak.run(args.cluster_claims, args.seed)
-    print(
-        f"\ncluster, {args.cluster_claims} claims in {found.seconds:.0f} s; looked for double grants {found.checks} times"
-    )
+    print(f"\ncluster, {args.cluster_claims} claims in {found.seconds:.0f} s; grants compared {found.checks} times")
     _print_seen(found.seen)
     _print_lines(latency_lines("pod ready", found.ready_ms), memory_lines(found.memory))
     return [*found.failures, *slower("a pod's start", found.ready_ms)]
