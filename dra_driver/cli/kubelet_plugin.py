@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.kubelet import lean_grpc
 
     lean_grpc.load()
-    from dra_driver.kubelet import plugin
+    from dra_driver.kubelet import process
 
-    plugin.run(settings)
+    process.run(settings)
     logging.shutdown()
     # Everything is closed at this point. A normal exit would wait for worker threads; one that hangs in a call to the
     # API server or the hardware would delay it beyond the pod's grace period.

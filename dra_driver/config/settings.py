@@ -243,6 +243,16 @@ class NodeSettings:
         Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "interval between two polls of the GPUs", _seconds),
         10.0,
     )
+    health: bool = setting(
+        Option(
+            HARDWARE,
+            "HEALTH",
+            "true|false",
+            "watch the health of the GPUs and taint those that are not healthy, also after they vanished",
+            _switch,
+        ),
+        True,
+    )
     policy_dir: str | None = setting(
         Option(
             HARDWARE,

@@ -6,6 +6,7 @@ Chooses the dependencies that ``claims/`` is given. What preparing means is deci
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +27,15 @@ log = logging.getLogger(__name__)
 
 MAINTAIN_EVERY_S = 600.0
 _RELEASES: frozenset[metrics.ClaimEvent] = frozenset({"unprepared", "undone", "collected"})
+_REPAIRS: frozenset[metrics.ClaimEvent] = frozenset({"repeated", "waited", "file-rewritten", "orphan-removed"})
+
+
+def _count(released: Callable[[], None], changed: Callable[[], None], event: metrics.ClaimEvent) -> None:
+    metrics.claim_events_total.labels(event).inc()
+    if event in _RELEASES:
+        released()
+    if event not in _REPAIRS:
+        changed()
 
 
 class ClaimManager:
@@ -52,16 +62,13 @@ class ClaimManager:
         watch: CreationWatch | None = None,
         gate: PrepareGate,
         released: Callable[[], None],
+        changed: Callable[[], None] = lambda: None,
     ) -> Self:
         """Opens the journal in ``plugin_dir``. Raises ConfigurationError when it cannot be opened.
 
-        ``released`` is called when a claim may have left the journal.
+        ``released`` is called when a claim may have left the journal, ``changed`` when one may have come or left; both
+        have to return at once.
         """
-
-        def count(event: metrics.ClaimEvent) -> None:
-            metrics.claim_events_total.labels(event).inc()
-            if event in _RELEASES:
-                released()
 
         try:
             claims = open_claims(
@@ -77,7 +84,7 @@ class ClaimManager:
                     journal, plugin_dir / MPS, inventory.refresh, inventory.current, watch
                 ),
                 terms=terms,
-                count=count,
+                count=partial(_count, released, changed),
                 gate=gate,
             )
         except StorageError as error:

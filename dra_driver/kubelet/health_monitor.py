@@ -80,8 +80,9 @@ class HealthMonitor:
         self._woken = threading.Event()
         self._news = threading.Event()  # conditions changed and were published, and nothing was told yet
         self._wanted = threading.Event()  # a look is wanted soon
+        self._devices = threading.Event()  # claims came or left, and the kubelet was not told yet
         self._stopping = threading.Event()
-        self._looked = float("-inf")
+        self._looked = self._told = float("-inf")
         self._stale: frozenset[GpuUuid] = frozenset()
         self._threads = (
             threading.Thread(target=self._run, name=THREAD_NAME, daemon=True),
@@ -104,6 +105,14 @@ class HealthMonitor:
         if self._health.instances(_instances(snapshot)):
             self._news.set()
             self._woken.set()
+        self.devices_changed()
+
+    def devices_changed(self) -> None:
+        """The kubelet is to hear of other devices, within `PAUSE_S`. Returns at once, and does nothing but the first
+        time until then: prepares call it."""
+        if not self._devices.is_set():
+            self._devices.set()
+            self._woken.set()
 
     def hear(self) -> None:
         """Wait for events once and take them in. One step of the thread ``health-events``."""
@@ -124,17 +133,23 @@ class HealthMonitor:
         if any([self._health.instances(_instances(self._snapshot())), self._health.tick()]):
             self._publish()
             news = True
-        if news:
-            self._tell()
+        if news or (self._devices.is_set() and self._clock() - self._told >= PAUSE_S):
+            self._tell_now()
         if self._since_look_s() >= (PAUSE_S if wanted else LOOK_S):
             self._wanted.clear()
             wanted = False
             if self.look():
                 self._publish()
             self._looked = self._clock()
-            self._tell()
+            self._tell_now()
         left_s = max(0.0, (PAUSE_S if wanted else LOOK_S) - self._since_look_s())
-        return min(left_s, TICK_S) if self._health.conditions() else left_s
+        often = self._devices.is_set() or self._health.conditions()
+        return min(left_s, TICK_S) if often else left_s
+
+    def _tell_now(self) -> None:
+        self._devices.clear()
+        self._tell()
+        self._told = self._clock()
 
     def look(self) -> bool:
         """One look at all GPUs. Whether the conditions changed."""

@@ -1,36 +1,39 @@
 """Connects the health of the GPUs with what asks for it: slices, the kubelet's streams, the Node's events and metrics.
 
 What a condition is: ``health/``. Who publishes it: ``health_taints.py`` (slices), ``health_stream.py`` (kubelet),
-``health_events.py`` (Node), ``health_metrics.py``. When: ``health_monitor.py``.
+``health_events.py`` (Node), ``health_metrics.py``. When: ``health_monitor.py``. What is published of a GPU that is not
+found any more: ``last_known.py``.
+
+With health off, nothing of this happens, and the kubelet's streams stay silent.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dra_driver.claims import Journal
+from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import DraError
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.health import DEFAULT_RULES, HealthRules, NodeHealth
-from dra_driver.kube.events import EventRecorder
-from dra_driver.kube.own_node import OwnNodeWatch
-from dra_driver.kubelet.health_events import ConditionEvents, sentences
+from dra_driver.kubelet.claim_manager import ClaimManager
+from dra_driver.kubelet.health_events import ConditionEvents, Tell, sentences
 from dra_driver.kubelet.health_metrics import HealthMetrics
 from dra_driver.kubelet.health_monitor import HealthMonitor, HealthReader
 from dra_driver.kubelet.health_report import ReportedDevice, reports
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.health_taints import HealthTaints
 from dra_driver.kubelet.last_known import LastKnownGpus
-from dra_driver.kubelet.node_events import tell
 from dra_driver.model.gpu import Snapshot
-from dra_driver.model.ids import GpuUuid, PoolName
+from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms, terms_of
+from dra_driver.slices import pool_name
 
 log = logging.getLogger(__name__)
 
-FILE: Final = "health.json"
+FILE, KNOWN_FILE = "health.json", "last-known-gpus.json"
 SIMULATED_CALM_S: Final = 30.0
 """The longest default calm time of simulated GPUs."""
 
@@ -38,42 +41,43 @@ SIMULATED_CALM_S: Final = 30.0
 class HealthService:
     """The health of this node's GPUs. ``start`` and ``stop`` once, by one owner; the rest from any thread.
 
-    ``terms`` gives the terms in force and may raise DraError; ``publish`` brings new conditions to the slices.
+    ``held`` returns the GPUs that claims have, ``terms`` the terms in force; both may raise DraError. ``publish``
+    brings new conditions to the slices; ``tell`` records an event on the Node.
     """
 
     def __init__(
         self,
+        settings: NodeSettings,
         folder: Path,
         source: HealthReader,
         inventory: Inventory,
-        known: LastKnownGpus,
         streams: HealthStreams,
         *,
-        pool: PoolName,
-        journal: Journal,
+        claims: ClaimManager,
+        held: Callable[[], Collection[GpuUuid]],
         terms: Callable[[], Terms],
         publish: Callable[[], None],
-        own_node: OwnNodeWatch,
-        events: EventRecorder,
-        simulated: bool,
+        tell: Tell,
     ) -> None:
-        self._inventory, self._known, self._streams = inventory, known, streams
-        self._pool, self._journal = pool, journal
+        self._is_on = settings.health
+        self._inventory, self._streams, self._journal = inventory, streams, claims.journal
+        self._pool = pool_name(settings.node_name, settings.driver_name)
+        self._known = LastKnownGpus(folder / KNOWN_FILE, held)
         self._health = NodeHealth.open(
             folder / FILE,
-            boot_id=journal.boot_id,
-            calm_s=SIMULATED_CALM_S if simulated else None,
+            boot_id=claims.journal.boot_id,
+            calm_s=SIMULATED_CALM_S if settings.simulate is not None else None,
             rules=partial(_rules, terms),
         )
-        self._taints = HealthTaints(self._health.conditions, lambda: known.missing)
-        self._events = ConditionEvents(partial(tell, own_node, events))
+        self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
+        self._events = ConditionEvents(tell)
         self._metrics = HealthMetrics()
         self._claimed: tuple[ReportedDevice, ...] = ()
         self._monitor = HealthMonitor(
             source,
             self._health,
             snapshot=inventory.current,
-            missing=lambda: known.missing,
+            missing=lambda: self._known.missing,
             publish=publish,
             tell=self._tell,
         )
@@ -81,21 +85,32 @@ class HealthService:
     @property
     def remarks(self) -> list[str]:
         """One sentence for each condition."""
-        return sentences(self._health.conditions(), self._snapshot())
+        return sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         """See ``HealthTaints.amend``."""
-        return self._taints.amend(snapshot, terms)
+        return self._taints.amend(snapshot, terms) if self._is_on else {}
+
+    def complete(self, snapshot: Snapshot) -> Snapshot:
+        """See ``LastKnownGpus.complete``."""
+        return self._known.complete(snapshot) if self._is_on else snapshot
+
+    def claims_changed(self) -> None:
+        """See ``HealthMonitor.devices_changed``."""
+        if self._is_on:
+            self._monitor.devices_changed()
 
     def start(self) -> None:
         """Call it before the publisher of the inventory subscribes: conditions of instances that are gone end first."""
-        self._inventory.subscribe(self._monitor.inventory_changed)
-        self._monitor.start()
+        if self._is_on:
+            self._inventory.subscribe(self._monitor.inventory_changed)
+            self._monitor.start()
 
     def stop(self, timeout_s: float) -> None:
         """Saves what is not saved yet. Idempotent."""
-        self._monitor.stop(timeout_s)
-        self._health.close()
+        if self._is_on:
+            self._monitor.stop(timeout_s)
+            self._health.close()
 
     def _snapshot(self) -> Snapshot:
         return self._known.with_missing(self._inventory.current())
@@ -117,12 +132,15 @@ class HealthService:
 
 
 def _devices(journal: Journal) -> Iterable[ReportedDevice]:
+    """The devices of prepared claims, those of admin access too."""
     for entry in journal.entries():
-        if entry.state != "prepared":
-            continue
-        for device in entry.devices:
-            partition = device.partition.id if device.partition is not None else None
-            yield ReportedDevice(pool=device.pool, device=device.device, gpu_uuid=device.gpu_uuid, partition=partition)
+        for device in entry.devices if entry.state == "prepared" else ():
+            yield ReportedDevice(
+                pool=device.pool,
+                device=device.device,
+                gpu_uuid=device.gpu_uuid,
+                partition=device.partition.id if device.partition is not None else None,
+            )
 
 
 def _rules(terms: Callable[[], Terms], gpu: GpuUuid) -> HealthRules:

@@ -11,8 +11,8 @@ before anything is published: a process in a crash loop must not attract pods.
    for long
 5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods from
    before need their unprepare
-6. events and publisher: driver files and base CDI document follow the inventory, slices follow them; a device is
-   published when a prepare could serve it
+6. events, publisher, health: driver files and base CDI document follow the inventory, slices follow them; a device is
+   published when a prepare could serve it, and tainted from the start when it was not healthy before
 7. maintenance: vanished sockets, files and device nodes, journal, a driver that comes or goes, claims that are gone
 
 Stop is the reverse, so nothing that a call needs ends before the kubelet stops calling. Calls in progress get
@@ -20,17 +20,12 @@ Stop is the reverse, so nothing that a call needs ends before the kubelet stops 
 and the kubelet removes the slices of a driver that does not come back.
 """
 
-import faulthandler
-import gc
 import logging
-import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from dra_driver import __version__
 from dra_driver.cdi import CdiNames, CdiWriter
@@ -42,7 +37,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
-from dra_driver.kubelet import gauges, hardware, preflight, probe, service
+from dra_driver.kubelet import gauges, hardware, node_events, preflight, probe, service
 from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.detach_setup import open_detaching
@@ -50,6 +45,7 @@ from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.kubelet.endpoints import Endpoints
 from dra_driver.kubelet.fabric_watch import FabricWatch
+from dra_driver.kubelet.health_setup import HealthService
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.inventory_publisher import InventoryPublisher
 from dra_driver.kubelet.maintenance import Chore, Maintenance
@@ -59,6 +55,7 @@ from dra_driver.kubelet.ownership import OwnedBackend
 from dra_driver.kubelet.published_terms import PublishedTerms
 from dra_driver.kubelet.registration import Registration
 from dra_driver.kubelet.sockets import SocketPaths, check_free, remove_dead
+from dra_driver.kubelet.stopping import within
 from dra_driver.kubelet.storage_health import Folder, StorageHealth
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.kubelet.withholding import PartitionWithholding
@@ -116,6 +113,7 @@ class NodeProcess:
         self._endpoints: Endpoints | None = None
         self._publisher: Publisher | None = None
         self._inventory_publisher: InventoryPublisher | None = None
+        self._health: HealthService | None = None
         self._storage: StorageHealth | None = None
         self._node_remarks: Callable[[], list[str]] = list
 
@@ -161,7 +159,8 @@ class NodeProcess:
     def remarks(self) -> list[str]:
         """What a node that is ready offers less of, one sentence each."""
         asked = self._follower.remarks if self._follower is not None else []
-        return [*self._withholding.remarks, *self._fabric.remarks, *self._node_remarks(), *asked]
+        sick = self._health.remarks if self._health is not None else []
+        return [*self._withholding.remarks, *self._fabric.remarks, *sick, *self._node_remarks(), *asked]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help. Empty before the sockets exist."""
@@ -214,22 +213,13 @@ class NodeProcess:
         owned = OwnedBackend(found.backend)
         self._inventory = inventory = Inventory(owned, settings.poll_interval)
         self._claims = claims = ClaimManager.open(
-            settings,
-            self._plugin_dir,
-            rest=rest,
-            names=names,
-            writer=writer,
-            provider=provider,
-            inventory=inventory,
-            hardware=found,
-            device_nodes=nodes,
-            terms=lambda: self._terms.current() if self._terms is not None else {},
-            watch=self._withholding,
-            gate=gate,
-            released=self._look_at_detach,
-        )
-        self._running.callback(_within, COMPONENT_STOP_S, claims.close)
-        self._running.callback(_within, COMPONENT_STOP_S, inventory.stop)
+            settings, self._plugin_dir,
+            rest=rest, names=names, writer=writer, provider=provider, inventory=inventory, hardware=found,
+            device_nodes=nodes, terms=lambda: self._terms.current() if self._terms is not None else {},
+            watch=self._withholding, gate=gate, released=self._look_at_detach, changed=self._claims_changed,
+        )  # fmt: skip
+        self._running.callback(within, COMPONENT_STOP_S, claims.close)
+        self._running.callback(within, COMPONENT_STOP_S, inventory.stop)
         owned.use_journal(claims.journal)
         self._terms = terms = self._open_policies(claims)
         self._detaching = detaching = open_detaching(
@@ -253,19 +243,30 @@ class NodeProcess:
         allowed = settings.allow_second_publisher
         self._follower = node = NodeFollower(own_node, events, publisher, inventory, allow_second=allowed)
         held, taint = partial(_held_gpus, claims), NodeTaint()
-        published = PublishedTerms(terms, [self._withholding.amend, self._fabric.amend, node.amend, taint.amend])
-        self._inventory_publisher = InventoryPublisher(
-            *(inventory, provider, publisher, published),
-            detach=detaching, conflict=node, taint=taint, held=held, driver_root=found.renew_root,
+        self._health = health = HealthService(
+            settings, self._plugin_dir, found.backend, inventory, self._streams,
+            claims=claims, held=held, terms=terms.current, publish=self._publish_changes,
+            tell=partial(node_events.tell, own_node, events),
         )  # fmt: skip
-        report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
-        self._node_remarks = report.remarks
+        self._running.callback(health.stop, COMPONENT_STOP_S)
+        conditions = [self._withholding.amend, self._fabric.amend, health.amend, node.amend, taint.amend]
+        self._inventory_publisher = InventoryPublisher(
+            *(inventory, provider, publisher, PublishedTerms(terms, conditions)),
+            detach=detaching, conflict=node, taint=taint, held=held, complete=health.complete,
+            driver_root=found.renew_root,
+        )  # fmt: skip
+        health.start()
         inventory.subscribe(self._inventory_publisher.changed)
+        report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         self._start_maintenance(self._inventory_publisher, claims, detaching, report, node)
 
     def _look_at_detach(self) -> None:
         if self._detaching is not None:
             self._detaching.wake()
+
+    def _claims_changed(self) -> None:
+        if self._health is not None:
+            self._health.claims_changed()
 
     def _publish_changes(self) -> None:
         if self._inventory_publisher is not None:
@@ -274,7 +275,7 @@ class NodeProcess:
     def _watch_own_node(self, rest: RestClient) -> OwnNodeWatch:
         own_node = OwnNodeWatch(rest, self._settings.node_name)
         own_node.start()
-        self._running.callback(_within, COMPONENT_STOP_S, own_node.stop)
+        self._running.callback(within, COMPONENT_STOP_S, own_node.stop)
         return own_node
 
     def _open_policies(self, claims: ClaimManager) -> TermsResolver:
@@ -291,7 +292,7 @@ class NodeProcess:
         self._running.callback(events.stop, COMPONENT_STOP_S)
         publisher = Publisher.connect(rest, settings.driver_name, settings.node_name, events)
         publisher.start()
-        self._running.callback(_within, COMPONENT_STOP_S, publisher.stop)
+        self._running.callback(within, COMPONENT_STOP_S, publisher.stop)
         return publisher
 
     def _start_endpoints(self, claims: ClaimManager) -> None:
@@ -317,6 +318,7 @@ class NodeProcess:
         follower: NodeFollower,
     ) -> None:
         assert self._endpoints is not None  # noqa: S101 - for the type checker; _start_endpoints came before
+        self._node_remarks = nodes.remarks
         service = claims.service
         # Not while detached: a search for driver files could open the driver.
         self._storage = storage = StorageHealth(
@@ -376,39 +378,3 @@ class NodeProcess:
 
 def _held_gpus(claims: ClaimManager) -> set[GpuUuid]:
     return {use.gpu_uuid for use in claims.journal.uses()}
-
-
-def _within(seconds: float, stop: Callable[[], object]) -> None:
-    """Calls ``stop`` and returns after ``seconds`` even if it has not returned."""
-    stopper = threading.Thread(target=stop, name="stop", daemon=True)
-    stopper.start()
-    stopper.join(seconds)
-    if stopper.is_alive():
-        log.warning(f"component did not stop within {seconds:g} s; abandoning it", extra={"component": stop})
-
-
-def run(settings: NodeSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
-
-    SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
-    """
-    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
-    # for ever. SimpleQueue.put is safe in signal handlers.
-    wanted: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: wanted.put(received))
-    faulthandler.register(signal.SIGUSR2)
-    begin = time.monotonic()
-    facts = {"version": __version__, "node": settings.node_name, "driver": settings.driver_name}
-    log.info("starting", extra=facts)
-    process = NodeProcess(settings)
-    process.start()
-    # What is there now stays: without it, each full collection would look at all modules, 30 ms inside of some call.
-    gc.collect()
-    gc.freeze()
-    log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
-    wanted.get()
-    begin = time.monotonic()
-    log.info("stopping; slices and prepared claims stay")
-    process.stop()
-    log.info("stopped", extra={"seconds": round(time.monotonic() - begin, 3)})

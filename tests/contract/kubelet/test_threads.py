@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.kinds import NODES
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.fakes.kubelet import DraClient, dial, register
+from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import MpsHostProcess, NodeProcess
 
 ROOT = Path(__file__).parents[3]
@@ -94,6 +95,10 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
             calls = [kubelet.submit(client.prepare, f"uid-{n}") for n in range(4)]
             calls += [kubelet.submit(client.unprepare, f"uid-{n}") for n in range(4)]
             seen = [child.names()]
+            stream = watch_health(channel, "v1")
+            make_a_gpu_ill(node)
+            assert len(next(stream).devices) > 0
+            stream.cancel()
             for _ in range(100):  # an answer is made within milliseconds
                 with ExitStack() as asked:
                     for _ in range(16):
@@ -107,6 +112,14 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
     assert [undocumented(names, rows) for names in seen] == [[]] * len(seen)
     missing = [row for row in rows if not any(re.fullmatch(row, name) for names in seen for name in names)]
     assert missing == []
+
+
+def make_a_gpu_ill(node: NodeProcess) -> None:
+    """So that there is something to say on health streams."""
+    gpus = SimulatedBackend.from_spec(
+        str(node.flags["simulate"]), "node-a", state_file=node.dra.with_name("simulated-gpus.json")
+    )
+    gpus.inject(gpus.snapshot().gpus[0].uuid, "xid=48")
 
 
 def ask_for_metrics(address: str) -> socket.socket:

@@ -214,6 +214,19 @@ def test_a_gpu_that_is_gone_for_good_is_forgotten_at_the_second_look(node: Node)
     assert node.health.conditions() == ()
 
 
+def test_the_kubelet_hears_of_new_claims_within_a_second(node: Node) -> None:
+    """Their devices are Unknown until then. Many prepares are told together."""
+    for _ in range(5):
+        node.monitor.devices_changed()
+    assert node.step(after_s=0.2) == []
+    assert node.wait_s <= PAUSE_S
+    assert node.step(after_s=PAUSE_S) == ["tell"]
+    assert node.step(after_s=PAUSE_S) == []
+    node.monitor.inventory_changed(node.snapshot)
+    assert node.step(after_s=PAUSE_S) == ["tell"], "a GPU may be missing, or be back"
+    assert node.hardware.looks == 1
+
+
 def test_without_a_driver_nothing_changes(node: Node) -> None:
     """The inventory says so; conditions stay."""
     node.health.observe([XID])
