@@ -4,7 +4,7 @@ Uses the same code as the node process (``dra_driver.policy``).
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,7 @@ from dra_driver.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dra_driver.model.gpu import Gpu
+    from dra_driver.model.health_rules import HealthRules
     from dra_driver.model.terms import GpuTerms
     from dra_driver.policy import PolicyFile
 
@@ -81,6 +82,9 @@ def _try(policies: Any, spec: str, node_name: str) -> int:
     terms, conflicts = survey(policies, snapshot, (), node_name)
     print()
     print(render(HEADINGS, [_row(gpu, terms_of(terms, gpu.uuid)) for gpu in snapshot.gpus]))
+    for gpu in snapshot.gpus:
+        if health := _health(terms_of(terms, gpu.uuid).health):
+            print(f"\nerrors of {gpu.device_name}: {health}")
     for conflict in conflicts:
         print(f"\n{conflict}")
     return 1 if conflicts else 0
@@ -96,6 +100,21 @@ def _row(gpu: "Gpu", terms: "GpuTerms") -> Sequence[str]:
         ", ".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in terms.taints),
         ", ".join(f"{name}={value}" for name, value in terms.attributes.items()),
     )
+
+
+def _health(rules: "HealthRules") -> str:
+    """What differs from the default rules; "" when nothing does."""
+    parts = {
+        "also taints": _errors(rules.taint_xids, ()),
+        "ignores": _errors(rules.ignored_xids, rules.ignored_causes),
+        "evicts on": _errors(rules.evicting_xids, rules.evicting_causes),
+        "calm for": f"{rules.calm_s:g} s" if rules.calm_s is not None else "",
+    }
+    return "; ".join(f"{name} {errors}" for name, errors in parts.items() if errors)
+
+
+def _errors(xids: Iterable[int], causes: Iterable[str]) -> str:
+    return ", ".join([*sorted(causes), *(f"XID {number}" for number in sorted(xids))])
 
 
 def _offer(gpu: "Gpu", terms: "GpuTerms") -> str:

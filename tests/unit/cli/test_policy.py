@@ -19,7 +19,7 @@ def test_the_examples_are_valid_and_do_not_conflict(capsys: pytest.CaptureFixtur
     """The folder of examples can be used as it is."""
     status, lines = check(capsys, str(EXAMPLES), "--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
     assert status == 0
-    assert lines[0] == "6 policies, no problems"
+    assert lines[0] == "7 policies, no problems"
     assert [line.split()[0] for line in lines[3:]] == ["gpu-0", "gpu-1", "gpu-2"]
 
 
@@ -49,6 +49,16 @@ def test_each_example_has_the_effect_in_its_comment(
     status, lines = check(capsys, str(EXAMPLES / f"{example}.yaml"), *arguments)
     assert status == 0
     assert line in [" ".join(found.split()) for found in lines]
+
+
+def test_rules_for_errors_are_shown_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """What ends pods is seen before it is applied."""
+    arguments = ("--gpus", "1xh100-sxm5-80gb", "--node", "training-1")
+    _, lines = check(capsys, str(EXAMPLES / "training-pool.yaml"), *arguments)
+    assert lines[-1] == "errors of gpu-0: ignores nvlink; evicts on ecc, lost, XID 79, XID 95; calm for 600 s"
+    assert "evictionGraceSeconds=120" in lines[-3]
+    _, lines = check(capsys, str(EXAMPLES / "default.yaml"), *arguments)
+    assert not any("errors of" in line for line in lines)
 
 
 def test_the_reserved_gpu_has_its_taint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
