@@ -14,7 +14,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import forms, pending
+from dra_driver.sim.demo import forms, health, pending
 from dra_driver.sim.demo.cluster_pool import ClusterPool
 from dra_driver.sim.demo.render import columns, table
 from dra_driver.sim.demo.requirements import Requirements, group_examples
@@ -44,7 +44,10 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         cluster = pool.cluster(Requirements())
         _introduce(cluster, say, time.monotonic() - started)
         results += _run_all(cluster, groups.pop(Requirements(), []), say)
+        policy = root / health.POLICY
+        cluster.set_policies([policy])  # nodes read it while the next chapter runs
         explained = pending.run(cluster, say)
+        healed = health.run(cluster, policy, say)
         say("Remaining CDI documents: one per node, shared by all of its containers")
         for node in cluster.nodes.values():
             say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
@@ -57,7 +60,7 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         transformed = forms.run(pool.cluster(one_h100), say)
     good = sum(result.problem is None for result in results)
     say(f"\n{good} of {len(results)} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
-    return good == len(results) and explained and transformed
+    return good == len(results) and explained and healed and transformed
 
 
 def _introduce(cluster: Cluster, say: Say, up_s: float) -> None:

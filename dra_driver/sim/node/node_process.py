@@ -130,3 +130,17 @@ class MpsHostSubprocess(DriverSubprocess):
             *("--namespaces", "none"),
         ]
         super().__init__("MPS host", arguments, folders.mps_log)
+
+
+class ControllerSubprocess(DriverSubprocess):
+    """``dra-driver controller`` with evictions switched on, and its Lease in namespace default."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        arguments = [
+            "controller",
+            *("--kubeconfig", str(kubeconfig)),
+            *("--namespace", "default"),
+            *("--max-evictions-per-minute", "600"),
+            "--evict-extended-resource-pods",
+        ]
+        super().__init__("controller", arguments, log)
