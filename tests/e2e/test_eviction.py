@@ -1,0 +1,218 @@
+"""GPUs with a NoExecute taint: Kubernetes evicts pods with claims and forgets those with an extended resource.
+
+The controller evicts these as PodDisruptionBudgets allow, with its own account's rights; a second replica takes over.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.kube import paths
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
+from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, POD_DISRUPTION_BUDGETS, PODS
+from dra_driver.sim.demo.health import FAULT_ANNOTATION, POLICY
+from dra_driver.sim.demo.requirements import Requirements
+from dra_driver.sim.manifests import load
+from dra_driver.sim.objects import is_ready
+from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
+from tests.e2e.host import Host
+from tests.fakes.node_process import DriverProcess
+
+RBAC = ROOT / "deploy" / "components" / "controller" / "rbac.yaml"
+ACCOUNT = LEASE = "dra-driver-controller"
+EVICTED_S = 60.0
+LEASE_S = 5
+# One, two and three ill GPUs are less than 20 % of these.
+GPUS = "8xh100-sxm5-80gb,8xa100-sxm4-40gb"
+
+
+@pytest.fixture
+def requirements() -> Requirements:
+    return Requirements(nodes=(("host", GPUS),), policies=(ROOT / POLICY,))
+
+
+@pytest.fixture
+def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Path) -> Iterator[Path]:
+    """A kubeconfig with a token of the component's ServiceAccount, whose objects are in the test's namespace."""
+    objects = [moved(obj, namespace) for obj in load(RBAC)]
+    for obj in objects:
+        cluster.client.create(obj, namespace)
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{ACCOUNT}/token"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    token = cluster.rest.create(path, body)["status"]["token"]
+    document = yaml.safe_load(Path(kubeconfig).read_text())
+    cluster_entry = document["clusters"][0]
+    context = {"name": "c", "context": {"cluster": cluster_entry["name"], "user": "u"}}
+    config = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context]}
+    users = [{"name": "u", "user": {"token": token}}]
+    file = tmp_path / "kubeconfig"
+    file.touch(0o600)
+    file.write_text(json.dumps({**config, "clusters": [cluster_entry], "users": users}))
+    yield file
+    for obj in objects:
+        cluster.rest.delete(path_of(obj))
+
+
+def moved(obj: Obj, namespace: str) -> Obj:
+    """The object in the test's namespace; cluster-wide ones get its name."""
+    for subject in obj.get("subjects", ()):
+        subject["namespace"] = namespace
+    if "namespace" in obj["metadata"]:
+        obj["metadata"]["namespace"] = namespace
+    else:
+        obj["metadata"]["name"] = namespace
+    if dig(obj, "roleRef", "kind") == "ClusterRole":
+        obj["roleRef"]["name"] = namespace
+    return obj
+
+
+def path_of(obj: Obj) -> str:
+    metadata = obj["metadata"]
+    inside = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
+    root = f"/apis/{obj['apiVersion']}" if "/" in obj["apiVersion"] else f"/api/{obj['apiVersion']}"
+    return f"{root}{inside}/{obj['kind'].lower()}s/{metadata['name']}"
+
+
+@pytest.fixture
+def replica(account: Path, namespace: str, tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
+    """Starts a controller with that account."""
+    made: list[DriverProcess] = []
+
+    def start(name: str) -> DriverProcess:
+        folder = tmp_path / name
+        folder.mkdir()
+        flags: dict[str, str | None] = {
+            "kubeconfig": str(account),
+            "namespace": namespace,
+            "pod_name": name,
+            "lease_duration": str(LEASE_S),
+            "max_evictions_per_minute": "600",
+            "evict_extended_resource_pods": "true",
+        }
+        made.append(DriverProcess("controller", folder, flags).start())
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+
+
+class World:
+    """Pods on GPUs that fall ill."""
+
+    def __init__(self, cluster: RealCluster, namespace: str, node: str) -> None:
+        self.cluster, self.namespace, self._node = cluster, namespace, node
+
+    def run_pod(self, name: str, *, claim: bool = False) -> None:
+        objects = load(ROOT / "examples" / "one-gpu.yaml") if claim else load_extended()
+        *others, pod = objects
+        pod["metadata"] = {"name": name, "labels": {"app": name}}
+        pod["spec"]["terminationGracePeriodSeconds"] = 1
+        self.cluster.apply([*others, pod], self.namespace)
+
+    def wait_ready(self, *names: str) -> None:
+        wait(lambda: ", ".join(n for n in names if not is_ready(self.cluster.pod(n, self.namespace))), REACH_S)
+
+    def devices(self, *names: str) -> list[str]:
+        return [next(iter(self.cluster.granted_devices(self.cluster.pod(name, self.namespace)))) for name in names]
+
+    def inject(self, devices: list[str]) -> None:
+        """XID 79 on these GPUs; [] is the repair of all."""
+        text = ", ".join(f"{device} xid=79" for device in devices) or None
+        self.cluster.rest.merge_patch(paths.node(self._node), {"metadata": {"annotations": {FAULT_ANNOTATION: text}}})
+
+    def is_there(self, name: str) -> bool:
+        pod = self.cluster.client.find(PODS, name, self.namespace)
+        return pod is not None and dig(pod, "metadata", "deletionTimestamp") is None
+
+    def wait_leaving(self, name: str) -> None:
+        wait(lambda: f"{name} stays" if self.is_there(name) else None, EVICTED_S)
+
+    def reasons(self, name: str) -> set[str]:
+        found = self.cluster.client.list(EVENTS, self.namespace)
+        return {item["reason"] for item in found if dig(item, "involvedObject", "name") == name}
+
+    def wait_reason(self, name: str, reason: str) -> None:
+        wait(lambda: None if reason in self.reasons(name) else f"only {self.reasons(name)}", EVICTED_S)
+
+    def tainted(self) -> list[str]:
+        return [
+            device["name"]
+            for item in self.cluster.slices()
+            for device in entries(item, "spec", "devices")
+            if any(taint["effect"] == "NoExecute" for taint in entries(device, "taints"))
+        ]
+
+    def holder(self) -> str:
+        lease = self.cluster.client.find(LEASES, LEASE, self.namespace)
+        return str(dig(lease, "spec", "holderIdentity", default="")).partition("_")[0]
+
+
+def load_extended() -> list[Obj]:
+    """The pod of examples/extended-resources.yaml that asks for a whole GPU."""
+    objects = load(ROOT / "examples" / "extended-resources.yaml")
+    return [obj for obj in objects if obj["metadata"]["name"] == "plugin-style-whole"]
+
+
+@pytest.fixture
+def world(cluster: RealCluster, namespace: str, own_host: Host, node: str) -> Iterator[World]:
+    assert own_host.process.lives
+    made = World(cluster, namespace, node)
+    yield made
+    made.inject([])
+    wait(lambda: ", ".join(made.tainted()), EVICTED_S)
+    for pod in cluster.pods(namespace):
+        cluster.client.delete(PODS, pod["metadata"]["name"], namespace)
+
+
+def test_pods_of_both_kinds_leave_budgets_are_honoured_and_a_second_replica_takes_over(
+    world: World, replica: Callable[[str], DriverProcess]
+) -> None:
+    """Also the proof of kubernetes#141290: without the controller the pod with the extended resource stays."""
+    world.run_pod("by-claim", claim=True)
+    for name in ("by-resource", "guarded"):
+        world.run_pod(name)
+    world.wait_ready("by-claim", "by-resource", "guarded")
+    guard(world, "guarded")
+    world.inject(world.devices("by-claim", "by-resource", "guarded"))
+    world.wait_leaving("by-claim")
+    world.wait_reason("by-claim", "DeviceTaintManagerEviction")
+    wait_settled(lambda: world.is_there("by-resource"))
+    first = replica("first")
+    wait(lambda: None if world.holder() == "first" else f"held by {world.holder()}", EVICTED_S)
+    second = replica("second")
+    world.wait_leaving("by-resource")
+    world.wait_reason("by-resource", "GpuEviction")
+    world.wait_reason("guarded", "GpuEvictionRefused")
+    assert world.is_there("guarded")
+    first.end(signal.SIGKILL)
+    wait(lambda: None if world.holder() == "second" else f"held by {world.holder()}", EVICTED_S)
+    world.cluster.client.delete(POD_DISRUPTION_BUDGETS, "guard", world.namespace)
+    world.wait_leaving("guarded")
+    assert second.end()[0] == 0
+    assert world.holder() == ""
+
+
+def guard(world: World, name: str) -> None:
+    """A budget that lets no pod of ``name`` go."""
+    spec: dict[str, Any] = {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}
+    header = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "guard"}}
+    world.cluster.client.create({**header, "spec": spec}, world.namespace)
+
+    def counted() -> str | None:
+        budget = world.cluster.client.find(POD_DISRUPTION_BUDGETS, "guard", world.namespace)
+        return None if dig(budget, "status", "currentHealthy") == 1 else "the budget is not counted yet"
+
+    wait(counted, 30.0)
+
+
+def wait_settled(holds: Callable[[], bool]) -> None:
+    """It holds now, and a moment later."""
+    assert holds()
+    with pytest.raises(AssertionError, match="not within"):
+        wait(lambda: "still so" if holds() else None, SETTLE_S)
