@@ -14,7 +14,7 @@ from dra_driver.errors import ApiUnreachableError
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, Stream
 
-PAGE: Final = 250
+PAGE: Final = 100
 SLICES_THREAD: Final = "slices-watch"
 CLAIMS_THREAD: Final = "claims-watch"
 _REDUCED: Final = "reduced"

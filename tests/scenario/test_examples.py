@@ -77,4 +77,5 @@ def test_the_demo_succeeds() -> None:
     assert "kubectl get resourceslices" in done.stdout
     assert "pod demo-pending/train cannot fit" in done.stdout
     assert "The ResourceSlices did not change" in done.stdout
+    assert "new pods use them again" in done.stdout
     assert "The holders are deleted, and train runs on gpu-b" in done.stdout
