@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_driver.gpu.simulated.fault_orders import ANNOTATION
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, POD_DISRUPTION_BUDGETS, PODS
-from dra_driver.sim.demo.health import FAULT_ANNOTATION, POLICY
+from dra_driver.sim.demo.health import POLICY
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.manifests import load
 from dra_driver.sim.objects import is_ready
@@ -124,7 +125,7 @@ class World:
     def inject(self, devices: list[str]) -> None:
         """XID 79 on these GPUs; [] is the repair of all."""
         text = ", ".join(f"{device} xid=79" for device in devices) or None
-        self.cluster.rest.merge_patch(paths.node(self._node), {"metadata": {"annotations": {FAULT_ANNOTATION: text}}})
+        self.cluster.rest.merge_patch(paths.node(self._node), {"metadata": {"annotations": {ANNOTATION: text}}})
 
     def is_there(self, name: str) -> bool:
         pod = self.cluster.client.find(PODS, name, self.namespace)

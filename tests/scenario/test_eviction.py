@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.gpu.simulated.fault_orders import ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_CLAIM_TEMPLATES
 from dra_driver.sim.cluster import Cluster
@@ -50,7 +51,7 @@ def unready(cluster: Cluster, namespace: str, name: str) -> str | None:
 def inject(cluster: Cluster, faults: str) -> None:
     """What ``dra-driver sim inject`` does; "" is the repair of all."""
     node = cluster.store.get(NODES, "gpu-a")
-    node["metadata"].setdefault("annotations", {})[health.FAULT_ANNOTATION] = faults
+    node["metadata"].setdefault("annotations", {})[ANNOTATION] = faults
     cluster.store.update(NODES, node)
 
 

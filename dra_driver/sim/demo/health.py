@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.errors import RetryableError
+from dra_driver.gpu.simulated.fault_orders import ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.cluster import Cluster
@@ -20,8 +21,6 @@ from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted,
 
 POLICY: Final = Path("examples/health/evict-soon.yaml")
 NAMESPACE: Final = "demo-health"
-FAULT_ANNOTATION: Final = "gpu.dra-driver.io/simulate-fault"
-"""What ``dra-driver sim inject`` writes (gpu/simulated/fault_orders.py)."""
 _GRACE_ATTRIBUTE: Final = "gpu.dra-driver.io/evictionGraceSeconds"
 _CLASS: Final = "gpu.nvidia.com"
 _WORKLOADS: Final = ("by-claim", "by-resource")
@@ -98,11 +97,15 @@ def _make_deployment(cluster: Cluster, name: str, resources: Obj, **spec: Any) -
 
 @contextmanager
 def _ill(cluster: Cluster, places: Mapping[str, Place], say: Say) -> Iterator[None]:
-    """XID 79 ("the GPU has fallen off the bus") on the GPUs of ``places``, and their repair at the end."""
+    """XID 79 ("the GPU has fallen off the bus") on the GPUs of ``places``, and their repair at the end.
+
+    Does what ``dra-driver sim inject`` and ``sim recover`` do.
+    """
     orders: dict[str, list[str]] = {}
     for place in places.values():
         orders.setdefault(place.node, []).append(f"{place.device} xid=79")
     say("2. Their GPUs report XID 79; the policy asks for eviction.")
+    say("\n".join(f"$ dra-driver sim inject {place.node} {place.device} xid=79" for place in places.values()))
     try:
         for node, faults in orders.items():
             _annotate(cluster, node, ", ".join(faults))
@@ -118,9 +121,9 @@ def _annotate(cluster: Cluster, node: str, faults: str) -> None:
     obj = cluster.store.get(NODES, node)
     annotations = obj["metadata"].setdefault("annotations", {})
     if faults:
-        annotations[FAULT_ANNOTATION] = faults
+        annotations[ANNOTATION] = faults
     else:
-        annotations.pop(FAULT_ANNOTATION, None)
+        annotations.pop(ANNOTATION, None)
     del obj["metadata"]["resourceVersion"]  # the kubelet's writes do not concern this annotation
     cluster.store.update(NODES, obj)
 
