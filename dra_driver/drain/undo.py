@@ -25,8 +25,8 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     report.gpus = gpus or tuple(gpu.uuid for gpu in published)
     text, changed = marks.change_drain(api, node, lambda found: found.without(gpus))
     report.annotation = text
-    left = f"{DRAIN_ANNOTATION}={text}" if text else f"no {DRAIN_ANNOTATION}"
-    say(f"node {node}: annotation {left}{'' if changed else ' (as before)'}")
+    left = f"is {text}" if text else "is gone"
+    say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (as before)'}")
     ended, foreign = marks.end_detach(api, node)
     if ended:
         say(f"node {node}: the NVIDIA driver may be used again")

@@ -20,12 +20,19 @@ from dra_driver.allocation import (
 from dra_driver.explain.holders import DeviceHolders
 from dra_driver.explain.objects import listed
 from dra_driver.explain.requests import RequestSpec
+from dra_driver.model.drain import DRAINED_TAINT
+from dra_driver.model.terms import DETACHED_TAINT
 from dra_driver.quantity import Quantity
 
 _RESERVED: Final = "gpu.dra-driver.io/reserved"
 _DRAINING: Final = "gpu.dra-driver.io/draining"
 _OTHER_GPU: Final = "request another GPU"
 _PASSING: Final = {
+    DRAINED_TAINT: f"wait: a person drains the GPU for maintenance; kubectl dra undrain ends that, or {_OTHER_GPU}",
+    DETACHED_TAINT: (
+        "wait: the node does not give its GPUs to new claims now; the Node's events DriverDetached and SecondPublisher, "
+        "and /readyz of its node process, say why"
+    ),
     "gpu.dra-driver.io/creation-refused": (
         "wait some minutes: the node could not create partitions of the GPU, because another process has it open; the "
         "Node's event PartitionsWithheld names it"
@@ -34,7 +41,7 @@ _PASSING: Final = {
         "wait: Fabric Manager has not registered the GPU in the NVLink fabric; see the Node's event FabricNotReady"
     ),
 }
-"""What to do about taints that the driver sets for a condition of the hardware."""
+"""What to do about taints that the driver sets for a condition of the hardware or a request."""
 
 
 @dataclass(frozen=True, slots=True)

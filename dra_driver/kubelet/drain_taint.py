@@ -49,12 +49,12 @@ class DrainTaint:
         self._warn()
         if self._request == before:
             return False
-        asked = self._request.text or "none"
+        asked = "all GPUs of this node" if self._request.every else self._request.text or "none"
         log.info("GPUs to drain", extra={"by": f"annotation {DRAIN_ANNOTATION}", "gpus": asked})
         if self._request.text is None:
             self._tell("Normal", "GpusUndrained", "no GPU of this node is drained: new claims get them again")
         else:
-            self._tell("Normal", "GpusDrained", f"new claims get none of these GPUs: {asked} ({_BY})")
+            self._tell("Normal", "GpusDrained", f"new claims do not get {asked} ({_BY})")
         return True
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:

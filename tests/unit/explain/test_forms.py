@@ -140,6 +140,8 @@ def test_taints_of_policies_name_the_policy() -> None:
     for key, expected in (
         ("gpu.dra-driver.io/reserved", "value: team-a, effect: NoSchedule}]; add it"),
         ("gpu.dra-driver.io/draining", "wait: GpuPolicy team-a reconfigures the GPU"),
+        ("gpu.dra-driver.io/drained", "kubectl dra undrain ends that"),
+        ("gpu.dra-driver.io/detached", "events DriverDetached and SecondPublisher"),
     ):
         terms = GpuTerms(policy="team-a", taints=(Taint(key=key, value="team-a", effect="NoSchedule"),))
         report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
