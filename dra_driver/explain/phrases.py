@@ -30,8 +30,8 @@ _OTHER_GPU: Final = "request another GPU"
 _PASSING: Final = {
     DRAINED_TAINT: f"wait: a person drains the GPU for maintenance; kubectl dra undrain ends that, or {_OTHER_GPU}",
     DETACHED_TAINT: (
-        "wait: the node does not give its GPUs to new claims now; the Node's events DriverDetached and SecondPublisher, "
-        "and /readyz of its node process, say why"
+        "wait: the node does not give its GPUs to new claims now; the Node's events DriverDetached and SecondPublisher "
+        "and /readyz of its node process say why"
     ),
     "gpu.dra-driver.io/creation-refused": (
         "wait some minutes: the node could not create partitions of the GPU, because another process has it open; the "
