@@ -110,7 +110,7 @@ def after_reading(faults: Faults, reading: HealthReading, at: Moment) -> Faults:
 
 def after_repair(faults: Faults, at: Moment) -> Faults:
     """The faults after an administrator said that the GPU was reset or repaired."""
-    return _healed(dict(faults), "an administrator says that the GPU was repaired", at, only_reset=False)
+    return _healed(dict(faults), "a person gave it back after a drain", at, only_reset=False)
 
 
 def after_instances(faults: Faults, existing: Collection[int], at: Moment) -> Faults:

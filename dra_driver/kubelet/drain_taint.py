@@ -5,7 +5,7 @@ and a refused prepare would only leave them waiting. Who drains ends those pods.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, Literal, Protocol
 
@@ -31,10 +31,19 @@ class AnnotatedNode(Protocol):
 
 
 class DrainTaint:
-    """``node`` returns the last known Node, ``tell`` records an event on it. One thread calls ``look``."""
+    """``node`` returns the last known Node, ``tell`` records an event on it. One thread calls ``look``.
 
-    def __init__(self, node: Callable[[], AnnotatedNode | None], tell: Tell) -> None:
-        self._node, self._tell = node, tell
+    ``given_back`` is called with the GPUs whose drain has ended: the one who drained them says that they are in order.
+    """
+
+    def __init__(
+        self,
+        node: Callable[[], AnnotatedNode | None],
+        tell: Tell,
+        given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
+    ) -> None:
+        self._node, self._tell, self._given_back = node, tell, given_back
+        self._drained: frozenset[GpuUuid] = frozenset()
         self._request = NOT_DRAINED  # replaced as a whole, so that any thread reads it without a lock
         self._names: tuple[str, ...] = ()
         self._strangers: tuple[str, ...] = ()
@@ -49,6 +58,8 @@ class DrainTaint:
         self._warn()
         if self._request == before:
             return False
+        if back := frozenset(gpu for gpu in self._drained if not self._request.covers(gpu)):
+            self._given_back(back)
         asked = "all GPUs of this node" if self._request.every else self._request.text or "none"
         log.info("GPUs to drain", extra={"by": f"annotation {DRAIN_ANNOTATION}", "gpus": asked})
         if self._request.text is None:
@@ -62,6 +73,7 @@ class DrainTaint:
         request = self._request
         drained = [gpu for gpu in snapshot.gpus if request.covers(gpu.uuid)]
         metrics.drained.set(len(drained))
+        self._drained = frozenset(gpu.uuid for gpu in drained)
         self._names = tuple(gpu.device_name for gpu in drained)
         known = {gpu.uuid for gpu in snapshot.gpus} | {gpu.label for gpu in snapshot.left_out}
         self._strangers = (*request.unknown, *(sorted(request.gpus - known) if snapshot.gpus else ()))

@@ -51,6 +51,7 @@ class Conditions(Protocol):
     def observe(self, events: Iterable[HealthEvent]) -> bool: ...
     def look(self, readings: Iterable[HealthReading], unmonitored: Mapping[GpuUuid, str]) -> bool: ...
     def instances(self, existing: Mapping[GpuUuid, Collection[int]]) -> bool: ...
+    def repaired(self, gpu: GpuUuid) -> bool: ...
     def tick(self) -> bool: ...
     def conditions(self) -> tuple[HealthCondition, ...]: ...
     def forget(self, gpu: GpuUuid) -> bool: ...
@@ -99,6 +100,16 @@ class HealthMonitor:
         self._woken.set()
         if self._threads[0].is_alive():
             self._threads[0].join(timeout_s)
+
+    def given_back(self, gpus: Iterable[GpuUuid]) -> None:
+        """Take in that a person gave these GPUs back after a drain. Call it before the end of the drain is published.
+
+        A GPU reset leaves no trace on some drivers, so that errors which need one would stay until a reboot.
+        """
+        changed = [self._health.repaired(gpu) for gpu in gpus]
+        if any(changed):
+            self._news.set()
+            self._woken.set()
 
     def inventory_changed(self, snapshot: Snapshot) -> None:
         """Take in a new snapshot before it is published: conditions of instances that are gone end."""

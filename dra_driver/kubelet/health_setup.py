@@ -100,6 +100,11 @@ class HealthService:
         if self._is_on:
             self._monitor.devices_changed()
 
+    def given_back(self, gpus: Iterable[GpuUuid]) -> None:
+        """See ``HealthMonitor.given_back``."""
+        if self._is_on:
+            self._monitor.given_back(gpus)
+
     def start(self) -> None:
         """Call it before the publisher of the inventory subscribes: conditions of instances that are gone end first."""
         if self._is_on:

@@ -4,7 +4,7 @@ A drain that is asked for by an annotation (``drain_taint.py``), and other publi
 (``second_publisher.py``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final
 
@@ -35,9 +35,10 @@ class NodeFollower:
         inventory: Inventory,
         *,
         allow_second: bool,
+        given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
     ) -> None:
         """Call it before anything is published; takes up to `FIRST_SLICES_S`."""
-        self._drain = DrainTaint(own_node.current, partial(tell, own_node, events))
+        self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), given_back)
         self._second = SecondPublisher(
             own_node.current,
             lambda: publisher.neighbours([gpu.uuid for gpu in inventory.current().gpus]),

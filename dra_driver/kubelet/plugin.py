@@ -22,7 +22,7 @@ and the kubelet removes the slices of a driver that does not come back.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -241,7 +241,9 @@ class NodeProcess:
         self._publisher = publisher = self._start_publisher(rest, events)
         self._running.callback(found.follow_faults(own_node, events), COMPONENT_STOP_S)
         allowed = settings.allow_second_publisher
-        self._follower = node = NodeFollower(own_node, events, publisher, inventory, allow_second=allowed)
+        self._follower = node = NodeFollower(
+            own_node, events, publisher, inventory, allow_second=allowed, given_back=self._given_back
+        )
         held, taint = partial(_held_gpus, claims), NodeTaint()
         self._health = health = HealthService(
             settings, self._plugin_dir, found.backend, inventory, self._streams,
@@ -259,6 +261,10 @@ class NodeProcess:
         inventory.subscribe(self._inventory_publisher.changed)
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         self._start_maintenance(self._inventory_publisher, claims, detaching, report, node)
+
+    def _given_back(self, gpus: Iterable[GpuUuid]) -> None:
+        if self._health is not None:
+            self._health.given_back(gpus)
 
     def _look_at_detach(self) -> None:
         if self._detaching is not None:

@@ -32,8 +32,7 @@ def test_a_condition_in_its_calm_time_says_how_recovery_was_seen() -> None:
     """So that an administrator knows why it is still there, and for how long."""
     (found,) = conditions(GPU, after_repair(with_xids(119), at(5)), at(6))
     assert found.message.endswith(
-        "Recovery was seen: an administrator says that the GPU was repaired. The GPU is used again after 120 s without"
-        " an error."
+        "Recovery was seen: a person gave it back after a drain. The GPU is used again after 120 s without an error."
     )
     assert found.severity is Severity.NO_NEW_CLAIMS
 

@@ -21,8 +21,11 @@ class Node:
         self.annotations: dict[str, str] = {}
         self.is_known = True
         self.told: list[tuple[str, str, str]] = []
+        self.given_back: list[list[GpuUuid]] = []
         self.drain = DrainTaint(
-            lambda: self if self.is_known else None, lambda *event: self.told.append((event[0], event[1], event[2]))
+            lambda: self if self.is_known else None,
+            lambda *event: self.told.append((event[0], event[1], event[2])),
+            lambda gpus: self.given_back.append(sorted(gpus)),
         )
 
     def asks(self, value: str | None) -> bool:
@@ -46,6 +49,21 @@ def test_drained_gpus_are_tainted_and_others_are_not() -> None:
     assert node.asks(None)
     assert node.tainted() == {}
     assert [reason for _, reason, _ in node.told] == ["GpusDrained", "GpusDrained", "GpusUndrained"]
+
+
+def test_gpus_whose_drain_has_ended_are_given_back_and_no_others() -> None:
+    """Errors of them that need a reset are over then; of one that is still drained they are not."""
+    node = Node()
+    node.asks("all")
+    node.tainted()
+    node.asks(SECOND)
+    assert node.given_back == [[FIRST]]
+    node.tainted()
+    node.asks(None)
+    assert node.given_back == [[FIRST], [SECOND]]
+    node.tainted()
+    node.asks(FIRST)
+    assert len(node.given_back) == 2
 
 
 def test_a_node_that_is_not_known_ends_no_drain() -> None:

@@ -1,6 +1,7 @@
 """When the health of the GPUs is looked at, published and told."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,9 @@ class Health:
         }
         return self.held != before
 
+    def repaired(self, gpu: GpuUuid) -> bool:
+        return self.held.pop((gpu, None), None) is not None
+
     def tick(self) -> bool:
         ticked, self.ticks = self.ticks, False
         return ticked
@@ -126,6 +130,16 @@ def node() -> Node:
     made = Node()
     made.step()
     return made
+
+
+def test_gpus_that_are_given_back_after_a_drain_are_repaired_all_of_them(node: Node) -> None:
+    """What follows is told at once; the end of the drain publishes it."""
+    node.health.observe([XID, replace(XID, gpu_uuid=SECOND.uuid)])
+    node.monitor.given_back([FIRST.uuid, SECOND.uuid])
+    assert node.health.conditions() == ()
+    assert node.step() == ["tell"]
+    node.monitor.given_back([FIRST.uuid])
+    assert node.step() == []
 
 
 def test_a_healthy_node_is_looked_at_and_told_every_ten_seconds(node: Node) -> None:
