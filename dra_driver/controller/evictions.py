@@ -122,6 +122,7 @@ class Evictions:
             self._heartbeat = self._clock()
         if not self._leadership.leads():
             self._tries, self._last_s = {}, None
+            metrics.not_leading()
             return IDLE_S
         if self._copies.problem is not None:
             return 1.0

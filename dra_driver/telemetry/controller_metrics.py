@@ -50,6 +50,12 @@ def initialise(version: str) -> None:
         metrics.internal_errors_total.labels(place)
 
 
+def not_leading() -> None:
+    """Only the replica that acts tells about evictions: the sum over all replicas is what holds."""
+    for gauge in (pods_endangered, eviction_brake, fleet_gpus, fleet_gpus_tainted):
+        gauge.set(0)
+
+
 def internal_error(place: Place) -> None:
     """Counts an unexpected exception; the caller logs its traceback."""
     metrics.internal_errors_total.labels(place).inc()

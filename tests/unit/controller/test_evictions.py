@@ -13,6 +13,7 @@ from dra_driver.controller.evictions import FIRST_RETRY_S, EvictionRules, Evicti
 from dra_driver.controller.fleet import SliceView, slice_view
 from dra_driver.controller.special_claims import SpecialClaim, special_claim
 from dra_driver.errors import ApiUnreachableError, ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from dra_driver.telemetry.controller_metrics import REGISTRY
 from tests.unit.controller.objects import (
     DRIVER,
     at,
@@ -261,12 +262,17 @@ def test_the_brake_holds_all_back_and_says_so_once() -> None:
     assert "GpuEvictionResumed" in [reason for _, reason, _ in world.events]
 
 
-def test_a_replica_that_does_not_lead_does_nothing(world: World) -> None:
+def test_a_replica_that_does_not_lead_does_nothing_and_tells_nothing(world: World) -> None:
+    """Its gauges are 0, so that the sum over all replicas is right after a takeover."""
     world.run_pod(3)
     world.fall_ill(3)
+    world.run_until(10)
+    assert REGISTRY.get_sample_value("dra_driver_fleet_gpus") == 20
     world.leading_since = None
     world.run_until(300)
     assert world.asked == 0
+    assert REGISTRY.get_sample_value("dra_driver_fleet_gpus") == 0
+    assert REGISTRY.get_sample_value("dra_driver_pods_endangered") == 0
 
 
 def test_leadership_that_ends_between_the_look_and_the_write_ends_the_write(world: World) -> None:
