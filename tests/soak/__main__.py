@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--claims", type=int, default=10_000, help="against one node process; 0 leaves this part out")
     parser.add_argument("--cluster-claims", type=int, default=1000, help="on the embedded cluster; 0 leaves it out")
     parser.add_argument("--seed", default=str(random.randrange(10**6)), help="of all decisions")  # noqa: S311
+    parser.add_argument("--threads", type=int, default=8, help="calls of the kubelet at a time")
     parser.add_argument("--crashes", type=int, default=40, help="kills of the node process, all in the first half")
     parser.add_argument("--illnesses", type=int, default=60, help="health events of GPUs")
     args = parser.parse_args()
@@ -42,6 +43,7 @@ def main() -> int:
         print(
             f"again: python -m tests.soak --seed {args.seed} --claims {args.claims}"
             f" --cluster-claims {args.cluster_claims} --crashes {args.crashes} --illnesses {args.illnesses}"
+            f" --threads {args.threads}"
         )
     else:
         print("No leak, no double grant, no breach; memory and latency are flat.")
@@ -49,13 +51,13 @@ def main() -> int:
 
 
 def node_part(args: argparse.Namespace) -> list[str]:
-    """Claims against one node process, as from four threads of a kubelet."""
+    """Claims against one node process, as from a kubelet that starts several pods at a time."""
     found = node_soak.run(args.claims, args.crashes, args.seed, refused_share=REFUSED_SHARE, illnesses=args.illnesses)
     soak = found.soak
     print(f"\none node, {args.claims} claims in {found.seconds:.0f} s; invariants checked {found.checks} times")
     _print_seen(soak.seen)
     _print_lines(latency_lines("prepare", soak.prepares_ms), latency_lines("unprepare", soak.unprepares_ms))
-    _print_lines(memory_lines(found.memory))
+    _print_lines(memory_lines(found.memory), soak.failures)
     return [
         *soak.failures,
         *grown(found.memory),

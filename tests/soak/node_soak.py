@@ -19,7 +19,6 @@ from tests.soak.figures import Memory
 from tests.soak.invariants import breaches
 from tests.soak.workers import SPEC, Soak, Worker
 
-THREADS = 4
 CHECK_EVERY = 250
 MEMORY_EVERY = 100
 OF_CLAIMS = ("claim ", "journal table device", "journal table sharing", "CDI file")
@@ -38,7 +37,15 @@ class NodeRun:
     seconds: float = 0.0
 
 
-def run(rounds: int, crashes: int, seed: str, *, refused_share: float = 0.1, illnesses: int = 0) -> NodeRun:
+def run(
+    rounds: int,
+    crashes: int,
+    seed: str,
+    *,
+    refused_share: float = 0.1,
+    illnesses: int = 0,
+    threads_at_once: int = 4,
+) -> NodeRun:
     """Run; ``soak.failures`` of the result has every failure, leaks and breaches included."""
     with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
         soak = Soak(node, rounds, seed, Scheduler(node), refused_share=refused_share)
@@ -53,8 +60,8 @@ def run(rounds: int, crashes: int, seed: str, *, refused_share: float = 0.1, ill
         ]
         for each in others:
             each.start()
-        with ThreadPoolExecutor(THREADS) as threads:
-            for worker in [threads.submit(Worker(soak, number).run) for number in range(THREADS)]:
+        with ThreadPoolExecutor(threads_at_once) as threads:
+            for worker in [threads.submit(Worker(soak, number).run) for number in range(threads_at_once)]:
                 worker.exception()
         stop.set()
         for each in others:
