@@ -137,7 +137,9 @@ def _bench(args: argparse.Namespace) -> Iterator[Any]:
         if not args.simulate:
             check_folder(registrar_dir, owned=args.i_own_this_node)
         template = read_template(args.claim_template) if args.claim_template else None
-        limits = TimeLimits(check_s=args.timeout) if args.timeout else TimeLimits()
+        limits = TimeLimits()
+        if args.timeout:
+            limits = TimeLimits(check_s=args.timeout, publish_s=args.timeout, restart_s=args.timeout)
         kubeconfig, node = args.kubeconfig, args.node_name
         if args.embedded_api_server or args.simulate:
             kubeconfig = str(args.embedded_api_server or folder / "kubeconfig")

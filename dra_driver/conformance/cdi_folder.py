@@ -113,7 +113,7 @@ def _problem(document: object) -> str:
         return "no devices"
     names = [device.get("name") if isinstance(device, dict) else None for device in devices]
     for name, device in zip(names, devices, strict=True):
-        if not is_qualified(f"{document.get('kind')}={name}"):
+        if not isinstance(name, str) or not is_qualified(f"{document.get('kind')}={name}"):
             return f"{str(document.get('kind'))[:80]}={str(name)[:80]} is not vendor/class=name"
         if not _edits(device):
             return f"device {name} has no containerEdits"

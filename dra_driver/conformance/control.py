@@ -4,10 +4,11 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from dra_driver.conformance.values import UnableError
 from dra_driver.errors import ConfigurationError
@@ -30,14 +31,14 @@ class CommandControl:
             raise ConfigurationError("--restart-command is empty")
 
     def restart(self) -> None:
+        # A file and not a pipe: the driver that the command starts in the background may keep it and write to it.
+        with tempfile.TemporaryFile() as said:
+            self._run(said)
+
+    def _run(self, said: IO[bytes]) -> None:
+        quiet = subprocess.DEVNULL
         try:
-            child = subprocess.Popen(
-                self._words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            child = subprocess.Popen(self._words, stdin=quiet, stdout=quiet, stderr=said, start_new_session=True)
         except OSError as error:
             raise UnableError(f"--restart-command cannot be started: {error}") from error
         try:
@@ -48,8 +49,8 @@ class CommandControl:
             child.wait(STOP_S)
             raise UnableError(f"--restart-command did not end within {COMMAND_S:g} s") from error
         if status != 0:
-            said = os.read(child.stderr.fileno(), MAX_OUTPUT) if child.stderr else b""
-            text = said.decode("utf-8", "replace").strip()
+            said.seek(0)
+            text = said.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
             raise UnableError(f"--restart-command ended with status {status}: {text}")
 
 

@@ -73,19 +73,19 @@ class TimeLimits:
     """Time limits in seconds. The first four are the kubelet's own.
 
     Sources: pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go:41-95 and
-    pkg/kubelet/cm/dra/plugin/dra_plugin.go:42. ``publish_s`` is twice the delay of upstream's slice controller
-    (resourceslicecontroller.go:69). A driver may wait for a device that is in use; after ``in_use_s`` the suite
-    takes that for a refusal.
+    pkg/kubelet/cm/dra/plugin/dra_plugin.go:42. ``publish_s`` is the delay of upstream's slice controller and the time
+    that it trusts its own writes, one after the other (resourceslicecontroller.go:57-69). A driver may wait for a
+    device that is in use; after ``in_use_s`` the suite takes that for a refusal.
     """
 
     dial_s: float = 10.0
     get_info_s: float = 1.0
     notify_s: float = 5.0
     call_s: float = 45.0
-    publish_s: float = 60.0
+    publish_s: float = 100.0
     restart_s: float = 60.0
     in_use_s: float = 5.0
     health_s: float = 12.0
     quiet_s: float = 2.0
-    check_s: float = 180.0
+    check_s: float = 240.0
     pause_s: float = 0.05

@@ -125,6 +125,7 @@ CHECKS: Final = (
         source="staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go:74-75, 90-95",
         run=files_vanish,
         profile="full",
+        level="should",
     ),
     Check(
         id="disturbed-all-slices",

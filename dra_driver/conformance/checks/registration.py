@@ -74,8 +74,9 @@ def refused_then_registered(bench: Bench) -> None:
     registrar = bench.registrar()
     try:
         registry.notify(registrar.path, bench.limits, registered=False, error="refused by the conformance suite")
-    except CallError as error:
-        raise ViolationError(f"NotifyRegistrationStatus with an error is not accepted: {error}") from error
+    except CallError as error:  # any answer will do: the kubelet logs it (operation_generator.go:105)
+        if error.code in {"DEADLINE_EXCEEDED", "UNIMPLEMENTED"}:
+            raise ViolationError(f"a refused registration is not received: {error}") from error
     bench.reconnect()
     answers(bench)
     bench.plugin()

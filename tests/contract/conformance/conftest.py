@@ -27,17 +27,30 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def api_rest() -> Iterator[RestClient]:
+def api_kubeconfig() -> Iterator[str]:
     server = ApiServer()
     server.start()
     with tempfile.TemporaryDirectory() as folder:
-        connection = Connection.load(str(server.kubeconfig(Path(folder, "kubeconfig"))))
-        rest = RestClient(connection)
-        rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-        ClusterObjects(rest, node=NODE, driver="x").prepare()  # the namespace, which no test deletes
-        yield rest
-        connection.close()
+        yield str(server.kubeconfig(Path(folder, "kubeconfig")))
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def api_rest(api_kubeconfig: str) -> Iterator[RestClient]:
+    """A cluster with a node, and the suite's namespace, which no test deletes."""
+    connection = Connection.load(api_kubeconfig)
+    rest = RestClient(connection)
+    rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    ClusterObjects(rest, node=NODE, driver="x").prepare()
+    yield rest
+    connection.close()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The path of a unix socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:
+        yield Path(folder)
 
 
 MakeBench = Callable[..., Bench]

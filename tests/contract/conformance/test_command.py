@@ -1,0 +1,114 @@
+"""``dra-driver conformance``: wrong usage, a folder in which a kubelet works, restarts, and a run with reports."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dra_driver.cli.main import main
+from dra_driver.conformance import control as control_module
+from dra_driver.conformance.control import ChildControl, CommandControl
+from dra_driver.conformance.guard import check_folder
+from dra_driver.conformance.values import UnableError
+from dra_driver.errors import ConfigurationError
+from dra_driver.kube.rest import RestClient
+from tests.contract.conformance.conftest import NODE
+from tests.fakes.subject.driver import SubjectDriver
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "--registrar-dir is missing"),
+        (["--registrar-dir", "/no/such/folder"], "is not a folder"),
+        (["--simulate", "1xh100-sxm5-80gb", "--registrar-dir", "/tmp"], "--simulate starts the driver itself"),
+        (["--registrar-dir", "/tmp", "--restart-command", "x", "--", "y"], "leave out --restart-command"),
+        (["--registrar-dir", "/tmp", "--embedded-api-server", "a", "--kubeconfig", "b"], "exclude each other"),
+        (["--registrar-dir", "/tmp", "--only", "absent"], "no check has such an id"),
+        (["--registrar-dir", "/tmp", "--output-file", "x"], "needs --output json or junit"),
+        (["--registrar-dir", "/tmp", "--timeout", "-1"], "--timeout -1"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--list", "--profile", "full"]) == 0
+    assert "prepare-cdi-resolves" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["pod-resources", "device-plugins"])
+def test_a_folder_in_which_a_kubelet_works_is_refused(tmp_path: Path, name: str) -> None:
+    registry = tmp_path / "plugins_registry"
+    registry.mkdir()
+    (tmp_path / name).mkdir()
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(tmp_path / name / "kubelet.sock"))
+        check_folder(registry, owned=False)  # a socket that a dead kubelet left
+        kubelet.listen()
+        with pytest.raises(ConfigurationError, match="--i-own-this-node"):
+            check_folder(registry, owned=False)
+        check_folder(registry, owned=True)
+
+
+def test_a_run_writes_its_report_and_says_what_it_does(
+    api_rest: RestClient, api_kubeconfig: str, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = SubjectDriver(short_folder, api_rest, driver="run.example.com", node=NODE, faults=["unprepare-once"])
+    driver.start()
+    report = short_folder / "report.xml"
+    where = ["--registrar-dir", str(driver.registrar_dir), "--cdi-dir", str(driver.cdi_dir)]
+    chosen = ["--only", "prepare-cdi-*,unprepare-repeated,restart-registers"]
+    output = ["--kubeconfig", api_kubeconfig, "--output", "junit", "--output-file", str(report)]
+    try:
+        assert main(["conformance", *where, *chosen, *output]) == 1
+        root = ElementTree.fromstring(report.read_text())  # noqa: S314 - our own text
+    finally:
+        driver.end()
+    text = capsys.readouterr().out
+    assert f"driver run.example.com on node {NODE}" in text
+    assert "4 checks: 2 passed, 1 failed, 1 not applicable" in text
+    assert [case.get("name") for case in root if case.find("failure") is not None] == ["unprepare-repeated"]
+
+
+def test_json_alone_is_all_of_the_output(
+    api_rest: RestClient, api_kubeconfig: str, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = SubjectDriver(short_folder, api_rest, driver="json.example.com", node=NODE).start()
+    where = ["--registrar-dir", str(driver.registrar_dir), "--cdi-dir", str(driver.cdi_dir), "--output", "json"]
+    try:
+        assert main(["conformance", *where, "--kubeconfig", api_kubeconfig, "--only", "prepare-answers"]) == 0
+    finally:
+        driver.end()
+    assert json.loads(capsys.readouterr().out)["checks"][0]["verdict"] == "passed"
+
+
+def test_a_restart_command_that_fails_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    CommandControl("true").restart()
+    with pytest.raises(UnableError, match="status 3: went wrong"):
+        CommandControl("sh -c 'echo went wrong >&2; exit 3'").restart()
+    with pytest.raises(UnableError, match="cannot be started"):
+        CommandControl("/no/such/program").restart()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        CommandControl("a 'b")
+    monkeypatch.setattr(control_module, "COMMAND_S", 0.05)
+    with pytest.raises(UnableError, match="did not end within"):
+        CommandControl("sleep 60").restart()
+
+
+def test_a_child_is_killed_and_started_again(tmp_path: Path) -> None:
+    said = tmp_path / "log"
+    script = "import os, sys, time; print(os.environ['MARK'], flush=True); time.sleep(60)"
+    child = ChildControl([sys.executable, "-c", script], {"MARK": "started"}, said)
+    child.start()
+    child.restart()
+    child.stop()
+    child.stop()
+    assert set(said.read_text().split()) <= {"started"}
+    with pytest.raises(ConfigurationError, match="cannot be started"):
+        ChildControl(["/no/such/program"], {}, said).start()

@@ -1,0 +1,85 @@
+"""A run as a table, JSON and JUnit XML, its exit status, and the choice of checks."""
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from dra_driver.conformance import report, suite
+from dra_driver.conformance.checks import CHECKS
+from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome, Verdict
+from dra_driver.errors import ConfigurationError
+
+
+def outcome(verdict: Verdict, **fields: Any) -> CheckOutcome:
+    check = Check(id="a-check", title="Something is done", rule="It must.", source="file.go:1", run=lambda _: None)
+    return CheckOutcome(check=check, verdict=verdict, **fields)
+
+
+VERDICTS: tuple[Verdict, ...] = ("passed", "failed", "advice", "not applicable", "unable")
+
+
+def test_a_line_has_verdict_rule_source_and_what_was_seen() -> None:
+    text = report.line(outcome("failed", detail="it did\x1b[31m not", seconds=1.25))
+    assert text.splitlines() == [
+        "FAIL    a-check                      Something is done (1.2 s)",
+        "        It must. [file.go:1]",
+        "        seen: it did [31m not",
+    ]
+
+
+def test_the_summary_counts_verdicts() -> None:
+    outcomes = [outcome("passed"), outcome("passed"), outcome("unable")]
+    assert report.summary(outcomes) == "3 checks: 2 passed, 1 unable"
+
+
+def test_json_has_every_check() -> None:
+    document = json.loads(report.as_json("d.example.com", "full", [outcome(verdict) for verdict in VERDICTS]))
+    assert document["driver"] == "d.example.com"
+    assert [check["verdict"] for check in document["checks"]] == list(VERDICTS)
+    assert document["checks"][0]["source"] == "file.go:1"
+
+
+def test_junit_counts_failures_errors_and_skips() -> None:
+    outcomes = [outcome(verdict, detail="\x00<seen>") for verdict in VERDICTS]
+    root = ElementTree.fromstring(report.as_junit("d.example.com", outcomes))  # noqa: S314 - our own text
+    assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "5",
+        "failures": "1",
+        "errors": "1",
+        "skipped": "1",
+    }
+    failure = root.find("./testcase/failure")
+    assert failure is not None
+    assert (failure.get("message"), failure.text) == (" <seen>", "It must. [file.go:1]")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"),
+    [(("passed", "advice", "not applicable"), 0), (("failed", "unable"), 1), (("passed", "unable"), 3), ((), 0)],
+)
+def test_the_exit_status(verdicts: tuple[Verdict, ...], status: int) -> None:
+    assert suite.exit_status([outcome(verdict) for verdict in verdicts]) == status
+
+
+def test_the_basic_profile_is_a_part_of_the_full_one() -> None:
+    basic, full = suite.select("basic"), suite.select("full")
+    assert set(basic) < set(full) == set(CHECKS)
+    assert all(not check.needs or "restart" not in check.needs for check in basic)
+
+
+def test_checks_are_chosen_by_pattern_whatever_the_profile() -> None:
+    chosen = suite.select("basic", ["restart-*", "slices-count"])
+    assert {check.id.partition("-")[0] for check in chosen} == {"restart", "slices"}
+
+
+def test_a_pattern_without_a_check_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--only prepair"):
+        suite.select("full", ["prepair"])
+
+
+def test_checks_have_unique_ids_rules_and_sources() -> None:
+    assert len({check.id for check in CHECKS}) == len(CHECKS) >= 75
+    assert all(check.rule and check.source and check.title for check in CHECKS)
+    assert {need for check in CHECKS for need in check.needs} == set(CAPABILITIES)
