@@ -132,9 +132,9 @@ class HealthEvents:
 
     def _event(self, gpu: GpuUuid, kind: HealthEventKind, event: pynvml.c_nvmlEventData_t) -> HealthEvent:
         """An instance's ids mean nothing on a GPU that is not divided; NVIDIA's mock of NVML has 0 there."""
-        ids = (event.gpuInstanceId, event.computeInstanceId)
-        whole = NO_INSTANCE in ids[:1] or self._is_whole(self._generation, gpu)
-        gi_id, ci_id = (None, None) if whole else (None if one == NO_INSTANCE else int(one) for one in ids)
+        whole = event.gpuInstanceId == NO_INSTANCE or self._is_whole(self._generation, gpu)
+        gi_id = None if whole else int(event.gpuInstanceId)
+        ci_id = None if whole or event.computeInstanceId == NO_INSTANCE else int(event.computeInstanceId)
         xid = int(event.eventData) if kind is HealthEventKind.XID else None
         return HealthEvent(kind=kind, gpu_uuid=gpu, xid=xid, gi_id=gi_id, ci_id=ci_id)
 

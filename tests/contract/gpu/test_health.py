@@ -71,6 +71,17 @@ def test_an_xid_of_an_instance_names_it(patient: Patient) -> None:
     assert patient.events() == (xid(patient, 94, gi_id),)
 
 
+def test_an_xid_of_a_divided_gpu_that_names_no_instance_is_about_the_whole_gpu(patient: Patient) -> None:
+    """All of its partitions are ill then; a driver that looks for an instance with such ids misses it."""
+    backend, uuid = patient.backend, patient.uuid
+    backend.set_mig_mode(uuid, True)
+    backend.create_compute_instance(uuid, backend.create_gpu_instance(uuid, 19, 2))
+    backend.snapshot()
+    patient.listen()
+    patient.xid(79)
+    assert patient.events() == (xid(patient, 79),)
+
+
 def test_a_double_bit_error_is_told(patient: Patient) -> None:
     """It has no XID number of its own."""
     patient.listen()

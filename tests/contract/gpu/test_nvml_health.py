@@ -114,11 +114,13 @@ def test_a_wait_that_fails_at_once_is_not_repeated_in_a_hurry(patient: Patient, 
 
 
 def test_a_lost_gpu_that_answers_again_is_heard_again(eager: HealthEvents, state: State) -> None:
-    """In the same session: a reset by an administrator."""
+    """In the same session: a reset by an administrator. Until then the others are heard without it."""
     assert eager.wait(0.01) == ()
     state.lose(0)
     assert eager.wait(LONG_S) == ()
     assert eager.take_look()
+    assert eager.wait(0.02) == ()
+    assert not eager.take_look(), "it is in the set still, and ends every wait"
     until_heard(eager, state, 2, 48)
     state.lose(0, False)
     until_heard(eager, state, 0, 62)
@@ -182,6 +184,14 @@ def test_an_event_of_the_recovery_action_asks_for_a_look(patient: Patient, state
     assert patient.events() == ()
     assert patient.backend.health_look_wanted()
     assert patient.reading().recovery_action is RecoveryAction.NODE_REBOOT
+
+
+def test_a_gpu_whose_driver_does_not_know_the_recovery_action_has_none(patient: Patient, state: State) -> None:
+    """The call succeeds, and the field has an error of its own. An unknown number is one that newer drivers have."""
+    state.configure(0, recovery_action=-1)
+    assert patient.reading().recovery_action is None
+    state.configure(0, recovery_action=99)
+    assert patient.reading().recovery_action is RecoveryAction.UNKNOWN
 
 
 def test_remapped_rows_stay_as_they_were_while_instances_exist(patient: Patient, nvml: NvmlBackend) -> None:

@@ -1,7 +1,7 @@
 """Ends waits inside NVML early."""
 
-import select
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -76,10 +76,18 @@ def test_a_wait_that_was_interrupted_does_not_count_against_the_next_one() -> No
     assert waits.slice_s == SLICE_S
 
 
-def test_a_thread_that_does_not_wait_gets_no_signal() -> None:
+def test_a_thread_that_waits_gets_a_signal_and_none_when_it_waits_no_more() -> None:
     """It would end a system call of something else."""
-    waits = Waits()
-    with waits.inside():
-        pass
-    waits.interrupt()
-    assert select.select([], [], [], 0) == ([], [], [])
+    near, far = socket.socketpair()
+    with near, far:
+        for end in (near, far):
+            end.setblocking(False)
+        before = signal.set_wakeup_fd(far.fileno())
+        try:
+            waits = Waits()
+            with waits.inside():
+                waits.interrupt()
+            waits.interrupt()
+        finally:
+            signal.set_wakeup_fd(before)
+        assert near.recv(16) == bytes([SIGNAL])
