@@ -17,7 +17,7 @@ from dra_driver.claims import Journal
 from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import DraError
 from dra_driver.gpu.inventory import Inventory
-from dra_driver.health import DEFAULT_RULES, HealthRules, NodeHealth
+from dra_driver.health import HealthRules, NodeHealth
 from dra_driver.kubelet.claim_manager import ClaimManager
 from dra_driver.kubelet.health_events import ConditionEvents, Tell, sentences
 from dra_driver.kubelet.health_metrics import HealthMetrics
@@ -26,6 +26,7 @@ from dra_driver.kubelet.health_report import ReportedDevice, reports
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.health_taints import HealthTaints
 from dra_driver.kubelet.last_known import LastKnownGpus
+from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms, terms_of
@@ -41,8 +42,8 @@ SIMULATED_CALM_S: Final = 30.0
 class HealthService:
     """The health of this node's GPUs. ``start`` and ``stop`` once, by one owner; the rest from any thread.
 
-    ``held`` returns the GPUs that claims have, ``terms`` the terms in force; both may raise DraError. ``publish``
-    brings new conditions to the slices; ``tell`` records an event on the Node.
+    ``held`` returns the GPUs that claims have, and may raise StorageError. ``publish`` brings new conditions to the
+    slices; ``tell`` records an event on the Node.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class HealthService:
         *,
         claims: ClaimManager,
         held: Callable[[], Collection[GpuUuid]],
-        terms: Callable[[], Terms],
+        terms: TermsResolver,
         publish: Callable[[], None],
         tell: Tell,
     ) -> None:
@@ -67,7 +68,7 @@ class HealthService:
             folder / FILE,
             boot_id=claims.journal.boot_id,
             calm_s=SIMULATED_CALM_S if settings.simulate is not None else None,
-            rules=partial(_rules, terms),
+            rules=partial(rules_in_force, terms, terms.expected(self._known.remembered)),
         )
         self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
         self._events = ConditionEvents(tell)
@@ -148,8 +149,8 @@ def _devices(journal: Journal) -> Iterable[ReportedDevice]:
             )
 
 
-def _rules(terms: Callable[[], Terms], gpu: GpuUuid) -> HealthRules:
-    try:
-        return terms_of(terms(), gpu).health
-    except DraError:  # they are not known yet
-        return DEFAULT_RULES
+def rules_in_force(terms: TermsResolver, early: Terms, gpu: GpuUuid) -> HealthRules:
+    """The rules in force, or ``early`` ones before the GPUs were read: conditions from before a restart are judged at
+    once, and would else be weaker for a moment."""
+    found = terms.of_gpu(gpu)
+    return (found if found is not None else terms_of(early, gpu)).health

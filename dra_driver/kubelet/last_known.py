@@ -98,6 +98,12 @@ class LastKnownGpus:
         with self._lock:
             return {uuid: last.gone_since for uuid, last in self._known.items() if last.gone_since is not None}
 
+    @property
+    def remembered(self) -> Snapshot:
+        """All of them: those found last and those missing."""
+        with self._lock:
+            return Snapshot(gpus=tuple(last.gpu for last in self._known.values()))
+
     def complete(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with missing GPUs that stay published. Equal results for one snapshot are the same object."""
         with self._lock:

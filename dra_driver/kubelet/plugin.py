@@ -247,7 +247,7 @@ class NodeProcess:
         held, taint = partial(_held_gpus, claims), NodeTaint()
         self._health = health = HealthService(
             settings, self._plugin_dir, found.backend, inventory, self._streams,
-            claims=claims, held=held, terms=terms.current, publish=self._publish_changes,
+            claims=claims, held=held, terms=terms, publish=self._publish_changes,
             tell=partial(node_events.tell, own_node, events),
         )  # fmt: skip
         self._running.callback(health.stop, COMPONENT_STOP_S)

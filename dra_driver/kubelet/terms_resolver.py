@@ -12,7 +12,7 @@ from typing import Protocol
 from dra_driver.errors import DraError, DriverUnavailableError
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
-from dra_driver.model.terms import GpuTerms, Terms, Use
+from dra_driver.model.terms import GpuTerms, Terms, Use, terms_of
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,21 @@ class TermsResolver:
             reason = self._problem or "the GPUs have not been read yet"
             raise DriverUnavailableError(f"the terms of this node's GPUs are not known yet: {reason}")
         return resolved.terms
+
+    def of_gpu(self, gpu: GpuUuid) -> GpuTerms | None:
+        """The terms in force of one GPU; None until they were resolved for it. Never waits."""
+        resolved = self._resolved
+        if resolved.snapshot is None or resolved.snapshot.gpu_by_uuid(gpu) is None:
+            return None
+        return terms_of(resolved.terms, gpu)
+
+    def expected(self, snapshot: Snapshot) -> Terms:
+        """What ``update`` would find for unused GPUs; puts nothing in force. Empty when that is unknown."""
+        try:
+            return self._policies.terms(snapshot, ())
+        except DraError as error:
+            log.warning("policies cannot be applied yet", extra={"reason": error})
+            return {}
 
     def update(self, snapshot: Snapshot) -> Terms:
         """Resolves and returns the terms for ``snapshot``; equal terms are the same object as before.

@@ -137,12 +137,15 @@ def test_a_lost_gpu_stays_published_also_over_a_restart_and_comes_back_as_the_sa
     assert names(rest) == before
     found = taints(rest)
     assert {taint["effect"] for taint in found["gpu-0"]} == {"NoExecute"}, "as the policy says"
+    state = process.dra.with_name("health.json")
+    process.wait_for(lambda: '"evict"' in state.read_text())
     process.end(signal.SIGKILL)
-    again = node(policy_dir=policies).start()
-    again.wait_for(lambda: "serving the kubelet" in again.text.rpartition("starting")[2])
-    again.wait_for(lambda: "GPU left out of the inventory" in again.text.rpartition("starting")[2])
-    assert names(rest) == before
+    port = free_port()
+    again = node(policy_dir=policies, http_addr=f"127.0.0.1:{port}").start()
+    again.wait_for(lambda: 'dra_driver_gpu_health{device="gpu-0",state="evict"} 1.0' in ask(port, "/metrics")[1])
+    again.wait_for(lambda: "dra_driver_published 1.0" in ask(port, "/metrics")[1], timeout_s=60.0)
     assert taints(rest) == found, "with the time at which it began"
+    assert names(rest) == before
     hardware.recover(first)
     again.wait_for(lambda: keys(rest) == {}, timeout_s=60.0)
     assert names(rest) == before
