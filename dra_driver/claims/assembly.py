@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dra_driver.cdi import CdiNames
-from dra_driver.claims.boot import read_boot_id
+from dra_driver.claims.boot import BOOT_ID, read_boot_id
 from dra_driver.claims.dependencies import (
     CdiSources,
     ClaimCdiFiles,
@@ -106,19 +106,20 @@ def open_claims(
     terms: Callable[[], Terms] = _default_terms,
     count: Callable[[Event], None] = _ignore,
     boot_id: str | None = None,
+    boot_id_file: Path = BOOT_ID,
     retry_policy: RetryPolicy | None = None,
     gate: PrepareGate | None = None,
 ) -> Claims:
     """Open the journal in ``directory`` (created with mode 0700 when missing) and build the service on it.
 
     ``hardware`` is called with the journal, which stores the notes about GPUs (`gpu.notes.GpuNotes`). Call
-    ``service.recover()`` before the kubelet may call. ``boot_id`` None reads the kernel's. Raises `StorageError`
-    and `ConfigurationError` as `journal.Journal.open` does.
+    ``service.recover()`` before the kubelet may call. ``boot_id`` None reads it from ``boot_id_file``. Raises
+    `StorageError` and `ConfigurationError` as `journal.Journal.open` does.
     """
     directory = Path(directory)
     owners = ProcessRegistry.register(directory, uuid.uuid4().hex)
     try:
-        boot = read_boot_id() if boot_id is None else boot_id
+        boot = read_boot_id(boot_id_file) if boot_id is None else boot_id
         journal = Journal.open(directory / JOURNAL, boot_id=boot, owner=owners.own)
     except BaseException:
         owners.close()

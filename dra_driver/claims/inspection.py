@@ -1,12 +1,13 @@
 """The journal and its backups read without changing them, for people; see `journal.inspect`."""
 
-from dra_driver.claims.boot import read_boot_id
+from dra_driver.claims.boot import BOOT_ID, read_boot_id
 from dra_driver.claims.entry import AssignedDevice, Entry, OrphanedPartition, State
 from dra_driver.claims.journal.backups import GpuStateBackup
 from dra_driver.claims.journal.inspect import GpuNote, JournalContent, read_backups, read_journal, read_names
 from dra_driver.claims.processes import living_runs
 
 __all__ = [
+    "BOOT_ID",
     "AssignedDevice",
     "Entry",
     "GpuNote",

@@ -239,6 +239,10 @@ class NodeSettings:
         Option(HARDWARE, "ALT_PROC_DEVICES_PATH", "FILE", "the kernel's list of device numbers", _absolute),
         "/proc/devices",
     )
+    boot_id_file: str = setting(
+        Option(HARDWARE, "BOOT_ID_FILE", "FILE", "the kernel's id of this boot; another file is for tests", _absolute),
+        "/proc/sys/kernel/random/boot_id",
+    )
     poll_interval: float = setting(
         Option(HARDWARE, "POLL_INTERVAL", "SECONDS", "interval between two polls of the GPUs", _seconds),
         10.0,

@@ -85,6 +85,7 @@ class ClaimManager:
                 ),
                 terms=terms,
                 count=partial(_count, released, changed),
+                boot_id_file=Path(settings.boot_id_file),
                 gate=gate,
             )
         except StorageError as error:

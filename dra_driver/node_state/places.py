@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.claims.inspection import BOOT_ID
 from dra_driver.config.settings import NodeSettings
 
 
@@ -16,6 +17,7 @@ class Places:
     cdi: Path
     run: Path
     shm: Path
+    boot_id: Path = BOOT_ID
 
     @classmethod
     def of(cls, settings: NodeSettings, *, run_dir: Path, shm_dir: Path) -> "Places":
@@ -28,6 +30,7 @@ class Places:
             cdi=Path(settings.cdi_dir),
             run=run_dir / f"{driver}-mps",
             shm=shm_dir / f"{driver}-mps",
+            boot_id=Path(settings.boot_id_file),
         )
 
     @property

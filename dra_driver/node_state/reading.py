@@ -33,7 +33,7 @@ Look = Callable[[], Snapshot]
 """Reads the GPUs. Raises HardwareError."""
 
 
-def read_state(places: Places, *, hardware: Look | None = None, boot_id: str | None = None) -> NodeState:
+def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
     """Everything; GPUs only with ``hardware``. Raises nothing of the `DraError` tree: problems are in the state."""
     runs = living_runs(places.plugin)
     journal = _journal(places, in_use=bool(runs))
@@ -44,7 +44,7 @@ def read_state(places: Places, *, hardware: Look | None = None, boot_id: str | N
     return NodeState(
         plugin=places.plugin,
         exists=places.plugin.is_dir(),
-        boot_id=read_boot_id() if boot_id is None else boot_id,
+        boot_id=read_boot_id(places.boot_id),
         journal=journal,
         cdi=cdi,
         mps=_mps(places),

@@ -31,7 +31,12 @@ def damage(node: LiveNode) -> None:
     (node.plugin / "state.db").write_bytes(b"\x00damaged" * 2048)
 
 
-@pytest.mark.parametrize("break_journal", [lose, damage])
+def damage_one_entry(node: LiveNode) -> None:
+    """Change one value of one claim to what the driver never writes, as a flipped bit does."""
+    node.change_journal("UPDATE claim SET changed_at = 'never' WHERE uid = (SELECT max(uid) FROM claim)")
+
+
+@pytest.mark.parametrize("break_journal", [lose, damage, damage_one_entry])
 def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
     """Running claims keep their devices and daemons; after the last one, the GPUs are as they were."""
     with LiveNode(SPEC, policy=POLICY, mps=True) as node:

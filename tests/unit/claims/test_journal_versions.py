@@ -121,3 +121,33 @@ def test_backups_of_the_former_version_are_read_when_its_journal_is_lost(recorde
     assert {each.partition.id for each in rebuilt.orphaned_partitions()} == created != frozenset()
     assert rebuilt.noted_gpus() == noted
     rebuilt.close()
+
+
+def objects(path: Path) -> dict[str, str]:
+    """The definition of each table and index, without spaces."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        found = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+    return {name: re.sub(r"\s+", "", sql) for name, sql in found}
+
+
+def test_a_rollback_finds_its_own_tables_unchanged(tmp_path: Path, recorded: Path) -> None:
+    """The former version reads and writes by these definitions, and takes an unknown note for damage."""
+    former = objects(recorded / "state.db")
+    journal = open_journal(tmp_path / "new", "run")
+    prepared(journal, 1, assigned(1))
+    prepared(journal, 2, cut(partition()))
+    now = objects(tmp_path / "new" / "state.db")
+    assert {name: now.get(name) for name in former} == former
+    with closing(sqlite3.connect(tmp_path / "new" / "state.db")) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert [key for (key,) in connection.execute("SELECT key FROM note")] in ([], ["rebuild-pending"])
+        states = {state for (state,) in connection.execute("SELECT state FROM claim")}
+        assert states <= {"preparing", "prepared", "unpreparing"}
+    journal.close()
+
+
+def test_what_is_beside_the_journal_is_ignored_by_the_former_version(recorded: Path) -> None:
+    """New facts are in files of their own, under names that it neither reads nor removes."""
+    new = {"claim-names", "health.json", "health.lock"}
+    assert new.isdisjoint(path.name for path in recorded.iterdir())
+    assert not any(re.fullmatch(r"state\.db.*|owner-.*\.lock|dra.*\.sock|made|locks|mps", name) for name in new)

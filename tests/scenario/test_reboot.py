@@ -1,0 +1,125 @@
+"""A node reboots while pods have GPUs in every form: hardware state and /var/run are gone, the journal is not."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
+from tests.fakes.live_node import LiveNode, until
+
+SPEC = "4xh100-sxm5-80gb"
+POLICY = """
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: by-mps}
+spec:
+  select: {minors: [3]}
+  sharing: {strategy: MPS}
+"""
+SOON_S = 10.0
+
+
+class Rebooting(LiveNode):
+    """A node whose boot id is in a file."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, policy=POLICY, mps=True)
+        self.boot_id = self.root / "boot_id"
+        self.boot_id.write_text("first-boot\n")
+        self.process.command.append(f"--boot-id-file={self.boot_id}")
+
+    def power_off(self) -> None:
+        """Everything that does not outlive a reboot goes: processes, instances, settings of GPUs, /run and /dev/shm."""
+        self.kill()
+        assert self.mps_host is not None
+        self.mps_host.kill()
+        until(lambda: not self.mps_processes(), "the daemons to end with their host")
+        (self.plugin / "simulated-gpus.json").unlink()
+        for path in self.plugin.glob("simulated-root/**/timeslice/GPU-*"):
+            path.unlink()
+        for folder in (self.folders.cdi, self.folders.shm):
+            shutil.rmtree(folder)
+            folder.mkdir()
+        self.boot_id.write_text("second-boot\n")
+
+    def power_on(self) -> float:
+        """Seconds until the node process serves, which it does after it has recovered."""
+        begin = time.monotonic()
+        self.start()
+        seconds = time.monotonic() - begin
+        assert self.mps_host is not None
+        self.mps_host.start()
+        return seconds
+
+
+@pytest.fixture
+def node() -> Iterator[Rebooting]:
+    made = Rebooting()
+    with made:
+        yield made
+
+
+@pytest.fixture
+def claims(node: Rebooting) -> dict[str, Obj]:
+    scheduler = Scheduler(node)
+    slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+    found = {
+        "partition": scheduler.allocate_soon(partition("1g.10gb", of=[node.gpus[0]])),
+        "larger": scheduler.allocate_soon(partition("3g.40gb", of=[node.gpus[0]])),
+        "whole": scheduler.allocate_soon(gpu(of=[node.gpus[1]])),
+        "sliced": scheduler.allocate_soon(gpu(of=[node.gpus[2]]), config=[slicing]),
+        "share": scheduler.allocate_soon(share("10Gi", 20)),
+    }
+    assert {name: node.prepare(each).error for name, each in found.items()} == dict.fromkeys(found, "")
+    return found
+
+
+def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, claims: dict[str, Obj]) -> None:
+    """And what the others had is free: no entry, file, note or daemon of the first boot is left."""
+    before = len(node.instances()), node.gpus_in_mig_mode(), sorted(key for _, key in node.notes())
+    assert before[0] == 2
+    node.power_off()
+    assert len(node.states()) == len(claims)
+    assert node.power_on() < SOON_S
+    until(lambda: node.leftovers() == [], f"a clean node: {node.leftovers()}", SOON_S)
+
+    again = {name: node.prepare(claims[name]) for name in ("partition", "whole", "share")}
+    assert {name: answer.error for name, answer in again.items()} == dict.fromkeys(again, "")
+    assert len(node.instances()) == 1
+    assert set(node.cdi_files()) == {claims[name]["uid"] for name in again}
+    assert {boot for (boot,) in node.rows("SELECT boot_id FROM claim")} == {"second-boot"}
+    assert sorted(key for _, key in node.notes()) == ["compute-mode", "mig-mode"]
+    for claim in claims.values():
+        assert node.unprepare(claim) == ""
+    assert node.leftovers() == []
+
+
+def test_the_kubelet_may_call_before_anything_else_after_a_reboot(node: Rebooting, claims: dict[str, Obj]) -> None:
+    """It unprepares what it finds no pod for, and prepares other claims for the same GPUs."""
+    node.power_off()
+    node.power_on()
+    for name in ("larger", "sliced"):
+        assert node.unprepare(claims[name]) == ""
+    scheduler = Scheduler(node)
+    for claim in claims.values():
+        scheduler.release(claim)
+    other = scheduler.allocate_soon(gpu(of=[node.gpus[0]]))
+    assert node.prepare(other).error == ""
+    assert node.instances() == []
+    assert node.gpus_in_mig_mode() == []
+
+
+def test_one_damaged_entry_stops_no_other_after_a_reboot(node: Rebooting, claims: dict[str, Obj]) -> None:
+    """The journal is set aside; nothing of the first boot exists, so nothing has to be known of it."""
+    node.power_off()
+    node.change_journal(f"UPDATE claim SET changed_at = 'never' WHERE uid = '{claims['whole']['uid']}'")  # noqa: S608
+    assert node.power_on() < SOON_S
+    assert [path.name for path in Path(node.plugin).glob("state.db.damaged-*Z")] != []
+    for name in ("partition", "whole", "sliced"):
+        assert node.prepare(claims[name]).error == "", name
+    for claim in claims.values():
+        assert node.unprepare(claim) == ""
+    until(lambda: node.leftovers() == [], f"a clean node: {node.leftovers()}", SOON_S)
