@@ -44,6 +44,18 @@ def one_slice_vanishes(bench: Bench) -> None:
 
 
 def slice_is_changed(bench: Bench) -> None:
+    _change(bench)
+
+
+def deleted_after_a_write(bench: Bench) -> None:
+    before = _change(bench)
+    for item in bench.cluster.slices():
+        bench.cluster.delete_slice(item)
+    _wait_for(bench, before, "the slices that were deleted soon after the driver had written them")
+
+
+def _change(bench: Bench) -> list[dict[str, Any]]:
+    """Make the driver write its slices: remove a device from one and wait until it is back."""
     before = bench.slices()
     for _ in range(5):
         changed = next(item for item in bench.slices() if item["spec"].get("devices"))
@@ -52,6 +64,7 @@ def slice_is_changed(bench: Bench) -> None:
             bench.cluster.update_slice(changed)
             break
     _wait_for(bench, before, "the device that another client removed from a slice")
+    return before
 
 
 def other_slices_stay(bench: Bench) -> None:
@@ -144,15 +157,6 @@ CHECKS: Final = (
         profile="full",
     ),
     Check(
-        id="disturbed-changed-slice",
-        title="A slice that another client changed is put right",
-        rule="A human mistake gets fixed: the controller syncs 30 s after the last event.",
-        source=f"{CONTROLLER}:64-69",
-        run=slice_is_changed,
-        profile="full",
-        level="should",
-    ),
-    Check(
         id="disturbed-other-slices",
         title="Slices of other drivers on the node are left alone",
         rule="Driver identifies the DRA driver providing the capacity information.",
@@ -168,5 +172,22 @@ CHECKS: Final = (
         run=taints_stay,
         profile="full",
         needs=("taints",),
+    ),
+    Check(
+        id="disturbed-changed-slice",
+        title="A slice that another client changed is put right",
+        rule="A human mistake gets fixed: the controller syncs 30 s after the last event.",
+        source=f"{CONTROLLER}:64-69",
+        run=slice_is_changed,
+        profile="full",
+        level="should",
+    ),
+    Check(
+        id="disturbed-after-write",
+        title="Slices that are deleted soon after the driver wrote them are published again",
+        rule="When kubelet starts up, it deletes all ResourceSlices of the node; that can be at any time.",
+        source=f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756",
+        run=deleted_after_a_write,
+        profile="full",
     ),
 )

@@ -43,6 +43,7 @@ class SubjectDriver:
         self._refused = False
         self._starts = 0
         self._published = False
+        self._updated = False
 
     def start(self) -> "SubjectDriver":
         self._starts += 1
@@ -211,6 +212,8 @@ class SubjectDriver:
         existing = {item["metadata"]["name"]: item for item in self._own_slices()}
         if self.has("publishes-once") and self._published and not existing:
             return
+        if self.has("trusts-its-write") and self._updated and not existing:
+            return
         if self.has("repairs-all-only") and existing and self._published:
             return
         if self.has("deletes-other-slices"):
@@ -238,6 +241,7 @@ class SubjectDriver:
             labels = {"written": str(int(found["metadata"].get("labels", {}).get("written", "0")) + 1)}
             changed = {**item, "metadata": {**found["metadata"], "labels": labels}}
             self._rest.update(paths.resource_slices(item["metadata"]["name"]), changed)
+            self._updated = True
 
     def _delete_others(self) -> None:
         """Slices that the suite makes for another driver, and none of the drivers of other tests."""
