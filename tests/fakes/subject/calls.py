@@ -78,7 +78,7 @@ def health_stream(
     calls.streams += 1
     first = calls.streams
     try:
-        while context.is_active() and not claims.stopped.wait(EVERY_S):
+        while context.is_active() and not claims.stopped.wait(0 if claims.has("health-flood") else EVERY_S):
             if reported := claims.prepared_devices():
                 yield _message(messages, version, claims, reported, first)
                 if claims.has("health-once"):
@@ -94,13 +94,15 @@ def _message(messages: Any, version: str, claims: Claims, reported: list[dict[st
         name = device["device"]
         if claims.has("health-of-unknown-device"):
             name = "never-published"
+        if claims.has("health-flood"):
+            name = f"flood-{time.monotonic_ns()}"
         if claims.has("health-first-stream-only") and number % 2 == 0:
             name = "unit-33"
         answer.devices.append(
             messages.DeviceHealth(
                 device=messages.DeviceIdentifier(pool_name=device["pool"], device_name=name),
                 health=2 if ill else 1,
-                health_check_timeout_seconds=1 if claims.has("health-once") else 30,
+                health_check_timeout_seconds=1 if claims.has("health-once") or claims.has("health-flood") else 30,
                 message="x" * 5000 if claims.has("long-health-message") else "",
             )
         )

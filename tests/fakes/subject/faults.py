@@ -79,6 +79,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "health-of-unknown-device": ("health-devices", "a device is reported that is not published"),
     "long-health-message": ("health-message", "a message has 5000 characters"),
     "health-once": ("health-repeated", "devices are reported once, with a timeout of 1 s"),
+    "health-flood": ("health-repeated", "other devices are reported all the time, without a pause"),
     "health-first-stream-only": ("health-reopened", "a second stream reports another device"),
     "health-versions-differ": ("health-versions", "v1alpha1 reports every device as unhealthy"),
     "health-blocks": ("health-beside-prepare", "a prepare fails while two health streams are open"),
