@@ -8,6 +8,8 @@ With health off, nothing of this happens, and the kubelet's streams stay silent.
 """
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,8 @@ from dra_driver.slices import pool_name
 log = logging.getLogger(__name__)
 
 FILE, KNOWN_FILE = "health.json", "last-known-gpus.json"
+CLAIMED_S: Final = 60.0
+"""The claims are read again after this time, should a change of them have been missed: it reads all of them."""
 SIMULATED_CALM_S: Final = 30.0
 """The longest default calm time of simulated GPUs."""
 
@@ -74,6 +78,8 @@ class HealthService:
         self._events = ConditionEvents(tell)
         self._metrics = HealthMetrics()
         self._claimed: tuple[ReportedDevice, ...] = ()
+        self._claimed_anew = threading.Event()  # claims changed since they were read
+        self._claimed_at = float("-inf")
         self._monitor = HealthMonitor(
             source,
             self._health,
@@ -99,6 +105,7 @@ class HealthService:
     def claims_changed(self) -> None:
         """See ``HealthMonitor.devices_changed``."""
         if self._is_on:
+            self._claimed_anew.set()
             self._monitor.devices_changed()
 
     def given_back(self, gpus: Iterable[GpuUuid]) -> None:
@@ -130,8 +137,13 @@ class HealthService:
         self._metrics.update(self._health.status(), conditions, snapshot)
 
     def _claimed_devices(self) -> tuple[ReportedDevice, ...]:
+        now = time.monotonic()
+        if not self._claimed_anew.is_set() and now - self._claimed_at < CLAIMED_S:
+            return self._claimed
+        self._claimed_anew.clear()
         try:
             self._claimed = tuple(_devices(self._journal))
+            self._claimed_at = now
         except DraError as error:
             log.warning("the kubelet is told the health of the devices that claims had", extra={"reason": error})
         return self._claimed
