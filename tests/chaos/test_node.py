@@ -136,4 +136,6 @@ def test_another_hostname_changes_nothing(fault: FaultRecord) -> None:
         stage.node.process.command[:0] = ["env", "HOSTNAME=another-name", *rename]
         since = time.monotonic()
         stage.node.start()
-        stage.finish(fault, since, seen=stage.logged("kubelet.plugin starting"))
+        names = {item["spec"]["nodeName"] for item in stage.node.slices()}
+        assert names == {stage.node.name}
+        stage.finish(fault, since, seen=f"a machine named another-name publishes slices of node {', '.join(names)}")

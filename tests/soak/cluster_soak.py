@@ -143,7 +143,7 @@ def _work(found: ClusterRun, number: int) -> None:
         name = f"pod-{pod_number}"
         began = time.monotonic()
         found.cluster.store.create(PODS, _pod(name, form), namespace=NAMESPACE)
-        found.cluster.wait(lambda name=name: _unready(found.cluster, name), POD_S, f"{form} {name}")  # type: ignore[misc]
+        _wait_ready(found.cluster, form, name)
         found.ready_ms.append((time.monotonic() - began) * 1000)
         found.seen[form] += 1
         log = found.cluster.client.log(NAMESPACE, name, "main")
@@ -165,16 +165,19 @@ def _pod(name: str, form: str) -> Obj:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def _unready(cluster: Cluster, name: str) -> str | None:
-    pod = cluster.store.find(PODS, name, NAMESPACE)
-    if pod is not None and is_ready(pod):
-        return None
-    told = [
-        each["message"]
-        for each in cluster.store.list(EVENTS, NAMESPACE).items
-        if each["involvedObject"]["name"] == name
-    ]
-    return f"{name} is not ready: {told[-3:]}"
+def _wait_ready(cluster: Cluster, form: str, name: str) -> None:
+    """Raises AssertionError with the pod's last events. They are not read before: there are thousands."""
+
+    def unready() -> str | None:
+        pod = cluster.store.find(PODS, name, NAMESPACE)
+        return None if pod is not None and is_ready(pod) else "it is not ready"
+
+    try:
+        cluster.wait(unready, POD_S, f"{form} {name}")
+    except DraError as error:
+        events = cluster.store.list(EVENTS, NAMESPACE).items
+        told = [each["message"] for each in events if each["involvedObject"]["name"] == name]
+        raise AssertionError(f"{error}: {told[-3:]}") from error
 
 
 def _present(cluster: Cluster, name: str) -> str | None:
