@@ -4,7 +4,7 @@ Prints latency for each thousand claims, memory over claims, and what happened; 
 grant, breach of an invariant, growth or slowdown, and the command that runs the same again. Because of threads and
 kills, two runs with one seed take the same decisions and not the same course.
 
-usage: python -m tests.soak [--claims 10000] [--cluster-claims 1000] [--seed N] [--crashes 40] [--illnesses 60]
+usage: python -m tests.soak [--claims 10000] [--cluster-claims 1000] [--seed N] [--crashes 30] [--illnesses 60]
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--cluster-claims", type=int, default=1000, help="on the embedded cluster; 0 leaves it out")
     parser.add_argument("--seed", default=str(random.randrange(10**6)), help="of all decisions")  # noqa: S311
     parser.add_argument("--threads", type=int, default=8, help="calls of the kubelet at a time")
-    parser.add_argument("--crashes", type=int, default=40, help="kills of the node process, all in the first half")
+    parser.add_argument("--crashes", type=int, default=30, help="kills of the node process, all in the first half")
     parser.add_argument("--illnesses", type=int, default=60, help="health events of GPUs")
     args = parser.parse_args()
     print(f"seed {args.seed}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", flush=True)

@@ -19,7 +19,7 @@ from tests.soak.figures import Memory
 from tests.soak.invariants import breaches
 from tests.soak.workers import SPEC, Soak, Worker
 
-CHECK_EVERY = 250
+CHECK_EVERY = 500
 MEMORY_EVERY = 100
 OF_CLAIMS = ("claim ", "journal table device", "journal table sharing", "CDI file")
 NOTED = ("journal table gpu_note", "journal table mig")

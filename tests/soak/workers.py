@@ -28,7 +28,14 @@ HELD_AT_ONCE = 4
 REFUSAL_S = 5.5
 """Time limit of calls with invalid claims: short, because a device in use stays so. Reading a claim takes 3 s of it."""
 INJECTED = "made to fail by the test"
-TRIES = 40
+EXPECTED = (INJECTED, "fallen off the bus (simulated", "does not answer")
+"""What errors of claims say when the test let the hardware fail, or a GPU fall ill."""
+TRIES = 200
+
+
+def is_expected(error: str) -> bool:
+    """Whether the hardware that the test let fail explains the error of a claim."""
+    return any(text in error for text in EXPECTED)
 
 
 class Gate:
@@ -157,7 +164,7 @@ class Worker:
         began = time.perf_counter()
         answer = self.soak.again(lambda: self.node.prepare(claim))
         if answer.error:
-            assert INJECTED in answer.error, f"{claim}: {answer.error}"
+            assert is_expected(answer.error), f"{claim}: {answer.error}"
             self.soak.seen["prepares failed by bad hardware"] += 1
             self._unprepare(claim)
             return
@@ -167,7 +174,7 @@ class Worker:
         self._check(claim)
         if self.dice.random() < 0.2:
             again = self.soak.again(lambda: self.node.prepare(claim))
-            assert (again.error, list(again.devices)) == ("", list(answer.devices))
+            assert is_expected(again.error) or (again.error, list(again.devices)) == ("", list(answer.devices))
             self.soak.seen["repeated"] += 1
         self.held.append(claim)
 
@@ -189,7 +196,8 @@ class Worker:
             error = self.soak.again(lambda: self.node.unprepare(claim))
             if not error:
                 break
-            assert INJECTED in error, f"{claim}: {error}"
+            assert is_expected(error), f"{claim}: {error}"
+            time.sleep(0.05)
             self.soak.seen["unprepares failed by bad hardware"] += 1
         else:
             raise AssertionError(f"{claim} cannot be unprepared: {error}")
