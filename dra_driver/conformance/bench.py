@@ -4,6 +4,7 @@ Every step has a time limit: its own, and what is left of the check's. A step th
 kubelet's expectation raises ViolationError; one that cannot be done raises UnableError.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ from dra_driver.conformance.values import TimeLimits, UnableError, ViolationErro
 from dra_driver.conformance.wire import CallError
 from dra_driver.errors import KubernetesApiError
 
+SLOW_CALL_S = 5.0
+"""Seconds that a call may take after another one has run into the kubelet's deadline."""
 GRACE_S = 10.0
 """Seconds for cleaning up after a check, beyond its own time."""
 
@@ -54,6 +57,8 @@ class Bench:
         self._plugin: Plugin | None = None
         self._claims: list[CheckClaim] = []
         self._deadline = 0.0
+        # What did not happen once is waited for only briefly from then on, or a dead driver would take hours.
+        self._silent = self._unpublished = self._slow = False
 
     # One check.
 
@@ -128,9 +133,11 @@ class Bench:
             return registrar.problem
 
         try:
-            self.wait(asked, self.limits.restart_s, "an answer to GetInfo")
+            self.wait(asked, 0.0 if self._silent else self.limits.restart_s, "an answer to GetInfo")
         except ViolationError as error:
+            self._silent = True
             raise UnableError(str(error)) from error
+        self._silent = False
         return answer[0]
 
     def plugin(self) -> Plugin:
@@ -188,9 +195,9 @@ class Bench:
     def answers(self, claims: Sequence[ClaimKey]) -> dict[str, PrepareAnswer]:
         """NodePrepareResources with exactly one answer per claim. Raises ViolationError."""
         try:
-            found = self.plugin().prepare(claims, self.left_s(self.limits.call_s))
+            found = self.plugin().prepare(claims, self._call_s())
         except CallError as error:
-            raise ViolationError(str(error)) from error
+            raise self._broken(error) from error
         check_complete("NodePrepareResources", claims, found)
         return found
 
@@ -206,14 +213,13 @@ class Bench:
 
         With ``waits``, a driver that is still waiting after a while has not prepared it either.
         """
-        limit_s = self.limits.in_use_s if waits else self.limits.call_s
         try:
-            found = self.plugin().prepare([claim], self.left_s(limit_s))
+            found = self.plugin().prepare([claim], min(self._call_s(), self.limits.in_use_s if waits else math.inf))
         except CallError as error:
             if waits and error.code == "DEADLINE_EXCEEDED":
                 return str(error)
             if error.code in {"DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}:
-                raise ViolationError(str(error)) from error
+                raise self._broken(error) from error
             return str(error)
         check_complete("NodePrepareResources", [claim], found)
         return found[claim.uid].error
@@ -221,13 +227,21 @@ class Bench:
     def unprepared(self, *claims: ClaimKey) -> None:
         """NodeUnprepareResources, which has to succeed. Raises ViolationError."""
         try:
-            found = self.plugin().unprepare(claims, self.left_s(self.limits.call_s))
+            found = self.plugin().unprepare(claims, self._call_s())
         except CallError as error:
-            raise ViolationError(str(error)) from error
+            raise self._broken(error) from error
         check_complete("NodeUnprepareResources", claims, found)
         for claim in claims:
             if found[claim.uid]:
                 raise ViolationError(f"claim {claim} was not unprepared: {found[claim.uid]}")
+
+    def _call_s(self) -> float:
+        return self.left_s(min(self.limits.call_s, SLOW_CALL_S if self._slow else math.inf))
+
+    def _broken(self, error: CallError) -> ViolationError:
+        """The violation that a failed call is."""
+        self._slow = self._slow or error.code == "DEADLINE_EXCEEDED"
+        return ViolationError(str(error))
 
     # What the driver publishes and writes.
 
@@ -240,9 +254,11 @@ class Bench:
             return incomplete(found)
 
         try:
-            self.wait(listed, self.limits.publish_s, "complete ResourceSlices")
+            self.wait(listed, 0.0 if self._unpublished else self.limits.publish_s, "complete ResourceSlices")
         except ViolationError as error:
+            self._unpublished = True
             raise UnableError(str(error)) from error
+        self._unpublished = False
         return found
 
     def unresolved(self, devices: Sequence[AnsweredDevice]) -> str:

@@ -18,6 +18,34 @@ from dra_driver.kube.rest import RestClient
 from tests.contract.conformance.conftest import NODE
 from tests.fakes.subject.driver import SubjectDriver
 
+TEMPLATE = """\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata:
+  name: template.example.com
+spec:
+  selectors:
+    - cel:
+        expression: device.driver == "template.example.com"
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  name: two
+spec:
+  spec:
+    devices:
+      requests:
+        - name: a
+          exactly:
+            deviceClassName: template.example.com
+            allocationMode: ExactCount
+            count: 2
+            selectors:
+              - cel:
+                  expression: '"unit-7" != "absent"'
+"""
+
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
@@ -86,6 +114,23 @@ def test_json_alone_is_all_of_the_output(
     finally:
         driver.end()
     assert json.loads(capsys.readouterr().out)["checks"][0]["verdict"] == "passed"
+
+
+def test_the_claims_are_those_of_the_template(
+    api_rest: RestClient, api_kubeconfig: str, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = SubjectDriver(short_folder, api_rest, driver="template.example.com", node=NODE).start()
+    template = short_folder / "claim.yaml"
+    template.write_text(TEMPLATE)
+    where = ["--registrar-dir", str(driver.registrar_dir), "--cdi-dir", str(driver.cdi_dir)]
+    chosen = ["--kubeconfig", api_kubeconfig, "--claim-template", str(template), "--only", "prepare-devices"]
+    try:
+        assert main(["conformance", *where, *chosen]) == 0
+        template.write_text(TEMPLATE.replace("unit-7", "absent"))
+        assert main(["conformance", *where, *chosen]) == 3
+    finally:
+        driver.end()
+    assert "no devices can be chosen for the claim" in capsys.readouterr().out
 
 
 def test_a_restart_command_that_fails_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
