@@ -17,7 +17,13 @@ from dra_driver.sharing.safe_rmtree import remove_tree
 from dra_driver.sharing.tmpfs import own_mounts
 
 # Names in the plugin folder, as patterns. Locks come last: they keep a node process from starting meanwhile.
-_REPLACED: Final = ("claim-names", "policies-in-force.json", "health.json", "simulated-gpus.json")
+_REPLACED: Final = (
+    "claim-names",
+    "policies-in-force.json",
+    "health.json",
+    "last-known-gpus.json",
+    "simulated-gpus.json",
+)
 _FILES: Final = (
     "state.db",
     "state.db-wal",
@@ -28,6 +34,8 @@ _FILES: Final = (
     "health.json",
     "health.json.damaged",
     "health.lock",
+    "last-known-gpus.json",
+    "last-known-gpus.json.damaged",
     "detach",
     "simulated-gpus.json",
     "simulated-gpus.json.lock",

@@ -86,6 +86,8 @@ class Host:
             if self.process.lives:
                 self.process.end()
             self.process.flags["simulate"] = spec
+            # Another machine, not one that has lost GPUs: those would stay published.
+            (STATE_DIR / "last-known-gpus.json").unlink(missing_ok=True)
             self.restart()
         wait(self._differs, START_S)
 
