@@ -124,6 +124,48 @@ def test_another_pod_of_the_node_process_takes_over(stage: Stage, fault: FaultRe
     stage.finish(fault, since, seen=stage.logged("serving the kubelet"))
 
 
+SHIFTED_CLOCK = """
+import sys
+import time
+real = time.time
+def shifted():
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("grpc"):
+        return real()
+    try:
+        return real() + float(open({file!r}).read() or 0)
+    except OSError:
+        return real()
+time.time = shifted
+"""
+"""A module that Python loads at its start: the wall clock of that process is off by what the file says, at any time.
+
+Not for gRPC, which compares it with the kernel's clock, to which this process cannot lie: when a real clock jumps, both
+do, and only calls in work end too early or too late.
+"""
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+@pytest.mark.fault("clock-jumps")
+def test_a_clock_that_jumps_while_the_process_runs_changes_nothing(
+    hours: int, tmp_path: Path, fault: FaultRecord
+) -> None:
+    """As the first contact with a time server: waits, deadlines and what is stale go by a clock that does not jump."""
+    offset = tmp_path / "offset"
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED_CLOCK.format(file=str(offset)))
+    with Stage(wrap=["env", f"PYTHONPATH={tmp_path}"]) as stage:
+        claim = stage.spare_claim()
+        offset.write_text(str(hours * 3600))
+        since = time.monotonic()
+        stage.node.remove_slices()
+        assert stage.prepare(claim) == ""
+        logged = stage.wait_logged("claim prepared.*gpu-4")
+        assert logged
+        times = [line.split("T")[1][:5] for line in stage.node.log().splitlines() if "claim prepared" in line]
+        assert times[-1][:2] != times[0][:2], "the clock did not jump"
+        stage.drop(claim)
+        stage.finish(fault, since, seen=f"lines of the log jump from {times[0]} to {times[-1]}; nothing else happens")
+
+
 @pytest.mark.fault("hostname-changed")
 def test_another_hostname_changes_nothing(fault: FaultRecord) -> None:
     """The node's name comes from its Node object, never from the machine."""
