@@ -123,21 +123,6 @@ def after_instances(faults: Faults, existing: Collection[int], at: Moment) -> Fa
     return {**faults, **{key: _over(_recovered(faults[key], "its GPU instance is gone", at), at) for key in gone}}
 
 
-def after_restart(faults: Faults, at: Moment) -> Faults:
-    """The faults that an earlier process of this boot saved: no time is after now, whatever became of the clocks."""
-    return {
-        key: replace(
-            fault,
-            since=min(fault.since, at.wall),
-            opened=min(fault.opened, at.clock),
-            seen=min(fault.seen, at.clock),
-            recovered=None if fault.recovered is None else min(fault.recovered, at.clock),
-            ended=None if fault.ended is None else min(fault.ended, at.clock),
-        )
-        for key, fault in faults.items()
-    }
-
-
 def after_boot(faults: Faults, at: Moment) -> Faults:
     """The faults of an earlier boot, in this one: a reboot resets GPUs and removes MIG instances.
 

@@ -10,6 +10,7 @@ The result does not depend on the order of the two, and merging twice changes no
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf, nextafter
 
 from dra_driver.health.codec import MOST_GPUS, HealthRecord
 from dra_driver.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthFault, trimmed
@@ -25,6 +26,29 @@ def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
     kept = {gpu: _remembered(faults, forgotten.get(gpu)) for gpu, faults in list(gpus.items())[:MOST_GPUS]}
     return HealthRecord(
         boot_id=own.boot_id, gpus={gpu: faults for gpu, faults in kept.items() if faults}, forgotten=forgotten
+    )
+
+
+def until(record: HealthRecord, clock: float, wall: float) -> HealthRecord:
+    """The record with no time after now, whatever became of the clocks: such a time would last for years.
+
+    Only the order of a fault's own times stays: it is seen before it recovers.
+    """
+    gpus = {
+        gpu: {key: _until(fault, clock, wall) for key, fault in known.items()} for gpu, known in record.gpus.items()
+    }
+    return replace(record, gpus=gpus, forgotten={gpu: min(time, clock) for gpu, time in record.forgotten.items()})
+
+
+def _until(fault: HealthFault, clock: float, wall: float) -> HealthFault:
+    seen, recovered = min(fault.seen, clock), fault.recovered
+    return replace(
+        fault,
+        since=min(fault.since, wall),
+        opened=min(fault.opened, clock),
+        seen=seen,
+        recovered=None if recovered is None else min(recovered, max(clock, nextafter(seen, inf))),
+        ended=None if fault.ended is None else min(fault.ended, clock),
     )
 
 
@@ -70,9 +94,13 @@ def _both_open(first: HealthFault, second: HealthFault) -> HealthFault:
     )
 
 
-def _news(fault: HealthFault) -> tuple[float, int, float, float, str]:
-    """When the newest thing was learnt about it; of news of the same time, that it holds is the one to go by."""
-    if fault.recovered is None:
-        return (fault.seen, 2, 0.0, fault.since, fault.detail)
-    ended = fault.ended is not None
-    return (fault.recovered, 1 if ended else 0, fault.ended or 0.0, fault.since, fault.detail + fault.evidence)
+def _news(fault: HealthFault) -> tuple[float, int, float, float, float, float, int, bool, str]:
+    """When the newest thing was learnt about it; of news of the same time, that it holds is the one to go by.
+
+    The rest only makes the order total.
+    """
+    learnt, rank = (
+        (fault.seen, 2) if fault.recovered is None else (fault.recovered, 1 if fault.ended is not None else 0)
+    )
+    rest = (fault.ended or 0.0, fault.seen, fault.opened, fault.since, RANK[fault.severity], fault.passing)
+    return (learnt, rank, *rest, fault.detail + fault.evidence)

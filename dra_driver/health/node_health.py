@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -18,10 +19,9 @@ from dra_driver.health.machine import (
     after_instances,
     after_reading,
     after_repair,
-    after_restart,
     after_time,
 )
-from dra_driver.health.merge import merged_records, same_boot
+from dra_driver.health.merge import merged_records, same_boot, until
 from dra_driver.health.statistics import Statistics
 from dra_driver.health.status import HealthStatus
 from dra_driver.health.storage import HealthFile
@@ -31,17 +31,18 @@ from dra_driver.model.ids import GpuUuid
 
 log = logging.getLogger(__name__)
 
-SAVE_PAUSE_S: Final = 1.0
-"""The least time between two writes of the file, whatever comes."""
-SAVE_SEEN_S: Final = 60.0
+SAVES: Final = 5
+"""How many times the file is written in as many seconds at most, whatever comes."""
+SAVE_SEEN_S: Final = 5.0
 """How old the saved time of the last error may be."""
 
 
 class NodeHealth:
     """Conditions of a node's GPUs. Thread-safe. No method raises for what hardware reports, or for a sick disk.
 
-    A change of conditions is in the file when the method that made it returns, or, when the file was written within
-    the last second, after the next `tick`. Memory is bounded whatever events come: by GPUs, and by XIDs of each.
+    A change of conditions is in the file when the method that made it returns, or, when the file was written five times
+    within five seconds or another thread is at it, after a `tick`. Memory is bounded whatever events come: by GPUs, and
+    by XIDs of each.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class NodeHealth:
         self._statistics = Statistics()
         self._unsaved = False
         self._unsaved_seen = False
-        self._saved_at = float("-inf")
+        self._saved_at: deque[float] = deque([float("-inf")], SAVES)
         self._logged: str | None = None
 
     @classmethod
@@ -211,9 +212,10 @@ class NodeHealth:
         with self._lock:
             same = same_boot(self._boot_id, record.boot_id)
             self._forgotten = dict(record.forgotten) if same else {}
-            for gpu, saved in record.gpus.items():
+            saved = until(record, self._clock(), self._wall_clock()) if same else record
+            for gpu, faults in saved.gpus.items():
                 _, at = self._known(gpu)
-                self._put(gpu, after_time(after_restart(saved, at) if same else after_boot(saved, at), at))
+                self._put(gpu, after_time(faults if same else after_boot(faults, at), at))
             self._unsaved = not same
             self._refresh()
         self._save_when_due()
@@ -254,8 +256,9 @@ class NodeHealth:
 
     def _save_when_due(self, *, or_changed: bool = False) -> None:
         with self._lock:
-            age = self._clock() - self._saved_at
-            due = (self._unsaved and age >= SAVE_PAUSE_S) or (self._unsaved_seen and age >= SAVE_SEEN_S)
+            now, times = self._clock(), self._saved_at
+            may = len(times) < SAVES or now - times[0] >= SAVES
+            due = (self._unsaved and may) or (self._unsaved_seen and now - times[-1] >= SAVE_SEEN_S)
         if due or (or_changed and self._file.changed()):
             self._save()
 
@@ -266,7 +269,7 @@ class NodeHealth:
         try:
             with self._lock:
                 own = self._record()
-                self._saved_at = self._clock()
+                self._saved_at.append(self._clock())
                 waits, waits_seen = self._unsaved, self._unsaved_seen
                 self._unsaved = self._unsaved_seen = False
             self._exchange(own, waits=waits, waits_seen=waits_seen)
@@ -275,7 +278,7 @@ class NodeHealth:
 
     def _exchange(self, own: HealthRecord, *, waits: bool, waits_seen: bool) -> None:
         try:
-            found = self._file.exchange(own)
+            found = self._file.exchange(own, clock=self._clock(), wall=self._wall_clock())
         except StorageError as error:
             with self._lock:
                 self._unsaved, self._unsaved_seen = self._unsaved or waits, self._unsaved_seen or waits_seen

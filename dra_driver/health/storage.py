@@ -13,7 +13,7 @@ from typing import Final
 from dra_driver.errors import ConfigurationError, StorageError
 from dra_driver.files import lock_file, remove_unfinished, replace_file
 from dra_driver.health.codec import MAX_BYTES, HealthRecord, decode, encode
-from dra_driver.health.merge import merged_records
+from dra_driver.health.merge import merged_records, until
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,16 @@ class HealthFile:
             self._move_aside(str(error))
         return None
 
-    def exchange(self, own: HealthRecord) -> HealthRecord:
-        """Add ``own`` to what is saved; returns all of it. Raises StorageError, and the file is then as it was."""
+    def exchange(self, own: HealthRecord, *, clock: float, wall: float) -> HealthRecord:
+        """Add ``own`` to what is saved; returns all of it. Raises StorageError, and the file is then as it was.
+
+        ``clock`` and ``wall`` are now: what is saved is not taken as later.
+        """
         try:
             lock = lock_file(self._path.with_suffix(".lock"), timeout_s=_LOCK_S)
             try:
                 saved = self.read()
-                found = own if saved is None else merged_records(own, saved)
+                found = own if saved is None else merged_records(own, until(saved, clock, wall))
                 if found != saved:
                     remove_unfinished(self._path)
                     replace_file(self._path, encode(found))

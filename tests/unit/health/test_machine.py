@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.health.fault import MOST_XIDS, FaultKey, FaultPhase, Faults, HealthFault
+from dra_driver.health.fault import MOST_XIDS, FaultKey, FaultPhase, Faults
 from dra_driver.health.machine import (
     SETTLE_S,
     after_boot,
@@ -13,7 +13,6 @@ from dra_driver.health.machine import (
     after_instances,
     after_reading,
     after_repair,
-    after_restart,
     after_time,
 )
 from dra_driver.health.rules import CALM_S, FLAP_WINDOW_S
@@ -231,13 +230,6 @@ def test_an_administrators_word_heals_errors_and_not_what_is_still_read() -> Non
     faults = looked(after_event({}, xid(119), at(1)), 2, links_down=(1,))
     faults = after_repair(faults, at(3))
     assert (phase(faults, XID, 119), phase(faults, HealthCause.NVLINK)) == (RECOVERING, OPEN)
-
-
-def test_no_time_of_a_restarted_process_is_later_than_now() -> None:
-    """A clock that was set back must not keep a fault for years, or give a taint a time to come."""
-    late = HealthFault(severity=Severity.EVICT, since=WALL + 900, opened=900, seen=900, recovered=901, ended=902)
-    found = after_restart({FaultKey(None, LOST): late}, at(10))[FaultKey(None, LOST)]
-    assert (found.since, found.opened, found.seen, found.recovered, found.ended) == (WALL + 10, 10, 10, 10, 10)
 
 
 def test_a_gpu_that_invents_xids_is_remembered_with_few_of_them_and_none_that_is_stronger_gives_way() -> None:

@@ -1,5 +1,8 @@
 """Properties of the machine and of merging, over made-up histories."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +12,7 @@ from dra_driver.health.machine import Moment, after_event, after_instances, afte
 from dra_driver.health.merge import merged
 from dra_driver.model.health import HealthCause, HealthEvent, HealthReading, RecoveryAction
 from dra_driver.model.health_rules import DEFAULT_RULES, HealthRules
-from tests.unit.health.world import GPU, WALL, ecc, reading, xid
+from tests.unit.health.world import GPU, WALL, Node, ecc, reading, xid
 
 RULES = st.sampled_from([
     DEFAULT_RULES,
@@ -173,3 +176,26 @@ def _reported(key: FaultKey, xids: set[tuple[int | None, int | None]], read: boo
     if key.cause is HealthCause.XID:
         return (key.gi_id, key.xid) in xids
     return (key.gi_id, None) in xids if key.cause is HealthCause.ECC else read
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.floats(5, 200), st.booleans(), st.one_of(EVENTS, READINGS)), max_size=12), rules=RULES
+)
+def test_a_restart_at_any_step_changes_nothing(
+    steps: list[tuple[float, bool, HealthEvent | HealthReading]], rules: HealthRules
+) -> None:
+    """Killed and started anew, the process says what it would have said otherwise."""
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        steady, killed = Node(Path(one), rules={GPU: rules}), Node(Path(other), rules={GPU: rules})
+        health, again = steady.open(), killed.open()
+        for pause, restarts, step in steps:
+            for node, found in ((steady, health), (killed, again)):
+                node.now += pause
+                found.tick()
+                if isinstance(step, HealthEvent):
+                    found.observe([step])
+                else:
+                    found.look([step], {})
+            again = killed.open() if restarts else again
+            assert again.conditions() == health.conditions()

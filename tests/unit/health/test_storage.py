@@ -12,7 +12,7 @@ from dra_driver.health import storage
 from dra_driver.health.codec import HealthRecord
 from dra_driver.health.machine import after_event
 from dra_driver.health.storage import HealthFile
-from tests.unit.health.world import GPU, OTHER, at, xid
+from tests.unit.health.world import GPU, OTHER, WALL, at, xid
 
 ILL = HealthRecord(boot_id="b", gpus={GPU: after_event({}, xid(79), at(1))})
 
@@ -21,7 +21,7 @@ def test_the_file_is_for_root_alone_and_replaced_in_one_step(tmp_path: Path) -> 
     """A reader of another process never finds half of it."""
     path = tmp_path / "health.json"
     file = HealthFile(path)
-    assert file.exchange(ILL) == ILL
+    assert file.exchange(ILL, clock=9, wall=WALL + 9) == ILL
     assert path.stat().st_mode & 0o777 == 0o600
     assert file.read() == ILL
     assert sorted(one.name for one in tmp_path.iterdir()) == ["health.json", "health.lock"]
@@ -31,8 +31,8 @@ def test_writers_add_to_each_other(tmp_path: Path) -> None:
     """The last writer does not lose what the other one saw."""
     path = tmp_path / "health.json"
     other = HealthRecord(boot_id="b", gpus={OTHER: after_event({}, xid(48, gpu=OTHER), at(1))})
-    HealthFile(path).exchange(ILL)
-    found = HealthFile(path).exchange(other)
+    HealthFile(path).exchange(ILL, clock=9, wall=WALL + 9)
+    found = HealthFile(path).exchange(other, clock=9, wall=WALL + 9)
     assert set(found.gpus) == {GPU, OTHER}
     assert HealthFile(path).read() == found
 
@@ -40,16 +40,16 @@ def test_writers_add_to_each_other(tmp_path: Path) -> None:
 def test_what_an_earlier_boot_left_is_not_mixed_in(tmp_path: Path) -> None:
     """Its times are of another clock; who wants it has read it at start."""
     path = tmp_path / "health.json"
-    HealthFile(path).exchange(ILL)
-    assert HealthFile(path).exchange(HealthRecord(boot_id="next")) == HealthRecord(boot_id="next")
+    HealthFile(path).exchange(ILL, clock=9, wall=WALL + 9)
+    assert HealthFile(path).exchange(HealthRecord(boot_id="next"), clock=9, wall=WALL) == HealthRecord(boot_id="next")
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
     """A healthy node writes nothing."""
     file = HealthFile(tmp_path / "health.json")
-    file.exchange(ILL)
+    file.exchange(ILL, clock=9, wall=WALL + 9)
     before = (tmp_path / "health.json").stat().st_ino
-    file.exchange(ILL)
+    file.exchange(ILL, clock=9, wall=WALL + 9)
     assert (tmp_path / "health.json").stat().st_ino == before
 
 
@@ -57,9 +57,9 @@ def test_a_change_by_another_process_is_noticed_and_an_own_one_is_not(tmp_path: 
     """So that a tick reads the file only when there is something to read."""
     one, other = HealthFile(tmp_path / "health.json"), HealthFile(tmp_path / "health.json")
     assert not one.changed()
-    other.exchange(ILL)
+    other.exchange(ILL, clock=9, wall=WALL + 9)
     assert one.changed()
-    one.exchange(ILL)
+    one.exchange(ILL, clock=9, wall=WALL + 9)
     assert not one.changed()
     assert not other.changed()
 
@@ -84,7 +84,7 @@ def test_something_else_at_the_path_is_an_error_that_names_it(tmp_path: Path) ->
     path.mkdir()
     assert HealthFile(path).read() is None
     with pytest.raises(StorageError, match=r"health\.json cannot be written"):
-        HealthFile(path).exchange(ILL)
+        HealthFile(path).exchange(ILL, clock=9, wall=WALL + 9)
 
 
 def test_a_lock_that_another_process_keeps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +93,6 @@ def test_a_lock_that_another_process_keeps_is_an_error(tmp_path: Path, monkeypat
     lock = lock_file(tmp_path / "health.lock")
     try:
         with pytest.raises(StorageError, match="locked by another process"):
-            HealthFile(tmp_path / "health.json").exchange(ILL)
+            HealthFile(tmp_path / "health.json").exchange(ILL, clock=9, wall=WALL + 9)
     finally:
         os.close(lock)
