@@ -124,6 +124,17 @@ class NodeSettings:
         ),
         False,
     )
+    claim_status: bool = setting(
+        Option(
+            NODE,
+            "CLAIM_STATUS",
+            "true|false",
+            "write status.devices of prepared claims: uuid, placement, share, and whether the device is healthy; "
+            "needs Kubernetes 1.36 and the rights of deploy/components/claim-status",
+            _switch,
+        ),
+        False,
+    )
     kubelet_registrar_dir: str = setting(
         Option(
             KUBELET,

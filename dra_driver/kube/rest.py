@@ -107,6 +107,14 @@ class RestClient:
         """Changes single fields (RFC 7386)."""
         return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
 
+    def apply(self, path: str, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
+        """Server-side apply: ``manager`` owns the fields of ``body``, and what it owned and left out is removed.
+
+        A field that another manager owns is taken over. ``metadata.uid`` is a precondition (ConflictError).
+        """
+        query = {"fieldManager": manager, "force": "true"}
+        return self._exchange(_Request("PATCH", path, query, body, content_type="application/apply-patch+yaml"))
+
     def delete(
         self, path: str, uid: str | None = None, resource_version: str | None = None, *, propagation: str | None = None
     ) -> None:

@@ -21,6 +21,7 @@ from dra_driver.errors import DraError
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.health import HealthRules, NodeHealth
 from dra_driver.kubelet.claim_manager import ClaimManager
+from dra_driver.kubelet.claim_status import ClaimStatus
 from dra_driver.kubelet.health_events import ConditionEvents, Tell, sentences
 from dra_driver.kubelet.health_metrics import HealthMetrics
 from dra_driver.kubelet.health_monitor import HealthMonitor, HealthReader
@@ -63,8 +64,9 @@ class HealthService:
         terms: TermsResolver,
         publish: Callable[[], None],
         tell: Tell,
+        status: ClaimStatus | None = None,
     ) -> None:
-        self._is_on = settings.health
+        self._is_on, self._status = settings.health, status
         self._inventory, self._streams, self._journal = inventory, streams, claims.journal
         self._pool = pool_name(settings.node_name, settings.driver_name)
         self._known = LastKnownGpus(folder / KNOWN_FILE, held)
@@ -91,8 +93,10 @@ class HealthService:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each condition."""
-        return sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
+        """One sentence for each condition, and why claims have no status."""
+        problem = self._status.problem if self._status is not None else None
+        found = sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
+        return [*found, problem] if problem is not None else found
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         """See ``HealthTaints.amend``."""
@@ -104,6 +108,8 @@ class HealthService:
 
     def claims_changed(self) -> None:
         """See ``HealthMonitor.devices_changed``."""
+        if self._status is not None:
+            self._status.wake()
         if self._is_on:
             self._claimed_anew.set()
             self._monitor.devices_changed()
@@ -118,9 +124,13 @@ class HealthService:
         if self._is_on:
             self._inventory.subscribe(self._monitor.inventory_changed)
             self._monitor.start()
+        if self._status is not None:
+            self._status.start()
 
     def stop(self, timeout_s: float) -> None:
         """Saves what is not saved yet. Idempotent."""
+        if self._status is not None:
+            self._status.stop(timeout_s)
         if self._is_on:
             self._monitor.stop(timeout_s)
             self._health.close()
@@ -132,7 +142,10 @@ class HealthService:
         conditions, snapshot = self._health.conditions(), self._snapshot()
         if snapshot.gpus:  # before the first look, nothing is known about any device
             missing = self._known.missing
-            self._streams.report(reports(self._claimed_devices(), self._pool, snapshot, conditions, missing))
+            found = reports(self._claimed_devices(), self._pool, snapshot, conditions, missing)
+            self._streams.report(found)
+            if self._status is not None:
+                self._status.show(found)
         self._events.update(conditions, snapshot)
         self._metrics.update(self._health.status(), conditions, snapshot)
 

@@ -40,6 +40,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import gauges, hardware, node_events, preflight, probe, service
 from dra_driver.kubelet.cdi_setup import open_cdi
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
+from dra_driver.kubelet.claim_status_setup import open_claim_status
 from dra_driver.kubelet.detach_setup import open_detaching
 from dra_driver.kubelet.detaching import Detaching
 from dra_driver.kubelet.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
@@ -244,11 +245,11 @@ class NodeProcess:
         self._follower = node = NodeFollower(
             own_node, events, publisher, inventory, allow_second=allowed, given_back=self._given_back
         )
-        held, taint = partial(_held_gpus, claims), NodeTaint()
+        held, taint, tell = partial(_held_gpus, claims), NodeTaint(), partial(node_events.tell, own_node, events)
         self._health = health = HealthService(
             settings, self._plugin_dir, found.backend, inventory, self._streams,
-            claims=claims, held=held, terms=terms, publish=self._publish_changes,
-            tell=partial(node_events.tell, own_node, events),
+            claims=claims, held=held, terms=terms, publish=self._publish_changes, tell=tell,
+            status=open_claim_status(settings, self._plugin_dir, rest, claims.journal, tell),
         )  # fmt: skip
         self._running.callback(health.stop, COMPONENT_STOP_S)
         conditions = [self._withholding.amend, self._fabric.amend, health.amend, node.amend, taint.amend]

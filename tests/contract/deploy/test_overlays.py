@@ -189,6 +189,22 @@ def test_the_network_policy_selects_all_pods() -> None:
     assert {label[expression["key"]] for label in labels} == set(expression["values"])
 
 
+def test_the_claim_status_component_allows_no_more_than_own_entries_of_own_claims() -> None:
+    """The right to write a claim's status is narrowed by the driver's name and the node of the token."""
+    objects = render(DEPLOY / "components" / "claim-status", render(DEPLOY / "base"))
+    (role,) = [obj for obj in objects if obj["metadata"]["name"] == "dra-driver-claim-status" and "rules" in obj]
+    rules = {rule["resources"][0]: (rule["verbs"], rule.get("resourceNames")) for rule in role["rules"]}
+    assert rules == {
+        "resourceclaims/status": (["patch"], None),
+        "resourceclaims/driver": (["associated-node:patch"], ["gpu.nvidia.com"]),
+    }
+    (daemonset,) = [
+        obj for obj in objects if obj["metadata"]["name"] == "dra-driver-node" and obj["kind"] == "DaemonSet"
+    ]
+    env = {each["name"]: each.get("value") for each in daemonset["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert (env["CLAIM_STATUS"], env["HTTP_ADDR"]) == ("true", ":8080")
+
+
 @pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
 def test_kubectl_renders_the_same_objects(folder: str) -> None:
     """The renderer of these tests against kustomize itself."""
