@@ -102,6 +102,36 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(
     assert node_folders.claims_in_journal() == node_folders.claims_with_files() == set()
 
 
+def test_pods_survive_a_rollback_to_the_older_version_and_back(
+    own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path, node_folders: Folders
+) -> None:
+    """The older version answers for, prepares and unprepares claims of this one; nothing is lost between the two."""
+    forms = Forms(cluster, namespace)
+    for name, request in PODS.items():
+        forms.create(name, request)
+        forms.wait_ready(name)
+    before = {name: containers(forms.get(name)) for name in PODS}
+    claims = node_folders.claims_in_journal()
+    older = OldProcess(own_host.process, tmp_path / "older")
+    own_host.process.end()
+    older.start()
+    try:
+        older.wait_for(lambda: REGISTERED in older.text, START_S)
+        assert node_folders.claims_in_journal() == claims
+        forms.create("next", slice_of("1g.10gb"))
+        forms.wait_ready("next")
+        forms.delete("small", "ten")
+    finally:
+        older.end()
+        own_host.restart()
+    rest = [name for name in PODS if name not in ("small", "ten")]
+    assert {name: containers(forms.get(name)) for name in rest} == {name: before[name] for name in rest}
+    assert not list(node_folders.state.glob("state.db.damaged-*"))
+    forms.delete("next", *rest)
+    wait(own_host.hardware.traces, GONE_S)
+    assert node_folders.claims_in_journal() == node_folders.claims_with_files() == set()
+
+
 def contents(node: Folders) -> dict[str, bytes]:
     """CDI files of claims by name."""
     return {path.name: path.read_bytes() for path in node.cdi.glob("*-claim_*.json")}
