@@ -142,7 +142,7 @@ class NvmlBackend:
 
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
         """See ``HealthSource.health_unmonitored``."""
-        return self._health_events.unmonitored()
+        return self._health_events.unmonitored(self._health.known)
 
     def health_readings(self) -> tuple[HealthReading, ...]:
         """See ``HealthSource.health_readings``. Waits a bounded time for each GPU, as ``snapshot`` does."""

@@ -67,6 +67,7 @@ class EventSet:
         self._go = threading.Event()  # set while no caller has paused the waiting
         self._go.set()
         self._stale = threading.Event()  # the set misses GPUs, or has GPUs that were bound again
+        self.refusal: str | None = None  # why the driver gave no set the last time
 
     def wait(self, timeout_s: float) -> bool:
         """Whether an event came, or a GPU was lost. Waits at most ``timeout_s`` plus one slice; sleeps when no GPU has
@@ -185,7 +186,7 @@ class EventSet:
         elif time.monotonic() < self._again_at:
             return
         self._again_at = math.inf
-        self._set = self._set or _new_set()
+        self._set = self._set or self._new_set()
         if self._set is not None:
             self._add_missing(generation, self._set)
         if not self._covered:
@@ -225,13 +226,14 @@ class EventSet:
         except pynvml.NVMLError as error:
             log.debug("nvmlEventSetFree failed", extra={"reason": describe(error)})
 
-
-def _new_set() -> pynvml.c_nvmlEventSet_t | None:
-    """An empty set; None for a driver without events. Raises DriverUnavailableError."""
-    try:
-        return pynvml.nvmlEventSetCreate()
-    except pynvml.NVMLError as error:
-        if error.value in DRIVER_TROUBLE:
-            raise unavailable("nvmlEventSetCreate", error) from error
-        log.info("driver has no events; changes are found by polling", extra={"reason": describe(error)})
-        return None
+    def _new_set(self) -> pynvml.c_nvmlEventSet_t | None:
+        """An empty set; None for a driver without events. Raises DriverUnavailableError."""
+        self.refusal = None
+        try:
+            return pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            if error.value in DRIVER_TROUBLE:
+                raise unavailable("nvmlEventSetCreate", error) from error
+            self.refusal = f"nvmlEventSetCreate says {describe(error)}"
+            log.info("driver has no events; changes are found by polling", extra={"reason": self.refusal})
+            return None

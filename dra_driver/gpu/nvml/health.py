@@ -5,9 +5,10 @@ Each GPU is asked in a thread that is left behind when a call does not return (`
 GPU_IS_LOST for a lost one: one kept from earlier is invalid after a change of MIG mode.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import pynvml
@@ -47,6 +48,11 @@ class HealthLooks:
         self._reads: Reads[GpuUuid] = Reads()
         self._seen: dict[GpuUuid, _Seen] = {}  # outlives sessions
 
+    @property
+    def known(self) -> Collection[GpuUuid]:
+        """The GPUs that were seen and not forgotten. Any thread may read it."""
+        return tuple(self._seen)
+
     def forget(self, gpu: GpuUuid) -> None:
         """See ``HealthSource.forget_gpu``."""
         self._seen.pop(gpu, None)
@@ -61,10 +67,12 @@ class HealthLooks:
             uuid = known.uuids.get(index) if isinstance(answer, Exception) else answer
             if uuid is not None:
                 troubles[uuid] = index, answer if isinstance(answer, Exception) else None
+        for uuid in troubles:
+            self._seen.setdefault(uuid, _Seen())
         peers_up = self._links_in_fabric(troubles)
         return tuple(
             self._reading(known, uuid, seen, troubles.get(uuid), peers_up)
-            for uuid, seen in sorted({**{uuid: _Seen() for uuid in troubles}, **self._seen}.items())
+            for uuid, seen in sorted(self._seen.items(), key=itemgetter(0))
         )
 
     def _answers(self, known: Known, count: int) -> Mapping[int, GpuUuid | Exception]:

@@ -11,7 +11,7 @@ import ctypes
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -85,8 +85,10 @@ class HealthEvents:
         wanted, self._look = self._look, False
         return wanted
 
-    def unmonitored(self) -> Mapping[GpuUuid, str]:
-        """See ``HealthSource.health_unmonitored``."""
+    def unmonitored(self, gpus: Collection[GpuUuid]) -> Mapping[GpuUuid, str]:
+        """See ``HealthSource.health_unmonitored``; ``gpus`` are those of the node."""
+        if (refusal := self._set.refusal) is not None:
+            return dict.fromkeys(gpus, f"NVML reports no errors on this node: {refusal}")
         now = time.monotonic()
         flooding = {gpu: _FLOODS for gpu, since in list(self._quiet.items()) if now - since < self._again_s + GAP_S}
         return {**self._deaf, **flooding} if flooding else self._deaf
