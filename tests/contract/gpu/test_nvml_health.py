@@ -267,7 +267,7 @@ def test_a_gpu_that_hangs_is_told_as_such_and_the_others_are_read(impatient: Nvm
     patient = Patient(impatient, state, 2)
     before = impatient.health_readings()
     state.hang("nvmlDeviceGetUUID", device=2)
-    assert impatient.health_readings() == before, "a slow answer is no loss"
+    assert not [one for one in impatient.health_readings() if one.unreachable and not one.hangs], "slow is not lost"
 
     def only_it_hangs() -> bool:
         found = impatient.health_readings()
