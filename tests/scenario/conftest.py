@@ -41,6 +41,12 @@ def _left(cluster: Cluster, namespace: str) -> str | None:
     return ", ".join(left) or None
 
 
+def container_statuses(pod: Obj) -> list[Obj]:
+    """What must not change for an undisturbed pod: all but the health of its devices, unknown without the driver."""
+    found = pod["status"]["containerStatuses"]
+    return [{key: value for key, value in item.items() if key != "allocatedResourcesStatus"} for item in found]
+
+
 class Pods:
     """Creates, deletes and waits for pods in the test's namespace."""
 

@@ -13,7 +13,7 @@ from dra_driver.sim.apiserver.kinds import EVENTS, NAMESPACES
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, make_template
+from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, container_statuses, make_template
 
 NODE = "gpu-a"
 SPEC = "driverVersion: {version}\ngpus:\n- {{model: h100-sxm5-80gb, count: 12}}\n"
@@ -90,7 +90,7 @@ def node(cluster: Cluster) -> Iterator[DetachedNode]:
 
 
 def containers(pods: Pods, names: list[str]) -> list[Any]:
-    return [pods.get(name)["status"]["containerStatuses"] for name in names]
+    return [container_statuses(pods.get(name)) for name in names]
 
 
 def test_a_driver_is_upgraded_under_ten_running_pods(

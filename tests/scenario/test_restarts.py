@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.node.cluster_node import ClusterNode
 from dra_driver.sim.objects import is_ready
-from tests.scenario.conftest import TIMEOUT_S, Pods, make_template
+from tests.scenario.conftest import TIMEOUT_S, Pods, container_statuses, make_template
 
 # How long deleted slices may be missing.
 REPUBLISH_S = 5.0
@@ -19,7 +19,7 @@ REPUBLISH_S = 5.0
 
 def _unchanged(pods: Pods, before: Obj) -> None:
     after = pods.get(before["metadata"]["name"])
-    assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+    assert container_statuses(after) == container_statuses(before)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 

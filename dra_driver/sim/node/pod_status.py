@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, rfc3339
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, parse_time, rfc3339
 from dra_driver.sim.objects import set_condition
 
 
@@ -116,6 +116,22 @@ def _details(state: ContainerState, identity: str) -> Obj:
         ended: Obj = {"exitCode": state.exit_code, "reason": state.reason, "containerID": f"containerd://{identity}"}
         return ended | {name: rfc3339(moment) for name, moment in times.items() if moment}
     return {"reason": state.reason} | ({"message": state.message} if state.message else {})
+
+
+def read_state(status: Obj) -> ContainerState:
+    """The state of a container that a kubelet wrote before its restart: running, or else terminated."""
+    restarts, state = status.get("restartCount", 0), status.get("state") or {}
+    if "running" in state:
+        return ContainerState(kind="running", restarts=restarts, since=parse_time(dig(state, "running", "startedAt")))
+    ended = state.get("terminated") or {}
+    return ContainerState(
+        kind="terminated",
+        reason=ended.get("reason", "Completed"),
+        exit_code=ended.get("exitCode", 0),
+        restarts=restarts,
+        since=parse_time(ended.get("startedAt")),
+        until=parse_time(ended.get("finishedAt")),
+    )
 
 
 def all_waiting(pod: Obj) -> dict[str, ContainerState]:

@@ -21,7 +21,7 @@ from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi
 from dra_driver.sim.node.device_health import resources_status
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
-from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
+from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import claim_names, extended_claim_name, is_deleted, key, owned_by, uid
 from dra_driver.sim.recorder import StoreEventRecorder
 
@@ -132,11 +132,8 @@ class PodWorker:
         names = list(self._states)
         if dig(self._pod, "status", "phase") != "Running" or not all(self._view(name).exists for name in names):
             return False
-        for status in entries(self._pod, "status", "containerStatuses"):
-            self._states[status["name"]] = ContainerState(kind="running", restarts=status.get("restartCount", 0))
-        for status in entries(self._pod, "status", "initContainerStatuses"):
-            kind = "running" if "running" in status.get("state", {}) else "terminated"
-            self._states[status["name"]] = ContainerState(kind=kind, restarts=status.get("restartCount", 0))
+        for part in ("initContainerStatuses", "containerStatuses"):
+            self._states |= {status["name"]: read_state(status) for status in entries(self._pod, "status", part)}
         return True
 
     def _until_done(self, work: Callable[[], _T], retry_s: float, report: Callable[[DraError], None]) -> _T:

@@ -13,7 +13,7 @@ from dra_driver.sim.apiserver.kinds import EVENTS, NODES, PODS
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import Cluster, check_cel
 from dra_driver.sim.demo.render import table
-from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase
+from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import condition, set_condition
 from dra_driver.sim.recorder import StoreEventRecorder
 from tests.fakes.dra_objects import node
@@ -183,3 +183,15 @@ def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> No
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=said):
             manifests.load(path)
+
+
+def test_a_restarted_kubelet_knows_what_the_former_one_wrote() -> None:
+    """Beginnings and ends of containers are in the status alone."""
+    states = {
+        "i": ContainerState(kind="terminated", reason="Completed", since=NOW, until=LATER),
+        "main": ContainerState(kind="running", restarts=2, since=NOW),
+    }
+    body = pod(init=("i",))
+    fill(body, states, NOW, host_ip="h", pod_ip="p")
+    found = [*body["status"]["initContainerStatuses"], *body["status"]["containerStatuses"]]
+    assert {item["name"]: read_state(item) for item in found} == states
