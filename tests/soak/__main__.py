@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from tests.soak import cluster_soak, node_soak
 from tests.soak.figures import grown, latency_lines, memory_lines, slower
 
-REFUSED_SHARE = 0.01
+REFUSED_SHARE, BROKEN_SHARE = 0.01, 0.04
 
 
 def main() -> int:

@@ -43,12 +43,13 @@ def run(
     seed: str,
     *,
     refused_share: float = 0.1,
+    broken_share: float = 0.15,
     illnesses: int = 0,
     threads_at_once: int = 4,
 ) -> NodeRun:
     """Run; ``soak.failures`` of the result has every failure, leaks and breaches included."""
     with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
-        soak = Soak(node, rounds, seed, Scheduler(node), refused_share=refused_share)
+        soak = Soak(node, rounds, seed, Scheduler(node), refused_share, broken_share)
         soak.up.set()
         found = NodeRun(soak)
         began = time.monotonic()

@@ -88,6 +88,8 @@ class Soak:
     scheduler: Scheduler  # one for all threads: its lock keeps two of them from allocating the same device
     refused_share: float = 0.1
     """How many of the claims come with an invalid one; those wait for their time limit."""
+    broken_share: float = 0.15
+    """How many of the claims come with failing hardware, which makes calls try again for seconds."""
     seen: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     prepares_ms: list[float] = field(default_factory=list)
@@ -145,7 +147,7 @@ class Worker:
         """Prepare one claim; repeat, disturb and unprepare others."""
         if self.dice.random() < self.soak.refused_share:
             self._refused()
-        if self.dice.random() < 0.15:
+        if self.dice.random() < self.soak.broken_share:
             self._break_something()
         while (claim := self._allocated()) is None:
             if self.held:
@@ -189,7 +191,7 @@ class Worker:
                 assert expected in there, f"{claim}: {expected} is not in {there}"
 
     def _unprepare(self, claim: Obj) -> None:
-        if self.dice.random() < 0.1:
+        if self.dice.random() < 0.7 * self.soak.broken_share:
             self._disturb(claim)
         began = time.perf_counter()
         for _ in range(TRIES):
