@@ -192,6 +192,12 @@ class Bench:
         self._claims.append(claim)
         return claim
 
+    def finish(self, claim: CheckClaim) -> None:
+        """Unprepare and delete a claim before the end of its check, so that its devices are free."""
+        self.unprepared(claim.key)
+        self.cluster.delete_claim(claim.wire)
+        self._claims.remove(claim)
+
     def answers(self, claims: Sequence[ClaimKey]) -> dict[str, PrepareAnswer]:
         """NodePrepareResources with exactly one answer per claim. Raises ViolationError."""
         try:

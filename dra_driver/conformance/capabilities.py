@@ -41,6 +41,12 @@ def _taints(bench: Bench) -> str:
     return "" if any(taints(bench.slices())) else "the driver publishes no device with a taint"
 
 
+def _two(bench: Bench) -> str:
+    usable = [device for device in bench.scheduler.devices() if not device.is_blocked]
+    enough = any(device.is_shared for device in usable) or len(together(bench.slices(), usable, 2)) > 1
+    return "" if enough else "the driver publishes one device that can be used, or devices that exclude each other"
+
+
 def _many(bench: Bench) -> str:
     usable = [device for device in bench.scheduler.devices() if not device.is_blocked]
     found = len(together(bench.slices(), usable, MANY))
@@ -64,5 +70,6 @@ _LOOK: Final[dict[Capability, Callable[[Bench], str]]] = {
     "admin-access": _admin_access,
     "health": reports_something,
     "taints": _taints,
+    "2-devices": _two,
     "32-devices": _many,
 }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Profile = Literal["basic", "full"]
 """``basic`` is what every driver has to do; ``full`` adds restarts, disturbances, concurrency and large inputs."""
-Capability = Literal["restart", "shares", "partitions", "admin-access", "health", "taints", "32-devices"]
+Capability = Literal["restart", "shares", "partitions", "admin-access", "health", "taints", "2-devices", "32-devices"]
 Level = Literal["must", "should"]
 """A check of level ``should`` that fails is advice: it does not change the exit status."""
 Verdict = Literal["passed", "failed", "advice", "not applicable", "unable"]
@@ -23,6 +23,7 @@ CAPABILITIES: Final[dict[Capability, str]] = {
     "admin-access": "the driver prepares a claim with admin access to a free device",
     "health": "the health stream reports a device of a prepared claim",
     "taints": "a device with a taint is published",
+    "2-devices": "2 devices that do not exclude each other, or a shared one, are published",
     "32-devices": "32 devices that do not exclude each other are published",
 }
 """What a driver may lack without failing, and how the suite recognizes it."""

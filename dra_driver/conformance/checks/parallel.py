@@ -75,8 +75,7 @@ def nothing_piles_up(bench: Bench) -> None:
 def _one_claim(bench: Bench) -> None:
     claim = bench.claim()
     bench.prepared(claim)
-    bench.unprepared(claim.key)
-    bench.cluster.delete_claim(claim.wire)
+    bench.finish(claim)
 
 
 def _all(bench: Bench, pending: Sequence[PendingCall]) -> list[dict[str, PrepareAnswer]]:
@@ -104,6 +103,7 @@ CHECKS: Final = (
         source=f"{KUBELET}:398-405",
         run=different_claims,
         profile="full",
+        needs=("2-devices",),
     ),
     Check(
         id="parallel-given-up",

@@ -226,6 +226,7 @@ CHECKS: Final = (
         rule="It gets called with the complete list of claims handled by this DRA driver that are needed by some pod.",
         source=f"{HELPER}:62-64",
         run=two_claims,
+        needs=("2-devices",),
     ),
     Check(
         id="prepare-missing-claim",

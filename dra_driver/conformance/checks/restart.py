@@ -85,11 +85,8 @@ def killed_in_prepare(bench: Bench) -> None:
         pending.cancel()
         if problem := bench.unresolved(bench.prepared(claim)):
             raise ViolationError(f"killed during prepare; the next prepare answered: {problem}")
-        bench.unprepared(claim.key)
-        bench.cluster.delete_claim(claim.wire)
-        other = bench.claim(keys=claim.devices(), busy=True)
-        bench.prepared(other)
-        bench.unprepared(other.key)
+        bench.finish(claim)
+        _use(bench, claim)
 
 
 def killed_in_unprepare(bench: Bench) -> None:
@@ -101,11 +98,8 @@ def killed_in_unprepare(bench: Bench) -> None:
         bench.pause(moment)
         bench.restart()
         pending.cancel()
-        bench.unprepared(claim.key)
-        bench.cluster.delete_claim(claim.wire)
-        other = bench.claim(keys=claim.devices(), busy=True)
-        bench.prepared(other)
-        bench.unprepared(other.key)
+        bench.finish(claim)
+        _use(bench, claim)
 
 
 def other_sockets_stay(bench: Bench) -> None:
@@ -123,6 +117,13 @@ def _claim(bench: Bench) -> CheckClaim:
     return bench.claim(keys={one.key for one in bench.scheduler.devices() if not one.is_shared and not one.is_blocked})
 
 
+def _use(bench: Bench, ended: CheckClaim) -> None:
+    """The devices of a claim that has ended have to work for another one."""
+    other = bench.claim(keys=ended.devices(), busy=True)
+    bench.prepared(other)
+    bench.finish(other)
+
+
 def _moments(typical_s: float) -> list[float]:
     """When to kill, in seconds after the call: a random moment in each part of one and a half calls."""
     part = LATEST * typical_s / KILLS
@@ -135,7 +136,7 @@ def _typical_s(bench: Bench) -> tuple[float, float]:
     begin = time.monotonic()
     bench.prepared(claim)
     middle = time.monotonic()
-    bench.unprepared(claim.key)
+    bench.finish(claim)
     return min(middle - begin, LONGEST_S), min(time.monotonic() - middle, LONGEST_S)
 
 

@@ -149,6 +149,7 @@ CHECKS: Final = (
         rule="The claims of the request are reverted, and no others.",
         source=f"{PROTO}:89-95",
         run=others_stay,
+        needs=("2-devices",),
     ),
     Check(
         id="unprepare-files",
