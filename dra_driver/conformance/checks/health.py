@@ -84,7 +84,7 @@ def beside_prepare(bench: Bench) -> None:
         for _ in range(STREAMS):
             claim = bench.claim()
             bench.prepared(claim)
-            bench.unprepared(claim.key)
+            bench.finish(claim)
     finally:
         for stream in streams:
             stream.close()

@@ -5,7 +5,7 @@ import pytest
 from dra_driver.conformance import suite
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.values import CheckOutcome, TimeLimits
-from tests.contract.conformance.conftest import MakeBench
+from tests.contract.conformance.conftest import GENEROUS, MakeBench
 from tests.fakes.subject.faults import FAULTS
 
 BY_ID = {check.id: check for check in CHECKS}
@@ -20,6 +20,13 @@ def found(outcome: CheckOutcome) -> str:
 def test_a_driver_without_faults_passes_every_check(bench_for: MakeBench) -> None:
     outcomes = suite.run(bench_for(), CHECKS)
     assert [found(outcome) for outcome in outcomes if outcome.verdict != "passed"] == []
+
+
+@pytest.mark.slow
+def test_a_driver_with_one_device_is_not_failed_for_it(bench_for: MakeBench) -> None:
+    outcomes = suite.run(bench_for("one-device", limits=GENEROUS), CHECKS)
+    assert [found(outcome) for outcome in outcomes if outcome.verdict not in {"passed", "not applicable"}] == []
+    assert sum(outcome.verdict == "not applicable" for outcome in outcomes) == 11
 
 
 @pytest.mark.parametrize("fault", FAULTS)

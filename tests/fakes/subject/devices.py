@@ -23,6 +23,8 @@ def shared_names() -> set[str]:
 
 
 def _contents(faults: Collection[str]) -> list[Wire]:
+    if "one-device" in faults:  # no fault: the smallest driver
+        return [{"devices": [{"name": "unit-0"}]}, {"devices": []}]
     if "too-many-devices" in faults:
         return [{"devices": [{"name": f"unit-{at}"} for at in range(100)]}, {"devices": [{"name": "last"}]}]
     if "repeated-device-name" in faults:
