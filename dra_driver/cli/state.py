@@ -81,7 +81,9 @@ def _text(state: "NodeState", found: "tuple[Disagreement, ...]", left: tuple[str
 def _summary(state: "NodeState") -> dict[str, str]:
     journal, content = state.journal, state.journal.content
     if content is not None:
-        shown = f"{len(content.entries)} claims" + (", being rebuilt" if content.rebuild_pending else "")
+        shown = f"{len(content.entries)} claim{'' if len(content.entries) == 1 else 's'}" + (
+            ", being rebuilt" if content.rebuild_pending else ""
+        )
     else:
         shown = "cannot be read" if journal.problem else "missing"
     daemons = ", ".join(f"{each.id} {each.status or 'not started'}" for each in state.mps.daemons) or "no daemons"
