@@ -19,6 +19,7 @@ from dra_driver.sharing.tmpfs import own_mounts
 # Names in the plugin folder, as patterns. Locks come last: they keep a node process from starting meanwhile.
 _REPLACED: Final = (
     "claim-names",
+    "claim-status.json",
     "policies-in-force.json",
     "health.json",
     "last-known-gpus.json",
@@ -30,6 +31,7 @@ _FILES: Final = (
     "state.db-shm",
     "state.db.damaged-*",
     "claim-names",
+    "claim-status.json",
     "policies-in-force.json",
     "health.json",
     "health.json.damaged",

@@ -6,6 +6,7 @@ from dra_driver.node_state.leftovers import find_leftovers, foreign_files
 from dra_driver.node_state.places import Places
 
 OWN = (
+    "claim-status.json",
     "state.db",
     "state.db-wal",
     "state.db.damaged-20260101T000000Z",
