@@ -91,10 +91,12 @@ class DetachStatus(Protocol):
 
 
 class ConflictStatus(Protocol):
-    """The part of ``second_publisher.SecondPublisher`` that is needed here."""
+    """The part of ``node_follower.NodeFollower`` that is needed here."""
 
     @property
-    def problem(self) -> str | None: ...
+    def conflict(self) -> str | None: ...
+    @property
+    def is_known(self) -> bool: ...
 
 
 class InventoryPublisher:
@@ -196,12 +198,14 @@ class InventoryPublisher:
 
         A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
         """
+        if self._offered is None and not self._conflict.is_known:
+            return
         reason = self._hardware.problem or self._problem
         asked = self._detach.taint_value
         if asked is not None:
             self._unusable_since = None
             self._show(self._known(), asked)
-        elif (conflict := self._conflict.problem) is not None:
+        elif self._newest is not None and (conflict := self._conflict.conflict) is not None:
             self._withdraw(conflict, SECOND_PUBLISHER)
         elif reason is None:
             self._unusable_since = None

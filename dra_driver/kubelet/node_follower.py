@@ -4,6 +4,7 @@ A drain that is asked for by an annotation (``drain_taint.py``), and other publi
 (``second_publisher.py``).
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final
@@ -19,6 +20,8 @@ from dra_driver.model.ids import GpuUuid
 from dra_driver.model.terms import GpuTerms, Terms
 from dra_driver.slices import Publisher
 
+FIRST_NODE_S: Final = 30.0
+"""How long a run publishes nothing while its Node has not been read: GPUs that are drained would lose their taint."""
 FIRST_SLICES_S: Final = 1.0
 """How long a start waits for the list of this node's slices: what else publishes its GPUs is known before this driver
 does. Without an answer it goes on, and withdraws devices when the answer comes."""
@@ -36,8 +39,11 @@ class NodeFollower:
         *,
         allow_second: bool,
         given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Call it before anything is published; takes up to `FIRST_SLICES_S`."""
+        self._own_node, self._was_known = own_node, False
+        self._clock, self._began = clock, clock()
         self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), given_back)
         self._second = SecondPublisher(
             own_node.current,
@@ -50,8 +56,18 @@ class NodeFollower:
 
     @property
     def problem(self) -> str | None:
+        """Why devices are withdrawn or not published yet, as a sentence; None while they are published."""
+        return self.conflict or (None if self.is_known else self._own_node.problem)
+
+    @property
+    def conflict(self) -> str | None:
         """Why devices are withdrawn, as a sentence; None while they are not."""
         return self._second.problem
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the API server has answered what the Node says, or has not for `FIRST_NODE_S`."""
+        return self._own_node.wait_first(0.0) or self._clock() - self._began >= FIRST_NODE_S
 
     @property
     def remarks(self) -> list[str]:
@@ -64,7 +80,8 @@ class NodeFollower:
 
     def look(self) -> bool:
         """Whether what is to be published changed. Sends no request."""
-        return any([self._drain.look(), self._second.look()])
+        known, self._was_known = self._was_known, self.is_known
+        return any([self._was_known != known, self._drain.look(), self._second.look()])
 
     def follow(self, publish: Callable[[], None]) -> None:
         """Look, and ``publish`` after a change."""

@@ -99,6 +99,22 @@ def test_a_user_who_may_not_evict_is_told_where() -> None:
     assert run.report.not_evicted == {"team/a": "this user may not create pods/eviction in namespace team"}
 
 
+def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() -> None:
+    """The scheduler had not seen the taint yet."""
+    api = FakeApi()
+    run = Run(api, ALL)
+    found, late = run.sleep, [claim("ends-by-itself", "gpu-0", "a")]
+
+    def sleep(seconds: float) -> None:
+        if late:
+            api.pods, api.claims = [pod("a")], [late.pop()]
+        found(seconds)
+
+    run.sleep = sleep  # type: ignore[method-assign]
+    run.drain()
+    assert run.now > 10
+
+
 def test_single_gpus_are_added_and_the_driver_stays_in_use() -> None:
     """A second drain does not end the first one."""
     api = FakeApi()

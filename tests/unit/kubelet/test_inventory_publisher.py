@@ -98,9 +98,10 @@ class Detach:
 
 @dataclass
 class Conflict:
-    """Whether something else offers the same GPUs."""
+    """Whether something else offers the same GPUs, and whether the Node is known."""
 
-    problem: str | None = None
+    conflict: str | None = None
+    is_known: bool = True
 
 
 class Node:
@@ -357,12 +358,12 @@ def test_a_process_that_starts_detached_leaves_the_slices_as_they_are(node: Node
 def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: Node) -> None:
     """Each could be given to two pods; GPUs that claims have stay, for what reads slices."""
     node.sees(SNAPSHOT)
-    node.conflict.problem = "a device plugin offers nvidia.com/gpu: 2"
+    node.conflict.conflict = "a device plugin offers nvidia.com/gpu: 2"
     assert node.after(1.0) == [SNAPSHOT, NOTHING], "who decides has waited"
     node.held = [FIRST.uuid]
     assert node.after(1.0)[-1] == SUBSET
     assert node.policies.taint.value == SECOND_PUBLISHER
-    node.conflict.problem = None
+    node.conflict.conflict = None
     assert node.after(1.0)[-1] == SNAPSHOT
     assert node.policies.taint.value is None
 
@@ -370,7 +371,28 @@ def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: No
 def test_a_request_to_detach_counts_before_a_second_publisher(node: Node) -> None:
     """The devices of running pods stay published while a driver is upgraded."""
     node.sees(SNAPSHOT)
-    node.conflict.problem = "another driver"
+    node.conflict.conflict = "another driver"
     node.detach.taint_value = "requested"
     assert node.after(1.0)[-1] == SNAPSHOT
     assert node.policies.taint.value == "requested"
+
+
+def test_nothing_is_withdrawn_before_the_gpus_are_known(node: Node) -> None:
+    """The slices of the run before have the GPUs that claims have; an empty pool would hide them for a moment."""
+    node.conflict.conflict = "a device plugin offers nvidia.com/gpu: 2"
+    node.held = [FIRST.uuid]
+    assert node.after(1.0) == []
+    node.sees(SNAPSHOT)
+    assert node.slices.offered == [SUBSET]
+
+
+def test_a_run_waits_for_the_node_before_it_publishes(node: Node) -> None:
+    """A drained GPU would lose its taint."""
+    node.conflict.is_known = False
+    node.sees(SNAPSHOT)
+    assert node.after(KEEP_S) == []
+    node.conflict.is_known = True
+    assert node.after(0.1) == [SNAPSHOT]
+    node.conflict.is_known = False
+    node.sees(OTHER)
+    assert node.slices.offered == [SNAPSHOT, OTHER], "only the first time"
