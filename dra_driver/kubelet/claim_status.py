@@ -22,6 +22,7 @@ from dra_driver.errors import (
     ApiUnreachableError,
     ConflictError,
     DraError,
+    InvalidObjectError,
     KubernetesApiError,
     NotFoundError,
     ServerBusyError,
@@ -117,7 +118,9 @@ def _entry(
 class ClaimStatus:
     """``start`` and ``stop`` once, by one owner; ``wake`` and ``show`` from any thread.
 
-    ``claims`` lists the prepared claims and may raise StorageError. ``warn`` records an event on the Node.
+    ``claims`` lists the prepared claims and may raise StorageError. ``warn`` records an event on the Node. With
+    ``waits_for_health``, nothing is written before the first ``show``: a process that has just started does not know
+    which devices are sick, and would say for a moment that all are well.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class ClaimStatus:
         version: Callable[[], ServerVersion],
         claims: Callable[[], Iterable[ClaimFacts]],
         warn: Warn,
+        waits_for_health: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -136,7 +140,7 @@ class ClaimStatus:
         self._version, self._claims, self._warn = version, claims, warn
         self._clock, self._now = clock, now
         self._written: dict[ClaimUid, str] = _read(path)
-        self._health: Mapping[tuple[str, str], DeviceReport] = {}
+        self._health: Mapping[tuple[str, str], DeviceReport] | None = None if waits_for_health else {}
         self._problem: str | None = None
         self._refused = False
         self._checked = False
@@ -178,7 +182,7 @@ class ClaimStatus:
         try:
             if not self._may_write():
                 return None if self._refused else RETRY_S
-            left = self._write_all()
+            left = self._write_all(self._health) if self._health is not None else None
         except DraError as error:
             self._fail(str(error))
             return RETRY_S
@@ -199,14 +203,14 @@ class ClaimStatus:
             self._checked = not self._refused
         return self._checked
 
-    def _write_all(self) -> float | None:
+    def _write_all(self, health: Mapping[tuple[str, str], DeviceReport]) -> float | None:
         claims = {claim.ref.uid: claim for claim in self._claims()}
         before = dict(self._written)
         self._written = {uid: text for uid, text in before.items() if uid in claims}
         left = None
         try:
             for uid, claim in claims.items():
-                body = status_of(claim, self._driver, self._health, self._now())
+                body = status_of(claim, self._driver, health, self._now())
                 if self._written.get(uid) != (wanted := digest(body)):
                     if not self._apply(claim.ref, body):
                         left = RETRY_S
@@ -223,6 +227,9 @@ class ClaimStatus:
             stored = self._rest.apply(f"{paths.resource_claim(ref.namespace, ref.name)}/status", body, MANAGER)
         except (NotFoundError, ConflictError):
             return True  # it is gone, or another one has its name
+        except InvalidObjectError as error:  # not allocated any more, as after a forced deletion: the others go on
+            log.info("the status of a claim is refused", extra={"claim": str(ref), "reason": error})
+            return True
         except (ApiUnreachableError, ServerBusyError) as error:
             log.info("the status of a claim is written later", extra={"claim": str(ref), "reason": error})
             return False

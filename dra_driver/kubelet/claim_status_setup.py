@@ -28,6 +28,7 @@ def open_claim_status(
         version=partial(server_version, rest),
         claims=partial(prepared_claims, journal),
         warn=partial(tell, "Warning", EVENT),
+        waits_for_health=settings.health,
     )
 
 

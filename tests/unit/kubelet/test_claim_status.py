@@ -11,6 +11,7 @@ from dra_driver.errors import (
     ApiUnreachableError,
     ConflictError,
     ForbiddenError,
+    InvalidObjectError,
     KubernetesApiError,
     NotFoundError,
     StorageError,
@@ -46,11 +47,12 @@ class Node:
         self.events: list[str] = []
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, *, waits_for_health: bool = False) -> None:
         self.status = ClaimStatus(
             self, "gpu.nvidia.com", self.path,
             version=lambda: ServerVersion(git_version=f"v1.{self.minor}.2", major=1, minor=self.minor),
             claims=self.listed, warn=self.events.append, now=lambda: 1_800_000_100.0,
+            waits_for_health=waits_for_health,
         )  # fmt: skip
 
     def listed(self) -> list[ClaimFacts]:
@@ -102,6 +104,36 @@ def test_health_is_a_condition_that_comes_and_goes(node: Node) -> None:
     node.status.show([WELL])
     node.status.step()
     assert (len(node.applied), node.conditions()[0]["status"]) == (3, "True")
+
+
+def test_a_restart_does_not_say_that_a_sick_device_is_well(node: Node) -> None:
+    """What a process that has just started does not know yet is not written."""
+    node.status.show([SICK])
+    node.status.step()
+    node.restart(waits_for_health=True)
+    assert node.status.step() is None
+    node.status.show([SICK])
+    node.status.step()
+    assert [each["status"] for each in node.conditions()] == ["False"]
+    assert len(node.applied) == 1
+
+
+def test_devices_that_are_all_well_are_written_after_the_first_report(node: Node) -> None:
+    """The first report may have no device."""
+    node.restart(waits_for_health=True)
+    node.status.show([])
+    assert node.status.step() is None
+    assert node.conditions()[0]["status"] == "True"
+
+
+def test_a_claim_that_is_refused_does_not_stop_the_others(node: Node) -> None:
+    """It may not be allocated any more, while it is still prepared here."""
+    other = replace(CLAIM, ref=ClaimRef(namespace="default", name="two", uid=ClaimUid("two")))
+    node.claims = [CLAIM, other]
+    node.answers = [InvalidObjectError("422", status=422)]
+    assert node.status.step() is None
+    assert [path.rsplit("/", 2)[1] for path, _, _ in node.applied] == ["two"]
+    assert node.status.problem is None
 
 
 def test_shares_have_their_id(node: Node) -> None:
