@@ -16,6 +16,8 @@ from tests.fakes.live_node import until
 
 LAST = 5
 """The minor of a GPU that no claim has."""
+CALM_S = 120.0
+"""Longer than a GPU has to be calm until its taint goes."""
 
 
 class Described:
@@ -62,7 +64,7 @@ def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: Fau
         stage.drop(claim)
         described.change(LAST, lost=None)
         since = time.monotonic()
-        until(lambda: offered(stage, LAST), "the GPU to be published again", 30.0)
+        until(lambda: offered(stage, LAST), "the GPU to be offered again", CALM_S)
         stage.finish(fault, since, seen=seen)
 
 
@@ -99,7 +101,7 @@ def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> 
     stage.drop(claim)
     stage.node.hardware.set_troubles(hung)
     since = time.monotonic()
-    until(lambda: offered(stage, LAST), "the GPU to be published again", 60.0)
+    until(lambda: offered(stage, LAST), "the GPU to be offered again", CALM_S)
     stage.finish(fault, since, seen=seen)
 
 
@@ -165,5 +167,5 @@ def test_wrong_values_of_one_gpu_concern_that_gpu(
             del described.gpus[LAST][field]
         described.write()
         since = time.monotonic()
-        until(lambda: offered(stage, LAST), "the GPU to be published as before", 30.0)
+        until(lambda: offered(stage, LAST), "the GPU to be offered as before", CALM_S)
         stage.finish(fault, since, seen=seen)

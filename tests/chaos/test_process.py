@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,8 @@ from tests.chaos.stage import Stage
 from tests.fakes.live_node import until
 
 A_MINUTE_S = 60.0
+CALLS, MANY_CLAIMS = 8, 4000
+"""As many claims as a request may have bytes for, at once."""
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -52,22 +55,27 @@ def memory_group() -> Iterator[Path]:
     group.rmdir()
 
 
+def _used(group: Path) -> int:
+    return int((group / "memory.usage_in_bytes").read_text())
+
+
 @pytest.mark.fault("oom-kill")
 def test_a_process_that_the_kernel_kills_for_memory_loses_nothing(memory_group: Path, fault: FaultRecord) -> None:
-    """Its memory limit becomes what it uses, and the next calls need more."""
+    """Its limit becomes what it uses, and calls of thousands of claims need more."""
     into = ["sh", "-c", f'echo $$ > {memory_group}/cgroup.procs; exec "$@"', "sh"]
     with Stage(wrap=into) as stage:
         claim = stage.spare_claim()
-        usage = int((memory_group / "memory.usage_in_bytes").read_text())
+        usage = _used(memory_group)
         (memory_group / "memory.limit_in_bytes").write_text(str(usage))
-        errors: list[str] = []
-        while stage.node.process.is_running and len(errors) < 200:
-            errors.append(stage.prepare(claim, 45.0))
-            with suppress(grpc.RpcError):  # it may die in either call
-                stage.node.unprepare(claim)
+        many = [[str(uuid.uuid4()) for _ in range(MANY_CLAIMS)] for _ in range(CALLS)]
+        with ThreadPoolExecutor(CALLS) as calls:
+            answers = [calls.submit(stage.node._client().prepare, *uids, timeout=60.0) for uids in many]
+            for answer in answers:
+                assert isinstance(answer.exception(90.0), grpc.RpcError)
+        until(lambda: not stage.node.process.is_running, "the process to end", 60.0)
         killed = (memory_group / "memory.oom_control").read_text().split()
         assert killed[-2] == "oom_kill", killed
-        assert int(killed[-1]) > 0, f"the kernel did not kill it: {usage >> 20} MiB, {len(errors)} calls"
+        assert int(killed[-1]) > 0, f"the kernel did not kill it: {usage >> 20} MiB"
         (memory_group / "memory.limit_in_bytes").write_text("-1")
         since = time.monotonic()
         stage.node.kill()
