@@ -95,10 +95,16 @@ def _summary(state: "NodeState") -> dict[str, str]:
         "CDI files": f"{state.cdi.folder}, {'base and ' if state.cdi.base else ''}{len(state.cdi.claims)} of claims",
         "GPU changes": _changes(state),
         "GPUs": gpus,
-        "MPS": f"{daemons}; {'host works' if state.mps.host_problem is None else 'no host'}",
+        "MPS": f"{daemons}; {_host(state)}",
         "sockets": ", ".join(f"{each.path.name}{'' if each.served else ' (dead)'}" for each in state.sockets) or "none",
         "health": "none saved" if state.health is None else f"{len(state.health.get('gpus') or ())} GPUs with faults",
     }
+
+
+def _host(state: "NodeState") -> str:
+    if state.mps.host_problem is None:
+        return "host works"
+    return "host hangs" if state.mps.host_lives else "no host"
 
 
 def _changes(state: "NodeState") -> str:

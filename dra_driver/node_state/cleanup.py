@@ -49,15 +49,24 @@ def clean_up(
         raise ConfigurationError(f"nothing was removed: {'; '.join(refusals)}")
     unmount = unmount or SystemMounts().unmount
     undone, kept = tuple(_changes(state)), foreign_files(places)
-    if dry_run or not state.exists:
-        found = [f"{each.what} {each.path}" for each in find_leftovers(places, unmount)]
-        return Cleanup(undone=undone, removed=tuple(found) if dry_run else (), kept=kept)
+    found = tuple(f"{each.what} {each.path}" for each in find_leftovers(places, unmount))
+    if dry_run or not (state.exists or found):
+        return Cleanup(undone=undone, removed=found, kept=kept)
+    _make_folder(places.plugin)
     with no_node_process(places.plugin):
         if state.journal.path.exists() or state.backups:
             with stopped_node(settings) as claims:
                 _undo(claims)
         removed, problems = _remove(find_leftovers(places, unmount))
     return Cleanup(undone=undone, removed=removed, kept=kept, problems=problems)
+
+
+def _make_folder(path: Path) -> None:
+    """For the lock that keeps a node process from starting, where a person has removed the folder."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"nothing was removed: cannot create {path}: {error.strerror}") from error
 
 
 def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -76,7 +85,7 @@ def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, 
 def _refusals(state: NodeState) -> Iterator[str]:
     if state.runs:
         yield "a node process runs on this node; delete the DaemonSet dra-driver-node first"
-    if state.mps.host_problem is None:
+    if state.mps.host_lives:
         yield "an MPS host runs on this node; delete the DaemonSet dra-driver-mps-host first"
     served = [str(found.path) for found in state.sockets if found.served]
     if served and not state.runs:

@@ -154,6 +154,8 @@ def _mps(state: NodeState) -> Iterator[Disagreement]:
     needed = _needed_daemons(state)
     if (wanted or state.mps.mounts) and state.mps.host_problem is not None:
         advice = "start the MPS host (DaemonSet dra-driver-mps-host): its clients cannot connect"
+        if state.mps.host_lives:
+            advice = "do not restart it while its clients work"
         yield Disagreement(about="MPS", seen=state.mps.host_problem, advice=advice)
     for daemon in wanted:
         if state.mps.host_problem is None and daemon.status != "ready":

@@ -123,7 +123,8 @@ def _mps(places: Places) -> MpsState:
     except DraError:
         daemons = ()
     mounts = tuple(sorted(path.name for path in own_mounts() if path.parent == places.run))
-    return MpsState(host_problem=heartbeat.problem(folders), daemons=daemons, mounts=mounts)
+    problem, lives = heartbeat.problem(folders), folders.host_lives()
+    return MpsState(host_problem=problem, host_lives=lives, daemons=daemons, mounts=mounts)
 
 
 def _daemon(folder: DaemonFolder, daemon_id: str) -> DaemonState:

@@ -43,9 +43,13 @@ class DaemonState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsState:
-    """``host_problem`` is None while an MPS host works. ``mounts`` are this driver's file systems in memory, by id."""
+    """``host_problem`` is None while an MPS host works; one that hangs has a problem and lives.
+
+    ``mounts`` are this driver's file systems in memory, by id.
+    """
 
     host_problem: str | None = None
+    host_lives: bool = False
     daemons: tuple[DaemonState, ...] = ()
     mounts: tuple[str, ...] = ()
 

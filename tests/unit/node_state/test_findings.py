@@ -174,3 +174,11 @@ def test_remarks_are_no_problems() -> None:
         node(None, exists=False),
     ]
     assert [[found.is_problem for found in find_disagreements(each)] for each in remarks] == [[False]] * 4
+
+
+def test_no_restart_is_advised_for_a_host_that_hangs() -> None:
+    """It would end the work of its clients, which go on."""
+    for lives, advice in ((True, "do not restart it"), (False, "start the MPS host")):
+        mps = replace(READY, host_problem="it has not gone on", host_lives=lives)
+        (found,) = [each for each in find_disagreements(node(UNDER_MPS, mps=mps)) if each.is_problem]
+        assert found.advice.startswith(advice)

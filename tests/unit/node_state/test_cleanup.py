@@ -1,0 +1,46 @@
+"""When cleanup refuses, and what it removes where the plugin folder is gone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_driver.config.settings import NodeSettings, load_node_settings
+from dra_driver.errors import ConfigurationError
+from dra_driver.node_state.cleanup import clean_up
+from dra_driver.node_state.places import Places
+from tests.fakes.sharing import FakeHost
+from tests.unit.node_state.test_leftovers import places_in
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return places_in(tmp_path)
+
+
+def settings_of(places: Places) -> NodeSettings:
+    return load_node_settings({"node_name": "a", "cdi_dir": str(places.cdi)}, {})
+
+
+def test_a_host_that_hangs_runs_as_well(places: Places) -> None:
+    """Its daemons live, and would lose their folders and their file systems in memory."""
+    host = FakeHost(places.mps).live()
+    os.utime(places.mps / "host.lock", (0, 0))  # its last sign of life was long ago
+    with pytest.raises(ConfigurationError, match="an MPS host runs"):
+        clean_up(settings_of(places), places)
+    host.die()
+
+
+def test_without_the_folder_everything_else_is_removed(places: Places) -> None:
+    """A person who removed the folder by hand finds the rest, and a dry run says the same as what is done then."""
+    places.plugin.rmdir()
+    (places.cdi / "k8s.gpu.nvidia.com-device_base.json").write_text("{}")
+    (places.run / "left").mkdir()
+    planned = clean_up(settings_of(places), places, dry_run=True).removed
+    assert not places.plugin.exists()
+    done = clean_up(settings_of(places), places)
+    assert [text for text in planned if text not in done.removed] == []
+    assert (done.problems, list(places.cdi.iterdir())) == ((), [])
+    assert not places.run.exists()
+    assert not places.plugin.exists()
+    assert clean_up(settings_of(places), places).removed == ()
