@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from dra_driver.errors import ConfigurationError, ConflictError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest
+from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 
 DETACH_REASON: Final = "kubectl dra drain"
 """How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those."""
@@ -44,19 +44,24 @@ def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], Drain
 
 
 def ask_detach(api: NodeApi, node: str) -> str:
-    """Ask for a detach, unless another one does; returns the reason that is in force.
+    """Ask for a detach, unless another one does; returns the reason that is in force, as events tell it.
 
     A reason of this command gets a new number each time, by which its event is known.
     """
     fresh = f"{DETACH_REASON} {secrets.token_hex(4)}"
-    reason, _ = _change(api, node, DETACH_ANNOTATION, lambda found: _foreign_reason(found) or fresh)
-    return reason or fresh
+
+    def decide(found: Annotations) -> str:
+        foreign = _foreign_reason(found)
+        return fresh if foreign is None else foreign  # an empty one asks as well
+
+    reason, _ = _change(api, node, DETACH_ANNOTATION, decide)
+    return clean(reason or "")
 
 
-def end_detach(api: NodeApi, node: str) -> tuple[bool, str]:
-    """End a detach that ``drain`` asked for: whether there was one, and the reason of one that stays ("" for none)."""
+def end_detach(api: NodeApi, node: str) -> tuple[bool, str | None]:
+    """End a detach that ``drain`` asked for: whether there was one, and the reason of one that stays, as it is told."""
     left, changed = _change(api, node, DETACH_ANNOTATION, _foreign_reason)
-    return changed, left or ""
+    return changed, None if left is None else clean(left)
 
 
 def _foreign_reason(found: Annotations) -> str | None:

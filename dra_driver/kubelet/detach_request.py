@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from dra_driver.model.drain import DETACH_ANNOTATION
+from dra_driver.model.drain import DETACH_ANNOTATION, clean
 
 ANNOTATION: Final = DETACH_ANNOTATION
 FILE: Final = "detach"
 LABELS: Final = ("nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver")
 PAUSED: Final = "paused-for-driver-upgrade"
-MAX_REASON: Final = 200
-"""Characters of a reason that are kept: it becomes part of events, which have 1024."""
 MAX_FILE_BYTES: Final = 4096
 # Errors of open() that say that something of that name exists. Others, such as EIO, say nothing.
 _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})
@@ -83,12 +81,6 @@ def find_request(node: NodeMarks | None, file: "str | None", path: Path) -> Deta
         ends="it ends with the driver upgrade, when the label is set back",
         when_unused=True,
     )
-
-
-def clean(reason: str) -> str:
-    """One line of printable characters, at most `MAX_REASON`."""
-    text = "".join(char if char.isprintable() else " " for char in reason[: 4 * MAX_REASON])
-    return " ".join(text.split())[:MAX_REASON] or "no reason given"
 
 
 class DetachFile:

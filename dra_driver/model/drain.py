@@ -13,6 +13,8 @@ from dra_driver.model.ids import GpuUuid
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
 DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
 """Asks the node process to give the NVIDIA driver up; its value is the reason (``kubelet/detach_request.py``)."""
+MAX_REASON: Final = 200
+"""Characters of a reason that are kept: it becomes part of events, which have 1024."""
 DRAINED_TAINT: Final = "gpu.dra-driver.io/drained"
 """Key of the taint, effect NoSchedule, of every device of a GPU that is drained."""
 ALL: Final = "all"
@@ -65,3 +67,9 @@ class DrainRequest:
 
 
 NOT_DRAINED: Final = DrainRequest()
+
+
+def clean(reason: str) -> str:
+    """The reason of a detach as it is told: one line of printable characters, at most `MAX_REASON`."""
+    text = "".join(char if char.isprintable() else " " for char in reason[: 4 * MAX_REASON])
+    return " ".join(text.split())[:MAX_REASON] or "no reason given"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.kube import paths
-from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DRAINED_TAINT, DrainRequest
+from dra_driver.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DRAINED_TAINT, DrainRequest, clean
 from dra_driver.model.ids import GpuUuid
 
 NODE: Final = "gpu-a"
@@ -74,8 +74,8 @@ class FakeApi:
             return {"items": self.pods}
         assert path == paths.events("default")
         reason = self.annotations.get(DETACH_ANNOTATION)
-        said = f"this node has given its NVIDIA driver up (annotation of node {NODE}: {reason})"
-        return {"items": [{"message": said}] if reason and not self.is_silent else []}
+        said = f"this node has given its NVIDIA driver up (annotation of node {NODE}: {clean(reason or '')})"
+        return {"items": [{"message": said}] if reason is not None and not self.is_silent else []}
 
     def create(self, path: str, body: Mapping[str, Any]) -> Wire:
         if path.endswith("/selfsubjectaccessreviews"):

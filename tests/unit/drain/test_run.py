@@ -235,3 +235,14 @@ def test_single_gpus_are_given_back() -> None:
     api.annotations[DRAIN_ANNOTATION] = "all"
     with pytest.raises(ConfigurationError, match="the whole node is drained"):
         Run(api, replace(ALL, gpus=("gpu-0",))).undrain()
+
+
+@pytest.mark.parametrize("reason", ["", "driver  580\n", "long " * 100])
+def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: str) -> None:
+    """An annotation asks whatever it contains, and the node process tells its reason as one short line."""
+    api = FakeApi()
+    api.annotations[DETACH_ANNOTATION] = reason
+    assert Run(api, ALL).drain().detached is True
+    report = Run(api, ALL).undrain()
+    assert (api.annotations, report.detached) == ({DETACH_ANNOTATION: reason}, True)
+    assert f"{DETACH_ANNOTATION}-" in report.next_steps[0]

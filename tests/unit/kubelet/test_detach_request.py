@@ -10,12 +10,11 @@ from dra_driver.kubelet.detach_request import (
     ANNOTATION,
     LABELS,
     MAX_FILE_BYTES,
-    MAX_REASON,
     PAUSED,
     DetachFile,
-    clean,
     find_request,
 )
+from dra_driver.model.drain import MAX_REASON, clean
 
 CLIENT, DRA = LABELS
 PATH = Path("/plugins/detach")
