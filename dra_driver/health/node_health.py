@@ -35,6 +35,8 @@ SAVES: Final = 5
 """How many times the file is written in as many seconds at most, whatever comes."""
 SAVE_SEEN_S: Final = 5.0
 """How old the saved time of the last error may be."""
+UNLISTED_S: Final = 30.0
+"""How long a GPU may not be read again after an instance was created: reads give way to changes of the GPU."""
 
 
 class NodeHealth:
@@ -133,14 +135,16 @@ class NodeHealth:
 
         Conditions of instances that do not exist any more end: their memory and engines are free, and the next
         instance with that id is another one. Readings do not have instances, so that the caller has to say: after each
-        change of instances and each look. GPUs that are not in ``existing`` were not read and keep theirs. Some
-        drivers name instance 0 for a GPU without any: events of an instance of such a GPU are about the whole GPU.
+        change of instances and each look. An instance that was never listed may be a new one, which the caller has not
+        read yet: its errors stay for `UNLISTED_S` after they were seen. GPUs that are not in ``existing`` were not read
+        and keep theirs. Some drivers name instance 0 for a GPU without any: events of an instance of such a GPU are
+        about the whole GPU.
         """
         with self._lock:
             for gpu, ids in existing.items():
-                self._instances[gpu] = frozenset(ids)
                 faults, at = self._known(gpu)
-                self._put(gpu, after_instances(faults, ids, at))
+                existed, self._instances[gpu] = self._instances.get(gpu), frozenset(ids)
+                self._put(gpu, after_instances(faults, {*ids, *_not_listed_yet(faults, existed, at)}, at))
             changed = self._refresh()
         self._save_when_due()
         return changed
@@ -212,7 +216,7 @@ class NodeHealth:
         with self._lock:
             same = same_boot(self._boot_id, record.boot_id)
             self._forgotten = dict(record.forgotten) if same else {}
-            saved = until(record, self._clock(), self._wall_clock()) if same else record
+            saved = until(record, self._clock(), self._wall_clock())
             for gpu, faults in saved.gpus.items():
                 _, at = self._known(gpu)
                 self._put(gpu, after_time(faults if same else after_boot(faults, at), at))
@@ -298,6 +302,17 @@ class NodeHealth:
     def _record(self) -> HealthRecord:
         """What is known now. The lock is held."""
         return HealthRecord(boot_id=self._boot_id, gpus=dict(self._gpus), forgotten=dict(self._forgotten))
+
+
+def _not_listed_yet(faults: Faults, existed: Collection[int] | None, at: Moment) -> set[int]:
+    """Instances with new errors that did not exist when the GPU was read last; none before the first read."""
+    if existed is None:
+        return set()
+    return {
+        key.gi_id
+        for key, fault in faults.items()
+        if key.gi_id is not None and key.gi_id not in existed and at.clock - fault.seen < UNLISTED_S
+    }
 
 
 def _lasting(faults: Faults) -> dict[FaultKey, tuple[object, ...]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dra_driver.health import DeviceHealth, HealthState
+from dra_driver.health.node_health import UNLISTED_S
 from dra_driver.health.rules import CALM_S
 from dra_driver.model.health import HealthCause, HealthEvent, RecoveryAction
 from dra_driver.model.health_rules import HealthRules
@@ -175,6 +176,30 @@ def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(
     assert health.instances({GPU: {2}})
     assert [(one.gi_id, one.value) for one in health.conditions()] == [(2, "95")]
     assert health.status().recoveries == {(GPU, HealthCause.XID): 1}
+
+
+def test_an_error_of_an_instance_that_is_not_listed_yet_is_kept(node: Node) -> None:
+    """An instance is created, fails at once, and the GPU is read after that."""
+    health = node.open()
+    health.instances({GPU: {1}})
+    health.observe([xid(95, gi_id=2), xid(95, gi_id=3)])
+    health.instances({GPU: {1}})
+    health.instances({GPU: {1, 2}})
+    node.now += UNLISTED_S
+    health.instances({GPU: {1, 2}})
+    assert [(one.gi_id, one.value) for one in health.conditions()] == [(2, "95")]
+    assert health.instances({GPU: {1}})
+    assert told(health) == []
+
+
+def test_a_clock_that_was_ahead_before_a_reboot_does_not_date_a_taint_in_the_future(node: Node) -> None:
+    """Kubernetes would count the seconds of a toleration from then, and never evict."""
+    node.wall_shift = WALL + 10**9
+    node.open().look([reading(unreachable="GPU is lost")], {})
+    node.reboot()
+    node.wall_shift = WALL
+    (lost,) = node.open().conditions()
+    assert lost.since == WALL + node.now
 
 
 def test_an_event_of_an_instance_of_a_gpu_without_instances_is_about_the_gpu(node: Node) -> None:
