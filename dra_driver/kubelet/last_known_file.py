@@ -22,6 +22,8 @@ VERSION: Final = 1
 MAX_BYTES: Final = 4 * 2**20
 MAX_GPUS: Final = 256
 _MINORS: Final = range(1024)
+_LATEST: Final = 4e9
+"""Seconds of the Unix epoch, in 2096. A time that no calendar has would keep every slice from being published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class _Entry:
     def __post_init__(self) -> None:
         if self.gpu.minor not in _MINORS or not limits.fits(self.gpu.uuid):
             raise ValueError(f"minor {self.gpu.minor} or UUID {self.gpu.uuid[:80]!r} would make a slice invalid")
+        if self.goneSince is not None and not 0 <= self.goneSince <= _LATEST:  # false for NaN, too
+            raise ValueError(f"goneSince is {self.goneSince}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
 
 
 def encode(known: Iterable[tuple[Gpu, float | None]]) -> bytes:
