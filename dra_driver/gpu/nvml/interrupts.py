@@ -21,6 +21,8 @@ SHORT_SLICE_S = 0.25
 """One wait in NVML, where it cannot: the longest delay of a change of MIG mode by a thread that waits."""
 REPEAT_S = 0.02
 """When to interrupt again: the thread may have been about to wait."""
+SERIES_S = 0.5
+"""Interrupts further apart do not belong together: the first one may have come before the thread waited."""
 PATIENCE_S = 1.0
 """A wait that goes on for so long after an interrupt is deaf to it."""
 
@@ -33,7 +35,8 @@ class Waits:
         self._clock = clock
         self._can_interrupt = _listen()
         self._lock = threading.Lock()  # held while a signal is sent, so that it meets no later call of the thread
-        self._inside: dict[int, float | None] = {}  # when a wait was first interrupted, by thread
+        # When a wait was interrupted, by thread: at first and at last, without a pause of SERIES_S between.
+        self._inside: dict[int, tuple[float, float] | None] = {}
 
     @property
     def slice_s(self) -> float:
@@ -55,11 +58,13 @@ class Waits:
     def interrupt(self) -> None:
         """End all present waits. To be repeated every `REPEAT_S` until they have ended."""
         with self._lock:
-            for thread, since in self._inside.items():
+            for thread, series in self._inside.items():
                 if self._can_interrupt:
                     signal.pthread_kill(thread, SIGNAL)
-                    self._inside[thread] = now = self._clock() if since is None else since
-                    self._can_interrupt = self._clock() - now < PATIENCE_S
+                    now = self._clock()
+                    first = now if series is None or now - series[1] > SERIES_S else series[0]
+                    self._inside[thread] = first, now
+                    self._can_interrupt = now - first < PATIENCE_S
                     if not self._can_interrupt:
                         log.info("waits for GPU events cannot be interrupted; they are short from now on")
 

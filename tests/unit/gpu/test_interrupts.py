@@ -56,12 +56,23 @@ def test_a_wait_that_does_not_end_when_it_is_interrupted_makes_later_ones_short(
     assert waits.slice_s == SLICE_S
     with waits.inside():
         waits.interrupt()
-        clock.now = PATIENCE_S - 0.1
-        waits.interrupt()
+        for clock.now in (0.4, 0.8):
+            waits.interrupt()
         assert waits.slice_s == SLICE_S
         clock.now = PATIENCE_S
         waits.interrupt()
     assert waits.slice_s == SHORT_SLICE_S
+
+
+def test_an_interrupt_that_came_too_early_does_not_make_waits_short_for_ever() -> None:
+    """It is sent once when GPUs are to be registered anew; the next one may be seconds later, in the same wait."""
+    clock = Clock()
+    waits = Waits(clock)
+    with waits.inside():
+        waits.interrupt()
+        clock.now = PATIENCE_S + 1.0
+        waits.interrupt()
+    assert waits.slice_s == SLICE_S
 
 
 def test_a_wait_that_was_interrupted_does_not_count_against_the_next_one() -> None:
