@@ -44,6 +44,7 @@ from dra_driver.errors import (
     DeviceInUseError,
     DeviceLostError,
     DraError,
+    KubernetesApiError,
 )
 from dra_driver.gpu.notes import TIME_SLICE
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
@@ -163,18 +164,26 @@ def rebuild(deps: RebuildDependencies, problems: list[str]) -> tuple[ClaimUid, .
     unexplained = _claims_with_traces(deps) - deps.journal.uids()
     named = deps.journal.names_of(unexplained)
     failures = [_nameless(deps, uid) for uid in sorted(unexplained - named.keys())]
-    adopted = tuple(claim.ref.uid for claim in _read(deps, named) if _adopt_if_idle(deps, claim, failures))
+    adopted = tuple(claim.ref.uid for claim in _read(deps, named, failures) if _adopt_if_idle(deps, claim, failures))
     if not failures:
         deps.journal.note_rebuilt()
     problems += failures
     return adopted
 
 
-def _read(deps: RebuildDependencies, named: Mapping[ClaimUid, ClaimRef]) -> Iterator[AllocatedClaim]:
-    """The claims that are allocated from this pool. A claim that is malformed is logged and left out."""
+def _read(
+    deps: RebuildDependencies, named: Mapping[ClaimUid, ClaimRef], failures: list[str]
+) -> Iterator[AllocatedClaim]:
+    """The claims that are allocated from this pool. A claim that is malformed is logged and left out.
+
+    One that the API server cannot serve, such as one that it cannot decrypt, becomes one of ``failures``; where it
+    serves none of those that are read at once, the first error is raised.
+    """
     refs = [named[uid] for uid in sorted(named)]
     for at in range(0, len(refs), READ_AT_ONCE):
-        for found in deps.reader.read_all(refs[at : at + READ_AT_ONCE], within_s=READ_S).values():
+        answers = deps.reader.read_all(refs[at : at + READ_AT_ONCE], within_s=READ_S)
+        is_served = any(not isinstance(found, KubernetesApiError) for found in answers.values())
+        for uid, found in answers.items():
             match found:
                 case AllocatedClaim():
                     if any(result.pool == deps.pool for result in found.results):
@@ -183,6 +192,8 @@ def _read(deps: RebuildDependencies, named: Mapping[ClaimUid, ClaimRef]) -> Iter
                     log.info("claim is over; its traces are removed", extra={"reason": str(found)})
                 case ClaimError():
                     log.warning("claim is malformed; left out", extra={"reason": str(found)})
+                case KubernetesApiError() if is_served:
+                    failures.append(f"claim {named[uid]} was prepared before, but cannot be read: {found}")
                 case _:
                     raise found
 

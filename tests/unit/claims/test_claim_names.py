@@ -9,7 +9,7 @@ import pytest
 from dra_driver.claims.journal.claim_names import ClaimNames
 from dra_driver.claims.workflow.rebuild import READ_AT_ONCE
 from dra_driver.claims.workflow.recover import recover
-from dra_driver.errors import ApiUnreachableError, ClaimError, DraError
+from dra_driver.errors import ApiUnreachableError, ClaimError, DraError, ServerBusyError
 from dra_driver.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.model.ids import ClaimUid
 from tests.fakes.claims import FakeClaims, claim, ref, result, uid
@@ -165,6 +165,34 @@ def test_a_malformed_claim_does_not_stop_a_rebuild(node: ClaimsNode) -> None:
     node.api.outage = None
     found = recover(replace(run.deps, reader=Malformed()))
     assert (found.adopted, found.problems) == ((uid(2),), ())
+
+
+def test_a_claim_that_cannot_be_read_does_not_stop_the_others(node: ClaimsNode) -> None:
+    """The API server answers 500 for an object that it cannot decrypt, and serves all others."""
+    count, odd = 2 * READ_AT_ONCE, ref(0)
+
+    class Undecryptable(FakeClaims):
+        broken = False
+
+        def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
+            if self.broken and of == odd:
+                raise ServerBusyError(f"GET claim {of}: 500 no matching key was found", status=500)
+            return super().read(of, within_s=within_s)
+
+    node.api = api = Undecryptable()
+    run = node.run("run-1")
+    for number in range(count):
+        run.prepare(claim(number, result("gpu-0", admin_access=True)))
+    lose_journal(node)
+    api.broken = True
+    again = node.run("run-2")
+    assert again.journal.uids() == {uid(number) for number in range(1, count)}
+    assert again.journal.rebuild_pending
+    assert node.writer.claim_uids() >= {odd.uid}, "its pod may run"
+    assert "no matching key" in str(again.service.recover().problems)
+    api.broken = False
+    again.service.recover()
+    assert (again.journal.rebuild_pending, odd.uid in again.journal.uids()) == (False, True)
 
 
 def test_names_that_cannot_be_written_fail_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
