@@ -76,12 +76,16 @@ class Applier(Protocol):
 def status_of(
     claim: ClaimFacts, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float
 ) -> dict[str, Any]:
-    """The object to apply. Pure. A device without a report counts as healthy: it was prepared."""
+    """The object to apply. Pure. A device without a report counts as healthy: it was prepared.
+
+    Two requests of a claim may have the same device (admin access). It is one entry: the API server refuses two.
+    """
+    devices = {(device.pool, device.device, device.share_id): device for device in claim.devices}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"name": claim.ref.name, "namespace": claim.ref.namespace, "uid": claim.ref.uid},
-        "status": {"devices": [_entry(device, claim, driver, health, now) for device in claim.devices]},
+        "status": {"devices": [_entry(device, claim, driver, health, now) for device in devices.values()]},
     }
 
 

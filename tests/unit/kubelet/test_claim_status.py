@@ -144,6 +144,13 @@ def test_shares_have_their_id(node: Node) -> None:
     assert [each["shareID"] for each in node.applied[0][1]["status"]["devices"]] == ["c1", "c2"]
 
 
+def test_a_device_of_two_requests_is_one_entry(node: Node) -> None:
+    """Entries are a map to the API server: with the same one twice, none would be written."""
+    node.claims = [replace(CLAIM, devices=(*CLAIM.devices, *CLAIM.devices))]
+    node.status.step()
+    assert [each["device"] for each in node.applied[0][1]["status"]["devices"]] == ["gpu-0"]
+
+
 def test_an_older_api_server_is_refused_with_a_sentence(node: Node) -> None:
     """There the right would allow to write every claim's allocation; nothing is asked of it again."""
     node.minor = 35
