@@ -20,7 +20,9 @@ TIMEOUT_S = 10.0
 def dial(socket: Path) -> Iterator[grpc.Channel]:
     """A connection as the kubelet makes it: its ``:authority`` is the percent-encoded path."""
     authority = quote(str(socket), safe="")
-    with grpc.insecure_channel(f"unix://{socket}", options=[("grpc.default_authority", authority)]) as channel:
+    # A connection of its own: by default a new channel to the same path may get the one of a channel that was closed.
+    options = [("grpc.default_authority", authority), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix://{socket}", options=options) as channel:
         yield channel
 
 
