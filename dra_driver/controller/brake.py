@@ -5,9 +5,10 @@ began to lead. So the limit also holds across a restart or a takeover, without a
 
 *The brake.* No eviction while more than a part of the fleet's GPUs became tainted within a window: broken hardware
 comes one by one, while a wrong rule, a wrong policy or a broken driver version comes everywhere at once. The times are
-those of the taints (``timeAdded``), so nothing is forgotten by a restart. At least `LEAST_GPUS` must be concerned: in a
-fleet of four GPUs one broken GPU is 25 %, and it is the ordinary case for which eviction exists. Taints that a person
-asked for (a drain) do not count.
+those of the taints (``timeAdded``), so nothing is forgotten by a restart. A taint counts for at least twice its grace
+time: with a grace time of the window's length, all pods would become due just after it. At least `LEAST_GPUS` must be
+concerned: in a fleet of four GPUs one broken GPU is 25 %, and it is the ordinary case for which eviction exists. Taints
+that a person asked for (a drain) do not count.
 """
 
 from collections.abc import Iterable
@@ -26,10 +27,14 @@ ASKED_FOR: Final = frozenset({DRAINED_TAINT, DETACHED_TAINT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrakeRules:
-    """``percent`` of the fleet's GPUs within ``window_s`` seconds; 100 % switches the brake off."""
+    """``percent`` of the fleet's GPUs within ``window_s`` seconds; 100 % switches the brake off.
+
+    ``grace_s`` is the grace time of GPUs whose policy names none.
+    """
 
     percent: int
     window_s: float
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,9 @@ class BrakeState:
 
 def brake_state(fleet: Fleet, rules: BrakeRules, now: datetime) -> BrakeState:
     """The brake at ``now``. Times ahead of ``now`` (a node's clock) count as recent."""
-    begin = now - timedelta(seconds=rules.window_s)
-    times = [at for at in _newest_by_gpu(fleet.tainted.values()).values() if at > begin]
-    too_many = len(times) * 100 > rules.percent * len(fleet.gpus) and len(times) >= LEAST_GPUS
-    until = min(times) + timedelta(seconds=rules.window_s) if too_many else None
-    return BrakeState(on=too_many, recent=len(times), fleet=len(fleet.gpus), until=until)
+    ends = [end for end in _ends_by_gpu(fleet.tainted.values(), rules).values() if end > now]
+    too_many = len(ends) * 100 > rules.percent * len(fleet.gpus) and len(ends) >= LEAST_GPUS
+    return BrakeState(on=too_many, recent=len(ends), fleet=len(fleet.gpus), until=min(ends) if too_many else None)
 
 
 def pace_s(per_minute: int) -> float:
@@ -56,11 +59,13 @@ def pace_s(per_minute: int) -> float:
     return 60.0 / per_minute
 
 
-def _newest_by_gpu(devices: Iterable[TaintedDevice]) -> dict[str, datetime]:
-    """When each GPU became tainted last; a partition's taint counts for its GPU."""
-    newest: dict[str, datetime] = {}
+def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[str, datetime]:
+    """Until when each GPU counts; a partition's taint counts for its GPU."""
+    ends: dict[str, datetime] = {}
     for device in devices:
+        grace_s = rules.grace_s if device.grace_s is None else device.grace_s
+        window = timedelta(seconds=max(rules.window_s, 2 * grace_s))
         for taint in device.taints:
             if taint.key not in ASKED_FOR:
-                newest[device.gpu] = max(taint.added, newest.get(device.gpu, taint.added))
-    return newest
+                ends[device.gpu] = max(taint.added + window, ends.get(device.gpu, taint.added))
+    return ends

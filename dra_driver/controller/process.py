@@ -145,7 +145,7 @@ class ControllerProcess:
         rules = EvictionRules(
             grace_s=settings.grace,
             per_minute=settings.max_evictions_per_minute,
-            brake=BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window),
+            brake=BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window, grace_s=settings.grace),
         )
         events = EvictionEvents(recorder, lease)
         self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock)

@@ -1,5 +1,7 @@
 """The brake over fleets of all sizes, and the pace."""
 
+from dataclasses import replace
+
 import pytest
 
 from dra_driver.controller.brake import BrakeRules, brake_state, pace_s
@@ -39,6 +41,21 @@ def test_the_window_is_that_of_the_taints_so_a_restart_forgets_nothing() -> None
     assert brake_state(fleet(8, 4), RULES, at(599)).on
     assert brake_state(fleet(8, 4), RULES, at(599)).until == at(600)
     assert not brake_state(fleet(8, 4), RULES, at(600)).on
+
+
+def test_a_long_grace_time_does_not_outlast_the_brake() -> None:
+    """Else all pods of a false alarm become due at once, just after the window."""
+    rules = BrakeRules(percent=20, window_s=600, grace_s=900)
+    assert brake_state(fleet(8, 4), rules, at(1799)).on
+    assert brake_state(fleet(8, 4), rules, at(1799)).until == at(1800)
+    assert not brake_state(fleet(8, 4), rules, at(1800)).on
+    of_policies = replace_grace(fleet(8, 4), 3600)
+    assert brake_state(of_policies, RULES, at(7199)).on
+    assert not brake_state(of_policies, RULES, at(7200)).on
+
+
+def replace_grace(of: Fleet, grace_s: int) -> Fleet:
+    return replace(of, tainted={key: replace(found, grace_s=grace_s) for key, found in of.tainted.items()})
 
 
 def test_a_node_whose_clock_is_ahead_counts() -> None:
