@@ -124,6 +124,17 @@ class NodeSettings:
         ),
         False,
     )
+    claim_events: bool = setting(
+        Option(
+            NODE,
+            "CLAIM_EVENTS",
+            "true|false",
+            "record events also on claims and their pods when their device becomes unhealthy or recovers; needs the "
+            "rights of deploy/components/claim-events",
+            _switch,
+        ),
+        False,
+    )
     claim_status: bool = setting(
         Option(
             NODE,

@@ -31,6 +31,7 @@ MAX_MESSAGE = 1024  # the API server's limit
 
 EventType = Literal["Normal", "Warning"]
 Key = tuple[str, str, str, str, str, str]
+Refused = Callable[[str, KubernetesApiError], None]
 
 
 class Writer(Protocol):
@@ -59,7 +60,10 @@ class _Written:
 
 
 class EventRecorder:
-    """``record`` from any thread; ``start`` and ``stop`` once, by one owner."""
+    """``record`` from any thread; ``start`` and ``stop`` once, by one owner.
+
+    ``refused`` hears of each event that the API server did not take, with its reason, in the writer thread.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,9 @@ class EventRecorder:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        refused: Refused | None = None,
     ) -> None:
+        self._refused = refused if refused is not None else _log_refused
         self._rest, self._component, self._host = rest, component, host
         self._clock, self._now = clock, now
         self._changed = threading.Condition()  # guards the next three
@@ -143,7 +149,7 @@ class EventRecorder:
             except KubernetesApiError as error:
                 with self._changed:
                     self._dropped += event.count
-                log.warning("event not written; dropped", extra={"reason": event.reason, "error": str(error)})
+                self._refused(event.reason, error)
 
     def _write(self, key: Key, event: _Pending) -> None:
         known = self._written.get(key)
@@ -191,6 +197,10 @@ class EventRecorder:
             "lastTimestamp": at,
             "count": event.count,
         }
+
+
+def _log_refused(reason: str, error: KubernetesApiError) -> None:
+    log.warning("event not written; dropped", extra={"reason": reason, "error": str(error)})
 
 
 def _stamp(at: datetime) -> str:

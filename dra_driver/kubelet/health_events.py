@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dra_driver.kubelet.health_taints import KEYS, partition_of
-from dra_driver.model.gpu import Snapshot
+from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import GpuUuid
 from dra_driver.model.mig import partition_name
@@ -20,7 +20,8 @@ UNMONITORED: Final = "GpuUnmonitored"
 RECOVERED: Final = "GpuRecovered"
 QUIET_S: Final = 60.0
 
-Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
+Kind = Literal["Normal", "Warning"]
+Tell = Callable[[Kind, str, str], None]
 _Key = tuple[GpuUuid, int | None, HealthCause]
 
 
@@ -32,13 +33,32 @@ class _Told:
     condition: HealthCondition | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An event about a condition that began, got worse or ended. ``gpu`` is the condition's, as far as it is known."""
+
+    condition: HealthCondition
+    gpu: Gpu | None
+    kind: Kind
+    reason: str
+    message: str
+
+
 class ConditionEvents:
-    """Not thread-safe: one thread calls ``update``. ``now`` is in seconds of the Unix epoch, as conditions are."""
+    """Not thread-safe: one thread calls ``update``. ``now`` is in seconds of the Unix epoch, as conditions are.
+
+    ``tell`` records an event on the Node; ``notify`` hears of the same events, with what they are about.
+    """
 
     def __init__(
-        self, tell: Tell, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+        self,
+        tell: Tell,
+        *,
+        notify: Callable[[Notice], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._tell, self._clock = tell, clock
+        self._tell, self._notify, self._clock = tell, notify, clock
         self._started = now()
         self._told: dict[_Key, _Told] = {}
 
@@ -52,7 +72,7 @@ class ConditionEvents:
                 self._told[key] = _Told(now - QUIET_S, condition)
             elif told is None or (_differs(told.condition, condition) and now - told.at >= QUIET_S):
                 self._told[key] = _Told(now, condition)
-                self._tell("Warning", _reason(condition), _begun(condition, snapshot))
+                self._report(condition, snapshot, "Warning", _reason(condition), _begun(condition, snapshot))
         for key, told in list(self._told.items()):
             if key in holding or now - told.at < QUIET_S:
                 continue
@@ -60,7 +80,13 @@ class ConditionEvents:
                 del self._told[key]
             else:
                 self._told[key] = _Told(now, None)
-                self._tell("Normal", RECOVERED, _ended(told.condition, snapshot))
+                self._report(told.condition, snapshot, "Normal", RECOVERED, _ended(told.condition, snapshot))
+
+    def _report(self, condition: HealthCondition, snapshot: Snapshot, kind: Kind, reason: str, message: str) -> None:
+        self._tell(kind, reason, message)
+        if self._notify is not None:
+            gpu = snapshot.gpu_by_uuid(condition.gpu_uuid)
+            self._notify(Notice(condition=condition, gpu=gpu, kind=kind, reason=reason, message=message))
 
 
 def device_of(gpu_uuid: GpuUuid, gi_id: int | None, snapshot: Snapshot) -> str:

@@ -72,7 +72,7 @@ def report_of(
 ) -> DeviceReport:
     """The report of one device."""
     gpu = snapshot.gpu_by_uuid(device.gpu_uuid)
-    mine = [each for each in conditions if _is_about(each, device, gpu)]
+    mine = [each for each in conditions if is_about(each, device, gpu)]
     bad = [each for each in mine if each.severity is not Severity.COUNTED and not _is_informational(each)]
     unknown = [each for each in mine if _is_informational(each)]
     if bad:
@@ -102,7 +102,8 @@ def _existing(pool: PoolName, snapshot: Snapshot, gpus: Iterable[GpuUuid]) -> It
             )
 
 
-def _is_about(condition: HealthCondition, device: ReportedDevice, gpu: Gpu | None) -> bool:
+def is_about(condition: HealthCondition, device: ReportedDevice, gpu: Gpu | None) -> bool:
+    """Whether the device is affected. ``gpu`` is its GPU, None while it is not known."""
     if condition.gpu_uuid != device.gpu_uuid:
         return False
     if condition.gi_id is None:

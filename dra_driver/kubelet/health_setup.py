@@ -20,6 +20,7 @@ from dra_driver.config.settings import NodeSettings
 from dra_driver.errors import DraError
 from dra_driver.gpu.inventory import Inventory
 from dra_driver.health import HealthRules, NodeHealth
+from dra_driver.kubelet.claim_events import ClaimEvents
 from dra_driver.kubelet.claim_manager import ClaimManager
 from dra_driver.kubelet.claim_status import ClaimStatus
 from dra_driver.kubelet.health_events import ConditionEvents, Tell, sentences
@@ -65,8 +66,9 @@ class HealthService:
         publish: Callable[[], None],
         tell: Tell,
         status: ClaimStatus | None = None,
+        claim_events: ClaimEvents | None = None,
     ) -> None:
-        self._is_on, self._status = settings.health, status
+        self._is_on, self._status, self._claim_events = settings.health, status, claim_events
         self._inventory, self._streams, self._journal = inventory, streams, claims.journal
         self._pool = pool_name(settings.node_name, settings.driver_name)
         self._known = LastKnownGpus(folder / KNOWN_FILE, held)
@@ -77,7 +79,7 @@ class HealthService:
             rules=partial(rules_in_force, terms, terms.expected(self._known.remembered)),
         )
         self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
-        self._events = ConditionEvents(tell)
+        self._events = ConditionEvents(tell, notify=claim_events.tell if claim_events is not None else None)
         self._metrics = HealthMetrics()
         self._claimed: tuple[ReportedDevice, ...] = ()
         self._claimed_anew = threading.Event()  # claims changed since they were read
@@ -126,6 +128,8 @@ class HealthService:
             self._monitor.start()
         if self._status is not None:
             self._status.start()
+        if self._claim_events is not None:
+            self._claim_events.start()
 
     def stop(self, timeout_s: float) -> None:
         """Saves what is not saved yet. Idempotent."""
@@ -134,6 +138,8 @@ class HealthService:
         if self._is_on:
             self._monitor.stop(timeout_s)
             self._health.close()
+        if self._claim_events is not None:
+            self._claim_events.stop(timeout_s)
 
     def _snapshot(self) -> Snapshot:
         return self._known.with_missing(self._inventory.current())

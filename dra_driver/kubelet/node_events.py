@@ -1,10 +1,13 @@
 """Events on the own Node, written once its UID is known."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.types import ObjectReference
+
+COMPONENT: Final = "dra-driver"
+"""The source that events of the node process name."""
 
 
 def tell(

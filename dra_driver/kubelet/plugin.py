@@ -39,6 +39,7 @@ from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubelet import gauges, hardware, node_events, preflight, probe, service
 from dra_driver.kubelet.cdi_setup import open_cdi
+from dra_driver.kubelet.claim_events_setup import open_claim_events
 from dra_driver.kubelet.claim_manager import MAINTAIN_EVERY_S, ClaimManager
 from dra_driver.kubelet.claim_status_setup import open_claim_status
 from dra_driver.kubelet.detach_setup import open_detaching
@@ -68,7 +69,6 @@ from dra_driver.telemetry.http import ObservabilityServer
 
 log = logging.getLogger(__name__)
 
-COMPONENT = "dra-driver"
 # Matches sockets of former pods. Any other file in the registry may be another driver's, which is about to listen.
 ANY_UID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 CALL_GRACE_S = 2.0
@@ -210,7 +210,7 @@ class NodeProcess:
         provider = open_cdi(settings, found, nodes, names, writer)
         rest = RestClient(Connection.load(settings.kubeconfig))
         own_node = self._watch_own_node(rest)
-        gate, events = PrepareGate(), EventRecorder(rest, COMPONENT, settings.node_name)
+        gate, events = PrepareGate(), EventRecorder(rest, node_events.COMPONENT, settings.node_name)
         owned = OwnedBackend(found.backend)
         self._inventory = inventory = Inventory(owned, settings.poll_interval)
         self._claims = claims = ClaimManager.open(
@@ -247,8 +247,8 @@ class NodeProcess:
         )
         held, taint, tell = partial(_held_gpus, claims), NodeTaint(), partial(node_events.tell, own_node, events)
         self._health = health = HealthService(
-            settings, self._plugin_dir, found.backend, inventory, self._streams,
-            claims=claims, held=held, terms=terms, publish=self._publish_changes, tell=tell,
+            settings, self._plugin_dir, found.backend, inventory, self._streams, claims=claims, held=held, terms=terms,
+            publish=self._publish_changes, tell=tell, claim_events=open_claim_events(settings, rest, claims.journal),
             status=open_claim_status(settings, self._plugin_dir, rest, claims.journal, tell),
         )  # fmt: skip
         self._running.callback(health.stop, COMPONENT_STOP_S)

@@ -205,6 +205,18 @@ def test_the_claim_status_component_allows_no_more_than_own_entries_of_own_claim
     assert (env["CLAIM_STATUS"], env["HTTP_ADDR"]) == ("true", ":8080")
 
 
+def test_the_claim_events_component_allows_no_more_than_writing_events() -> None:
+    """And switches them on, without a change of other settings."""
+    objects = render(DEPLOY / "components" / "claim-events", render(DEPLOY / "base"))
+    (role,) = [obj for obj in objects if obj["metadata"]["name"] == "dra-driver-claim-events" and "rules" in obj]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
+    (binding,) = [obj for obj in objects if obj.get("roleRef", {}).get("name") == "dra-driver-claim-events"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dra-driver-node", "namespace": "dra-driver"}]
+    before, after = (environment(daemonset(each, "dra-driver-node")) for each in (render(DEPLOY / "base"), objects))
+    assert after == before | {"CLAIM_EVENTS": "true"}
+    assert load_node_settings({}, after | {"NODE_NAME": "node-a"}).claim_events
+
+
 @pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
 def test_kubectl_renders_the_same_objects(folder: str) -> None:
     """The renderer of these tests against kustomize itself."""

@@ -11,7 +11,7 @@ import pytest
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.rest import RestClient
 from dra_driver.model.ids import GpuUuid
-from tests.bench.claims_api import ClaimMaker, ensure_namespace
+from tests.bench.claims_api import CLAIMS, NAMESPACE, ClaimMaker, ensure_namespace
 from tests.contract.kubelet.processes import DRIVER, NODE, SLICES, ask, free_port
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import NodeProcess
@@ -81,6 +81,35 @@ def prepared(rest: RestClient, process: NodeProcess, number: int = 0, **fields: 
         answer = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
     assert answer.claims[claim["uid"]].devices, answer.claims[claim["uid"]].error
     return claim
+
+
+def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
+    rest: RestClient, node: Start, hardware: SimulatedBackend
+) -> None:
+    """With the sentence that the Node's event has, in their own namespace."""
+    process = node(claim_events="true").start()
+    process.wait_for(lambda: {"gpu-0", "gpu-1"} < names(rest))
+    register(process.registration)
+    mine, _ = prepared(rest, process, 0), prepared(rest, process, 1)
+    path = f"{CLAIMS}/{mine['name']}"
+    claim = rest.get(path)
+    claim["status"]["reservedFor"] = [{"resource": "pods", "name": "trainer", "uid": "pod-uid"}]
+    rest.update(f"{path}/status", claim)
+    hardware.inject(uuid(hardware, 0), "xid=48")
+
+    def said(kind: str) -> set[str]:
+        """Of the event about the XID."""
+        items = rest.list(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
+        about = {"ResourceClaim": mine["name"], "Pod": "trainer"}
+        assert all(each["involvedObject"]["name"] == about[each["involvedObject"]["kind"]] for each in items)
+        return {
+            e["message"] for e in items if e["involvedObject"]["kind"] == kind and "nvidia.com/xid)" in e["message"]
+        }
+
+    def on_the_node() -> set[str]:
+        return {text for reason, text in events(rest) if reason == "GpuUnhealthy" and "nvidia.com/xid)" in text}
+
+    process.wait_for(lambda: said("Pod") == said("ResourceClaim") == on_the_node() != set())
 
 
 def test_an_error_of_a_gpu_is_a_taint_a_message_an_event_and_a_metric(

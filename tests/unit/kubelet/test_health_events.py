@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.kubelet.health_events import QUIET_S, ConditionEvents, device_of, sentences
+from dra_driver.kubelet.health_events import QUIET_S, ConditionEvents, Notice, device_of, sentences
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import GpuUuid
 from tests.unit.slices.gpus import H100, instance, mig_gpu, snapshot
@@ -52,6 +52,19 @@ def test_begin_and_end(events: Events) -> None:
     assert events.update(after_s=1.0) == [
         ("Normal", "GpuRecovered", "gpu-0: the condition gpu.nvidia.com/xid=79 has ended; its taint is removed")
     ]
+
+
+def test_what_an_event_is_about_is_handed_on_with_the_same_words() -> None:
+    """As rarely as the event itself."""
+    told: list[tuple[str, str, str]] = []
+    notices: list[Notice] = []
+    events = ConditionEvents(
+        lambda *event: told.append(event), notify=notices.append, clock=lambda: 50.0, now=lambda: STARTED
+    )
+    for _ in range(2):
+        events.update([condition()], NODE)
+    assert [(each.kind, each.reason, each.message) for each in notices] == told
+    assert [(each.condition, each.gpu) for each in notices] == [(condition(), CUT)]
 
 
 def test_one_event_per_device_and_cause_in_a_minute(events: Events) -> None:
