@@ -113,8 +113,9 @@ def _with(terms: GpuTerms, gpu: Gpu, conditions: Iterable[HealthCondition], miss
             continue
         (whole if place is None else partitions[place]).append(taint)
     if gpu.uuid in missing and not {KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
-        lost = Taint(key=KEYS[HealthCause.LOST], effect="NoSchedule", time_added=time_added(missing[gpu.uuid]))
-        whole.append(lost)
+        # The condition follows at the next look. A taint that evicts only then would be written twice.
+        effect: Effect = "NoExecute" if HealthCause.LOST in terms.health.evicting_causes else "NoSchedule"
+        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=time_added(missing[gpu.uuid])))
     return replace(
         terms,
         condition_taints=tuple(whole),

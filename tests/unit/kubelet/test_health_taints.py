@@ -7,6 +7,7 @@ import pytest
 
 from dra_driver.kubelet.health_taints import KEYS, HealthTaints, amended, taint_of
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.model.health_rules import HealthRules
 from dra_driver.model.mig import PartitionId
 from dra_driver.model.terms import GpuTerms, Taint
 from dra_driver.published.limits import is_taint
@@ -95,3 +96,10 @@ def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCau
 def test_a_healthy_node_has_no_amendment() -> None:
     """Terms stay the same object."""
     assert HealthTaints(list).amend(snapshot(FREE), {}) == {}
+
+
+def test_a_missing_gpu_is_evicted_from_the_start_where_its_policy_says_so() -> None:
+    """Else its taint is written twice: before its condition is known and after."""
+    evicts = GpuTerms(health=HealthRules(evicting_causes=frozenset({HealthCause.LOST})))
+    (terms,) = amended(snapshot(FREE), {FREE.uuid: evicts}, (), {FREE.uuid: SINCE}).values()
+    assert [(taint.key, taint.effect) for taint in terms.condition_taints] == [("gpu.nvidia.com/gpu-lost", "NoExecute")]
