@@ -76,6 +76,11 @@ class _Drain:
         if self._options.gpus:
             self._gpus = selected(published, self._options.gpus)
         self._report.gpus = self._gpus or tuple(gpu.uuid for gpu in published)
+        if unknown := sorted({*self._report.gpus} - {gpu.uuid for gpu in published}):
+            self._say(
+                f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or no GPU of this node; check "
+                "the UUID"
+            )
         text, changed = marks.change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")

@@ -246,3 +246,10 @@ def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: s
     report = Run(api, ALL).undrain()
     assert (api.annotations, report.detached) == ({DETACH_ANNOTATION: reason}, True)
     assert f"{DETACH_ANNOTATION}-" in report.next_steps[0]
+
+
+def test_a_gpu_that_is_not_published_is_named() -> None:
+    """A lost GPU can be drained, and a mistyped UUID must not pass for a free GPU without a word."""
+    run = Run(FakeApi(), replace(ALL, gpus=("gpu-0", "GPU-typo")))
+    run.drain()
+    assert [text for text in run.said if "does not publish GPU-typo:" in text]
