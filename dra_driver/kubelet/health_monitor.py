@@ -198,6 +198,7 @@ class HealthMonitor:
                 log.exception("watching the health of the GPUs failed with an internal error")
                 metrics.internal_error("health")
                 wait_s = LOOK_S
+                self._stopping.wait(PAUSE_S)  # events wake this thread, also while every look fails
             self._woken.wait(wait_s)
 
     def _since_look_s(self) -> float:

@@ -44,15 +44,21 @@ class NodeFollower:
         """Call it before anything is published; takes up to `FIRST_SLICES_S`."""
         self._own_node, self._was_known = own_node, False
         self._clock, self._began = clock, clock()
+        self._known_gpus: frozenset[GpuUuid] = frozenset()
         self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), given_back)
         self._second = SecondPublisher(
             own_node.current,
-            lambda: publisher.neighbours([gpu.uuid for gpu in inventory.current().gpus]),
+            lambda: publisher.neighbours(self._gpus(inventory.current())),
             allowed=allow_second,
         )
         if own_node.current() is not None:  # the API server answers
             publisher.wait_listed(FIRST_SLICES_S)
         self.look()
+
+    def _gpus(self, snapshot: Snapshot) -> frozenset[GpuUuid]:
+        """The GPUs that another driver must not publish: the last that were read, also while none can be read."""
+        self._known_gpus = frozenset(gpu.uuid for gpu in snapshot.gpus) or self._known_gpus
+        return self._known_gpus
 
     @property
     def problem(self) -> str | None:

@@ -1,5 +1,6 @@
 """When the health of the GPUs is looked at, published and told."""
 
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -269,3 +270,28 @@ def test_an_event_of_an_instance_that_is_gone_is_dropped(node: Node) -> None:
     node.monitor.hear()
     assert node.step(after_s=0.1) == ["publish", "tell"]
     assert node.health.conditions() == ()
+
+
+class BrokenReader(Hardware):
+    """Looks fail with an internal error, and every wait for events asks for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = threading.Event(), threading.Event()
+
+    def health_look_wanted(self) -> bool:
+        return True
+
+    def health_readings(self) -> tuple[HealthReading, ...]:
+        (self.second if self.first.is_set() else self.first).set()
+        raise ValueError("broken")
+
+
+def test_looks_that_fail_are_not_repeated_without_a_pause(node: Node) -> None:
+    """Events wake the thread, and each failure writes a traceback."""
+    source = BrokenReader()
+    monitor = HealthMonitor(source, Health(), snapshot=Snapshot, missing=dict, publish=lambda: None, tell=lambda: None)
+    monitor.start()
+    assert source.first.wait(10)
+    assert not source.second.wait(PAUSE_S / 2)
+    monitor.stop(5.0)
