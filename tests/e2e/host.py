@@ -86,10 +86,14 @@ class Host:
             if self.process.lives:
                 self.process.end()
             self.process.flags["simulate"] = spec
-            # Another machine, not one that has lost GPUs: those would stay published.
-            (STATE_DIR / "last-known-gpus.json").unlink(missing_ok=True)
+            self.forget_gpus()
             self.restart()
         wait(self._differs, START_S)
+
+    @staticmethod
+    def forget_gpus() -> None:
+        """The next start finds another machine, not one that has lost its GPUs: those would stay published."""
+        (STATE_DIR / "last-known-gpus.json").unlink(missing_ok=True)
 
     def put_policy(self, name: str, text: str) -> None:
         """Write a policy file, by a rename."""

@@ -62,12 +62,14 @@ def mock(own_host: Host, root: Path, namespace: str, tmp_path: Path) -> Iterator
         **flags,
     )
     own_host.process.end()
+    own_host.forget_gpus()
     process.start()
     try:
         process.wait_for(lambda: REGISTERED in process.text, START_S)
         yield process
     finally:
         process.kill()
+        own_host.forget_gpus()
         own_host.restart()
 
 
