@@ -27,6 +27,7 @@ def facts(node: LiveNode, answered: Mapping[str, Sequence[str]]) -> Facts:
         answered=answered,
         journal=node.states(),
         journal_devices=journal_devices(node.plugin / "state.db"),
+        orphans=[(minors[uuid], *rest) for uuid, *rest in orphans(node.plugin / "state.db")],  # type: ignore[misc, index]
         cdi=cdi_devices(node.cdi_files()),
         api=grants(node.store.list(RESOURCE_CLAIMS).items, gpus),
         instances=[(minors[uuid], *rest) for uuid, *rest in node.instances()],  # type: ignore[misc, index]
@@ -41,6 +42,16 @@ def journal_devices(path: Path) -> dict[str, list[str]]:
         for uid, device in connection.execute("SELECT uid, device FROM device ORDER BY uid, position"):
             found.setdefault(uid, []).append(device)
     return found
+
+
+def orphans(path: Path) -> list[tuple[str, int, int]]:
+    """(GPU, profile, start) of partitions that a journal notes and no claim has: they could not be destroyed yet."""
+    query = (
+        "SELECT m.gpu_uuid, m.profile, m.start FROM mig AS m WHERE m.made = 1 AND NOT EXISTS"
+        " (SELECT 1 FROM device AS d WHERE d.uid = m.uid AND d.position = m.position)"
+    )
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
+        return [(str(uuid), int(profile), int(start)) for uuid, profile, start in connection.execute(query)]
 
 
 def cdi_devices(files: Mapping[str, Path]) -> dict[str, list[str]]:

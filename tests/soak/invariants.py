@@ -48,6 +48,8 @@ class Facts:
     api: Mapping[str, Sequence[Grant]]
     instances: Sequence[tuple[int, int, int, int]] = ()
     """(minor, profile, start, compute instances) of what the hardware has."""
+    orphans: Sequence[tuple[int, int, int]] = ()
+    """(minor, profile, start) of partitions that the journal notes for destruction: a GPU that was ill refused it."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each GPU that is shared, by `Grant.gpu`."""
 
@@ -113,9 +115,11 @@ def _hardware(facts: Facts) -> Iterator[str]:
         for device in devices:
             if (name := parse_partition_name(device)) is not None:
                 wanted.add((name.minor, name.profile_id, name.start, 1))
-    there = set(facts.instances)
+    there, noted = set(facts.instances), set(facts.orphans)
     yield from (f"hardware: partition {each} of a claim is missing" for each in sorted(wanted - there))
-    yield from (f"hardware: partition {each} belongs to no claim" for each in sorted(there - wanted))
+    yield from (
+        f"hardware: partition {each} belongs to no claim" for each in sorted(there - wanted) if each[:3] not in noted
+    )
 
 
 def _api(facts: Facts) -> Iterator[str]:
