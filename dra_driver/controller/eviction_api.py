@@ -1,29 +1,21 @@
-"""Evicts one pod through the eviction API, after a last look at the pod and at its device.
-
-The API server deletes the pod only if no PodDisruptionBudget speaks against it, and answers 429 otherwise
-(kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go). The UID in the request keeps a later pod of the same
-name from harm.
-"""
+"""Evicts one pod through the eviction API, after a last look at the pod and at its device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from dra_driver.controller.due import Endangered
 from dra_driver.controller.fleet import slice_view
 from dra_driver.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.kube import paths
+from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
 from dra_driver.telemetry.controller_metrics import EvictionResult
 
-OPT_OUT: Final = "gpu.dra-driver.io/no-eviction"
-"""Annotation of a pod; "true" keeps this project from evicting it."""
 
-
-class EvictionRequests(Protocol):
+class EvictionRequests(Creator, Protocol):
     """The part of ``rest.RestClient`` that an eviction needs."""
 
     def get(self, path: str) -> dict[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +48,12 @@ def look(api: EvictionRequests, case: Endangered) -> EvictionOutcome | None:
 
 def evict(api: EvictionRequests, case: Endangered) -> EvictionOutcome:
     """Ask for the pod's eviction."""
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": case.pod.name, "namespace": case.pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": case.pod.uid}},
-    }
     try:
-        api.create(paths.eviction(case.pod.namespace, case.pod.name), body)
+        create_eviction(api, case.pod.namespace, case.pod.name, case.pod.uid)
     except (NotFoundError, ConflictError) as error:
         return EvictionOutcome(result="gone", reason=str(error))
     except ServerBusyError as error:
-        refused = (error.status == 429 and _says_budget(error)) or error.status == 500
+        refused = (error.status == 429 and says_budget(error)) or error.status == 500
         result: EvictionResult = "refused" if refused else "failed"
         return EvictionOutcome(
             result=result, reason=_why(error), retry_after_s=error.retry_after_s, unknown=result == "failed"
@@ -85,19 +71,11 @@ def _of_pod(pod: Mapping[str, Any], case: Endangered) -> EvictionOutcome | None:
         return EvictionOutcome(result="gone", reason="the pod does not run")
     if ((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")) != case.claim:
         return EvictionOutcome(result="gone", reason=f"the pod does not have the claim {case.claim}")
-    if (metadata.get("annotations") or {}).get(OPT_OUT) == "true":
-        return EvictionOutcome(result="opted-out", reason=f"the pod has the annotation {OPT_OUT}")
+    if (metadata.get("annotations") or {}).get(NO_EVICTION) == "true":
+        return EvictionOutcome(result="opted-out", reason=f"the pod has the annotation {NO_EVICTION}")
     return None
 
 
-def _says_budget(error: KubernetesApiError) -> bool:
-    """Whether a 429 comes from a budget; the API server also sends it when it is overloaded."""
-    causes = (error.details or {}).get("causes")
-    found = causes if isinstance(causes, list) else []
-    return any(isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget" for cause in found)
-
-
 def _why(error: KubernetesApiError) -> str:
-    causes = (error.details or {}).get("causes")
-    texts = [str(cause.get("message")) for cause in causes or () if isinstance(cause, dict) and cause.get("message")]
-    return f"{error}: {'; '.join(texts)}" if texts else str(error)
+    text = causes_text(error)
+    return f"{error}: {text}" if text else str(error)

@@ -4,8 +4,9 @@ from typing import Final, Protocol
 
 from dra_driver.controller.brake import BrakeState
 from dra_driver.controller.due import Endangered
-from dra_driver.controller.eviction_api import OPT_OUT, EvictionOutcome
+from dra_driver.controller.eviction_api import EvictionOutcome
 from dra_driver.kube.events import EventType
+from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.types import ObjectReference
 
 EVICTED: Final = "GpuEviction"
@@ -39,7 +40,7 @@ class EvictionEvents:
             text = f"Cannot evict the pod, although {why}: {outcome.reason}. It will be tried again"
             self._about(case, "Warning", REFUSED, text)
         elif outcome.result == "opted-out":
-            text = f"Not evicted, because of the pod's annotation {OPT_OUT}, although {why}"
+            text = f"Not evicted, because of the pod's annotation {NO_EVICTION}, although {why}"
             self._about(case, "Warning", OPTED_OUT, text)
 
     def brake(self, state: BrakeState, *, waiting: int) -> None:

@@ -1,25 +1,14 @@
-"""Asks the API server to evict one pod, as PodDisruptionBudgets allow.
+"""Asks the API server to evict one pod of a node that is drained, and says what that means for the wait."""
 
-429 means that a budget does not allow it now, 500 that several budgets select the pod (kubernetes/kubernetes
-pkg/registry/core/pod/storage/eviction.go). The UID keeps a later pod of the same name from harm.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal
 
 from dra_driver.drain.holders import HolderPod
-from dra_driver.errors import ConflictError, ForbiddenError, KubernetesApiError, NotFoundError, ServerBusyError
-from dra_driver.kube import paths
+from dra_driver.errors import ConflictError, ForbiddenError, NotFoundError, ServerBusyError
+from dra_driver.kube.evictions import Creator, causes_text, create_eviction
 
 RETRY_S: Final = 5.0
 """Between two tries of one pod; ``kubectl drain`` waits as long."""
-
-
-class Evictor(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
-
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +20,10 @@ class EvictionAnswer:
     after_s: float = RETRY_S
 
 
-def evict(api: Evictor, pod: HolderPod) -> EvictionAnswer:
+def evict(api: Creator, pod: HolderPod) -> EvictionAnswer:
     """One request. Raises KubernetesApiError when the API server cannot be reached."""
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid}},
-    }
     try:
-        api.create(paths.eviction(pod.namespace, pod.name), body)
+        create_eviction(api, pod.namespace, pod.name, pod.uid)
     except (NotFoundError, ConflictError):
         return EvictionAnswer(result="gone")
     except ForbiddenError:
@@ -48,11 +31,7 @@ def evict(api: Evictor, pod: HolderPod) -> EvictionAnswer:
             result="refused", why=f"this user may not create pods/eviction in namespace {pod.namespace}"
         )
     except ServerBusyError as error:
-        return EvictionAnswer(result="waits", why=_why(error), after_s=max(RETRY_S, error.retry_after_s))
+        return EvictionAnswer(
+            result="waits", why=causes_text(error) or str(error), after_s=max(RETRY_S, error.retry_after_s)
+        )
     return EvictionAnswer(result="evicted")
-
-
-def _why(error: KubernetesApiError) -> str:
-    causes = (error.details or {}).get("causes") or ()
-    texts = [str(cause.get("message")) for cause in causes if isinstance(cause, Mapping) and cause.get("message")]
-    return "; ".join(texts) or str(error)

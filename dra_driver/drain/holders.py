@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dra_driver.drain.gpus import PublishedGpu, parent_of
+from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.model.ids import GpuUuid
 
 Wire = Mapping[str, Any]
 HeldForm = Literal["whole", "partition", "share", "admin"]
 EXTENDED_CLAIM: Final = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of the claims that the scheduler makes (KEP-5004)."""
-NO_EVICTION: Final = "gpu.dra-driver.io/no-eviction"
-"""Annotation of a pod; "true" keeps this project from evicting it."""
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _OVER: Final = ("Succeeded", "Failed")
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dra_driver.controller.brake import BrakeRules
-from dra_driver.controller.eviction_api import OPT_OUT
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import FIRST_RETRY_S, EvictionRules, Evictions
 from dra_driver.controller.fleet import SliceView, slice_view
 from dra_driver.controller.special_claims import SpecialClaim, special_claim
 from dra_driver.errors import ApiUnreachableError, ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
+from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.telemetry.controller_metrics import REGISTRY
 from tests.unit.controller.objects import (
     DRIVER,
@@ -173,7 +173,7 @@ def test_pods_that_are_not_those_of_the_claim_are_left_alone(world: World, chang
 
 
 def test_a_pod_with_the_annotation_stays_until_it_is_taken_away(world: World) -> None:
-    world.run_pod(3, annotations={OPT_OUT: "true"})
+    world.run_pod(3, annotations={NO_EVICTION: "true"})
     world.fall_ill(3)
     world.run_until(120)
     assert world.asked == 0

@@ -1,0 +1,49 @@
+"""Asks the API server to evict one pod, as PodDisruptionBudgets allow, and reads why it does not.
+
+429 means that a budget does not allow it now (or that the server is overloaded), 500 that several budgets select the
+pod (kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from dra_driver.errors import KubernetesApiError
+from dra_driver.kube import paths
+
+NO_EVICTION: Final = "gpu.dra-driver.io/no-eviction"
+"""Annotation of a pod; "true" keeps this project from evicting it."""
+
+
+class Creator(Protocol):
+    """The part of ``rest.RestClient`` that is needed here."""
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+def create_eviction(api: Creator, namespace: str, name: str, uid: str) -> None:
+    """Post one Eviction. The UID keeps a later pod of the same name from harm: ConflictError.
+
+    Raises NotFoundError for a pod that is gone, ServerBusyError for 429 and 500, and other errors of ``RestClient``.
+    """
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": {"preconditions": {"uid": uid}},
+    }
+    api.create(paths.eviction(namespace, name), body)
+
+
+def says_budget(error: KubernetesApiError) -> bool:
+    """Whether a 429 comes from a budget."""
+    return any(cause.get("reason") == "DisruptionBudget" for cause in _causes(error))
+
+
+def causes_text(error: KubernetesApiError) -> str:
+    """What the budgets say, "" when the answer names no cause."""
+    return "; ".join(str(cause["message"]) for cause in _causes(error) if cause.get("message"))
+
+
+def _causes(error: KubernetesApiError) -> Iterator[Mapping[str, Any]]:
+    causes = (error.details or {}).get("causes")
+    return (cause for cause in (causes if isinstance(causes, list) else ()) if isinstance(cause, Mapping))
