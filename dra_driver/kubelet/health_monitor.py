@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 from dra_driver.errors import DriverUnavailableError
-from dra_driver.kubelet.health_taints import Missing
+from dra_driver.kubelet.last_known import Missing
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.health import HealthCondition, HealthEvent, HealthReading
 from dra_driver.model.ids import GpuUuid
@@ -171,7 +171,8 @@ class HealthMonitor:
             return False  # the inventory says so; what is known stays
         read = {reading.gpu_uuid for reading in readings}
         missing = self._missing()
-        gone = tuple(HealthReading(gpu_uuid=gpu, unreachable=GONE) for gpu in missing if gpu not in read)
+        lost = [gpu for gpu, each in missing.items() if gpu not in read and not each.awaited]
+        gone = tuple(HealthReading(gpu_uuid=gpu, unreachable=GONE) for gpu in lost)
         return any([self._health.look((*readings, *gone), unmonitored), self._forget(readings, missing)])
 
     def _forget(self, readings: Iterable[HealthReading], missing: Missing) -> bool:

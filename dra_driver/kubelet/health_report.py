@@ -4,12 +4,13 @@ The kubelet shows it in ``status.containerStatuses[].allocatedResourcesStatus`` 
 and does not know GPUs, so a GPU's condition is said of each of its devices that exist.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from dra_driver.kubelet.health_taints import partition_of
+from dra_driver.kubelet.last_known import Missing
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import DeviceName, GpuUuid, PoolName
@@ -52,7 +53,7 @@ def reports(
     pool: PoolName,
     snapshot: Snapshot,
     conditions: Iterable[HealthCondition],
-    missing: Mapping[GpuUuid, float],
+    missing: Missing,
 ) -> tuple[DeviceReport, ...]:
     """One report per device, in order of their names. ``snapshot`` has missing GPUs too."""
     known = tuple(conditions)
@@ -68,7 +69,7 @@ def report_of(
     device: ReportedDevice,
     snapshot: Snapshot,
     conditions: Iterable[HealthCondition],
-    missing: Mapping[GpuUuid, float],
+    missing: Missing,
 ) -> DeviceReport:
     """The report of one device."""
     gpu = snapshot.gpu_by_uuid(device.gpu_uuid)
@@ -78,6 +79,8 @@ def report_of(
     if bad:
         return _report(device, DeviceState.UNHEALTHY, *(each.message for each in bad))
     if device.gpu_uuid in missing:
+        if missing[device.gpu_uuid].awaited:
+            return _report(device, DeviceState.UNKNOWN, "the GPU is not found on its node yet")
         return _report(device, DeviceState.UNHEALTHY, "the GPU is not found on its node any more")
     if gpu is None:
         return _report(device, DeviceState.UNKNOWN, "the GPU is not in the inventory of its node")

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
+from dra_driver.kubelet.last_known import Missing
 from dra_driver.model.gpu import Gpu, Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import GpuUuid
@@ -37,9 +38,6 @@ KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
     }
 )
 _GONE: Final = frozenset({HealthCause.LOST, HealthCause.HANG})
-
-Missing = Mapping[GpuUuid, float]
-"""GPUs that are published although they are not found any more: since when, in seconds of the Unix epoch."""
 
 
 class HealthTaints:
@@ -112,10 +110,12 @@ def _with(terms: GpuTerms, gpu: Gpu, conditions: Iterable[HealthCondition], miss
         if taint is None or (condition.gi_id is not None and place is None):
             continue
         (whole if place is None else partitions[place]).append(taint)
-    if gpu.uuid in missing and not {KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
+    gone = missing.get(gpu.uuid)
+    if gone is not None and not {KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
         # The condition follows at the next look. A taint that evicts only then would be written twice.
-        effect: Effect = "NoExecute" if HealthCause.LOST in terms.health.evicting_causes else "NoSchedule"
-        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=time_added(missing[gpu.uuid])))
+        evicts = HealthCause.LOST in terms.health.evicting_causes and not gone.awaited
+        effect: Effect = "NoExecute" if evicts else "NoSchedule"
+        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=time_added(gone.since)))
     return replace(
         terms,
         condition_taints=tuple(whole),

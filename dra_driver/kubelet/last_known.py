@@ -8,7 +8,10 @@ while NVML still lists the GPU, while a claim in the journal has it, and in any 
 The device name contains the minor number. When another GPU has it now, the one that a claim has is published under the
 name, and the other one when that claim has ended; without a claim, the GPU that exists is published.
 
-The values are also in a file, so that a restart while a GPU is missing, also of the node, publishes it again.
+The values are also in a file, so that a restart while a GPU is missing, also of the node, publishes it again. A GPU
+that was found when the file was written and that this process has not seen may only be late: GPUs of one node do not
+all answer at once when the driver was loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get
+it, and it is not called lost. One that this process has seen is lost at once.
 """
 
 import logging
@@ -29,6 +32,8 @@ from dra_driver.model.ids import GpuUuid
 log = logging.getLogger(__name__)
 
 KEEP_S: Final = 15 * 60.0
+GRACE_S: Final = 20.0
+"""Two looks at the health of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,17 @@ class KnownGpu:
 
 
 Known = Mapping[GpuUuid, KnownGpu]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingGpu:
+    """A GPU that is published and not found. ``since`` is in seconds of the Unix epoch; ``awaited``: it may be late."""
+
+    since: float
+    awaited: bool = False
+
+
+Missing = Mapping[GpuUuid, MissingGpu]
 
 
 def plain(gpu: Gpu) -> Gpu:
@@ -81,22 +97,34 @@ class LastKnownGpus:
     """Thread-safe; no method raises. ``held`` returns the GPUs that claims have and may raise StorageError."""
 
     def __init__(
-        self, path: Path, held: Callable[[], Collection[GpuUuid]], *, now: Callable[[], float] = time.time
+        self,
+        path: Path,
+        held: Callable[[], Collection[GpuUuid]],
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._held, self._now = path, held, now
+        self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
         self._known: Known = {}
         for gpu, since in last_known_file.read(path):
             self._known = {**self._known, gpu.uuid: KnownGpu(gpu=gpu, gone_since=since)}
+        self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
+        self._awaited_since: float | None = None  # the first look
         self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
         self._unchanged: Snapshot | None = None  # the last one, when nothing is missing
         self._unwritten = False
 
     @property
-    def missing(self) -> dict[GpuUuid, float]:
-        """GPUs that are not found, and since when."""
+    def missing(self) -> dict[GpuUuid, MissingGpu]:
+        """GPUs that are not found."""
         with self._lock:
-            return {uuid: last.gone_since for uuid, last in self._known.items() if last.gone_since is not None}
+            waits = self._awaited_since is None or self._clock() - self._awaited_since < GRACE_S
+            return {
+                uuid: MissingGpu(since=last.gone_since, awaited=waits and uuid in self._awaited)
+                for uuid, last in self._known.items()
+                if last.gone_since is not None
+            }
 
     @property
     def remembered(self) -> Snapshot:
@@ -109,6 +137,9 @@ class LastKnownGpus:
         with self._lock:
             if snapshot is self._unchanged:
                 return snapshot
+            if self._awaited_since is None:
+                self._awaited_since = self._clock()
+            self._awaited -= {gpu.uuid for gpu in snapshot.gpus}
             held = cache(self._held_gpus)  # read at most once
             before, self._known = self._known, after_look(self._known, snapshot, held, self._now())
             self._report(before)
@@ -158,6 +189,11 @@ class LastKnownGpus:
             self._unwritten = True
         else:
             self._unwritten = False
+
+
+def _is_news(last: KnownGpu, now: float) -> bool:
+    """Whether it is not known for longer than the grace time that the GPU is missing."""
+    return last.gone_since is None or 0.0 <= now - last.gone_since < GRACE_S
 
 
 def _since(last: KnownGpu, now: float) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from dra_driver.errors import DriverUnavailableError
 from dra_driver.kubelet.health_monitor import LOOK_S, PAUSE_S, TICK_S, HealthMonitor
+from dra_driver.kubelet.last_known import MissingGpu
 from dra_driver.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, HealthEvent, HealthEventKind, HealthReading, Severity
 from dra_driver.model.ids import GpuUuid
@@ -107,7 +108,7 @@ class Node:
         self.now = 100.0
         self.hardware, self.health = Hardware(), Health()
         self.snapshot: Snapshot = snapshot(FIRST, SECOND)
-        self.missing: dict[GpuUuid, float] = {}
+        self.missing: dict[GpuUuid, MissingGpu] = {}
         self.happened: list[str] = []
         self.monitor = HealthMonitor(
             self.hardware,
@@ -199,20 +200,29 @@ def test_a_look_that_finds_something_is_published_before_it_is_told(node: Node) 
 def test_a_missing_gpu_counts_as_unreachable(node: Node) -> None:
     """After a restart the source has never seen it."""
     other = GpuUuid("GPU-missing")
-    node.missing = {other: 5.0}
+    node.missing = {other: MissingGpu(since=5.0)}
     assert node.step(after_s=LOOK_S) == ["publish", "tell"]
     (reading,) = [each for each in node.health.seen[-1] if each.gpu_uuid == other]
     assert reading.unreachable
-    node.missing[SECOND.uuid] = 6.0
+    node.missing[SECOND.uuid] = MissingGpu(since=6.0)
     node.step(after_s=LOOK_S)
     assert [each.unreachable for each in node.health.seen[-1] if each.gpu_uuid == SECOND.uuid] == [None], "it answers"
+
+
+def test_a_gpu_that_may_be_late_is_not_reported_as_lost(node: Node) -> None:
+    """It would be kept from claims for minutes after it answers, and evict where a policy says so."""
+    other = GpuUuid("GPU-late")
+    node.missing = {other: MissingGpu(since=5.0, awaited=True)}
+    assert node.step(after_s=LOOK_S) == ["tell"]
+    node.missing = {other: MissingGpu(since=5.0)}
+    assert node.step(after_s=LOOK_S) == ["publish", "tell"]
 
 
 def test_a_gpu_that_is_gone_for_good_is_forgotten_at_the_second_look(node: Node) -> None:
     """Not while it is published, listed, or answers; the inventory may be a moment behind."""
     gone = HealthReading(gpu_uuid=SECOND.uuid, unreachable="it is lost")
     node.hardware.readings[1] = gone
-    node.snapshot, node.missing = snapshot(FIRST), {SECOND.uuid: 5.0}
+    node.snapshot, node.missing = snapshot(FIRST), {SECOND.uuid: MissingGpu(since=5.0)}
     for _ in range(3):
         node.step(after_s=LOOK_S)
     assert node.hardware.forgotten == []

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.kubelet.health_report import MAX_MESSAGE, DeviceReport, DeviceState, ReportedDevice, reports
+from dra_driver.kubelet.last_known import MissingGpu
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.ids import DeviceName, PoolName
@@ -30,7 +31,7 @@ def condition(**changes: Any) -> HealthCondition:
 
 
 def told(*claimed: ReportedDevice, conditions: Any = (), missing: Any = (), node: Snapshot = NODE) -> dict[str, Any]:
-    found = reports(claimed, POOL, node, conditions, dict.fromkeys(missing, 1.0))
+    found = reports(claimed, POOL, node, conditions, dict.fromkeys(missing, MissingGpu(since=1.0)))
     assert [each.device for each in found] == sorted({each.device for each in found})
     return {each.device: (each.state.name, each.message) for each in found}
 
@@ -72,6 +73,8 @@ def test_a_missing_gpu_is_unhealthy_whatever_is_known() -> None:
     assert told(WHOLE, missing=[OTHER.uuid])["gpu-1"] == ("UNHEALTHY", "the GPU is not found on its node any more")
     lost = condition(cause=HealthCause.LOST, gpu_uuid=OTHER.uuid, message="lost")
     assert told(WHOLE, missing=[OTHER.uuid], conditions=[lost])["gpu-1"] == ("UNHEALTHY", "lost")
+    (late,) = reports([WHOLE], POOL, NODE, [], {OTHER.uuid: MissingGpu(since=1.0, awaited=True)})
+    assert (late.state.name, late.message) == ("UNKNOWN", "the GPU is not found on its node yet")
 
 
 def test_a_gpu_that_is_not_known_at_all() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.kubelet.health_taints import KEYS, HealthTaints, amended, taint_of
+from dra_driver.kubelet.last_known import MissingGpu
 from dra_driver.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.model.health_rules import HealthRules
 from dra_driver.model.mig import PartitionId
@@ -17,6 +18,7 @@ FREE = mig_gpu(H100)
 CUT = replace(FREE, mig_enabled=True, mig_mode_owned=True, mig_instances=(instance(FREE, 19, 6, owned=True),))
 GI = CUT.mig_instances[0].gi_id
 SINCE = 1_800_000_000.9
+GONE = {FREE.uuid: MissingGpu(since=SINCE)}
 WHEN = "2027-01-15T08:00:00Z"
 
 
@@ -79,14 +81,14 @@ def test_a_condition_of_a_destroyed_instance_taints_nothing() -> None:
 
 def test_a_gpu_that_is_not_published_has_no_terms() -> None:
     """Events come for GPUs that are left out."""
-    assert amended(snapshot(), {}, [condition()], {FREE.uuid: 1.0}) == {}
+    assert amended(snapshot(), {}, [condition()], {FREE.uuid: MissingGpu(since=1.0)}) == {}
 
 
 @pytest.mark.parametrize("cause", [None, HealthCause.LOST, HealthCause.HANG])
 def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCause | None) -> None:
     """Between two looks it would otherwise be offered."""
     known = [] if cause is None else [condition(cause=cause, value="", severity=Severity.EVICT)]
-    (terms,) = HealthTaints(lambda: known, lambda: {FREE.uuid: SINCE}).amend(snapshot(FREE), {}).values()
+    (terms,) = HealthTaints(lambda: known, lambda: GONE).amend(snapshot(FREE), {}).values()
     (taint,) = terms.condition_taints
     assert (taint.key, taint.effect) == (
         (KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
@@ -99,7 +101,9 @@ def test_a_healthy_node_has_no_amendment() -> None:
 
 
 def test_a_missing_gpu_is_evicted_from_the_start_where_its_policy_says_so() -> None:
-    """Else its taint is written twice: before its condition is known and after."""
+    """Else its taint is written twice: before its condition is known and after. One that may be late evicts nothing."""
     evicts = GpuTerms(health=HealthRules(evicting_causes=frozenset({HealthCause.LOST})))
-    (terms,) = amended(snapshot(FREE), {FREE.uuid: evicts}, (), {FREE.uuid: SINCE}).values()
-    assert [(taint.key, taint.effect) for taint in terms.condition_taints] == [("gpu.nvidia.com/gpu-lost", "NoExecute")]
+    for awaited, effect in ((False, "NoExecute"), (True, "NoSchedule")):
+        gone = {FREE.uuid: MissingGpu(since=SINCE, awaited=awaited)}
+        (terms,) = amended(snapshot(FREE), {FREE.uuid: evicts}, (), gone).values()
+        assert [(taint.key, taint.effect) for taint in terms.condition_taints] == [("gpu.nvidia.com/gpu-lost", effect)]

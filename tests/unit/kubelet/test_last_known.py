@@ -11,7 +11,7 @@ import pytest
 from dra_driver.errors import StorageError
 from dra_driver.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kubelet import last_known_file
-from dra_driver.kubelet.last_known import KEEP_S, LastKnownGpus, plain
+from dra_driver.kubelet.last_known import GRACE_S, KEEP_S, LastKnownGpus, MissingGpu, plain
 from dra_driver.model.fabric import Fabric, FabricState
 from dra_driver.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.model.ids import GpuUuid
@@ -36,7 +36,7 @@ class Node:
         self.restart()
 
     def restart(self) -> None:
-        self.known = LastKnownGpus(self.path, self.holders, now=lambda: self.now)
+        self.known = LastKnownGpus(self.path, self.holders, now=lambda: self.now, clock=lambda: self.now)
 
     def holders(self) -> Collection[GpuUuid]:
         if self.fails:
@@ -56,7 +56,7 @@ def test_a_missing_gpu_stays_for_fifteen_minutes(node: Node) -> None:
     """Its pods are evicted meanwhile, which needs its taint in a slice."""
     assert node.known.complete(EIGHT) is EIGHT
     assert node.known.complete(SEVEN).gpus == EIGHT.gpus
-    assert node.known.missing == {LOST.uuid: 1_000_000.0}
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}, "lost at once: it was seen"
     node.now += KEEP_S - 1
     assert "gpu-3" in node.names(SEVEN)
     node.now += 1
@@ -90,6 +90,38 @@ def test_it_is_still_missing_after_a_restart(node: Node) -> None:
     assert "gpu-3" not in node.names(SEVEN)
 
 
+def test_a_gpu_that_was_not_seen_since_the_start_is_awaited_for_two_looks(node: Node) -> None:
+    """GPUs do not all answer at once after the driver was loaded; a restart meanwhile changes nothing."""
+    node.names(EIGHT)
+    node.now += 3600.0
+    node.restart()
+    begun = node.now
+    assert "gpu-3" in node.names(SEVEN)
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=begun, awaited=True)}
+    node.now += GRACE_S - 1
+    assert node.known.missing[LOST.uuid].awaited
+    node.now += 1
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=begun)}
+    node.now -= 1
+    node.restart()
+    assert node.known.missing[LOST.uuid].awaited, "no look has been made"
+    node.names(SEVEN)
+    assert node.known.missing[LOST.uuid].awaited
+    node.names(EIGHT)
+    node.names(SEVEN)
+    assert not node.known.missing[LOST.uuid].awaited, "it has been seen"
+
+
+def test_a_gpu_that_was_missing_before_the_restart_is_not_awaited(node: Node) -> None:
+    """That it is lost was told already."""
+    node.names(EIGHT)
+    node.names(SEVEN)
+    node.now += GRACE_S
+    node.restart()
+    node.names(SEVEN)
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}
+
+
 def test_a_gpu_that_comes_back_is_the_same_device(node: Node) -> None:
     """Its claim goes on with it."""
     node.names(EIGHT)
@@ -98,7 +130,7 @@ def test_a_gpu_that_comes_back_is_the_same_device(node: Node) -> None:
     assert node.known.missing == {}
     node.now += 5.0
     node.names(SEVEN)
-    assert node.known.missing == {LOST.uuid: node.now}, "the time begins anew"
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=node.now)}, "the time begins anew"
 
 
 def published(node: Node, snapshot: Snapshot) -> dict[str, str]:
