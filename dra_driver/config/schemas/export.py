@@ -5,14 +5,16 @@ follows the rules of apiextensions.k8s.io/v1: no references, no ``additionalProp
 API server prunes unknown fields itself, or refuses them under ``kubectl --validate=strict``), no null alternatives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from dra_driver.config.rules import RULES
 from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
+from dra_driver.config.schemas.gpu_node import GpuNodeStatusModel
 from dra_driver.config.schemas.gpu_policy import GpuPolicy
+from dra_driver.config.schemas.policy_status import PolicyStatusModel
 from dra_driver.quantity import Quantity
 
 Json = dict[str, Any]
@@ -22,12 +24,40 @@ GROUP: Final = "gpu.dra-driver.io"
 _QUANTITY: Final = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
-_COLUMNS: Final = (
+_Column = tuple[str, str, str]
+
+_POLICY_COLUMNS: Final[tuple[_Column, ...]] = (
     ("Priority", "integer", ".spec.priority"),
+    ("GPUs", "integer", ".status.selected.gpus"),
+    ("In Force", "integer", ".status.inForce.gpus"),
+    ("Waiting", "integer", ".status.waiting.gpus"),
+    ("Refused", "integer", ".status.refused.nodes"),
+    ("Conflicting", "integer", ".status.conflicting.gpus"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+_POLICY_WIDE: Final[tuple[_Column, ...]] = (
+    ("Nodes", "integer", ".status.selected.nodes"),
     ("Availability", "string", ".spec.availability"),
     ("Sharing", "string", ".spec.sharing.strategy"),
     ("Shares", "integer", ".spec.sharing.maxShares"),
+    ("Message", "string", '.status.conditions[?(@.type=="InForce")].message'),
+)
+_NODE_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("Driver", "string", ".status.driverVersion"),
+    ("GPUs", "integer", ".status.summary.gpus"),
+    ("Used As", "string", ".status.summary.usedAs"),
+    ("Health", "string", ".status.summary.health"),
+    ("Policies", "string", ".status.summary.policies"),
+    ("Problems", "integer", ".status.summary.problems"),
     ("Age", "date", ".metadata.creationTimestamp"),
+)
+_NODE_WIDE: Final[tuple[_Column, ...]] = (
+    ("Products", "string", ".status.summary.products"),
+    ("CUDA", "string", ".status.cudaVersion"),
+    ("Toolkit", "string", ".status.toolkitVersion"),
+    ("Runtime", "string", ".status.containerRuntimeVersion"),
+    ("Version", "string", ".status.nodeProcessVersion"),
+    ("Problem", "string", ".status.problems[0].message"),
 )
 _CONDITION: Final[Json] = {
     "type": "object",
@@ -41,25 +71,13 @@ _CONDITION: Final[Json] = {
         "message": {"type": "string", "maxLength": 32768},
     },
 }
-_STATUS: Final[Json] = {
-    "type": "object",
-    "description": "The result of applying the policy, as last observed.",
-    "properties": {
-        "observedGeneration": {
-            "type": "integer",
-            "format": "int64",
-            "minimum": 0,
-            "description": "The generation of the policy that the conditions are about.",
-        },
-        "conditions": {
-            "type": "array",
-            "maxItems": 16,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-            "description": "Standard conditions, one of each type.",
-            "items": _CONDITION,
-        },
-    },
+_CONDITIONS: Final[Json] = {
+    "description": "Standard conditions, one of each type.",
+    "type": "array",
+    "maxItems": 16,
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+    "items": _CONDITION,
 }
 
 
@@ -72,29 +90,43 @@ def gpu_policy_crd() -> Json:
     """The CustomResourceDefinition of GpuPolicy."""
     schema, definitions = _generated(GpuPolicy)
     root = _structural(schema, definitions)
-    root["properties"] |= {
-        "apiVersion": {"type": "string"},
-        "kind": {"type": "string"},
-        "metadata": {"type": "object"},
-        "status": _STATUS,
-    }
-    root["required"] = ["spec"]
     longest = definitions["Metadata"]["properties"]["name"]["maxLength"]
+    root["properties"]["status"] = _structural(*_generated(PolicyStatusModel))
+    root["required"] = ["spec"]
     root["x-kubernetes-validations"] = [
         {"rule": f"size(self.metadata.name) <= {longest}", "message": f"names have at most {longest} characters"}
     ]
+    return _crd("GpuPolicy", "gpupolicies", "gpupol", root, (_POLICY_COLUMNS, _POLICY_WIDE))
+
+
+def gpu_node_crd() -> Json:
+    """The CustomResourceDefinition of GpuNode."""
+    root = {
+        "description": "What the node process of one node knows of its GPUs. It is named like the node, and the node"
+        " process alone writes it: changes by others do not last.",
+        "type": "object",
+        "properties": {"status": _structural(*_generated(GpuNodeStatusModel))},
+    }
+    return _crd("GpuNode", "gpunodes", "gpuno", root, (_NODE_COLUMNS, _NODE_WIDE))
+
+
+def _crd(kind: str, plural: str, short: str, root: Json, columns: tuple[Sequence[_Column], Sequence[_Column]]) -> Json:
+    """A cluster-scoped kind with one version and the status subresource; its columns, and those of ``-o wide``."""
+    meta = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
+    shown = [{"name": name, "type": of_type, "jsonPath": path} for name, of_type, path in columns[0]]
+    more = [{"name": name, "type": of_type, "jsonPath": path, "priority": 1} for name, of_type, path in columns[1]]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"gpupolicies.{GROUP}"},
+        "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "names": {
-                "kind": "GpuPolicy",
-                "listKind": "GpuPolicyList",
-                "plural": "gpupolicies",
-                "singular": "gpupolicy",
-                "shortNames": ["gpupol"],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
             },
             "scope": "Cluster",
             "versions": [
@@ -103,10 +135,8 @@ def gpu_policy_crd() -> Json:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
-                    ],
-                    "schema": {"openAPIV3Schema": root},
+                    "additionalPrinterColumns": [*shown[:-1], *more, shown[-1]],
+                    "schema": {"openAPIV3Schema": root | {"properties": meta | {**root["properties"], **meta}}},
                 }
             ],
         },
@@ -171,6 +201,8 @@ def _compact_object(schema: Json, definitions: Json) -> Json:
 
 def _structural(written: Json, definitions: Json) -> Json:
     schema = _resolved(written, definitions)
+    if schema.get("x-conditions"):
+        return _CONDITIONS
     found: Json = {}
     if text := schema.get("description"):
         found["description"] = " ".join(text.split())
@@ -186,7 +218,7 @@ def _structural(written: Json, definitions: Json) -> Json:
     if (values := _enum(schema)) is not None:
         return found | {"type": "string", "enum": values}
     found["type"] = schema["type"]
-    for name in ("minLength", "maxLength", "pattern", "minimum", "maximum", "maxItems", "required"):
+    for name in ("minLength", "maxLength", "pattern", "minimum", "maximum", "maxItems", "required", "format"):
         if name in schema:
             found[name] = schema[name]
     if schema["type"] == "integer":

@@ -1,9 +1,12 @@
 """What the CustomResourceDefinition says beyond the compact schemas."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from dra_driver.config.schemas.export import gpu_policy_crd
+import pytest
+
+from dra_driver.config.schemas.export import gpu_node_crd, gpu_policy_crd
 
 
 def quantities(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -21,3 +24,19 @@ def test_quantities_have_their_bounds_as_rules() -> None:
     assert sum("quantity('0')) >= 0" in rule for rule in rules) == 1
     assert sum("quantity('1Mi')) >= 0" in rule for rule in rules) == 2
     assert all("quantity('1Ei')) <= 0" in rule for rule in rules)
+
+
+@pytest.mark.parametrize("crd", [gpu_policy_crd(), gpu_node_crd()], ids=["GpuPolicy", "GpuNode"])
+def test_columns_show_fields_that_the_schema_has(crd: dict[str, Any]) -> None:
+    """kubectl shows an empty column for a path that leads nowhere, and says nothing."""
+    (version,) = crd["spec"]["versions"]
+    root = version["schema"]["openAPIV3Schema"]
+    assert version["subresources"] == {"status": {}}
+    for column in version["additionalPrinterColumns"]:
+        schema = root
+        for step in re.sub(r"\[[^]]*\]", ".[]", column["jsonPath"]).strip(".").split("."):
+            if step == "metadata":
+                break
+            schema = schema["items"] if step == "[]" else schema["properties"][step]
+        else:
+            assert schema["type"] == column["type"], column
