@@ -30,6 +30,7 @@ from dra_driver.kubelet.health_report import ReportedDevice, reports
 from dra_driver.kubelet.health_stream import HealthStreams
 from dra_driver.kubelet.health_taints import HealthTaints
 from dra_driver.kubelet.last_known import LastKnownGpus
+from dra_driver.kubelet.steady_reports import SteadyReports
 from dra_driver.kubelet.terms_resolver import TermsResolver
 from dra_driver.model.gpu import Snapshot
 from dra_driver.model.ids import GpuUuid
@@ -81,6 +82,7 @@ class HealthService:
         self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
         self._events = ConditionEvents(tell, notify=claim_events.tell if claim_events is not None else None)
         self._metrics = HealthMetrics()
+        self._steady = SteadyReports()
         self._claimed: tuple[ReportedDevice, ...] = ()
         self._claimed_anew = threading.Event()  # claims changed since they were read
         self._claimed_at = float("-inf")
@@ -148,7 +150,7 @@ class HealthService:
         conditions, snapshot = self._health.conditions(), self._snapshot()
         if snapshot.gpus:  # before the first look, nothing is known about any device
             missing = self._known.missing
-            found = reports(self._claimed_devices(), self._pool, snapshot, conditions, missing)
+            found = self._steady.of(reports(self._claimed_devices(), self._pool, snapshot, conditions, missing))
             self._streams.report(found)
             if self._status is not None:
                 self._status.show(found)
