@@ -1,6 +1,6 @@
 """Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
-docs/performance.md and docs/faults.md from their last runs, the tables of docs/conformance.md from the checks, the
-table of XIDs in docs/health.md from the data of the package.
+deploy/base from deploy/chart, docs/performance.md and docs/faults.md from their last runs, the tables of
+docs/conformance.md from the checks, the table of XIDs in docs/health.md from the data of the package.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -24,6 +24,7 @@ from dra_driver.config.schemas import export
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+import chart_manifests  # noqa: E402 - as below
 import conformance_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
@@ -71,6 +72,7 @@ def generate(target: Path) -> None:
     conformance_docs.generate(ROOT, target)
     health_docs.generate(ROOT, target)
     faults_docs.generate(ROOT, target)
+    chart_manifests.generate(ROOT, target)
 
 
 def generate_schemas(target: Path) -> None:
@@ -103,7 +105,7 @@ def generated_files(root: Path) -> dict[str, bytes]:
     found = [path for suffix in (*SUFFIXES, "__init__.py") for path in (root / GENERATED).rglob(suffix)]
     found += [root / path for path in (SCHEMA, *CRDS) if (root / path).exists()]
     found += performance_docs.outputs(root) + conformance_docs.outputs(root) + health_docs.outputs(root)
-    found += faults_docs.outputs(root)
+    found += faults_docs.outputs(root) + chart_manifests.outputs(root)
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 
