@@ -1,5 +1,7 @@
 """Device selectors in CEL: ``compile_selector(expression).evaluate(DeviceView(driver, device))``.
 
+Expressions over other variables: ``Expression(text, names).evaluate(values)``, with values made by ``value_of``.
+
 Other packages import from here. Code that walks the syntax tree of an expression, as `lint` does, imports `parser`,
 `lexer`, `source` and `syntax`.
 """
@@ -8,6 +10,7 @@ from dra_driver.cel.attribute_refs import AttributeRefs, find_attribute_refs
 from dra_driver.cel.conjuncts import split_conjuncts
 from dra_driver.cel.cost import COST_LIMIT
 from dra_driver.cel.device import DeviceView
+from dra_driver.cel.expression import Expression, value_of
 from dra_driver.cel.program import MAX_LENGTH, Program, compile_selector
 
 __all__ = [
@@ -15,8 +18,10 @@ __all__ = [
     "MAX_LENGTH",
     "AttributeRefs",
     "DeviceView",
+    "Expression",
     "Program",
     "compile_selector",
     "find_attribute_refs",
     "split_conjuncts",
+    "value_of",
 ]

@@ -4,6 +4,7 @@ Follows cel-go's checker/checker.go with the options of Kubernetes: homogeneous 
 numbers of different types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from dra_driver.cel import types as t
@@ -52,13 +53,16 @@ class Variable(NamedTuple):
     type_value: str | None = None
 
 
+SELECTOR_VARIABLES: Final[Mapping[str, Variable]] = {"device": Variable("device", t.DEVICE)}
+
+
 class Checker:
     """Checks one tree. Not reused."""
 
-    def __init__(self, source: SourceText) -> None:
+    def __init__(self, source: SourceText, variables: Mapping[str, Variable] = SELECTOR_VARIABLES) -> None:
         self._source = source
         self._unifier = t.Unifier()
-        self._scopes: list[dict[str, Variable]] = [{"device": Variable("device", t.DEVICE)}]
+        self._scopes: list[dict[str, Variable]] = [dict(variables)]
         self._functions = functions()
         self._checked: list[Expr] = []
 
@@ -94,10 +98,15 @@ class Checker:
         node.variable = self._lookup(node.name)
         if node.variable is None:
             known = [name for scope in self._scopes for name in scope if name[0].isalpha()]
-            hint = f", did you mean 'device.{node.name}'?" if node.name in FIELDS else _near(node.name, known)
+            hint = (
+                f", did you mean 'device.{node.name}'?" if self._may_mean_device(node.name) else _near(node.name, known)
+            )
             raise self._source.error(node.offset, f"undeclared name {node.name!r}{hint}")
         term: Type = node.variable.type
         return term
+
+    def _may_mean_device(self, name: str) -> bool:
+        return name in FIELDS and "device" in self._scopes[0]
 
     def _select(self, node: Select) -> Type:
         name = None if node.test else qualified_name(node)

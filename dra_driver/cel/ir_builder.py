@@ -3,7 +3,7 @@
 Follows cel-go interpreter/planner.go and decorators.go. Folding makes some run-time errors errors of compilation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dra_driver.cel.access import check_key
@@ -40,14 +40,17 @@ _PATTERNS: Final = frozenset({"matches", "find", "findAll"})
 _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
 
 
+SELECTOR_SLOTS: Final[Mapping[str, int]] = {"device": 0}
+
+
 class IrBuilder:
     """Builds the IR of one tree. Not reused. Afterwards ``slots`` is the size of an environment."""
 
-    def __init__(self, source: SourceText) -> None:
+    def __init__(self, source: SourceText, variables: Mapping[str, int] = SELECTOR_SLOTS) -> None:
         self._source = source
-        self._scopes: list[dict[str, int]] = [{"device": 0}]
+        self._scopes: list[dict[str, int]] = [dict(variables)]
         self.accumulators: set[int] = set()
-        self.slots = FIRST_SLOT
+        self.slots = max(FIRST_SLOT, 1 + max(variables.values(), default=0))
 
     def build(self, node: Expr) -> IrNode:
         """The IR of a node. Raises CelSyntaxError where the evaluation of a constant part fails."""

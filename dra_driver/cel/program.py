@@ -30,7 +30,7 @@ MAX_LENGTH: Final = 10 * 1024
 """Longest expression in bytes (CELSelectorExpressionMaxLength)."""
 
 _HEADROOM: Final = 0.9
-_FAILURES: Final = (
+FAILURES: Final = (
     EvalError,
     AbortedError,
     RecursionError,
@@ -69,7 +69,7 @@ class Program:
             else:
                 self._prepare()
                 result = fast([*device.env, None, *[UNSET] * (self._slots - FIRST_SLOT)])
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._failed(error) from error
         return self._answer(result)
 
@@ -77,14 +77,14 @@ class Program:
         """The result of `evaluate`, always metered. For tests, which compare both evaluators."""
         try:
             result = self._counted(device, Meter())
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._failed(error) from error
         return self._answer(result)
 
     def cost(self, device: DeviceView) -> int:
         """The cost of an evaluation in units of the limit; of a failed evaluation the cost up to the failure."""
         meter = Meter()
-        with suppress(*_FAILURES):
+        with suppress(*FAILURES):
             self._counted(device, meter)
         return meter.spent
 

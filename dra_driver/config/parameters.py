@@ -44,7 +44,7 @@ API_VERSION: Final = "resource.nvidia.com/v1beta1"
 MAX_BYTES: Final = 10 * 1024
 """Limit of the API server for opaque parameters (resource/v1 ``OpaqueParametersMaxLength``), in characters here."""
 MAX_DEPTH: Final = 16
-_KINDS: Final = ("GpuConfig", "MigDeviceConfig")
+KINDS: Final = ("GpuConfig", "MigDeviceConfig")
 
 Fields = Mapping[str, Any]
 
@@ -71,9 +71,9 @@ def _kind(parameters: Mapping[Any, Any]) -> str:
     version, kind = parameters.get("apiVersion"), parameters.get("kind")
     if version != API_VERSION:
         raise InvalidParametersError(f"apiVersion: expected {API_VERSION!r}, got {shown(version)}")
-    if isinstance(kind, str) and kind in _KINDS:
+    if isinstance(kind, str) and kind in KINDS:
         return kind
-    expected = " or ".join(_KINDS)
+    expected = " or ".join(KINDS)
     if kind == "VfioDeviceConfig":
         raise InvalidParametersError(f"kind: VfioDeviceConfig is not supported by this version; expected {expected}")
     raise InvalidParametersError(f"kind: expected {expected}, got {shown(kind)}")

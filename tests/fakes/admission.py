@@ -1,60 +1,82 @@
-"""Evaluates a ValidatingAdmissionPolicy with this project's CEL engine, which knows device selectors alone.
+"""Evaluates a ValidatingAdmissionPolicy with this project's CEL engine.
 
-A selector has one variable, ``device``. So the variables of a policy are put into the attributes of a device, and the
-policy's own ``variables`` are inlined. What the engine shares with the API server is cel-go's language and libraries;
-the API server's types of ``request`` and ``object`` are not checked here (tests/e2e/test_access.py runs on a real one).
+What the engine shares with the API server is cel-go's language and libraries. Not checked here: the API server's types
+of ``request`` and ``object`` (all is dyn), and ``authorizer``, ``params`` and ``namespaceObject``, which do not compile
+(tests/e2e asks a real API server).
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.cel import DeviceView, compile_selector
-from dra_driver.cel.values import DomainMap, StringMap
+from dra_driver.cel import Expression, value_of
+from dra_driver.errors import CelEvaluationError
 
-_INPUT = re.compile(r"(?<![\w.\"])(request|object|oldObject)\b")
-_VARIABLE = re.compile(r"\bvariables\.(\w+)")
+_INPUTS = ("request", "object", "oldObject", "variables")
 
 
 class Policy:
-    """One policy. ``denial`` is the message of the first validation that fails, or None."""
+    """One policy. Expressions are compiled once; a variable that fails is missing where it is used."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
-        self._spec = manifest["spec"]
-        self._variables = {item["name"]: item["expression"] for item in self._spec["variables"]}
+        spec = manifest["spec"]
+        self._conditions = [_compiled(item["expression"]) for item in spec.get("matchConditions", ())]
+        self._variables = {item["name"]: _compiled(item["expression"]) for item in spec.get("variables", ())}
+        self._validations = [
+            (_compiled(item["expression"]), item.get("message", ""), _message(item)) for item in spec["validations"]
+        ]
+        self.most_cost = 0
+        """The most that one expression has cost so far, in units of the API server's limit of a million."""
 
     def matches(self, request: Mapping[str, Any]) -> bool:
-        return all(self._holds(item["expression"], request) for item in self._spec["matchConditions"])
+        inputs = _inputs(request)
+        return all(self._value(condition, inputs) is True for condition in self._conditions)
 
     def denial(self, request: Mapping[str, Any]) -> str | None:
-        """None also where the policy does not match. Raises CelEvaluationError, which denies the request as well."""
+        """The message of the first validation that fails; None also where the policy does not match.
+
+        Raises CelEvaluationError, on which the policy's ``failurePolicy`` decides.
+        """
+        return next(iter(self.denials(request)), None)
+
+    def denials(self, request: Mapping[str, Any]) -> list[str]:
+        """The messages of all validations that fail; an API server answers with the first."""
         if not self.matches(request):
-            return None
-        for validation in self._spec["validations"]:
-            if not self._holds(validation["expression"], request):
-                return str(validation.get("message") or validation["messageExpression"])
-        return None
+            return []
+        inputs = self._with_variables(_inputs(request))
+        return [
+            str(self._value(says, inputs)) if says is not None else message
+            for condition, message, says in self._validations
+            if self._value(condition, inputs) is not True
+        ]
 
     def says(self, request: Mapping[str, Any], message: str) -> bool:
         """Whether one of the failed validations has this message."""
-        failed = [item for item in self._spec["validations"] if not self._holds(item["expression"], request)]
-        return any(
-            item.get("message") == message
-            or ("messageExpression" in item and self._holds(f'({item["messageExpression"]}) == "{message}"', request))
-            for item in failed
-        )
+        return message in self.denials(request)
 
-    def _holds(self, expression: str, request: Mapping[str, Any]) -> bool:
-        while _VARIABLE.search(expression):
-            expression = _VARIABLE.sub(lambda match: f"({self._variables[match[1]]})", expression)
-        device = DeviceView("admission", {})
-        fields = {"request": request, "object": request.get("object"), "oldObject": request.get("oldObject")}
-        attributes = DomainMap({"admission": _value(fields)})
-        device.env = (StringMap({"driver": "admission", "attributes": attributes, "capacity": DomainMap({})}),)
-        return compile_selector(_INPUT.sub(r'device.attributes["admission"].\1', expression)).evaluate(device)
+    def _with_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        variables = inputs["variables"].data
+        for name, expression in self._variables.items():
+            try:
+                variables[name] = self._value(expression, inputs)
+            except CelEvaluationError:
+                continue
+        return inputs
+
+    def _value(self, expression: Expression, inputs: Mapping[str, Any]) -> Any:
+        value, cost = expression.evaluate_counting(inputs)
+        self.most_cost = max(self.most_cost, cost)
+        return value
 
 
-def _value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return StringMap({key: _value(item) for key, item in value.items()})
-    return [_value(item) for item in value] if isinstance(value, list) else value
+def _compiled(text: str) -> Expression:
+    return Expression(text, _INPUTS)
+
+
+def _message(validation: Mapping[str, Any]) -> Expression | None:
+    return _compiled(validation["messageExpression"]) if "messageExpression" in validation else None
+
+
+def _inputs(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value_of(request.get(name) if name != "request" else request) for name in _INPUTS[:-1]} | {
+        "variables": value_of({})
+    }

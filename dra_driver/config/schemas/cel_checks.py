@@ -1,0 +1,149 @@
+"""Translate a compact schema to a CEL expression that lists what is wrong with a value. Pure.
+
+A *finding* is a list of text before the wrong value, the value and text after it; the last two may be missing. Findings
+are turned to sentences in one place (`sentences`), which are those of `config.schema.problems`, in the same order, for
+the types of which opaque parameters are made. Three differ: lists of several unknown fields (maps have no order in
+Kubernetes), values of more than 58 characters, and texts that hold unprintable characters or both kinds of quotes.
+
+CEL has no functions and Kubernetes' CEL no ``cel.bind``, so a value is bound by a list of one:
+``[value].map(v, ...)[0]``. Only functions that Kubernetes 1.34 knows are used.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from dra_driver.config.rules import RULES
+from dra_driver.config.schema import path_text
+from dra_driver.quantity import Quantity
+
+Schema = Mapping[str, Any]
+_HAS: Final = re.compile(r"has\((self(?:\.\w+)*)\.(\w+)\)")
+_LEAVES: Final = frozenset({"enum", "integer", "quantity"})
+_SHOWN: Final = 58  # schema.shown cuts at 60, quotes included
+
+
+def text(written: str) -> str:
+    """A CEL string literal."""
+    return '"' + written.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def field(owner: str, name: str) -> str:
+    """The field's value; null where it is absent."""
+    return f"{owner}.?{name}.orValue(null)"
+
+
+def finding(before: str, value: str = "", after: str = "") -> str:
+    """One finding; ``value`` is an expression. Lists of Kubernetes' CEL have items of one type, so all are dyn."""
+    parts = [f"dyn({text(before)})", *([value] if value else []), *([f"dyn({text(after)})"] if after else [])]
+    return f"[{', '.join(parts)}]"
+
+
+def findings(schema: Schema, value: str, path: Sequence[str] = ()) -> str:
+    """The findings of ``value``, a variable, as an expression."""
+    return _CHECKS[schema["type"]](schema, value, path)
+
+
+def sentence_of(found: str) -> str:
+    """The sentence of a finding: an expression of an expression."""
+    return f"{found}[0] + (size({found}) > 1 ? {_shown(f'{found}[1]')} : '') + (size({found}) > 2 ? {found}[2] : '')"
+
+
+def _shown(value: str) -> str:
+    """As `config.schema.shown`."""
+    quote = f'({value}.contains("\'") ? "\\"" : "\'")'
+    return (
+        f"(type({value}) == string"
+        f" ? {quote} + (size({value}) > {_SHOWN} ? {value}.substring(0, {_SHOWN}) + '…'"
+        f" : {value}.replace('\\\\', '\\\\\\\\') + {quote})\n"
+        f"  : type({value}) == map ? 'an object' : type({value}) == list ? 'a list'"
+        f" : {value} == null ? 'nothing' : string({value}))"
+    )
+
+
+def _at(path: Sequence[str], problem: str) -> str:
+    return f"{path_text(path)}: {problem}" if path else problem
+
+
+def _given(schema: Schema, owner: str, name: str, path: Sequence[str], *, required: bool) -> str:
+    """The findings of a field; of one that is absent or null only that it is required."""
+    variable = "v" if schema["type"] in _LEAVES else "self"
+    absent = f"[{finding(_at(path, 'is required'))}]" if required else "[]"
+    below = findings(schema, variable, path)
+    inner = f"\n{_indented(below)}\n" if "\n" in below else f" {below}"
+    return f"[{field(owner, name)}].map({variable}, {variable} == null ? {absent} :{inner})[0]"
+
+
+def _object(schema: Schema, value: str, path: Sequence[str]) -> str:
+    required = schema.get("required", ())
+    fields: Mapping[str, Schema] = schema["fields"]
+    parts = [_given(inner, value, name, (*path, name), required=name in required) for name, inner in fields.items()]
+    start, names = text(f"{path_text(path)}." if path else ""), ", ".join(map(text, fields))
+    parts.append(f"{value}.filter(k, !(k in [{names}])).map(k, [dyn({start} + k + ': unknown field')])")
+    wrong = f"[{finding(_at(path, 'expected an object, got '), value)}]"
+    joined = _indented(" +\n".join(parts))
+    if not schema.get("rules"):
+        return f"type({value}) != map ? {wrong} :\n{joined}"
+    rules = _indented(" +\n".join(_rule(name, path) for name in schema["rules"]))
+    return f"type({value}) != map ? {wrong} : [\n{joined}\n].map(found, size(found) > 0 ? found :\n{rules}\n)[0]"
+
+
+def _rule(name: str, path: Sequence[str]) -> str:
+    """A null field is absent, and ``has`` would find it."""
+    condition = _HAS.sub(lambda found: f"({field(found[1], found[2])} != null)", RULES[name].cel)
+    return f"({condition} ? [] : [{finding(_at(path, RULES[name].message))}])"
+
+
+def _map(schema: Schema, value: str, path: Sequence[str]) -> str:
+    """A value of a map has at most one finding, whose path ends with the key."""
+    limit, start = schema["max"], text(f"{path_text(path)}.")
+    each = findings(schema["values"], "v", ("",))
+    too_many = finding(_at(path, f"expected at most {limit} entries, got "), f"dyn(size({value}))")
+    return (
+        f"type({value}) != map ? [{finding(_at(path, 'expected an object, got '), value)}] :\n"
+        f"size({value}) > {limit} ? [{too_many}] :\n"
+        f"{value}.map(k, [{value}[k]].map(v,\n{_indented(each)}\n"
+        f")[0].map(f, size(f) > 2 ? [dyn({start} + k + f[0]), f[1], f[2]] : [dyn({start} + k + f[0]), f[1]]))"
+        ".filter(f, size(f) > 0).map(f, f[0])"
+    )
+
+
+def _enum(schema: Schema, value: str, path: Sequence[str]) -> str:
+    *most, last = map(repr, schema["values"])
+    expected = f"{', '.join(most)} or {last}" if most else last
+    names = ", ".join(map(text, schema["values"]))
+    return f"{value} in [{names}] ? [] : [{finding(_at(path, f'expected {expected}, got '), value)}]"
+
+
+def _integer(schema: Schema, value: str, path: Sequence[str]) -> str:
+    low, high = schema["min"], schema["max"]
+    wrong = finding(_at(path, f"expected a whole number from {low} to {high}, got "), value)
+    return f"type({value}) == int && {value} >= {low} && {value} <= {high} ? [] : [{wrong}]"
+
+
+def _quantity(schema: Schema, value: str, path: Sequence[str]) -> str:
+    """Fractions are rounded up before they are compared (``Quantity.Value()``)."""
+    low, high = schema["min"], schema["max"]
+    amount, lowest, highest = f"quantity(string({value}))", text(str(low - 1)), text(str(high))
+    other = "is not a quantity: expected a number and a suffix, such as 80Gi or 500m"
+    cases = (
+        (f"type({value}) != string && type({value}) != int", "expected a quantity such as 10Gi, got ", ""),
+        (f"!isQuantity(string({value}))", "", f" {other}"),
+        (f"!{amount}.isGreaterThan(quantity({lowest}))", f"expected at least {Quantity.from_bytes(low)}, got ", ""),
+        (f"{amount}.isGreaterThan(quantity({highest}))", f"expected at most {Quantity.from_bytes(high)}, got ", ""),
+    )
+    found = [f"{condition} ? [{finding(_at(path, before), value, after)}] :" for condition, before, after in cases]
+    return "\n".join([*found, "[]"])
+
+
+def _indented(block: str) -> str:
+    return "\n".join(f"  {line}" for line in block.splitlines())
+
+
+_CHECKS: Final[Mapping[str, Callable[[Schema, str, Sequence[str]], str]]] = {
+    "object": _object,
+    "map": _map,
+    "enum": _enum,
+    "integer": _integer,
+    "quantity": _quantity,
+}
